@@ -1,0 +1,48 @@
+"""tritongemm: autotuned Triton GEMM, a faster ``torch.matmul``.
+
+Importing the package imports neither torch nor triton and touches no device; public names are
+loaded at first use (PEP 562).
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+#: Public name -> the module that holds it.
+_HOME = {
+    "matmul": "tritongemm.ops.matmul",
+    "explain": "tritongemm.ops.explain",
+    "tune": "tritongemm.tuning.sweep",
+    "GemmProblem": "tritongemm.problem",
+    "KernelConfig": "tritongemm.config",
+    "DeviceSpec": "tritongemm.device",
+    "TritonGemmError": "tritongemm.errors",
+}
+
+if TYPE_CHECKING:
+    from tritongemm.config import KernelConfig
+    from tritongemm.device import DeviceSpec
+    from tritongemm.errors import TritonGemmError
+    from tritongemm.ops.explain import explain
+    from tritongemm.ops.matmul import matmul
+    from tritongemm.problem import GemmProblem
+    from tritongemm.tuning.sweep import tune
+
+__all__ = ["DeviceSpec", "GemmProblem", "KernelConfig", "TritonGemmError", "__version__",
+           "explain", "matmul", "tune"]
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'tritongemm' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(_HOME))

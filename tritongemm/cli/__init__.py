@@ -1,0 +1,60 @@
+"""The command line: one file a verb, imported only when that verb is asked for."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from tritongemm.errors import TritonGemmError
+
+#: Verb -> its line in ``tritongemm --help``. The verb ``x`` lives in ``tritongemm.cli.x``.
+VERBS = {
+    "sweep": "find the best configuration of each shape, journalling every outcome",
+    "publish": "merge the winners of sweep journals into the tuned tables",
+    "bench": "measure providers against torch.matmul and append CSV rows",
+    "report": "tables, plots and one HTML page from bench CSVs",
+    "compare": "say for each row of two CSVs: SAME, FASTER, SLOWER or AMBIGUOUS",
+    "explain": "what tritongemm.matmul would run for one shape, and why",
+    "doctor": "what works here, what is missing, and the command that mends it",
+    "demo": "the whole job on a small suite: sweep, publish, bench, report",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one verb. Returns the exit status: 0 good, 1 a negative answer, 2 a wrong argument
+    or unusable input, 130 interrupted."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(
+        prog="tritongemm", formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Autotuned Triton GEMM: sweep, measure against torch.matmul, report.",
+        epilog="verbs:\n" + "\n".join(f"  {verb:<10}{text}" for verb, text in VERBS.items())
+        + "\n\n`tritongemm VERB --help` says what a verb takes.")
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    parser.add_argument("verb", nargs="?", choices=VERBS, metavar="VERB", help="see below")
+    head = parser.parse_args(argv[:1])
+    if head.version:
+        from tritongemm import __version__
+
+        print(f"tritongemm {__version__}")
+        return 0
+    if head.verb is None:
+        parser.print_help()
+        return 2
+    module = importlib.import_module(f"tritongemm.cli.{head.verb}")
+    verb_parser = argparse.ArgumentParser(prog=f"tritongemm {head.verb}",
+                                          description=VERBS[head.verb])
+    module.add_arguments(verb_parser)
+    args = verb_parser.parse_args(argv[1:])
+    try:
+        return int(module.run(args) or 0)
+    except TritonGemmError as error:
+        print(f"tritongemm {head.verb}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"tritongemm {head.verb}: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `tritongemm ... | head`
+        sys.stderr.close()
+        return 0

@@ -1,0 +1,101 @@
+"""One configuration of one kernel: :class:`KernelConfig`, its id and its JSON form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from tritongemm.errors import ConfigError
+
+#: Short forms in ``config_id``, in the order in which they are written.
+_CODES = {"num_warps": "w", "num_stages": "s", "group_m": "g", "split_k": "k",
+          "epilogue_subtile": "e", "cluster_m": "c", "thread_m": "tm", "thread_n": "tn",
+          "warp_m": "wm", "warp_n": "wn"}
+#: A bound against nonsense and hostile files, far above anything a device can run.
+MAX_VALUE = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class KernelConfig:
+    """What a sweep may choose for a kernel; everything else is derived from it.
+
+    Attributes:
+        kernel: the name of a ``KernelSpec``.
+        block_m, block_n, block_k: the tile of C and the step along K, in elements.
+        num_warps: warps a program (in a warp-specialised kernel: a consumer group).
+        num_stages: buffers of the software pipeline.
+        group_m: rows of tiles walked together, for L2 reuse.
+        split_k: parts that K is cut into.
+        epilogue_subtile: pieces in which the tile is stored.
+        cluster_m: programs of one cluster along M.
+        thread_m, thread_n, warp_m, warp_n: register and warp tiles of the CUDA rungs; 0: unused.
+
+    Raises:
+        ConfigError: a value that is not an integer, or out of range.
+    """
+
+    kernel: str
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int = 4
+    num_stages: int = 2
+    group_m: int = 8
+    split_k: int = 1
+    epilogue_subtile: int = 1
+    cluster_m: int = 1
+    thread_m: int = 0
+    thread_n: int = 0
+    warp_m: int = 0
+    warp_n: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kernel, str) or not self.kernel:
+            raise ConfigError(f"kernel={self.kernel!r} is not a kernel's name")
+        for field in fields(self):
+            if field.name == "kernel":
+                continue
+            value = getattr(self, field.name)
+            low = 0 if field.default == 0 else 1
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ConfigError(f"{field.name}={value!r} is not an integer")
+            if not low <= value <= MAX_VALUE:
+                raise ConfigError(f"{field.name}={value} is outside {low} to {MAX_VALUE}")
+
+    @property
+    def config_id(self) -> str:
+        """A short readable id, e.g. ``tiled_128x128x64_w8_s3_g8``; equal ids are equal configs."""
+        parts = [self.kernel, f"{self.block_m}x{self.block_n}x{self.block_k}"]
+        for name, code in _CODES.items():
+            value = getattr(self, name)
+            if name in ("num_warps", "num_stages", "group_m") or value != _DEFAULTS[name]:
+                parts.append(f"{code}{value}")
+        return "_".join(parts)
+
+    def to_json(self) -> dict[str, int]:
+        """The parameters without the kernel's name; those at their default are left out."""
+        return {f.name: getattr(self, f.name) for f in fields(self)
+                if f.name != "kernel" and getattr(self, f.name) != _DEFAULTS.get(f.name)}
+
+    @classmethod
+    def from_json(cls, kernel: str, values: Mapping[str, object]) -> KernelConfig:
+        """The inverse of :meth:`to_json`. Raises :class:`ConfigError` for an unknown name."""
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"config is a {type(values).__name__}, not an object")
+        known = {f.name for f in fields(cls)} - {"kernel"}
+        unknown = set(values) - known
+        if unknown:
+            raise ConfigError(f"unknown parameter {', '.join(sorted(map(str, unknown)))}; "
+                              f"known: {', '.join(sorted(known))}")
+        absent = {"block_m", "block_n", "block_k"} - set(values)
+        if absent:
+            raise ConfigError(f"parameter {', '.join(sorted(absent))} is missing")
+        return cls(kernel, **values)  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        return self.config_id
+
+
+_DEFAULTS = {f.name: f.default for f in fields(KernelConfig) if isinstance(f.default, int)}
+#: The names a space may use as axes.
+PARAMETERS = tuple(f.name for f in fields(KernelConfig) if f.name != "kernel")

@@ -1,0 +1,160 @@
+"""What a kernel may use and how fast the unit is: :class:`DeviceSpec`, from configs/devices/."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tritongemm import settings
+from tritongemm.errors import DataFileError, DeviceError
+
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """A device's limits and peaks.
+
+    Attributes:
+        slug: the folder's name of its tables, e.g. ``nvidia-h200``.
+        name: as the driver says it.
+        arch: compute capability as an integer, e.g. 90.
+        num_sms: streaming multiprocessors.
+        shared_bytes_per_block: opt-in limit of dynamic shared memory a block.
+        shared_bytes_per_sm: shared memory an SM, all blocks together.
+        registers_per_sm: 32-bit registers.
+        l2_bytes: size of the L2.
+        peak_tflops: dense peak by unit (``bf16, fp16, fp8, tf32, fp32``), TFLOP/s.
+        memory_gbps: peak bandwidth of the device memory, GB/s.
+        sources: where each figure comes from.
+    """
+
+    slug: str
+    name: str
+    arch: int
+    num_sms: int
+    shared_bytes_per_block: int
+    shared_bytes_per_sm: int
+    registers_per_sm: int
+    l2_bytes: int
+    peak_tflops: Mapping[str, float] = field(default_factory=dict)
+    memory_gbps: float | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        return hash((self.slug, self.num_sms))
+
+    @property
+    def sm(self) -> str:
+        """``sm_90``."""
+        return f"sm_{self.arch}"
+
+
+def slug_of(name: str) -> str:
+    """``NVIDIA H200`` -> ``nvidia-h200``."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+_NUMBERS = ("arch", "num_sms", "shared_bytes_per_block", "shared_bytes_per_sm",
+            "registers_per_sm", "l2_bytes")
+
+
+def read_device(path: Path) -> DeviceSpec:
+    """Reads one ``configs/devices/*.json``. Raises :class:`DataFileError`."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataFileError(path, f"cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise DataFileError(path, f"is not JSON: {error}") from error
+    if not isinstance(data, dict) or not isinstance(data.get("name"), str):
+        raise DataFileError(path, "must be an object with a name", field="name")
+    for key in _NUMBERS:
+        if isinstance(data.get(key), bool) or not isinstance(data.get(key), int) or data[key] < 1:
+            raise DataFileError(path, f"{data.get(key)!r} is not a positive integer", field=key)
+    unknown = set(data) - set(_NUMBERS) - {"name", "peak_tflops", "memory_gbps", "sources"}
+    if unknown:
+        raise DataFileError(path, "unknown field", field=sorted(unknown)[0])
+    return DeviceSpec(slug=path.stem, **data)
+
+
+@functools.cache
+def _known(root: Path) -> dict[str, DeviceSpec]:
+    return {p.stem: read_device(p) for p in sorted((root / "devices").glob("*.json"))}
+
+
+def known_devices() -> dict[str, DeviceSpec]:
+    """Every device of ``configs/devices/`` by slug."""
+    return _known(settings.config_root())
+
+
+def device_named(slug: str) -> DeviceSpec:
+    """The shipped spec ``slug``. Raises :class:`DeviceError` for an unknown one."""
+    try:
+        return known_devices()[slug]
+    except KeyError:
+        raise DeviceError(f"device {slug!r} is not in configs/devices; known: "
+                          f"{', '.join(known_devices())}") from None
+
+
+def representative(arch: int) -> DeviceSpec:
+    """A shipped device of architecture ``arch``, for compiling with no GPU present.
+
+    Raises:
+        DeviceError: no shipped device has that architecture.
+    """
+    for spec in known_devices().values():
+        if spec.arch == arch:
+            return spec
+    archs = sorted({spec.arch for spec in known_devices().values()})
+    raise DeviceError(f"no device of sm_{arch} is in configs/devices; known: "
+                      + ", ".join(f"sm_{a}" for a in archs))
+
+
+@functools.cache
+def cuda_device(index: int) -> DeviceSpec:
+    """The CUDA device ``index``: limits as the driver reports them, peaks from configs/devices.
+
+    A device with no file of its own gets no peaks; everything else works.
+
+    Raises:
+        DeviceError: there is no such device.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise DeviceError("torch sees no CUDA device; `tritongemm doctor` says what is missing")
+    if not 0 <= index < torch.cuda.device_count():
+        raise DeviceError(f"CUDA device {index} is outside 0 to {torch.cuda.device_count() - 1}")
+    p = torch.cuda.get_device_properties(index)
+    slug = slug_of(p.name)
+    shipped = known_devices().get(slug)
+    return DeviceSpec(
+        slug=slug, name=p.name, arch=p.major * 10 + p.minor, num_sms=p.multi_processor_count,
+        shared_bytes_per_block=p.shared_memory_per_block_optin,
+        shared_bytes_per_sm=p.shared_memory_per_multiprocessor,
+        registers_per_sm=p.regs_per_multiprocessor, l2_bytes=p.L2_cache_size,
+        peak_tflops=shipped.peak_tflops if shipped else {},
+        memory_gbps=shipped.memory_gbps if shipped else None,
+        sources=shipped.sources if shipped else {})
+
+
+@functools.cache
+def interpreter_device() -> DeviceSpec:
+    """The stand-in under TRITON_INTERPRET=1: sm_90's rules, one program at a time."""
+    base = representative(90)
+    return DeviceSpec("interpreter", "Triton interpreter", 90, 4, base.shared_bytes_per_block,
+                      base.shared_bytes_per_sm, base.registers_per_sm, base.l2_bytes)
+
+
+def current_device() -> DeviceSpec:
+    """The current CUDA device, or the interpreter's stand-in. Raises :class:`DeviceError`."""
+    if settings.current().interpret:
+        return interpreter_device()
+    import torch
+
+    if not torch.cuda.is_available():
+        return cuda_device(0)  # raises, saying why
+    return cuda_device(torch.cuda.current_device())

@@ -1,0 +1,173 @@
+"""The vocabulary of a matrix product: dtypes, layouts, and :class:`GemmProblem`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tritongemm.errors import ProblemError
+
+if TYPE_CHECKING:
+    import torch
+
+#: First letter A, second B: ``n`` is stored row-major as [M, K] or [K, N]; ``t`` is stored
+#: transposed and passed as its ``.t()`` view. ``nt`` is what ``nn.Linear`` does.
+LAYOUTS = ("nn", "nt", "tn", "tt")
+PRECISIONS = ("ieee", "tf32")
+#: Bytes; TMA and 128-bit loads need this alignment, and nothing needs more.
+FULL_ALIGNMENT = 16
+MAX_EXTENT = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Dtype:
+    """A dtype by its short name.
+
+    ``eps`` is the spacing at 1 (2 ** -mantissa bits), ``unit`` the key of the device's peak
+    rate that bounds it when the precision is ``ieee``.
+    """
+
+    name: str
+    itemsize: int
+    torch_name: str
+    triton_name: str
+    eps: float
+    unit: str
+
+
+DTYPES = {d.name: d for d in (
+    Dtype("bf16", 2, "bfloat16", "bf16", 2.0**-7, "bf16"),
+    Dtype("fp16", 2, "float16", "fp16", 2.0**-10, "fp16"),
+    Dtype("fp32", 4, "float32", "fp32", 2.0**-23, "fp32"),
+    Dtype("fp64", 8, "float64", "fp64", 2.0**-52, "fp64"),
+)}
+#: Operand dtypes that a kernel of this package takes.
+OPERAND_DTYPES = ("bf16", "fp16", "fp32")
+
+
+def dtype_of(name: str) -> Dtype:
+    """The :class:`Dtype` named ``name``. Raises :class:`ProblemError` for an unknown one."""
+    try:
+        return DTYPES[name]
+    except (KeyError, TypeError):
+        raise ProblemError(
+            f"dtype {name!r} is not known; use one of {', '.join(DTYPES)}") from None
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """``"bf16"`` -> ``torch.bfloat16``."""
+    import torch
+
+    return getattr(torch, dtype_of(name).torch_name)
+
+
+def alignment(value: int) -> int:
+    """The largest power of two, at most 16, that divides ``value`` (16 for 0)."""
+    low = value & -value
+    return FULL_ALIGNMENT if low == 0 or low > FULL_ALIGNMENT else low
+
+
+@dataclass(frozen=True, slots=True)
+class GemmProblem:
+    """C[batch, M, N] = A[batch, M, K] @ B[batch, K, N], as selection and kernels see it.
+
+    Attributes:
+        m, n, k, batch: extents, each >= 0.
+        dtype_a, dtype_b, dtype_out: names from :data:`DTYPES`.
+        layout: one of :data:`LAYOUTS`.
+        align_a, align_b, align_c: bytes, a power of two up to 16 that divides the operand's
+            base address and its leading and batch strides in bytes. An operand whose inner
+            stride is not 1 has the alignment of one element.
+        epilogue: ``none``, or what is fused after the product.
+        precision: ``ieee`` or ``tf32``; only fp32 operands may say ``tf32``.
+
+    Raises:
+        ProblemError: a negative or too large extent, an unknown name.
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    dtype_a: str = "bf16"
+    dtype_b: str = "bf16"
+    dtype_out: str = "bf16"
+    layout: str = "nn"
+    align_a: int = FULL_ALIGNMENT
+    align_b: int = FULL_ALIGNMENT
+    align_c: int = FULL_ALIGNMENT
+    epilogue: str = "none"
+    precision: str = "ieee"
+
+    def __post_init__(self) -> None:
+        for name in ("m", "n", "k", "batch"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ProblemError(f"{name}={value!r} is not an integer")
+            if not 0 <= value <= MAX_EXTENT:
+                raise ProblemError(f"{name}={value} is outside 0 to {MAX_EXTENT}")
+        for name in ("dtype_a", "dtype_b", "dtype_out"):
+            dtype_of(getattr(self, name))
+        if self.layout not in LAYOUTS:
+            raise ProblemError(f"layout {self.layout!r} is not known; use one of "
+                               f"{', '.join(LAYOUTS)}")
+        if self.precision not in PRECISIONS:
+            raise ProblemError(f"precision {self.precision!r} is not known; use one of "
+                               f"{', '.join(PRECISIONS)}")
+        if self.precision == "tf32" and self.dtype_a != "fp32":
+            raise ProblemError(f"precision tf32 is for fp32 operands, not {self.dtype_a}")
+        for name in ("align_a", "align_b", "align_c"):
+            if getattr(self, name) not in (1, 2, 4, 8, 16):
+                raise ProblemError(f"{name}={getattr(self, name)!r} is not 1, 2, 4, 8 or 16")
+
+    @classmethod
+    def contiguous(cls, m: int, n: int, k: int, *, batch: int = 1, dtype: str = "bf16",
+                   dtype_out: str | None = None, layout: str = "nn", epilogue: str = "none",
+                   precision: str = "ieee") -> GemmProblem:
+        """The problem of freshly allocated, gapless operands: alignment follows the extents."""
+        problem = cls(m, n, k, batch, dtype, dtype, dtype_out or dtype, layout,
+                      epilogue=epilogue, precision=precision)
+        size, size_out = dtype_of(dtype).itemsize, dtype_of(problem.dtype_out).itemsize
+        lead_a, lead_b = problem.leading_dimensions()
+        return replace(problem, align_a=alignment(lead_a * size), align_b=alignment(lead_b * size),
+                       align_c=alignment(n * size_out))
+
+    def leading_dimensions(self) -> tuple[int, int]:
+        """Elements between rows of A and of B as stored, without gaps."""
+        return (self.k if self.layout[0] == "n" else self.m,
+                self.n if self.layout[1] == "n" else self.k)
+
+    @property
+    def op(self) -> str:
+        """``mm`` or ``bmm``: which family of tuned tables it belongs to."""
+        return "mm" if self.batch == 1 else "bmm"
+
+    @property
+    def unit(self) -> str:
+        """The key of the device's peak rate that bounds this problem."""
+        return "tf32" if self.precision == "tf32" else dtype_of(self.dtype_a).unit
+
+    def flops(self) -> int:
+        """Operations: a multiply and an add a product."""
+        return 2 * self.batch * self.m * self.n * self.k
+
+    def bytes(self) -> int:
+        """Compulsory traffic in bytes: each operand read once, the result written once."""
+        per_batch = (self.m * self.k * dtype_of(self.dtype_a).itemsize
+                     + self.k * self.n * dtype_of(self.dtype_b).itemsize
+                     + self.m * self.n * dtype_of(self.dtype_out).itemsize)
+        return self.batch * per_batch
+
+    def __str__(self) -> str:
+        size = f"{self.m}x{self.n}x{self.k}"
+        if self.batch != 1:
+            size = f"{self.batch}x{size}"
+        dtype = self.dtype_a
+        if self.dtype_out != self.dtype_a:
+            dtype += f">{self.dtype_out}"
+        parts = [size, dtype, self.layout]
+        if self.precision != "ieee":
+            parts.append(self.precision)
+        if self.epilogue != "none":
+            parts.append(self.epilogue)
+        return " ".join(parts)
