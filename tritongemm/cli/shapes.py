@@ -1,0 +1,185 @@
+"""Which problems a command works on: suites, files of shapes, or ranges, times dtypes and layouts.
+
+Every verb that takes problems says them the same way:
+
+    square llm_decode                   suites by name (perf/suites) or by path
+    --shapes mine.csv                   a file of the same format
+    --m 1024:4096:512 --n 4096 --k 64,128   the product of ranges and lists
+    --dtype bf16,fp16 --layout nn,nt    for what the suite itself does not say
+
+A range is START:STOP:STEP and holds STOP where the steps reach it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import TYPE_CHECKING
+
+from tritongemm.errors import UsageError
+from tritongemm.problem import DTYPES, LAYOUTS, MAX_EXTENT, PRECISIONS, GemmProblem
+
+if TYPE_CHECKING:
+    from tritongemm.records.suites import Shape
+
+#: A slip in a range (a step of 1) must not become a run of years.
+MAX_PROBLEMS = 100_000
+
+
+def integers(text: str, name: str = "range") -> tuple[int, ...]:
+    """``"64,128"`` or ``"1024:4096:512"``, or both mixed, in the order given, without repeats.
+
+    Raises:
+        UsageError: not an integer, an empty or backward range, a step below 1, a negative
+            extent, or more than ``MAX_PROBLEMS`` values.
+    """
+    values: dict[int, None] = {}
+    for part in text.split(","):
+        for value in _part(part.strip(), text, name):
+            values[value] = None
+    return tuple(values)
+
+
+def _part(part: str, text: str, name: str) -> Iterable[int]:
+    try:
+        numbers = [int(number) for number in part.split(":")]
+    except ValueError:
+        raise UsageError(f"--{name} {text!r}: {part!r} is not an integer or START:STOP:STEP, "
+                         "e.g. 1024:4096:512") from None
+    for number in numbers:
+        if not 0 <= number <= MAX_EXTENT:
+            raise UsageError(f"--{name} {text!r}: {number} is outside 0 to {MAX_EXTENT}")
+    if len(numbers) == 1:
+        return numbers
+    if len(numbers) != 3:
+        raise UsageError(f"--{name} {text!r}: {part!r} is not START:STOP:STEP; "
+                         "a range needs its step, e.g. 1024:4096:512")
+    start, stop, step = numbers
+    if step < 1 or stop < start:
+        raise UsageError(f"--{name} {text!r}: {part!r} is empty; START must not exceed STOP "
+                         "and STEP must be at least 1")
+    if (stop - start) // step >= MAX_PROBLEMS:
+        raise UsageError(f"--{name} {text!r}: {part!r} is more than {MAX_PROBLEMS} values; "
+                         "use a larger step")
+    return range(start, stop + 1, step)
+
+
+def names(text: str, known: Sequence[str], what: str) -> tuple[str, ...]:
+    """A comma list of ``known`` names, without repeats. Raises :class:`UsageError`."""
+    chosen = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    for name in chosen:
+        if name not in known:
+            raise UsageError(f"{what} {name!r} is not known; use one of {', '.join(known)}")
+    return chosen
+
+
+def add_shape_arguments(parser: argparse.ArgumentParser, *, dtype: str = "bf16",
+                        layout: str = "nn") -> None:
+    """Adds the arguments that :func:`problems_from` reads."""
+    group = parser.add_argument_group("problems")
+    group.add_argument("suites", nargs="*", metavar="SUITE",
+                       help="a suite by name (perf/suites) or a CSV by path")
+    group.add_argument("--shapes", action="append", default=[], metavar="FILE.csv",
+                       help="a CSV with columns m,n,k (optional: batch, layout, dtype, epilogue, "
+                            "count, note, suite); may be repeated")
+    for axis in ("m", "n", "k"):
+        group.add_argument(f"--{axis}", metavar="LIST", help="e.g. 4096 or 64,128 or "
+                           "1024:4096:512 (with --m, --n, --k: their product)")
+    group.add_argument("--batch", metavar="LIST", help="batch sizes for --m --n --k (default 1)")
+    group.add_argument("--dtype", default=dtype, metavar="LIST",
+                       help=f"of {', '.join(DTYPES)}, where the suite has none "
+                            "(default %(default)s)")
+    group.add_argument("--layout", default=layout, metavar="LIST",
+                       help=f"of {', '.join(LAYOUTS)}, where the suite has none; nt is what "
+                            "nn.Linear does (default %(default)s)")
+    group.add_argument("--precision", default="ieee", choices=PRECISIONS,
+                       help="of fp32 products (default %(default)s)")
+    group.add_argument("--max-extent", type=int, metavar="N",
+                       help="leave out shapes with m, n or k above N")
+    group.add_argument("--spread", type=int, metavar="N",
+                       help="take N shapes only, evenly spread over all that were named")
+
+
+def shapes_from(args: argparse.Namespace) -> list[Shape]:
+    """The shapes that ``args`` names, in order; those of ranges have the suite ``range``.
+
+    Raises:
+        UsageError: nothing named, an unknown suite, an incomplete or malformed range.
+        DataFileError: a suite that cannot be used.
+    """
+    from tritongemm.records.suites import Shape, read_suite, suite_path
+
+    shapes: list[Shape] = []
+    for name in [*args.suites, *args.shapes]:
+        path = suite_path(name)
+        shapes.extend(s if s.suite else replace(s, suite=path.stem) for s in read_suite(path))
+    ranges = {axis: getattr(args, axis) for axis in ("m", "n", "k")}
+    if any(ranges.values()) or args.batch:
+        absent = [f"--{axis}" for axis, text in ranges.items() if not text]
+        if absent:
+            raise UsageError(f"--m, --n and --k go together; {', '.join(absent)} is missing")
+        axes = [integers(args.batch or "1", "batch")]
+        axes += [integers(text, axis) for axis, text in ranges.items()]
+        total = 1
+        for axis in axes:
+            total *= len(axis)
+        _bound(total)
+        shapes.extend(Shape(m=m, n=n, k=k, batch=batch, suite="range")
+                      for batch, m, n, k in product(*axes))
+    elif not shapes and not (args.suites or args.shapes):
+        from tritongemm.records.suites import known_suites
+
+        raise UsageError("no problems named; give a suite "
+                         f"({', '.join(known_suites())}), --shapes FILE.csv, or --m --n --k")
+    return shapes
+
+
+def problems_of(shapes: Sequence[Shape], args: argparse.Namespace,
+                ) -> list[tuple[Shape, GemmProblem]]:
+    """``shapes`` x dtypes x layouts of ``args``, thinned by ``--max-extent`` and ``--spread``.
+
+    What a shape says itself is not multiplied. Repeats within a suite are left out.
+    """
+    dtypes = names(args.dtype, tuple(DTYPES), "dtype")
+    layouts = names(args.layout, LAYOUTS, "layout")
+    if args.max_extent is not None:
+        shapes = [s for s in shapes if max(s.m, s.n, s.k) <= args.max_extent]
+    if args.spread is not None:
+        shapes = _spread(shapes, args.spread)
+    _bound(len(shapes) * len(dtypes) * len(layouts))
+    found: dict[tuple[str, GemmProblem], Shape] = {}
+    for dtype, layout in product(dtypes, layouts):
+        for shape in shapes:
+            own = shape.dtype or dtype
+            precision = args.precision if own == "fp32" else "ieee"
+            problem = shape.problem(dtype=dtype, layout=layout, precision=precision)
+            found.setdefault((shape.suite, problem), shape)
+    if not found:
+        raise UsageError("no shape is left; --max-extent or the suite itself leaves none")
+    return [(shape, problem) for (_, problem), shape in found.items()]
+
+
+def problems_from(args: argparse.Namespace) -> list[tuple[Shape, GemmProblem]]:
+    """The problems that the arguments of :func:`add_shape_arguments` name, each with its shape.
+
+    Raises:
+        UsageError, DataFileError: see :func:`shapes_from`; an unknown dtype or layout.
+    """
+    return problems_of(shapes_from(args), args)
+
+
+def _spread(shapes: Sequence[Shape], count: int) -> list[Shape]:
+    if count < 1:
+        raise UsageError(f"--spread {count} is below 1")
+    if count >= len(shapes):
+        return list(shapes)
+    # The middle of each of `count` equal parts: no suite's first or last row is favoured.
+    return [shapes[int((i + 0.5) * len(shapes) / count)] for i in range(count)]
+
+
+def _bound(total: int) -> None:
+    if total > MAX_PROBLEMS:
+        raise UsageError(f"{total} problems were named; at most {MAX_PROBLEMS} are taken at once. "
+                         "Use larger steps, or --spread N")
