@@ -1,0 +1,479 @@
+"""CSV rows, one problem x provider each: schema, derived columns, appending, reading, sidecars.
+
+Units are in the names; empty means not measured. The schema grows only by appending columns.
+Versions, revision and driver of a run go into ``<run_id>.meta.json`` beside the CSV.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import logging
+import math
+import operator
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tritongemm.errors import DataFileError, ProblemError
+from tritongemm.problem import GemmProblem
+from tritongemm.records import atomic, reading
+from tritongemm.records.codec import problem_from_json
+from tritongemm.records.run import is_run_id, utc_now
+
+SCHEMA_VERSION = 1
+#: How an attempt ended; only ``ok`` rows may hold a time.
+STATUSES = ("ok", "timeout", "compile", "launch", "wrong", "constraint", "oom", "died")
+#: Characters of a text field, so that an error message with a compiler log stays readable.
+TEXT_LIMIT = 2000
+_LOG = logging.getLogger("tritongemm")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: its name, the type of its values (``int``, ``float``, ``str``), its meaning."""
+
+    name: str
+    type: type
+    meaning: str
+
+
+COLUMNS: tuple[Column, ...] = (
+    Column("schema_version", int, "version of this schema"),
+    Column("run_id", str, "the run; its environment is in <run_id>.meta.json"),
+    Column("timestamp_utc", str, "when the row was measured, ISO 8601"),
+    Column("tags", str, "the user's own words for the run"),
+    Column("device", str, "slug of the device"),
+    Column("arch", int, "compute capability, e.g. 90"),
+    Column("op", str, "mm or bmm"),
+    Column("dtype_a", str, "dtype of A"),
+    Column("dtype_b", str, "dtype of B"),
+    Column("dtype_out", str, "dtype of the result"),
+    Column("precision", str, "ieee or tf32"),
+    Column("layout", str, "nn, nt, tn or tt"),
+    Column("epilogue", str, "what is fused after the product"),
+    Column("align_a", int, "bytes, modulo 16"),
+    Column("align_b", int, "bytes, modulo 16"),
+    Column("align_c", int, "bytes, modulo 16"),
+    Column("batch", int, "matrices in the batch"),
+    Column("m", int, "rows of A and C"),
+    Column("n", int, "columns of B and C"),
+    Column("k", int, "columns of A, rows of B"),
+    Column("suite", str, "the family of shapes"),
+    Column("provider", str, "whose product was measured"),
+    Column("kernel", str, "the kernel that ran"),
+    Column("config_id", str, "its configuration"),
+    Column("selection_source", str, "where the choice came from: exact, nearest, rule, ..."),
+    Column("status", str, "one of " + ", ".join(STATUSES)),
+    Column("error", str, "the reason of a status other than ok"),
+    Column("time_us_p50", float, "median time of a call, microseconds"),
+    Column("time_us_p20", float, "20th percentile, microseconds"),
+    Column("time_us_p80", float, "80th percentile, microseconds"),
+    Column("n_rounds", int, "interleaved rounds"),
+    Column("n_processes", int, "fresh processes whose median this is"),
+    Column("timer", str, "graph, event, blocks or host"),
+    Column("l2_state", str, "cold or warm"),
+    Column("tflops", float, "operations / time, 1e12 a second (derived)"),
+    Column("gbps", float, "compulsory bytes / time, 1e9 a second (derived)"),
+    Column("pct_of_roof", float, "roofline time / time, per cent (derived)"),
+    Column("ratio_vs_torch", float, "torch time / provider time, paired; above 1 is faster"),
+    Column("ratio_low", float, "lower end of its 95 % bootstrap interval"),
+    Column("ratio_high", float, "upper end of its 95 % bootstrap interval"),
+    Column("torch_backend", str, "the back end that torch was fastest with"),
+    Column("host_us_p50", float, "host time of a call, microseconds"),
+    Column("max_err_ratio", float, "largest error / its limit; at most 1 passes"),
+    Column("rms_err_ratio", float, "RMS error / its limit; at most 1 passes"),
+    Column("compile_s", float, "seconds that compiling took"),
+    Column("registers", int, "registers a thread"),
+    Column("spills", int, "spilled registers a thread"),
+    Column("shared_bytes", int, "shared memory a block, bytes"),
+    Column("occupancy", float, "resident warps / the most that an SM holds"),
+    Column("sm_clock_mhz", float, "SM clock while measuring"),
+    Column("power_w", float, "board power while measuring"),
+    Column("energy_mj", float, "energy of a call, millijoule"),
+    Column("throttled", str, "empty: unknown; no; or yes or the reasons"),
+)
+NAMES = tuple(column.name for column in COLUMNS)
+_BY_NAME = {column.name: column for column in COLUMNS}
+#: The columns that a :class:`GemmProblem` fills.
+PROBLEM_COLUMNS = ("op", "dtype_a", "dtype_b", "dtype_out", "precision", "layout", "epilogue",
+                   "align_a", "align_b", "align_c", "batch", "m", "n", "k")
+#: Columns that every row must fill.
+REQUIRED = ("schema_version", "run_id", "timestamp_utc", "device", *PROBLEM_COLUMNS, "provider",
+            "status")
+_KEY = ("device", "tags", "suite", "provider", *PROBLEM_COLUMNS)
+_POSITIVE = {"time_us_p50", "time_us_p20", "time_us_p80", "ratio_vs_torch", "ratio_low",
+             "ratio_high", "host_us_p50"}
+#: NaN or infinity in an output makes an infinite error; nothing else may be infinite.
+_MAY_BE_INFINITE = {"max_err_ratio", "rms_err_ratio"}
+Row = dict
+
+
+def problem_columns(problem: GemmProblem) -> dict[str, object]:
+    """The columns that say which problem a row is about."""
+    return {name: getattr(problem, name) for name in PROBLEM_COLUMNS}
+
+
+def problem_of(row: Mapping[str, object]) -> GemmProblem:
+    """The problem of a row, the inverse of :func:`problem_columns`. Raises ProblemError."""
+    return problem_from_json({name: row[name] for name in PROBLEM_COLUMNS if name != "op"})
+
+
+def roof_time_us(problem: GemmProblem, unit_peak_tflops: float | None,
+                 memory_gbps: float | None) -> float | None:
+    """The roofline's time in microseconds: the larger of operations over the unit's peak and
+    compulsory bytes over the bandwidth; None where either rate is unknown."""
+    if not unit_peak_tflops or not memory_gbps:
+        return None
+    return max(problem.flops() / (unit_peak_tflops * 1e6), problem.bytes() / (memory_gbps * 1e3))
+
+
+def derive(row: Mapping[str, object], *, unit_peak_tflops: float | None,
+           memory_gbps: float | None) -> Row:
+    """A copy of ``row`` with tflops, gbps and pct_of_roof computed from its time; the one place.
+
+    Without a time they are empty; without a peak or a bandwidth only ``pct_of_roof`` is.
+
+    Args:
+        row: with the problem's columns and ``time_us_p50``.
+        unit_peak_tflops: dense peak of the unit that does the work, TFLOP/s.
+        memory_gbps: bandwidth of the device memory, GB/s.
+    """
+    result = dict(row)
+    result.update(tflops=None, gbps=None, pct_of_roof=None)
+    time_us = result.get("time_us_p50")
+    if time_us is None or not time_us > 0:  # type: ignore[operator]
+        return result
+    problem = problem_of(result)
+    result["tflops"] = problem.flops() / (time_us * 1e6)  # type: ignore[operator]
+    result["gbps"] = problem.bytes() / (time_us * 1e3)  # type: ignore[operator]
+    roof = roof_time_us(problem, unit_peak_tflops, memory_gbps)
+    if roof is not None:
+        result["pct_of_roof"] = 100.0 * roof / time_us  # type: ignore[operator]
+    return result
+
+
+def row_key(row: Mapping[str, object]) -> tuple:
+    """Problem x provider (and device, suite and tags): what ``--resume`` does not do twice."""
+    return tuple("" if row.get(name) is None else row.get(name) for name in _KEY)
+
+
+# --- writing ------------------------------------------------------------------------------------
+
+
+def _text_of(path: object, column: Column, value: object) -> str:
+    if value is None or value == "":
+        return ""
+    try:
+        if column.type is str:
+            if isinstance(value, bool):
+                return "yes" if value else "no"
+            if not isinstance(value, str):
+                raise TypeError
+            text = " ".join(value.replace("\0", " ").split())
+            text = text.encode("utf-8", "replace").decode()
+            return text if len(text) <= TEXT_LIMIT else text[:TEXT_LIMIT - 3] + "..."
+        if isinstance(value, (bool, str)):
+            raise TypeError
+        if column.type is int:
+            return str(operator.index(value))  # type: ignore[arg-type]
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise DataFileError(path, f"{value!r:.80} is not of type {column.type.__name__}",
+                            field=column.name) from error
+    if math.isnan(number):
+        return ""
+    return f"{number:.7g}"
+
+
+def _texts(path: object, row: Mapping[str, object]) -> list[str]:
+    for name in row:
+        if name not in _BY_NAME:
+            raise DataFileError(path, "no column has this name", field=str(name)[:80])
+    full = {"schema_version": SCHEMA_VERSION, "timestamp_utc": utc_now(), **row}
+    texts = [_text_of(path, column, full.get(column.name)) for column in COLUMNS]
+    _Reader(path, list(NAMES)).row(None, texts)  # what is written can be read
+    return texts
+
+
+def append_rows(path: str | os.PathLike[str], rows: Iterable[Mapping[str, object]]) -> int:
+    """Appends rows to a CSV (made with a header if absent), under its lock, flushed to the disk.
+
+    ``schema_version`` and ``timestamp_utc`` are filled in; NaN is written as empty; line breaks
+    in texts become spaces. A last line that a crash cut short is dropped first. A file of an
+    older schema is brought to this one. Returns the number of rows.
+
+    Raises:
+        DataFileError: an unknown column, a value of the wrong type, another schema, no space,
+            not writable. The file is then as it was.
+    """
+    path = Path(path)
+    texts = [_texts(path, row) for row in rows]
+    with atomic.locked(path):
+        names = _prepare(path)
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        if names is None:
+            writer.writerow(NAMES)
+            names = list(NAMES)
+        writer.writerows(line + [""] * (len(names) - len(line)) for line in texts)
+        _append(path, text.getvalue().encode())
+    return len(texts)
+
+
+def _append(path: Path, raw: bytes) -> None:
+    """One flushed append; a failure takes back what was written of it."""
+    try:
+        new = not path.exists()
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            size = os.fstat(descriptor).st_size
+            try:
+                atomic.write_all(descriptor, raw)
+                os.fsync(descriptor)
+            except BaseException:
+                os.ftruncate(descriptor, size)
+                raise
+        finally:
+            os.close(descriptor)
+        if new:
+            atomic.sync_folder(path.parent)
+    except OSError as error:
+        raise atomic.write_error(path, error, "The rows in the file are as they were before"
+                                 ) from error
+
+
+def _prepare(path: Path) -> list[str] | None:
+    """Checks the header of an existing file and mends its end; None where there is none yet."""
+    if not path.exists():
+        return None
+    reading_end = _torn(path)
+    if reading_end is not None:
+        raw_keep, complete = reading_end
+        if complete:
+            _append(path, b"\n")
+        else:
+            _LOG.warning("%s: its last line was cut short and is dropped", path)
+            try:
+                os.truncate(path, raw_keep)
+            except OSError as error:
+                raise atomic.write_error(path, error) from error
+    header = next(reading.csv_records(path), None)
+    if header is None:
+        return None
+    names = header[1]
+    _check_header(path, names)
+    if len(names) < len(NAMES):
+        _widen(path, len(names))
+        return list(NAMES)
+    return names
+
+
+def _widen(path: Path, width: int) -> None:
+    """Rewrites a file of an older schema with today's header, new columns empty."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for number, (line, texts) in enumerate(reading.csv_records(path)):
+        if len(texts) != width:
+            raise DataFileError(path, f"has {len(texts)} fields; the header has {width}",
+                                row=line)
+        writer.writerow(NAMES if number == 0 else texts + [""] * (len(NAMES) - width))
+    atomic.write_atomic(path, text.getvalue())
+
+
+def _torn(path: Path) -> tuple[int, bool] | None:
+    """(bytes before the last line, whether that line is whole) if no newline ends the file."""
+    with reading.open_regular(path, reading.CSV_LIMIT) as file:
+        size = file.seek(0, os.SEEK_END)
+        if size == 0:
+            return None
+        start = max(0, size - reading.LINE_LIMIT)
+        file.seek(start)
+        tail = file.read()
+    if tail.endswith(b"\n"):
+        return None
+    cut = tail.rfind(b"\n") + 1
+    if cut == 0 and start > 0:
+        raise DataFileError(path, f"its last line is longer than {reading.LINE_LIMIT} bytes. "
+                            "Is it the right file?")
+    if start + cut == 0:
+        return 0, True  # only a header, judged as one
+    try:
+        whole = list(csv.reader([tail[cut:].decode()], strict=True))
+        names = next(reading.csv_records(path))[1]
+        _Reader(path, names).row(None, whole[0])
+    except (csv.Error, UnicodeDecodeError, DataFileError):
+        return start + cut, False
+    return start + cut, True
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+def _check_header(path: object, names: list[str]) -> None:
+    for number, name in enumerate(names[:len(NAMES)]):
+        if name != NAMES[number]:
+            raise DataFileError(path, f"column {number + 1} is not {NAMES[number]!r}; this is not "
+                                "a CSV of tritongemm, or it was reordered", row=1,
+                                field=name[:80])
+    if len(names) < len(_FIRST_SCHEMA):
+        raise DataFileError(path, "the column is missing", row=1, field=NAMES[len(names)])
+
+
+#: The columns of schema version 1; every file has at least these.
+_FIRST_SCHEMA = NAMES[:NAMES.index("throttled") + 1]
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if math.isnan(value):
+        raise ValueError
+    return value
+
+
+def _int(text: str) -> int:
+    if len(text) > 20:
+        raise ValueError
+    return int(text)
+
+
+_CONVERT: dict[type, Callable[[str], object]] = {int: _int, float: _float, str: str}
+
+
+class _Reader:
+    """Turns the texts of one line into a checked row."""
+
+    def __init__(self, path: object, names: list[str]) -> None:
+        self.path, self.width = path, len(names)
+        self.columns = [(i, c.name, _CONVERT[c.type]) for i, c in enumerate(COLUMNS)
+                        if i < len(names)]
+        self.absent = {name: None for name in NAMES[len(names):]}
+        self._problems: set[tuple] = set()
+
+    def row(self, line: int | None, texts: list[str]) -> Row:
+        if len(texts) != self.width:
+            raise DataFileError(self.path, f"has {len(texts)} fields; the header has "
+                                f"{self.width}", row=line)
+        row: Row = {}
+        for i, name, convert in self.columns:
+            text = texts[i]
+            if not text:
+                row[name] = None
+                continue
+            try:
+                row[name] = convert(text)
+            except ValueError as error:
+                kind = "an integer" if convert is _int else "a number"
+                raise DataFileError(self.path, f"{text[:80]!r} is not {kind}", row=line,
+                                    field=name) from error
+        row.update(self.absent)
+        self._check(line, row)
+        return row
+
+    def _check(self, line: int | None, row: Row) -> None:
+        for name in REQUIRED:
+            if row[name] is None:
+                raise DataFileError(self.path, "is empty", row=line, field=name)
+        if row["status"] not in STATUSES:
+            raise DataFileError(self.path, f"{row['status'][:80]!r} is not one of "
+                                f"{', '.join(STATUSES)}", row=line, field="status")
+        if row["time_us_p50"] is not None and row["status"] != "ok":
+            raise DataFileError(self.path, f"a row of status {row['status']} holds a time",
+                                row=line, field="time_us_p50")
+        for name in _POSITIVE:
+            if row[name] is not None and not 0 < row[name] < math.inf:
+                raise DataFileError(self.path, f"{row[name]} is not a positive number", row=line,
+                                    field=name)
+        for column in COLUMNS:
+            if (column.type is float and row[column.name] in (math.inf, -math.inf)
+                    and column.name not in _MAY_BE_INFINITE):
+                raise DataFileError(self.path, "is infinite", row=line, field=column.name)
+        if not is_run_id(row["run_id"]):
+            raise DataFileError(self.path, f"{row['run_id'][:80]!r} is not a run id", row=line,
+                                field="run_id")
+        key = tuple(row[name] for name in PROBLEM_COLUMNS)
+        if key in self._problems:
+            return
+        try:
+            problem = problem_of(row)
+        except ProblemError as error:
+            field = next((n for n in PROBLEM_COLUMNS if str(error).startswith(f"{n}=")), None)
+            raise DataFileError(self.path, str(error), row=line, field=field) from error
+        if problem.op != row["op"]:
+            raise DataFileError(self.path, f"{row['op'][:80]!r} does not go with batch="
+                                f"{problem.batch}; it should be {problem.op}", row=line,
+                                field="op")
+        self._problems.add(key)
+
+
+def read_rows(path: str | os.PathLike[str]) -> Iterator[Row]:
+    """Every row of a CSV as a dict of :data:`NAMES`, typed, None where empty; streaming.
+
+    A last line that a crash cut short is left out, with a warning in the log.
+
+    Raises:
+        DataFileError: naming the file, the line (the header is line 1) and the field.
+    """
+    path = Path(path)
+    torn = _torn(path)
+    cut_short = torn is not None and not torn[1]
+    records = reading.csv_records(path)
+    header = next(records, None)
+    if header is None:
+        raise DataFileError(path, "is empty; its first line must be the header")
+    _check_header(path, header[1])
+    reader = _Reader(path, header[1])
+    if not cut_short:
+        for line, texts in records:
+            yield reader.row(line, texts)
+        return
+    _LOG.warning("%s: its last line was cut short and is left out", path)
+    before = next(records, None)
+    while before is not None:
+        try:
+            after = next(records, None)
+        except DataFileError:  # the torn line itself
+            after = (0, [])
+            records = iter(())
+        if after is None:
+            return
+        yield reader.row(*before)
+        before = after
+
+
+# --- sidecars -----------------------------------------------------------------------------------
+
+
+def write_sidecar(folder: str | os.PathLike[str], run_id: str, meta: Mapping[str, object]) -> Path:
+    """Writes ``<folder>/<run_id>.meta.json``, the environment of a run. Returns its path.
+
+    Raises:
+        DataFileError: not a run id, not JSON, not writable.
+    """
+    path = Path(folder) / f"{run_id}.meta.json"
+    if not is_run_id(run_id):
+        raise DataFileError(folder, f"{run_id!r:.80} is not a run id", field="run_id")
+    try:
+        text = json.dumps({**meta, "run_id": run_id}, indent=1, sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise DataFileError(path, f"the environment cannot be written as JSON: {error}"
+                            ) from error
+    atomic.write_atomic(path, text + "\n")
+    return path
+
+
+def read_sidecars(folder: str | os.PathLike[str]) -> dict[str, dict]:
+    """run_id -> environment, of every ``*.meta.json`` in a folder. Raises DataFileError."""
+    found = {}
+    for path in sorted(Path(folder).glob("*.meta.json")):
+        meta = reading.read_json(path)
+        run_id = path.name[:-len(".meta.json")]
+        if not isinstance(meta, dict):
+            raise DataFileError(path, "is not an object")
+        if meta.get("run_id", run_id) != run_id:
+            raise DataFileError(path, f"{meta['run_id']!r:.80} does not match the file's name",
+                                field="run_id")
+        found[run_id] = meta
+    return found

@@ -1,0 +1,197 @@
+"""Spaces: the configurations that a sweep may try for a kernel, as axes, never as a long list.
+
+``configs/spaces/<kernel>.json`` holds either one product of axes::
+
+    {"schema_version": 1, "kernel": "tiled", "axes": {"block_m": [64, 128], ...}}
+
+or the union of several, each of which may be limited to some operand dtypes::
+
+    {"schema_version": 1, "kernel": "tiled",
+     "products": [{"axes": {...}}, {"dtypes": ["fp32"], "axes": {...}}]}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tritongemm import settings
+from tritongemm.config import MAX_VALUE, PARAMETERS, KernelConfig
+from tritongemm.errors import ConfigError, DataFileError, UsageError
+from tritongemm.problem import OPERAND_DTYPES
+from tritongemm.records.reading import Fields, read_json
+
+SCHEMA_VERSION = 1
+#: A bound against a typing error or a hostile file: no sweep compiles that many.
+MAX_CONFIGS = 1_000_000
+_NEEDED = ("block_m", "block_n", "block_k")
+
+
+@dataclass(frozen=True)
+class Product:
+    """One product of axes; ``dtypes`` limits it to those operand dtypes (None: any)."""
+
+    axes: Mapping[str, tuple[int, ...]]
+    dtypes: tuple[str, ...] | None = None
+
+    def count(self) -> int:
+        """How many configurations the product has."""
+        return math.prod(len(values) for values in self.axes.values())
+
+
+@dataclass(frozen=True)
+class Space:
+    """The configurations to try for one kernel: a union of products of axes.
+
+    ``axes`` alone is one product; with ``products`` it is the union of their values by axis.
+
+    Raises:
+        ConfigError: an unknown, missing or empty axis, a bad value, or too many configurations.
+    """
+
+    kernel: str
+    axes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    schema_version: int = SCHEMA_VERSION
+    products: tuple[Product, ...] = ()
+
+    def __post_init__(self) -> None:
+        products = self.products or (Product(self.axes),)
+        products = tuple(Product(_check_axes(p.axes), p.dtypes) for p in products)
+        total = sum(p.count() for p in products)
+        if total > MAX_CONFIGS:
+            raise ConfigError(f"the space of {self.kernel} has {total} configurations; at most "
+                              f"{MAX_CONFIGS} are allowed. Shorten some axes")
+        union = {name: tuple(sorted({value for p in products for value in p.axes.get(name, ())}))
+                 for name in PARAMETERS if any(name in p.axes for p in products)}
+        object.__setattr__(self, "products", products)
+        object.__setattr__(self, "axes", union)
+
+    def configs(self, dtype: str | None = None) -> Iterator[KernelConfig]:
+        """Every configuration once, in a fixed order; those for operands of ``dtype`` if given."""
+        seen: set[KernelConfig] = set()
+        for product in self.products:
+            if dtype is not None and product.dtypes is not None and dtype not in product.dtypes:
+                continue
+            names = [name for name in PARAMETERS if name in product.axes]
+            for values in itertools.product(*(product.axes[name] for name in names)):
+                config = KernelConfig(self.kernel, **dict(zip(names, values, strict=True)))
+                if config not in seen:
+                    seen.add(config)
+                    yield config
+
+    def size(self, dtype: str | None = None) -> int:
+        """How many configurations :meth:`configs` yields."""
+        return sum(1 for _ in self.configs(dtype))
+
+    @property
+    def hash(self) -> str:
+        """12 hexadecimal digits of the content, whatever the order of the file's fields."""
+        content = [self.kernel, [[p.dtypes and sorted(p.dtypes),
+                                  {name: list(values) for name, values in p.axes.items()}]
+                                 for p in self.products]]
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def combined_hash(spaces: Iterable[Space]) -> str:
+    """One hash for what a sweep drew from: that of the only space, or of all their hashes."""
+    hashes = sorted({space.hash for space in spaces})
+    if len(hashes) == 1:
+        return hashes[0]
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()[:12]
+
+
+def _check_axes(axes: object) -> dict[str, tuple[int, ...]]:
+    if not isinstance(axes, Mapping):
+        raise ConfigError("axes must be an object of lists")
+    for name in axes:
+        if name not in PARAMETERS:
+            raise ConfigError(f"unknown axis {str(name)[:80]!r}; known: {', '.join(PARAMETERS)}")
+    for name in _NEEDED:
+        if name not in axes:
+            raise ConfigError(f"the axis {name} is missing")
+    for name, values in axes.items():
+        if not isinstance(values, (list, tuple)) or not values:
+            raise ConfigError(f"axis {name} must be a list with at least one value")
+        if len(values) > MAX_CONFIGS:
+            raise ConfigError(f"axis {name} has {len(values)} values; at most {MAX_CONFIGS}")
+        for value in values:
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ConfigError(f"axis {name}: {value!r:.80} is not an integer")
+        if len(set(values)) != len(values):
+            raise ConfigError(f"axis {name} holds a value twice")
+        low = 0 if name in ("thread_m", "thread_n", "warp_m", "warp_n") else 1
+        if min(values) < low or max(values) > MAX_VALUE:
+            raise ConfigError(f"axis {name} has a value outside {low} to {MAX_VALUE}")
+    return {name: tuple(axes[name]) for name in PARAMETERS if name in axes}
+
+
+def read_space(path: str | os.PathLike[str]) -> Space:
+    """Reads one space. Raises :class:`DataFileError` naming the file and the field."""
+    path = Path(path)
+    top = Fields(path, read_json(path), what="space")
+    single = "axes" in top.values
+    top.only(("schema_version", "kernel", "axes" if single else "products"))
+    top.version(SCHEMA_VERSION)
+    kernel = top.word("kernel")
+    if kernel != path.stem:
+        raise top.error("kernel", f"{kernel!r} does not match the file's name; "
+                        f"rename the file to {kernel}.json")
+    if single:
+        products = [_product(path, {"axes": top.values["axes"]}, None)]
+    else:
+        entries = top.values["products"]
+        if not isinstance(entries, list) or not entries:
+            raise top.error("products", "must be a list with at least one product")
+        products = [_product(path, entry, i) for i, entry in enumerate(entries, 1)]
+    try:
+        return Space(kernel, products=tuple(products))
+    except ConfigError as error:
+        raise DataFileError(path, str(error)) from error
+
+
+def _product(path: Path, entry: object, row: int | None) -> Product:
+    part = Fields(path, entry, row, what="product").only(("axes",), ("dtypes", "note"))
+    try:
+        axes = _check_axes(part.values["axes"])
+    except ConfigError as error:
+        raise part.error("axes", str(error)) from error
+    if "dtypes" not in part.values:
+        return Product(axes)
+    dtypes = part.values["dtypes"]
+    if not isinstance(dtypes, list) or not dtypes:
+        raise part.error("dtypes", "must be a list with at least one dtype")
+    for dtype in dtypes:
+        if dtype not in OPERAND_DTYPES:
+            raise part.error("dtypes", f"{dtype!r:.80} is not one of {', '.join(OPERAND_DTYPES)}")
+    return Product(axes, tuple(dtypes))
+
+
+def _space_files() -> dict[str, Path]:
+    folder = settings.config_root() / "spaces"
+    return {path.stem: path for path in sorted(folder.glob("*.json"))}
+
+
+def load_space(kernel: str) -> Space:
+    """The space of ``kernel`` in ``configs/spaces``.
+
+    Raises:
+        UsageError: there is none; it lists those there are.
+        DataFileError: the file is bad.
+    """
+    files = _space_files()
+    if kernel not in files:
+        raise UsageError(f"kernel {str(kernel)[:100]!r} has no space; there is one for "
+                         f"{', '.join(files) or 'none'}")
+    return read_space(files[kernel])
+
+
+def load_spaces() -> dict[str, Space]:
+    """Every space of ``configs/spaces`` by kernel. Raises :class:`DataFileError`."""
+    return {kernel: read_space(path) for kernel, path in _space_files().items()}

@@ -1,0 +1,216 @@
+"""Suites: lists of shapes to sweep or bench, one CSV a family.
+
+Required columns ``m,n,k``; optional ``batch, layout, dtype, epilogue, count, note, suite``. What a
+suite does not say, the command line does.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from tritongemm.errors import DataFileError, ProblemError, UsageError
+from tritongemm.problem import LAYOUTS, MAX_EXTENT, GemmProblem, dtype_of
+from tritongemm.records import atomic, reading
+
+REQUIRED = ("m", "n", "k")
+_EPILOGUE = re.compile(r"[a-z0-9][a-z0-9_+]*")
+_SUITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
+#: Characters of a note; it ends up in reports.
+_NOTE_LIMIT = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One row of a suite: A is [batch, m, k], B is [batch, k, n].
+
+    Attributes:
+        m, n, k: extents, >= 0.
+        batch: >= 1.
+        layout, dtype, epilogue: empty where the suite does not say.
+        count: how often a model runs this shape, for weighting.
+        note: where the shape comes from.
+        suite: the family's name.
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    layout: str = ""
+    dtype: str = ""
+    epilogue: str = ""
+    count: int = 1
+    note: str = ""
+    suite: str = ""
+
+    def problem(self, dtype: str = "bf16", layout: str = "nn", precision: str = "ieee"
+                ) -> GemmProblem:
+        """The problem of contiguous operands; what the suite says wins over the arguments.
+
+        Raises:
+            ProblemError: an unknown dtype, layout or precision.
+        """
+        return GemmProblem.contiguous(
+            self.m, self.n, self.k, batch=self.batch, dtype=self.dtype or dtype,
+            layout=self.layout or layout, epilogue=self.epilogue or "none", precision=precision)
+
+
+COLUMNS = tuple(field.name for field in fields(Shape))
+
+
+def _integer(low: int, default: int | None) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text:
+            if default is None:
+                raise ValueError("is empty; give an integer")
+            return default
+        if not re.fullmatch(r"[+-]?[0-9]{1,20}", text):
+            raise ValueError(f"{text[:40]!r} is not an integer")
+        if not low <= (value := int(text)) <= MAX_EXTENT:
+            raise ValueError(f"{value} is outside {low} to {MAX_EXTENT}")
+        return value
+    return parse
+
+
+def _layout(text: str) -> str:
+    if text and text not in LAYOUTS:
+        raise ValueError(f"{text[:40]!r} is not a layout; use one of {', '.join(LAYOUTS)}")
+    return text
+
+
+def _dtype(text: str) -> str:
+    if text:
+        try:
+            dtype_of(text)
+        except ProblemError as error:
+            raise ValueError(str(error)[:200]) from error
+    return text
+
+
+def _name(pattern: re.Pattern[str]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text and (len(text) > 100 or not pattern.fullmatch(text)):
+            raise ValueError(f"{text[:40]!r} is not a name (letters, digits and _)")
+        return text
+    return parse
+
+
+def _note(text: str) -> str:
+    if len(text) > _NOTE_LIMIT:
+        raise ValueError(f"has {len(text)} characters; at most {_NOTE_LIMIT} are allowed")
+    return " ".join(text.split())
+
+
+_PARSERS: dict[str, Callable[[str], object]] = {
+    "m": _integer(0, None), "n": _integer(0, None), "k": _integer(0, None),
+    "batch": _integer(1, 1), "layout": _layout, "dtype": _dtype, "epilogue": _name(_EPILOGUE),
+    "count": _integer(1, 1), "note": _note, "suite": _name(_SUITE)}
+
+
+def read_suite(path: str | os.PathLike[str]) -> list[Shape]:
+    """The shapes of a suite's CSV, in the file's order; at least one.
+
+    A row that names no suite belongs to the one of the file's name.
+
+    Raises:
+        DataFileError: not there, unreadable, too large, not UTF-8, not CSV, an unknown, missing
+            or repeated column, a wrong value, a row too short or too long, or no row at all; it
+            names the file, the line (the header is line 1) and the field.
+    """
+    path = Path(path)
+    records = reading.csv_records(path)
+    line, header = next(records, (1, []))
+    header = [name.strip() for name in header]
+    _check_header(path, line, header)
+    default_suite = path.stem if _SUITE.fullmatch(path.stem) and len(path.stem) <= 100 else "suite"
+    shapes = []
+    for line, texts in records:
+        if len(texts) != len(header):
+            raise DataFileError(path, f"has {len(texts)} fields; the header has {len(header)}",
+                                row=line)
+        values: dict[str, object] = {}
+        for name, text in zip(header, texts, strict=True):
+            try:
+                values[name] = _PARSERS[name](text.strip())
+            except ValueError as error:
+                raise DataFileError(path, str(error), row=line, field=name) from error
+        values["suite"] = values.get("suite") or default_suite
+        shapes.append(Shape(**values))  # type: ignore[arg-type]
+    if not shapes:
+        raise DataFileError(path, "has a header but no shapes; add a row")
+    return shapes
+
+
+def _check_header(path: Path, line: int, header: list[str]) -> None:
+    if not any(header):
+        raise DataFileError(path, f"is empty; its first line must be a header with "
+                            f"{','.join(REQUIRED)}")
+    for name in header:
+        if name not in _PARSERS:
+            raise DataFileError(path, f"unknown column; known: {', '.join(COLUMNS)}", row=line,
+                                field=name[:80])
+        if header.count(name) > 1:
+            raise DataFileError(path, "the column is given twice", row=line, field=name)
+    for name in REQUIRED:
+        if name not in header:
+            raise DataFileError(path, "the column is missing", row=line, field=name)
+
+
+def write_suite(path: str | os.PathLike[str], shapes: Iterable[Shape]) -> None:
+    """Writes shapes as a suite, atomically, with the columns that any of them uses.
+
+    Raises:
+        DataFileError: not writable, or there is no shape.
+    """
+    shapes = list(shapes)
+    if not shapes:
+        raise DataFileError(path, "a suite needs at least one shape")
+    defaults = Shape(0, 0, 0)
+    order = ("suite", "batch", "m", "n", "k", "layout", "dtype", "epilogue", "count", "note")
+    used = [name for name in order if name in REQUIRED
+            or any(getattr(s, name) != getattr(defaults, name) for s in shapes)]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(used)
+    writer.writerows([getattr(shape, name) for name in used] for shape in shapes)
+    atomic.write_atomic(path, text.getvalue())
+
+
+def suites_root() -> Path | None:
+    """The folder of the shipped suites: the packaged copy, or the checkout's."""
+    package = Path(__file__).resolve().parent.parent
+    for candidate in (package / "suites", package.parent / "perf" / "suites"):
+        if candidate.is_dir():
+            return candidate
+    return None
+
+
+def known_suites() -> dict[str, Path]:
+    """The shipped suites: name -> file, sorted by name."""
+    root = suites_root()
+    return {} if root is None else {path.stem: path for path in sorted(root.glob("*.csv"))}
+
+
+def suite_path(name: str | os.PathLike[str]) -> Path:
+    """The file of a shipped suite by its name, or ``name`` itself where it is an existing file.
+
+    Raises:
+        UsageError: neither; it lists the shipped ones.
+    """
+    known = known_suites()
+    text = os.fspath(name)
+    if text in known:
+        return known[text]
+    path = Path(text)
+    try:
+        if path.is_file():
+            return path
+    except (OSError, ValueError):  # a name too long for the system, or with a null byte
+        pass
+    raise UsageError(f"suite {text[:200]!r} is neither a file nor one of {', '.join(known)}")

@@ -1,0 +1,317 @@
+"""Tuned tables: the best configuration of each problem on one device, one JSON row a line.
+
+A header says for what and from what the rows were made; a row made by another space, torch or
+Triton than the header's says so itself. Merging is under a lock and atomic: two publishers at
+once lose nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+
+from tritongemm import settings
+from tritongemm.config import KernelConfig
+from tritongemm.errors import ConfigError, DataFileError, ProblemError
+from tritongemm.problem import MAX_EXTENT, GemmProblem
+from tritongemm.records import atomic
+from tritongemm.records.reading import Fields, read_json
+
+SCHEMA_VERSION = 1
+#: The op of tables that hold one winner a rung of the ladder; never read by ``matmul``.
+LADDER = "ladder"
+
+#: Header fields that a table is about; merging needs them to agree.
+IDENTITY = ("device", "arch", "op", "dtype_a", "dtype_b", "dtype_out", "precision", "layout")
+#: Header fields that a row may state for itself where it differs.
+PROVENANCE = ("space_hash", "torch", "triton")
+_KEY = ("batch", "m", "n", "k", "align_a", "align_b", "align_c", "epilogue")
+_ROW = (*_KEY, "kernel", "config", "time_us", "margin_vs_second", "run_id")
+
+Key = tuple  # of TunedRow.key, with the kernel behind it in a ladder's table
+
+
+@dataclass(frozen=True)
+class TableHeader:
+    """What a table is about, and what the most recently published rows were made with.
+
+    Attributes:
+        device: slug; arch: compute capability, e.g. 90.
+        op: ``mm``, ``bmm`` or ``ladder``.
+        dtype_a, dtype_b, dtype_out, precision, layout: as in :class:`GemmProblem`.
+        space_hash: of the space(s) swept; torch, triton: versions.
+    """
+
+    device: str
+    arch: int
+    op: str
+    dtype_a: str
+    dtype_b: str
+    dtype_out: str
+    precision: str
+    layout: str
+    space_hash: str
+    torch: str
+    triton: str
+    schema_version: int = SCHEMA_VERSION
+
+    @classmethod
+    def of(cls, problem: GemmProblem, *, device: str, arch: int, space_hash: str, torch: str,
+           triton: str, op: str | None = None) -> TableHeader:
+        """The header of the table that ``problem`` belongs to."""
+        return cls(device, arch, op or problem.op, problem.dtype_a, problem.dtype_b,
+                   problem.dtype_out, problem.precision, problem.layout, space_hash, torch,
+                   triton)
+
+
+@dataclass(frozen=True)
+class TunedRow:
+    """The best configuration of one problem.
+
+    Attributes:
+        batch, m, n, k, align_a, align_b, align_c, epilogue: the problem, beyond the header.
+        config: the winner.
+        time_us: its time by the full protocol, microseconds.
+        margin_vs_second: time of the second best over ``time_us``, minus 1; None: only one ran.
+        run_id: of the sweep that measured it.
+        space_hash, torch, triton: what it was made with; None: as the header says. Rows that were
+            read or merged have them filled in.
+    """
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    align_a: int
+    align_b: int
+    align_c: int
+    epilogue: str
+    config: KernelConfig
+    time_us: float
+    margin_vs_second: float | None
+    run_id: str
+    space_hash: str | None = None
+    torch: str | None = None
+    triton: str | None = None
+
+    @property
+    def key(self) -> Key:
+        """``(batch, m, n, k, align_a, align_b, align_c, epilogue)``; rows sort by it."""
+        return (self.batch, self.m, self.n, self.k, self.align_a, self.align_b, self.align_c,
+                self.epilogue)
+
+    @classmethod
+    def of(cls, problem: GemmProblem, config: KernelConfig, *, time_us: float,
+           margin_vs_second: float | None, run_id: str, space_hash: str | None = None,
+           torch: str | None = None, triton: str | None = None) -> TunedRow:
+        """The row of ``problem`` with the winner ``config``."""
+        return cls(*key_of(problem), config, time_us, margin_vs_second, run_id, space_hash,
+                   torch, triton)
+
+    def problem(self, header: TableHeader) -> GemmProblem:
+        """The problem that this row answers in the table of ``header``."""
+        return GemmProblem(self.m, self.n, self.k, self.batch, header.dtype_a, header.dtype_b,
+                           header.dtype_out, header.layout, self.align_a, self.align_b,
+                           self.align_c, self.epilogue, header.precision)
+
+
+def key_of(problem: GemmProblem) -> Key:
+    """The :attr:`TunedRow.key` of a problem's row."""
+    return (problem.batch, problem.m, problem.n, problem.k, problem.align_a, problem.align_b,
+            problem.align_c, problem.epilogue)
+
+
+@dataclass
+class TunedTable:
+    """A table: ``rows`` by :attr:`TunedRow.key` (in a ladder's, by key and kernel)."""
+
+    header: TableHeader
+    rows: dict[Key, TunedRow] = field(default_factory=dict)
+
+    def key(self, row: TunedRow) -> Key:
+        """The key of ``row`` in :attr:`rows`."""
+        return (*row.key, row.config.kernel) if self.header.op == LADDER else row.key
+
+
+@dataclass(frozen=True)
+class MergeReport:
+    """What a merge did: rows added, rows replaced, incoming rows that lost to the old one."""
+
+    added: int
+    replaced: int
+    kept: int
+
+
+def table_path(device: str, op: str, dtype: str, precision: str, layout: str) -> Path:
+    """``configs/tuned/<device>/<op>-<dtype>-<precision>-<layout>.json``.
+
+    ``dtype`` is A's, followed by ``-<out>`` where the output's differs (see :func:`path_for`).
+    """
+    return (settings.config_root() / "tuned" / device
+            / f"{op}-{dtype}-{precision}-{layout}.json")
+
+
+def path_for(problem: GemmProblem, device: str, op: str | None = None) -> Path:
+    """The table in ``configs/`` that ``problem`` belongs to on the device with that slug."""
+    dtype = problem.dtype_a
+    if problem.dtype_out != problem.dtype_a:
+        dtype += f"-{problem.dtype_out}"
+    return table_path(device, op or problem.op, dtype, problem.precision, problem.layout)
+
+
+def read_table(path: str | os.PathLike[str]) -> TunedTable:
+    """Reads and validates a table; nothing in it is ever executed.
+
+    Raises:
+        DataFileError: naming the file, the row (1 is the first) and the field.
+    """
+    return _parse(path, read_json(path))
+
+
+def _parse(path: object, data: object) -> TunedTable:
+    top = Fields(path, data, what="table")
+    names = [f.name for f in fields(TableHeader)]
+    top.only((*names, "rows"))
+    top.version(SCHEMA_VERSION)
+    values: dict[str, object] = {name: top.word(name) for name in names
+                                 if name not in ("schema_version", "arch")}
+    values["arch"] = top.integer("arch", 1, 10_000)
+    header = TableHeader(**values)  # type: ignore[arg-type]
+    for name in ("dtype_a", "dtype_b", "dtype_out", "layout", "precision"):
+        try:
+            replace(_PROBE, **{name: getattr(header, name),
+                               **({"dtype_a": "fp32"} if name == "precision" else {})})
+        except ProblemError as error:
+            raise top.error(name, str(error)) from error
+    entries = top.values["rows"]
+    if not isinstance(entries, list):
+        raise top.error("rows", "is not a list")
+    table = TunedTable(header)
+    for number, entry in enumerate(entries, 1):
+        row = _row(Fields(path, entry, number, what="row"), header)
+        key = table.key(row)
+        if key in table.rows:
+            raise DataFileError(path, "is for the same problem as an earlier row; keep one",
+                                row=number)
+        table.rows[key] = row
+    return table
+
+
+#: Any legal problem, to ask of a single field whether it is legal.
+_PROBE = GemmProblem(1, 1, 1)
+
+
+def _row(entry: Fields, header: TableHeader) -> TunedRow:
+    entry.only(_ROW, PROVENANCE)
+    for name in ("align_a", "align_b", "align_c"):
+        if entry.integer(name, 1, 16) not in (1, 2, 4, 8, 16):
+            raise entry.error(name, f"{entry.values[name]} is not 1, 2, 4, 8 or 16")
+    try:
+        config = KernelConfig.from_json(entry.word("kernel"),
+                                        entry.values["config"])  # type: ignore[arg-type]
+    except ConfigError as error:
+        raise entry.error("config", str(error)[:500]) from error
+    time_us = entry.number("time_us", 0.0)
+    if time_us == 0.0:
+        raise entry.error("time_us", "0 is not a measured time")
+    margin = None
+    if entry.values["margin_vs_second"] is not None:
+        margin = entry.number("margin_vs_second")
+    provenance = {name: entry.word(name) if name in entry.values else getattr(header, name)
+                  for name in PROVENANCE}
+    return TunedRow(
+        entry.integer("batch", 1, MAX_EXTENT), *(entry.integer(n, 0, MAX_EXTENT) for n in "mnk"),
+        *(entry.integer(f"align_{x}", 1, 16) for x in "abc"), entry.word("epilogue"), config,
+        time_us, margin, entry.word("run_id"), **provenance)
+
+
+def _dump(value: object) -> str:
+    return json.dumps(value, allow_nan=False, ensure_ascii=False)
+
+
+def _format(path: object, table: TunedTable) -> str:
+    header = table.header
+    lines = []
+    for row in sorted(table.rows.values(), key=lambda row: (row.key, row.config.kernel)):
+        values: dict[str, object] = {name: getattr(row, name) for name in _KEY}
+        values.update(kernel=row.config.kernel, config=row.config.to_json(), time_us=row.time_us,
+                      margin_vs_second=row.margin_vs_second, run_id=row.run_id)
+        values.update((name, getattr(row, name)) for name in PROVENANCE
+                      if getattr(row, name) not in (None, getattr(header, name)))
+        try:
+            lines.append(_dump(values))
+        except (TypeError, ValueError) as error:
+            raise DataFileError(path, f"the row of {row.key} cannot be written: {error}"
+                                ) from error
+    head = {"schema_version": header.schema_version,
+            **{f.name: getattr(header, f.name) for f in fields(header)}}
+    text = "{\n" + "".join(f"{_dump(name)}: {_dump(value)},\n" for name, value in head.items())
+    return text + '"rows": [\n' + ",\n".join(lines) + ("\n]\n}\n" if lines else "]\n}\n")
+
+
+def write_table(path: str | os.PathLike[str], table: TunedTable) -> None:
+    """Writes a table atomically, one row a line, sorted by :attr:`TunedRow.key`.
+
+    What is about to be written is validated first, so that no file is left that cannot be read.
+    Callers that change an existing table use :func:`merge`, which holds the lock.
+
+    Raises:
+        DataFileError: a bad row, or not writable; the file is as it was.
+    """
+    text = _format(path, table)
+    _parse(path, json.loads(text))
+    atomic.write_atomic(path, text)
+
+
+def merge(path: str | os.PathLike[str], header: TableHeader, rows: Iterable[TunedRow],
+          replace_row: Callable[[TunedRow, TunedRow], bool]) -> MergeReport:
+    """Merges rows into the table at ``path`` (made if absent), under its lock, atomically.
+
+    Args:
+        path: the table.
+        header: what the incoming rows are about and were made with.
+        rows: the incoming rows.
+        replace_row: ``replace_row(old, new)`` says whether ``new`` takes the place of ``old`` for
+            the same problem; both have their provenance filled in.
+
+    The header of the file becomes ``header`` if any row was taken; older rows keep their own
+    provenance.
+
+    Raises:
+        DataFileError: the table is bad or about something else, is locked for too long, or
+            cannot be written; nothing is changed then.
+    """
+    path = Path(path)
+    with atomic.locked(path):
+        table = read_table(path) if path.exists() else TunedTable(header)
+        for name in IDENTITY:
+            ours, theirs = getattr(table.header, name), getattr(header, name)
+            if ours != theirs:
+                raise DataFileError(path, f"is a table of {ours!r}, but the rows to merge are of "
+                                    f"{theirs!r}", field=name)
+        added = replaced = kept = 0
+        for row in rows:
+            row = _filled(row, header)
+            key = table.key(row)
+            old = table.rows.get(key)
+            if old is None:
+                added += 1
+            elif replace_row(old, row):
+                replaced += 1
+            else:
+                kept += 1
+                continue
+            table.rows[key] = row
+        if added or replaced:
+            table.header = header
+            write_table(path, table)
+    return MergeReport(added, replaced, kept)
+
+
+def _filled(row: TunedRow, header: TableHeader) -> TunedRow:
+    absent: Mapping[str, object] = {name: getattr(header, name) for name in PROVENANCE
+                                    if getattr(row, name) is None}
+    return replace(row, **absent) if absent else row
