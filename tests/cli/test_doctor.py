@@ -1,0 +1,153 @@
+"""doctor: each line says what is there or the command that mends it; the status says whether
+kernels can run."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tritongemm
+from tritongemm import settings
+from tritongemm.cli import doctor, main
+from tritongemm.cli.doctor import Check, Diagnosis, interpreter_obstacle, release
+
+CHECKOUT = Path(tritongemm.__file__).resolve().parent.parent
+FOR_GPU = ("python", "torch", "triton", "GPU", "C compiler", "Python headers", "cache", "configs")
+FOR_INTERPRETER = ("python", "torch", "triton", "interpreter", "configs")
+
+
+def diagnosis(*missing: str) -> Diagnosis:
+    names = dict.fromkeys(FOR_GPU + FOR_INTERPRETER)
+    return Diagnosis(tuple(Check(name, name not in missing, "", "mend it") for name in names))
+
+
+@pytest.mark.parametrize("version, expected", [
+    ("3.6.0", (3, 6, 0)), ("2.13.0+cpu", (2, 13, 0)), ("2.4.0rc1", (2, 4, 0)), ("", ()),
+    ("unknown", ())])
+def test_release_reads_the_numbers_of_a_version(version, expected):
+    assert release(version) == expected
+
+
+@pytest.mark.parametrize("triton, numpy, works", [
+    ("3.6.0", "2.4.0", False), ("3.6.0", "2.4.6", False), ("3.6.0", "3.0.0", False),
+    ("3.6.0", "2.3.5", True), ("3.6.0", "1.26.4", True), ("3.7.1", "2.4.6", True),
+    ("3.10.0", "2.4.6", True)])
+def test_the_pair_that_does_not_work_is_known(triton, numpy, works):
+    obstacle = interpreter_obstacle(triton, numpy)
+    assert (obstacle is None) == works
+    if obstacle:
+        assert triton in obstacle and numpy in obstacle and "numpy < 2.4" in obstacle
+
+
+def test_a_missing_line_names_the_command_that_mends_it():
+    assert str(Check("torch", False, "not installed", "pip install torch")).splitlines() == [
+        "missing torch               not installed", f"{'':28}-> pip install torch"]
+    assert "->" not in str(Check("torch", True, "2.13.0", "pip install torch"))
+
+
+@pytest.mark.parametrize("missing", FOR_GPU)
+def test_a_gpu_needs_each_of_these(missing):
+    assert diagnosis().gpu
+    assert not diagnosis(missing).gpu
+
+
+@pytest.mark.parametrize("missing", FOR_INTERPRETER)
+def test_the_interpreter_needs_each_of_these(missing):
+    assert diagnosis("GPU").interpreter
+    assert not diagnosis("GPU", missing).interpreter
+
+
+@pytest.mark.parametrize("missing, status, says", [
+    ((), 0, "runs its kernels on this GPU"),
+    (("GPU",), 0, "TRITON_INTERPRET=1"),
+    (("GPU", "interpreter"), 1, "every call to torch"),
+    (("C compiler", "interpreter"), 1, "every call to torch"),
+    (("GPU", "torch", "triton", "interpreter"), 1, "Without torch"),
+])
+def test_the_status_says_whether_kernels_can_run(missing, status, says, monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "diagnose", lambda: diagnosis(*missing))
+    assert doctor.run(argparse.Namespace(run_trial=False)) == status
+    assert says in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("gpu, device", [(True, "cuda"), (False, "cpu")])
+@pytest.mark.parametrize("good", [True, False])
+def test_a_trial_decides_the_status(gpu, device, good, monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(doctor, "diagnose", lambda: diagnosis(*([] if gpu else ["GPU"])))
+    monkeypatch.setattr(doctor, "trial", lambda name: asked.append(name) or Check(
+        "trial", good, "it said so", "mend"))
+    assert doctor.run(argparse.Namespace(run_trial=True)) == (0 if good else 1)
+    assert asked == [device]
+    assert "it said so" in capsys.readouterr().out
+
+
+def test_a_package_too_old_or_broken_is_missing(monkeypatch, tmp_path):
+    (tmp_path / "oldpackage.py").write_text("__version__ = '2.9.1'")
+    (tmp_path / "brokenpackage.py").write_text("raise OSError('libcudart.so.13: no such file')")
+    (tmp_path / "needypackage.py").write_text("import absent_dependency_of_it")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(doctor.MINIMUM, "oldpackage", (2, 10))
+    old, broken, needy = map(doctor._import, ("oldpackage", "brokenpackage", "needypackage"))
+    assert not old.ok and "2.9.1 is older than 2.10" in old.detail
+    assert "'oldpackage>=2.10'" in old.mend
+    assert not broken.ok and "libcudart.so.13" in broken.detail
+    assert not needy.ok and "absent_dependency_of_it" in needy.detail
+
+
+def test_a_cache_that_cannot_be_written_is_said(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("TRITONGEMM_CACHE_DIR", str(tmp_path / "file" / "below"))
+    settings.reload()
+    check = doctor._cache()
+    assert not check.ok and "TRITONGEMM_CACHE_DIR" in check.mend
+
+
+def test_no_configs_folder_is_said(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITONGEMM_CONFIG_DIR", str(tmp_path / "nowhere"))
+    settings.reload()
+    (check,) = doctor._configs()
+    assert not check.ok and "nowhere" in check.detail
+
+
+def test_a_driver_that_answers_with_an_error_is_missing(monkeypatch, tmp_path):
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho 'Driver/library version mismatch' >&2\nexit 18\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    check = doctor._driver()
+    assert not check.ok and "Driver/library version mismatch" in check.detail
+    smi.write_text("#!/bin/sh\necho 580.65.06\n")
+    assert str(doctor._driver().detail) == "580.65.06"
+
+
+def test_a_setting_that_cannot_be_read_is_a_usage_error(monkeypatch, capsys):
+    monkeypatch.setenv("TRITONGEMM_LOG", "loud")
+    settings._current = None
+    assert main(["doctor"]) == 2
+    assert "TRITONGEMM_LOG='loud'" in capsys.readouterr().err
+
+
+def test_works_with_no_torch_at_all():
+    # -S leaves site-packages out: this Python has the standard library and the checkout.
+    done = subprocess.run([sys.executable, "-S", "-m", "tritongemm", "doctor"], cwd=CHECKOUT,
+                          env=settings.child_environment(PYTHONPATH=""), capture_output=True,
+                          text=True, timeout=60)
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    lines = done.stdout.splitlines()
+    torch = next(i for i, line in enumerate(lines) if line.startswith("missing torch"))
+    assert lines[torch + 1].strip().endswith("-m pip install torch")
+    assert "Without torch" in lines[-1]
+
+
+def test_every_line_of_this_machine_is_ok_or_mended():
+    pytest.importorskip("torch")
+    found = doctor.diagnose()
+    assert found.ok("python", "torch", "numpy", "pandas", "configs")
+    assert all(check.ok or check.mend for check in found.checks)
+    assert len({check.name for check in found.checks}) == len(found.checks)

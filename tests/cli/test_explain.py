@@ -1,0 +1,90 @@
+"""explain: its arguments become a problem and a device; ops.explain does the rest."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+
+from tritongemm.cli import explain as verb
+from tritongemm.cli import main
+from tritongemm.device import device_named
+from tritongemm.errors import DeviceError
+from tritongemm.problem import GemmProblem
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What the command asked of ops.explain, which is replaced."""
+    calls = []
+    module = types.ModuleType("tritongemm.ops.explain")
+    module.explain_problem = lambda problem, device: (
+        calls.append((problem, device)) or "the explanation")
+    monkeypatch.setitem(sys.modules, "tritongemm.ops.explain", module)
+    return calls
+
+
+def test_arguments_become_the_problem_and_the_device(asked, capsys):
+    assert main(["explain", "4096", "6144", "512", "--dtype", "fp32", "--layout", "nt", "--batch",
+                 "3", "--precision", "tf32", "--device-name", "nvidia-h200"]) == 0
+    assert asked == [(GemmProblem.contiguous(4096, 6144, 512, batch=3, dtype="fp32", layout="nt",
+                                             precision="tf32"), device_named("nvidia-h200"))]
+    assert capsys.readouterr().out == "the explanation\n"
+
+
+def test_what_is_not_said_is_one_bf16_product_of_row_major_operands(asked):
+    assert main(["explain", "5", "6", "7", "--device-name", "nvidia-h200"]) == 0
+    assert asked[0][0] == GemmProblem.contiguous(5, 6, 7)
+
+
+def test_no_gpu_and_no_device_name_says_what_to_give(asked, monkeypatch, capsys):
+    def nothing():
+        raise DeviceError("torch sees no CUDA device")
+
+    monkeypatch.setattr(verb, "current_device", nothing)
+    assert main(["explain", "5", "6", "7"]) == 2
+    error = capsys.readouterr().err
+    assert "torch sees no CUDA device" in error and "--device-name nvidia-h200" in error
+    assert asked == []
+
+
+def test_the_gpu_of_this_machine_is_the_default(asked, monkeypatch):
+    here = device_named("nvidia-b200")
+    monkeypatch.setattr(verb, "current_device", lambda: here)
+    assert main(["explain", "5", "6", "7"]) == 0
+    assert asked[0][1] is here
+
+
+@pytest.mark.parametrize("words, says", [
+    (["5", "6", "7", "--device-name", "nvidia-gt710"], "nvidia-gt710"),
+    (["5", "6", "99999999999"], "k=99999999999"),
+    (["5", "6", "7", "--batch", "-1"], "batch=-1"),
+    (["5", "6", "7", "--dtype", "bf16", "--precision", "tf32"], "precision tf32"),
+])
+def test_a_shape_or_device_that_cannot_be_is_one_line(words, says, asked, capsys):
+    assert main(["explain", *words, *([] if "--device-name" in words
+                                      else ["--device-name", "nvidia-h200"])]) == 2
+    error = capsys.readouterr().err
+    assert says in error and len(error.splitlines()) == 1
+    assert asked == []
+
+
+@pytest.mark.parametrize("words", [
+    ["5", "6"], ["5", "6", "seven"], ["5", "6", "7", "--dtype", "int3"],
+    ["5", "6", "7", "--layout", "zz"], ["5", "6", "7", "--precision", "high"]])
+def test_wrong_arguments_are_a_usage_error(words, asked, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["explain", *words])
+    assert ended.value.code == 2
+    assert "usage: tritongemm explain" in capsys.readouterr().err
+    assert asked == []
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+def test_a_shipped_device_is_explained_with_no_gpu(dtype, capsys):
+    pytest.importorskip("tritongemm.ops.explain")
+    assert main(["explain", "4096", "4096", "4096", "--dtype", dtype, "--layout", "nt",
+                 "--device-name", "nvidia-h200"]) == 0
+    text = capsys.readouterr().out
+    assert "4096x4096x4096" in text and "nvidia-h200" in text.lower().replace(" ", "-")

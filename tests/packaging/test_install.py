@@ -1,0 +1,192 @@
+"""The three ways to have the package: a wheel, an editable install, a bare checkout.
+
+Each is built from a copy of the tree and tried in an environment that has nothing else, so what
+is proved is that the package alone finds its configs and suites, and that nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import configparser
+import importlib.metadata
+import json
+import shutil
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import tritongemm
+from tritongemm import settings
+
+CHECKOUT = Path(tritongemm.__file__).resolve().parent.parent
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+OFFLINE = ("--no-deps", "--no-index", "--no-build-isolation", "--quiet")
+
+#: Run in the new environment: where the package lies, what it finds, what it loaded.
+PROBE = """
+import json, sys
+import tritongemm
+loaded = sorted({"torch", "triton", "pandas"} & set(sys.modules))
+from tritongemm.settings import config_root
+from tritongemm.device import known_devices
+from tritongemm.records.suites import known_suites, read_suite, suite_path
+names = known_suites()
+print(json.dumps({
+    "file": tritongemm.__file__, "version": tritongemm.__version__, "loaded": loaded,
+    "configs": str(config_root()), "devices": sorted(known_devices()),
+    "spaces": sorted(p.stem for p in (config_root() / "spaces").glob("*.json")),
+    "suites": sorted(str(n) for n in names),
+    "square": len(read_suite(suite_path("square")))}))
+"""
+
+
+def needs(*modules: str) -> None:
+    for module in modules:
+        pytest.importorskip(module, reason=f"building needs {module}")
+
+
+def run(*words: object, **environment: str) -> str:
+    done = subprocess.run([str(word) for word in words], cwd="/", capture_output=True, text=True,
+                          env=settings.child_environment(**environment), timeout=300,
+                          stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def clean_python(folder: Path) -> Path:
+    """An environment with no packages at all, not even pip."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    return folder / "bin" / "python"
+
+
+def probe(python: Path, **environment: str) -> dict:
+    return json.loads(run(python, "-c", PROBE, **environment).splitlines()[-1])
+
+
+def expected() -> dict:
+    """What a complete package holds: what the checkout holds."""
+    def stems(folder: str, pattern: str) -> list[str]:
+        return sorted(p.stem for p in (CHECKOUT / folder).glob(pattern))
+
+    return {"version": tritongemm.__version__, "loaded": [],
+            "devices": stems("configs/devices", "*.json"),
+            "spaces": stems("configs/spaces", "*.json"),
+            "suites": stems("perf/suites", "*.csv"),
+            "square": len((CHECKOUT / "perf/suites/square.csv").read_text().splitlines()) - 1}
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory) -> Path:
+    """A copy of the files that a build reads, so that it leaves nothing in the checkout."""
+    if not (CHECKOUT / "setup.cfg").is_file():
+        pytest.skip("the tests run against an installed package, not a checkout")
+    copy = tmp_path_factory.mktemp("tree") / "checkout"
+    skipped = shutil.ignore_patterns("__pycache__", "results", "*.egg-info", "*.lock")
+    for name in ("tritongemm", "configs", "perf"):
+        shutil.copytree(CHECKOUT / name, copy / name, ignore=skipped)
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(CHECKOUT / name, copy / name)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def build_path(tmp_path_factory) -> str:
+    """A folder with setuptools alone, to stand in PYTHONPATH while pip builds into an
+    environment that has none (the tests' own site-packages would also show pip this package)."""
+    needs("setuptools", "pip")
+    folder = tmp_path_factory.mktemp("build")
+    for name in ("setuptools", "wheel"):
+        try:
+            files = importlib.metadata.files(name) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        site = Path(importlib.metadata.distribution(name).locate_file(""))
+        for top in {file.parts[0] for file in files} - {"..", "__pycache__"}:
+            if not top.endswith(".pth"):
+                (folder / top).symlink_to(site / top)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def wheel(tree, build_path, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    run(*PIP, "wheel", *OFFLINE, "--wheel-dir", folder, tree)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def test_setup_cfg_names_every_package_folder():
+    parser = configparser.ConfigParser()
+    parser.read(CHECKOUT / "setup.cfg")
+    named = set(parser["options"]["packages"].split()) - {"tritongemm.configs",
+                                                         "tritongemm.suites"}
+    found = {".".join(path.parent.relative_to(CHECKOUT).parts)
+             for path in (CHECKOUT / "tritongemm").rglob("*.py")}
+    assert named == found
+
+
+def test_constraints_pin_a_torch_and_its_triton():
+    lines = (CHECKOUT / "constraints.txt").read_text().splitlines()
+    assert "torch==2.13.0" in lines and "triton==3.7.1" in lines
+
+
+def test_requirements_have_no_upper_pins():
+    parser = configparser.ConfigParser()
+    parser.read(CHECKOUT / "setup.cfg")
+    requirements = parser["options"]["install_requires"]
+    assert "<" not in requirements and "~=" not in requirements
+    versions = [line for line in requirements.splitlines() if line.startswith("triton")]
+    assert versions == [line for line in versions if 'platform_system == "Linux"' in line] != []
+
+
+def test_a_wheel_holds_the_data_and_no_tests(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    data = {f"tritongemm/{p.relative_to(CHECKOUT)}" for p in (CHECKOUT / "configs").rglob("*.json")}
+    data |= {f"tritongemm/suites/{p.name}" for p in (CHECKOUT / "perf/suites").glob("*.csv")}
+    data |= {str(p.relative_to(CHECKOUT)) for suffix in ("py", "cu", "cuh")
+             for p in (CHECKOUT / "tritongemm").rglob(f"*.{suffix}")}
+    data |= {"tritongemm/py.typed"}
+    assert sorted(data - set(names)) == []
+    tops = {name.split("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"tritongemm"}
+
+
+def test_a_wheel_in_a_clean_environment_finds_its_files(wheel, tmp_path):
+    python = clean_python(tmp_path / "env")
+    run(*PIP, "--python", python, "install", *OFFLINE, wheel)
+    found = probe(python)
+    package = Path(found.pop("file")).parent
+    assert package.is_relative_to(tmp_path / "env")
+    assert Path(found.pop("configs")) == package / "configs"
+    assert found == expected()
+    command = tmp_path / "env" / "bin" / "tritongemm"
+    assert run(command, "--version").strip() == f"tritongemm {tritongemm.__version__}"
+
+
+def test_an_editable_install_finds_the_checkouts_files(tree, build_path, tmp_path):
+    python = clean_python(tmp_path / "env")
+    run(*PIP, "--python", python, "install", *OFFLINE, "--editable", tree, PYTHONPATH=build_path)
+    found = probe(python)
+    assert Path(found.pop("file")).parent == tree / "tritongemm"
+    assert Path(found.pop("configs")) == tree / "configs"
+    assert found == expected()
+    command = tmp_path / "env" / "bin" / "tritongemm"
+    assert run(command, "--version").strip() == f"tritongemm {tritongemm.__version__}"
+
+
+def test_a_bare_checkout_finds_its_files(tree, tmp_path):
+    python = clean_python(tmp_path / "env")
+    found = probe(python, PYTHONPATH=str(tree))
+    assert Path(found.pop("file")).parent == tree / "tritongemm"
+    assert Path(found.pop("configs")) == tree / "configs"
+    assert found == expected()
+
+
+def test_a_config_folder_of_ones_own_comes_first(tree, tmp_path):
+    python = clean_python(tmp_path / "env")
+    shutil.copytree(tree / "configs", tmp_path / "mine")
+    found = probe(python, PYTHONPATH=str(tree), TRITONGEMM_CONFIG_DIR=str(tmp_path / "mine"))
+    assert Path(found["configs"]) == tmp_path / "mine"

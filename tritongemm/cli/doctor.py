@@ -1,0 +1,340 @@
+"""``tritongemm doctor``: what works here, what is missing, and the command that mends it.
+
+Works on a machine with no torch at all, so every look at a package is its own small attempt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tritongemm import settings
+from tritongemm.errors import TritonGemmError
+
+PYTHONS = ((3, 10), (3, 13))
+#: What setup.cfg asks for.
+MINIMUM = {"torch": (2, 10), "triton": (3, 6)}
+#: Optional distribution -> its extra, and what is not there without it.
+OPTIONAL = {
+    "cuda-core": ("cuda", "the CUDA C++ rungs of the ladder"),
+    "numba": ("cpu", "the compiled host rungs of the ladder"),
+    "nvidia-ml-py": (None, "clocks, power and energy in the rows"),
+    "matplotlib": ("report", "PNG plots"),
+    "plotly": ("report", "the HTML report"),
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the answer.
+
+    Attributes:
+        name: what was looked at.
+        ok: whether it is there and usable.
+        detail: version, place, or what is wrong.
+        mend: the command or step that mends it; empty when ok.
+    """
+
+    name: str
+    ok: bool
+    detail: str
+    mend: str = ""
+
+    def __str__(self) -> str:
+        line = f"{'ok' if self.ok else 'missing':<8}{self.name:<20}{self.detail}"
+        return line if self.ok or not self.mend else f"{line}\n{'':28}-> {self.mend}"
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """All checks, and what follows from them."""
+
+    checks: tuple[Check, ...]
+
+    def ok(self, *names: str) -> bool:
+        """Whether every check so named is ok."""
+        found = {check.name: check.ok for check in self.checks}
+        return all(found.get(name, False) for name in names)
+
+    @property
+    def gpu(self) -> bool:
+        """``tritongemm.matmul`` can run its kernels on a GPU here."""
+        return self.ok("python", "torch", "triton", "GPU", "C compiler", "Python headers",
+                       "cache", "configs")
+
+    @property
+    def interpreter(self) -> bool:
+        """Kernels can run on CPU tensors under TRITON_INTERPRET=1."""
+        return self.ok("python", "torch", "triton", "interpreter", "configs")
+
+
+def version_of(distribution: str) -> str | None:
+    """The installed version of ``distribution``, or None."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def release(version: str) -> tuple[int, ...]:
+    """``"3.6.0+cu130"`` -> ``(3, 6, 0)``; what does not begin with a number -> ``()``."""
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
+
+
+def interpreter_obstacle(triton: str | None = None, numpy: str | None = None) -> str | None:
+    """Why Triton's interpreter cannot work with what is installed, or None.
+
+    Triton 3.6's interpreter turns one-element arrays into scalars in a way that numpy 2.4
+    refuses ("only 0-dimensional arrays can be converted"); Triton 3.7 mended it.
+
+    Args:
+        triton, numpy: versions; those installed if not given.
+    """
+    triton = triton or version_of("triton")
+    numpy = numpy or version_of("numpy")
+    if triton is None:
+        return "triton is not installed"
+    if numpy is None:
+        return "numpy is not installed"
+    if release(triton) < (3, 7) and release(numpy) >= (2, 4):
+        return (f"the interpreter of Triton {triton} does not work with numpy {numpy}; "
+                "it needs numpy < 2.4")
+    return None
+
+
+def _python() -> Check:
+    version, low, high = sys.version_info[:2], *PYTHONS
+    return Check("python", low <= version, platform.python_version() + (
+        "" if version <= high else f" (tested up to {high[0]}.{high[1]})"),
+        f"use Python {low[0]}.{low[1]} to {high[0]}.{high[1]}")
+
+
+def _import(package: str) -> Check:
+    """``package`` by importing it: a broken build is as missing as an absent one."""
+    mend = f"{sys.executable} -m pip install {package}"
+    try:
+        version = str(importlib.import_module(package).__version__)
+    except ModuleNotFoundError as error:
+        if error.name == package:
+            if package == "triton" and platform.system() != "Linux":
+                mend = f"Triton has no build for {platform.system()}; calls go to torch here"
+            return Check(package, False, "not installed", mend)
+        return Check(package, False, f"cannot be imported: {error}", mend)
+    except (ImportError, OSError, AttributeError, RuntimeError) as error:
+        # A CUDA library that does not load is an OSError, a build against another numpy any of
+        # these; the reason is the line's detail.
+        return Check(package, False, f"cannot be imported: {error}",
+                     f"{mend} --force-reinstall")
+    low = MINIMUM.get(package, ())
+    if release(version)[:len(low)] < low:
+        wanted = ".".join(map(str, low))
+        return Check(package, False, f"{version} is older than {wanted}",
+                     f"{sys.executable} -m pip install --upgrade '{package}>={wanted}'")
+    return Check(package, True, version)
+
+
+def _required(package: str) -> Check:
+    version = version_of(package)
+    return Check(package, version is not None, version or "not installed",
+                 f"{sys.executable} -m pip install {package}")
+
+
+def _driver() -> Check:
+    """The NVIDIA driver, by nvidia-smi: it needs neither torch nor NVML's Python package."""
+    smi = shutil.which("nvidia-smi")
+    mend = "install NVIDIA's driver; without one, calls go to torch"
+    if smi is None:
+        return Check("driver", False, "no nvidia-smi in PATH", mend)
+    try:
+        done = subprocess.run([smi, "--query-gpu=driver_version", "--format=csv,noheader"],
+                              capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Check("driver", False, f"nvidia-smi failed: {error}", mend)
+    lines = done.stdout.split()
+    if done.returncode or not lines:
+        reason = (done.stderr or done.stdout).strip().splitlines() or ["no GPU"]
+        return Check("driver", False, f"nvidia-smi: {reason[0]}", mend)
+    return Check("driver", True, lines[0])
+
+
+def _gpu(torch_ok: bool) -> list[Check]:
+    """CUDA of torch's build, and the devices it sees."""
+    if not torch_ok:
+        return [Check("GPU", False, "cannot be looked for without torch", "mend torch first")]
+    import torch
+
+    cuda = torch.version.cuda
+    checks = [Check("CUDA", cuda is not None, cuda or "torch was built without CUDA",
+                    "install a CUDA build of torch (pytorch.org, Get Started)")]
+    if not torch.cuda.is_available():
+        return [*checks, Check("GPU", False, "torch sees no CUDA device",
+                               "check the driver (nvidia-smi) and CUDA_VISIBLE_DEVICES; with no "
+                               "GPU, try kernels with TRITON_INTERPRET=1")]
+    for index in range(torch.cuda.device_count()):
+        p = torch.cuda.get_device_properties(index)
+        sm = p.major * 10 + p.minor
+        checks.append(Check("GPU" if index == 0 else f"GPU {index}", sm >= 80,
+                            f"{p.name}, sm_{sm}, {p.multi_processor_count} SMs, "
+                            f"{p.total_memory / 2**30:.0f} GiB",
+                            "kernels need sm_80 or later; calls go to torch"))
+    return checks
+
+
+def _compiler() -> Check:
+    """What Triton builds its launchers with: CC if set, else gcc or clang."""
+    names = [settings.child_environment().get("CC", ""), "gcc", "clang", "cc"]
+    found = next((path for name in names if name and (path := shutil.which(name))), None)
+    return Check("C compiler", found is not None, found or "no gcc, clang or cc in PATH",
+                 "apt install gcc (or your system's compiler package)")
+
+
+def _headers() -> Check:
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return Check("Python headers", header.is_file(),
+                 str(header) if header.is_file() else f"{header} is not there",
+                 f"apt install python{version}-dev (or your system's package of headers)")
+
+
+def _interpreter() -> Check:
+    obstacle = interpreter_obstacle()
+    if obstacle is None:
+        return Check("interpreter", True, "TRITON_INTERPRET=1 runs kernels on CPU tensors")
+    mend = (f"{sys.executable} -m pip install 'numpy<2.4'" if "numpy <" in obstacle
+            else f"{sys.executable} -m pip install triton numpy")
+    return Check("interpreter", False, obstacle, mend)
+
+
+def _optional(distribution: str) -> Check:
+    version = version_of(distribution)
+    extra, what = OPTIONAL[distribution]
+    wanted = f"'tritongemm[{extra}]'" if extra else distribution
+    return Check(distribution, version is not None, version or f"not installed; needed for {what}",
+                 f"{sys.executable} -m pip install {wanted}")
+
+
+def _profiler() -> Check:
+    found = shutil.which("ncu") or shutil.which("ncu", path="/usr/local/cuda/bin")
+    return Check("ncu", found is not None, found or "not in PATH: no hardware counters",
+                 "install NVIDIA Nsight Compute")
+
+
+def _configs() -> list[Check]:
+    """The configs/ folder, and the tuned tables of this device in it."""
+    from tritongemm.device import current_device
+
+    try:
+        root = settings.config_root()
+    except TritonGemmError as error:
+        return [Check("configs", False, str(error),
+                      f"{sys.executable} -m pip install --force-reinstall tritongemm")]
+    checks = [Check("configs", True, str(root))]
+    try:
+        slug = current_device().slug
+    except (TritonGemmError, ImportError, RuntimeError, OSError):
+        # The reason has its own line (torch or GPU).
+        devices = sorted(p.name for p in (root / "tuned").glob("*") if p.is_dir())
+        shipped = ", ".join(devices) or "none"
+        return [*checks, Check("tuned tables", False, f"no GPU to look up; shipped for: {shipped}",
+                               "mend GPU first")]
+    tables = sorted((root / "tuned" / slug).glob("*.json"))
+    detail = (f"{len(tables)} for {slug}" if tables
+              else f"none for {slug}: nearest row or rule chooses")
+    return [*checks, Check("tuned tables", bool(tables), detail,
+                           "tritongemm sweep square --journal sweep.jsonl "
+                           "&& tritongemm publish sweep.jsonl")]
+
+
+def _cache() -> Check:
+    """Whether compiled kernels can be kept: a file is written and removed."""
+    try:
+        root = settings.cache_root()
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=root) as file:
+            file.write(b"tritongemm")
+    except ImportError as error:
+        return Check("cache", False, f"its place is not known: {error}",
+                     f"{sys.executable} -m pip install platformdirs")
+    except OSError as error:
+        return Check("cache", False, f"cannot be written: {error}",
+                     "set TRITONGEMM_CACHE_DIR to a folder that can be written")
+    return Check("cache", True, str(root))
+
+
+def diagnose() -> Diagnosis:
+    """Looks at everything. Raises :class:`UsageError` for a TRITONGEMM_* variable that cannot
+    be read."""
+    settings.current()
+    torch = _import("torch")
+    steps: Iterable[Callable[[], Check]] = (_compiler, _headers, _interpreter, _cache, _profiler)
+    checks = [_python(), torch, _import("triton"),
+              *map(_required, ("numpy", "pandas", "filelock", "platformdirs", "rich")),
+              _driver(), *_gpu(torch.ok), *(step() for step in steps),
+              *_configs(), *map(_optional, OPTIONAL)]
+    return Diagnosis(tuple(checks))
+
+
+_TRIAL = """
+import torch, tritongemm
+device = {device!r}
+a = torch.randn(32, 48, device=device, dtype=torch.float16)
+b = torch.randn(48, 16, device=device, dtype=torch.float16)
+with_torch = a.double() @ b.double()
+worst = (tritongemm.matmul(a, b).double() - with_torch).abs().max().item()
+assert worst < 0.1, f"off by {{worst}}"
+"""
+
+
+def trial(device: str) -> Check:
+    """One small product in a process of its own: ``cuda``, or ``cpu`` in the interpreter."""
+    name = "trial on the GPU" if device == "cuda" else "trial interpreted"
+    environment = settings.child_environment(
+        TRITONGEMM_STRICT="1", TRITON_INTERPRET="1" if device == "cpu" else "0")
+    done = subprocess.run([sys.executable, "-c", _TRIAL.format(device=device)], env=environment,
+                          capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode == 0:
+        return Check(name, True, "32x16x48 fp16 agrees with torch")
+    reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+    return Check(name, False, reason, "see the lines above")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``tritongemm doctor``."""
+    parser.add_argument("--try", dest="run_trial", action="store_true",
+                        help="also run one small product, on the GPU if there is one, else in "
+                             "the interpreter")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the diagnosis. 0 if kernels can run here, on a GPU or interpreted, else 1."""
+    diagnosis = diagnose()
+    for check in diagnosis.checks:
+        print(check)
+    print()
+    works = diagnosis.gpu or diagnosis.interpreter
+    if diagnosis.gpu:
+        print("tritongemm.matmul runs its kernels on this GPU.")
+    elif diagnosis.interpreter:
+        print("No usable GPU: tritongemm.matmul passes calls to torch. Kernels can be tried on "
+              "CPU tensors with TRITON_INTERPRET=1.")
+    elif diagnosis.ok("torch"):
+        print("Kernels cannot run here: tritongemm.matmul passes every call to torch.")
+    else:
+        print("Without torch nothing can be multiplied here; report, compare and publish work.")
+    if args.run_trial and works:
+        result = trial("cuda" if diagnosis.gpu else "cpu")
+        print(result)
+        return 0 if result.ok else 1
+    return 0 if works else 1
