@@ -3,8 +3,8 @@
 Two ways, by what the running Python has:
 
 - It imports torch and triton (a GPU machine, perhaps offline): the new environment sees its
-  packages, and a ``.pth`` line makes this checkout importable. Nothing is downloaded unless one
-  of the other packages is missing.
+  packages, and a ``.pth`` line makes this checkout importable. Nothing is downloaded, except small
+  packages that are missing, where they can be had.
 - It does not: everything is installed by pip, held to constraints.txt.
 """
 
@@ -18,13 +18,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 EXTRAS = "test,report,cpu"
-#: Distribution -> module, for what pip must add where torch and triton are there already.
+#: Distribution -> module, for what pip adds where torch and triton are there already.
 NEEDED = {"pandas": "pandas", "numpy": "numpy", "filelock": "filelock",
-          "platformdirs": "platformdirs", "rich": "rich", "nvidia-ml-py": "pynvml",
-          "pytest": "pytest", "hypothesis": "hypothesis", "matplotlib": "matplotlib",
-          "plotly": "plotly"}
-#: Used where they are there; their tests and commands say so where they are not.
-OPTIONAL = {"numba": "numba", "ruff": "ruff", "mypy": "mypy", "setuptools": "setuptools"}
+          "platformdirs": "platformdirs", "rich": "rich", "pytest": "pytest"}
+#: What uses these skips or says so where they are missing.
+USEFUL = {"hypothesis": "hypothesis", "matplotlib": "matplotlib", "plotly": "plotly",
+          "nvidia-ml-py": "pynvml", "numba": "numba", "ruff": "ruff", "mypy": "mypy",
+          "setuptools": "setuptools"}
 
 
 def say(text: str) -> None:
@@ -69,34 +69,42 @@ def reuse_installed(folder: Path, python: Path) -> None:
     command.write_text(f"#!{python}\nimport sys\n\nfrom tritongemm.cli import main\n\n"
                        "sys.exit(main())\n", encoding="utf-8")
     command.chmod(0o755)
-    add_missing(python, NEEDED, required=True)
-    add_missing(python, OPTIONAL, required=False)
+    add_missing(python, NEEDED)
+    add_missing(python, USEFUL)
 
 
-def add_missing(python: Path, wanted: dict[str, str], *, required: bool) -> None:
-    """Installs, into the environment only, what ``python`` cannot import."""
-    absent = [name for name, module in wanted.items() if not imports(str(python), module)]
+def missing_from(python: Path, wanted: dict[str, str]) -> list[str]:
+    """The distributions of ``wanted`` whose module ``python`` does not find (none is imported)."""
+    code = ("import importlib.util, sys; "
+            "print(*(m for m in sys.argv[1:] if importlib.util.find_spec(m) is None))")
+    found = subprocess.run([str(python), "-c", code, *wanted.values()], check=True,
+                           stdin=subprocess.DEVNULL, capture_output=True, text=True).stdout.split()
+    return [name for name, module in wanted.items() if module in found]
+
+
+def add_missing(python: Path, wanted: dict[str, str]) -> None:
+    """Installs, into the environment only, what ``python`` does not find; offline, goes on."""
+    absent = missing_from(python, wanted)
     if not absent:
         return
     say(f"not installed here, trying pip: {', '.join(absent)}")
-    # Without dependencies that touch torch's own, and by the pinned version where there is one.
+    # The pinned version where there is one for every Python. Not constraints.txt as it stands: its
+    # torch and numpy are not those of this machine.
     pins = {match[1]: match[0] for line in (ROOT / "constraints.txt").read_text().splitlines()
-            if (match := re.match(r"([\w-]+)==.*", line)) and ";" not in line}
-    failed = [name for name in absent
-              if subprocess.run([sys.executable, "-m", "pip", "--python", str(python), "install",
-                                 "--quiet", "--upgrade-strategy", "only-if-needed",
-                                 pins.get(name, name)],
-                                cwd=ROOT, stdin=subprocess.DEVNULL, check=False).returncode]
-    if failed and required:
-        say(f"could not install {', '.join(failed)}; install them where torch is, then try again")
-        sys.exit(1)
-    if failed:
-        say(f"going on without {', '.join(failed)}: what needs them says so")
+            if (match := re.fullmatch(r"([\w-]+)==[\w.]+", line))}
+    subprocess.run([sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet",
+                    "--retries", "1", "--upgrade-strategy", "only-if-needed",
+                    *(pins.get(name, name) for name in absent)],
+                   cwd=ROOT, stdin=subprocess.DEVNULL, check=False)
+    if absent := missing_from(python, wanted):
+        say(f"going on without {', '.join(absent)}; what needs them says so. To try again: "
+            "make clean")
 
 
 def install_everything(folder: Path, python: Path) -> None:
     """An environment of its own, by pip."""
-    say(f"installing into {folder.name}: torch, triton and the rest of constraints.txt")
+    say(f"installing torch, triton and the rest of constraints.txt into {folder.name}; "
+        "this downloads them once and takes minutes")
     run(sys.executable, "-m", "venv", "--clear", folder)
     run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
         "-c", "constraints.txt", "-e", f".[{EXTRAS}]")

@@ -43,11 +43,6 @@ print(json.dumps({
 """
 
 
-def needs(*modules: str) -> None:
-    for module in modules:
-        pytest.importorskip(module, reason=f"building needs {module}")
-
-
 def run(*words: object, **environment: str) -> str:
     done = subprocess.run([str(word) for word in words], cwd="/", capture_output=True, text=True,
                           env=settings.child_environment(**environment), timeout=300,
@@ -96,7 +91,9 @@ def tree(tmp_path_factory) -> Path:
 def build_path(tmp_path_factory) -> str:
     """A folder with setuptools alone, to stand in PYTHONPATH while pip builds into an
     environment that has none (the tests' own site-packages would also show pip this package)."""
-    needs("setuptools", "pip")
+    # Without what pyproject.toml asks for, pip would have to download it.
+    for module, oldest in (("setuptools", "70.1"), ("pip", "22.3")):
+        pytest.importorskip(module, minversion=oldest)
     folder = tmp_path_factory.mktemp("build")
     for name in ("setuptools", "wheel"):
         try:

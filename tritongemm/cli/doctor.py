@@ -332,7 +332,7 @@ def run(args: argparse.Namespace) -> int:
     elif diagnosis.ok("torch"):
         print("Kernels cannot run here: tritongemm.matmul passes every call to torch.")
     else:
-        print("Without torch nothing can be multiplied here; report, compare and publish work.")
+        print("Without torch nothing can be multiplied here; report and compare need only pandas.")
     if args.run_trial and works:
         result = trial("cuda" if diagnosis.gpu else "cpu")
         print(result)
