@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import heapq
 import json
+import math
 import os
 import re
 import threading
@@ -16,6 +17,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 from tritongemm.config import KernelConfig
 from tritongemm.errors import ConfigError, DataFileError, ProblemError
@@ -30,7 +32,7 @@ SCHEMA_VERSION = 1
 #: most the records of this long.
 SYNC_INTERVAL_S = 1.0
 #: Fastest configs remembered of each problem when resuming; more than any sweep re-measures.
-REMEMBERED = 32
+REMEMBERED = 16
 
 _KIND = re.compile(r"[a-z][a-z_]{0,31}")
 #: Distinct problems and configs whose decoding is remembered while streaming.
@@ -51,6 +53,7 @@ class Journal:
         self._sync_interval_s = sync_interval_s
         self._synced = time.monotonic()
         self._one = threading.Lock()
+        self._checker = _Checker(path)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], header: Mapping[str, object], *,
@@ -98,8 +101,8 @@ class Journal:
                 record appended before is lost, and this one leaves no trace; appending may go on
                 once there is space.
         """
-        raw = _encode(self.path, record)
         with self._one:
+            raw = _encode(self._checker, record)
             if self._descriptor < 0:
                 raise DataFileError(self.path, "is closed; no record can be appended")
             size = os.fstat(self._descriptor).st_size
@@ -151,16 +154,17 @@ _NOTHING_LOST = ("Nothing that was journalled before is lost: run the same comma
                  "to go on")
 
 
-def _encode(path: Path, record: Mapping[str, object]) -> bytes:
+def _encode(checker: _Checker, record: Mapping[str, object]) -> bytes:
+    """The line of a record, checked so that whatever is written can be read."""
     try:
-        text = json.dumps(record, separators=(",", ":"), allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise DataFileError(path, f"the record cannot be written as JSON: {error}") from error
-    raw = text.encode() + b"\n"
+        raw = _to_json(record).encode() + b"\n"
+    except (TypeError, ValueError, RecursionError) as error:
+        raise DataFileError(checker.path, f"the record cannot be written as JSON: {error}"
+                            ) from error
     if len(raw) > reading.LINE_LIMIT:
-        raise DataFileError(path, f"the record has {len(raw)} bytes; at most "
+        raise DataFileError(checker.path, f"the record has {len(raw)} bytes; at most "
                             f"{reading.LINE_LIMIT} are allowed")
-    _Checker(path).check(None, record)
+    checker.check(None, record)
     return raw
 
 
@@ -196,17 +200,21 @@ def _refuse(text: str) -> float:
     raise ValueError(f"{text} is not a number that JSON allows")
 
 
-# One decoder for all lines: json.loads with arguments would build one a line.
-_decode = json.JSONDecoder(parse_constant=_refuse).decode
+# Made once: json.loads and json.dumps with arguments would build one a line.
+_scan = json.JSONDecoder(parse_constant=_refuse).scan_once
+_to_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 def _parse(raw: bytes) -> dict | None:
-    """The object of a line, or None."""
+    """The object that is the whole of a line, or None."""
     try:
-        record = _decode(raw.decode())
-    except (ValueError, RecursionError):
+        text = raw.decode()
+        record, end = _scan(text, 0)
+    except (ValueError, RecursionError, StopIteration):  # the last: nothing where a value belongs
         return None
-    return record if isinstance(record, dict) else None
+    if not isinstance(record, dict) or text[end:] not in ("\n", "\r\n", ""):
+        return None
+    return record
 
 
 def _check_first(path: Path, record: dict | None) -> None:
@@ -215,70 +223,84 @@ def _check_first(path: Path, record: dict | None) -> None:
                             "choose another path", row=1)
 
 
+class _Known(NamedTuple):
+    """A decoded problem or config with 64 bits of digest of its key."""
+
+    value: object
+    digest: int
+
+
+def _flat(values: object) -> tuple:
+    """A key for a JSON object: its names, then its values."""
+    return (*values, *values.values())  # type: ignore
+
+
 class _Checker:
-    """Checks records and decodes their problems and configs, remembering the distinct ones."""
+    """Checks records and decodes their problems and configs, remembering the distinct ones, so
+    that a million rows are not a million objects built."""
 
     def __init__(self, path: object) -> None:
         self.path = path
-        self._problems: dict[tuple, GemmProblem] = {}
-        self._configs: dict[tuple, KernelConfig] = {}
+        self._problems: dict[tuple, _Known] = {}
+        self._configs: dict[tuple, _Known] = {}
+        self._last: object = None
+        self._last_known = _Known(None, 0)
 
-    def check(self, line: int | None, record: Mapping[str, object]) -> None:
+    def check(self, line: int | None, record: Mapping[str, object]
+              ) -> tuple[_Known, _Known] | None:
+        """Checks one record; the problem and config of a result or winner.
+
+        Raises:
+            DataFileError: naming the file, the line and the field.
+        """
         kind = record.get("kind")
         if kind == "result":
-            if record.get("status") not in STATUSES:
-                raise self._error(line, "status", f"{record.get('status')!r:.80} is not one of "
+            status, time_us = record.get("status"), record.get("time_us")
+            if status not in STATUSES:
+                raise self._error(line, "status", f"{status!r:.80} is not one of "
                                   f"{', '.join(STATUSES)}")
-            self.problem(line, record)
-            self.config(line, record)
-            time_us = record.get("time_us")
-            if time_us is not None and (type(time_us) not in (float, int)
-                                        or not 0 < time_us < float("inf")):  # type: ignore
-                raise self._error(line, "time_us", f"{time_us!r:.80} is not a positive number")
-            if time_us is not None and record["status"] != "ok":
-                raise self._error(line, "time_us",
-                                  f"a result of status {record['status']} holds a time")
-        elif kind == "winner":
-            self.problem(line, record)
-            self.config(line, record)
+            if time_us is not None:
+                if type(time_us) not in (float, int) or not 0 < time_us < math.inf:  # type: ignore
+                    raise self._error(line, "time_us", f"{time_us!r:.80} is not a positive number")
+                if status != "ok":
+                    raise self._error(line, "time_us", f"a result of status {status} holds a time")
         elif kind == "header":
             reading.Fields(self.path, dict(record), line).version(SCHEMA_VERSION)
             if "environment" not in record:
                 raise self._error(line, "environment", "is missing")
-        elif not isinstance(kind, str) or not _KIND.fullmatch(kind):
-            raise self._error(line, "kind", f"{kind!r:.80} is not a kind of record")
-
-    def problem(self, line: int | None, record: Mapping[str, object]) -> GemmProblem:
-        """The problem of a record."""
-        values = record.get("problem")
+            return None
+        elif kind != "winner":
+            if not isinstance(kind, str) or not _KIND.fullmatch(kind):
+                raise self._error(line, "kind", f"{kind!r:.80} is not a kind of record")
+            return None
+        problem, config = record.get("problem"), record.get("config")
         try:
-            return self._problems[tuple(values.items())]  # type: ignore[union-attr]
+            # Rows of one problem lie together: comparing is cheaper than looking up.
+            if problem != self._last:
+                self._last_known = self._problems[_flat(problem)]
+                self._last = dict(problem)  # type: ignore[call-overload]
+            return self._last_known, self._configs[_flat(config)]
         except (KeyError, TypeError, AttributeError):
-            pass
+            return self._decode(line, problem, config)
+
+    def _decode(self, line: int | None, problem: object, config: object
+                ) -> tuple[_Known, _Known]:
         try:
-            problem = problem_from_json(values)  # type: ignore[arg-type]
+            a_problem = problem_from_json(problem)  # type: ignore[arg-type]
         except ProblemError as error:
             raise self._error(line, "problem", str(error)[:500]) from error
-        if len(self._problems) >= _CACHE_LIMIT:
-            self._problems.clear()
-        self._problems[tuple(values.items())] = problem  # type: ignore[union-attr]
-        return problem
-
-    def config(self, line: int | None, record: Mapping[str, object]) -> KernelConfig:
-        """The config of a record."""
-        values = record.get("config")
         try:
-            return self._configs[tuple(values.items())]  # type: ignore[union-attr]
-        except (KeyError, TypeError, AttributeError):
-            pass
-        try:
-            config = config_from_json(values)  # type: ignore[arg-type]
+            a_config = config_from_json(config)  # type: ignore[arg-type]
         except ConfigError as error:
             raise self._error(line, "config", str(error)[:500]) from error
-        if len(self._configs) >= _CACHE_LIMIT:
-            self._configs.clear()
-        self._configs[tuple(values.items())] = config  # type: ignore[union-attr]
-        return config
+        known = (_Known(a_problem, digest(problem_key(a_problem))),
+                 _Known(a_config, digest(a_config.config_id)))
+        for cache, values, entry in ((self._problems, problem, known[0]),
+                                     (self._configs, config, known[1])):
+            if len(cache) >= _CACHE_LIMIT:
+                cache.clear()
+            cache[_flat(values)] = entry
+        return known
 
     def _error(self, line: int | None, field: str, reason: str) -> DataFileError:
         return DataFileError(self.path, reason, row=line, field=field)
@@ -323,8 +345,8 @@ def read_journal(path: str | os.PathLike[str]) -> Iterator[dict]:
 
 
 class DoneKeys:
-    """What a journal holds of one environment: 8 bytes of digest an outcome, and of each problem
-    its fastest configs and whether it has a winner."""
+    """What a journal holds of one environment: a digest an outcome, and of each problem its
+    fastest configs and whether it has a winner."""
 
     def __init__(self) -> None:
         self._outcomes: set[int] = set()
@@ -337,7 +359,8 @@ class DoneKeys:
 
     def has(self, problem: GemmProblem, config: KernelConfig, stage: str = "coarse") -> bool:
         """Whether ``config`` has an outcome, good or bad, for ``problem`` at ``stage``."""
-        return digest(problem_key(problem), config.config_id, stage) in self._outcomes
+        return (digest(problem_key(problem)) ^ digest(config.config_id) ^ digest(stage)
+                in self._outcomes)
 
     def has_winner(self, problem: GemmProblem) -> bool:
         """Whether a winner was journalled, so that nothing is left to do."""
@@ -345,7 +368,8 @@ class DoneKeys:
 
     def fastest(self, problem: GemmProblem, count: int = REMEMBERED
                 ) -> list[tuple[float, KernelConfig]]:
-        """The fastest of the coarse stage, (time in microseconds, config), fastest first."""
+        """At most ``count`` (and REMEMBERED) of the coarse stage's results, fastest first, as
+        (time in microseconds, config)."""
         found: dict[KernelConfig, float] = {}
         for time_us, _, config in sorted(self._fastest.get(digest(problem_key(problem)), ()),
                                          reverse=True):
@@ -356,43 +380,44 @@ class DoneKeys:
 def read_done(path: str | os.PathLike[str], environment: object) -> DoneKeys:
     """What was measured in ``environment``; see :class:`DoneKeys`. Streams the file once.
 
+    An outcome is kept as the exclusive or of the digests of its problem, config and stage, each
+    hashed once: a million rows in a few seconds and about a hundred bytes each.
+
     Raises:
         DataFileError: as :func:`read_journal`.
     """
     path = Path(path)
     done = DoneKeys()
-    checker = _Checker(path)
-    # Digests of the distinct problems and ids of the distinct configs: computed once each.
-    ids: dict[int, tuple[GemmProblem, str, int]] = {}
+    add, remembered = done._outcomes.add, done._fastest
+    check = _Checker(path).check
+    stages: dict[object, int] = {}
     wanted = _canonical(environment)
     ours = False
-    add, remembered = done._outcomes.add, done._fastest
     for line, record in _records(path):
-        checker.check(line, record)
-        kind = record.get("kind")
-        if kind == "header":
-            ours = _canonical(record["environment"]) == wanted
-        if not ours or kind not in ("result", "winner"):
+        known = check(line, record)
+        if known is None:
+            if record["kind"] == "header":
+                ours = _canonical(record["environment"]) == wanted
             continue
-        problem, config = checker.problem(line, record), checker.config(line, record)
-        entry = ids.get(id(problem))
-        if entry is None or entry[0] is not problem:
-            key = problem_key(problem)
-            if len(ids) >= _CACHE_LIMIT:
-                ids.clear()
-            entry = ids[id(problem)] = (problem, key, digest(key))
-        if kind == "winner":
-            done._winners.add(entry[2])
+        if not ours:
             continue
-        stage = record.get("stage") or "coarse"
-        add(digest(entry[1], config.config_id, str(stage)))
-        if stage == "coarse" and record["status"] == "ok" and record.get("time_us"):
-            heap = remembered.setdefault(entry[2], [])
-            item = (-record["time_us"], line, config)
+        (_, problem), (config, config_digest) = known
+        if record["kind"] == "winner":
+            done._winners.add(problem)
+            continue
+        stage = str(record.get("stage", "coarse"))
+        if stage not in stages:
+            if len(stages) >= _CACHE_LIMIT:
+                stages.clear()
+            stages[stage] = digest(stage)
+        add(problem ^ config_digest ^ stages[stage])
+        time_us = record.get("time_us")
+        if time_us is not None and stage == "coarse":
+            heap = remembered.setdefault(problem, [])
             if len(heap) < REMEMBERED:
-                heapq.heappush(heap, item)
-            else:
-                heapq.heappushpop(heap, item)
+                heapq.heappush(heap, (-time_us, line, config))
+            elif -time_us > heap[0][0]:
+                heapq.heapreplace(heap, (-time_us, line, config))
     return done
 
 

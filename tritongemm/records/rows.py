@@ -1,7 +1,7 @@
-"""CSV rows, one problem x provider each: schema, derived columns, appending, reading, sidecars.
+"""CSV rows, one problem x provider each: appending, reading, and the sidecar of each run.
 
-Units are in the names; empty means not measured. The schema grows only by appending columns.
-Versions, revision and driver of a run go into ``<run_id>.meta.json`` beside the CSV.
+The schema is in :mod:`tritongemm.records.columns`, whose names are here too. Versions, revision and
+driver of a run go into ``<run_id>.meta.json`` beside the CSV.
 """
 
 from __future__ import annotations
@@ -14,150 +14,40 @@ import math
 import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from tritongemm.errors import DataFileError, ProblemError
-from tritongemm.problem import GemmProblem
 from tritongemm.records import atomic, reading
-from tritongemm.records.codec import problem_from_json
+from tritongemm.records.columns import (
+    COLUMNS,
+    NAMES,
+    PROBLEM_COLUMNS,
+    REQUIRED,
+    SCHEMA_VERSION,
+    STATUSES,
+    Column,
+    Row,
+    derive,
+    problem_columns,
+    problem_of,
+    roof_time_us,
+    row_key,
+)
 from tritongemm.records.run import is_run_id, utc_now
 
-SCHEMA_VERSION = 1
-#: How an attempt ended; only ``ok`` rows may hold a time.
-STATUSES = ("ok", "timeout", "compile", "launch", "wrong", "constraint", "oom", "died")
+__all__ = ["COLUMNS", "NAMES", "PROBLEM_COLUMNS", "REQUIRED", "SCHEMA_VERSION", "STATUSES",
+           "Column", "Row", "append_rows", "derive", "problem_columns", "problem_of",
+           "read_rows", "read_sidecars", "roof_time_us", "row_key", "write_sidecar"]
+
 #: Characters of a text field, so that an error message with a compiler log stays readable.
 TEXT_LIMIT = 2000
 _LOG = logging.getLogger("tritongemm")
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One column: its name, the type of its values (``int``, ``float``, ``str``), its meaning."""
-
-    name: str
-    type: type
-    meaning: str
-
-
-COLUMNS: tuple[Column, ...] = (
-    Column("schema_version", int, "version of this schema"),
-    Column("run_id", str, "the run; its environment is in <run_id>.meta.json"),
-    Column("timestamp_utc", str, "when the row was measured, ISO 8601"),
-    Column("tags", str, "the user's own words for the run"),
-    Column("device", str, "slug of the device"),
-    Column("arch", int, "compute capability, e.g. 90"),
-    Column("op", str, "mm or bmm"),
-    Column("dtype_a", str, "dtype of A"),
-    Column("dtype_b", str, "dtype of B"),
-    Column("dtype_out", str, "dtype of the result"),
-    Column("precision", str, "ieee or tf32"),
-    Column("layout", str, "nn, nt, tn or tt"),
-    Column("epilogue", str, "what is fused after the product"),
-    Column("align_a", int, "bytes, modulo 16"),
-    Column("align_b", int, "bytes, modulo 16"),
-    Column("align_c", int, "bytes, modulo 16"),
-    Column("batch", int, "matrices in the batch"),
-    Column("m", int, "rows of A and C"),
-    Column("n", int, "columns of B and C"),
-    Column("k", int, "columns of A, rows of B"),
-    Column("suite", str, "the family of shapes"),
-    Column("provider", str, "whose product was measured"),
-    Column("kernel", str, "the kernel that ran"),
-    Column("config_id", str, "its configuration"),
-    Column("selection_source", str, "where the choice came from: exact, nearest, rule, ..."),
-    Column("status", str, "one of " + ", ".join(STATUSES)),
-    Column("error", str, "the reason of a status other than ok"),
-    Column("time_us_p50", float, "median time of a call, microseconds"),
-    Column("time_us_p20", float, "20th percentile, microseconds"),
-    Column("time_us_p80", float, "80th percentile, microseconds"),
-    Column("n_rounds", int, "interleaved rounds"),
-    Column("n_processes", int, "fresh processes whose median this is"),
-    Column("timer", str, "graph, event, blocks or host"),
-    Column("l2_state", str, "cold or warm"),
-    Column("tflops", float, "operations / time, 1e12 a second (derived)"),
-    Column("gbps", float, "compulsory bytes / time, 1e9 a second (derived)"),
-    Column("pct_of_roof", float, "roofline time / time, per cent (derived)"),
-    Column("ratio_vs_torch", float, "torch time / provider time, paired; above 1 is faster"),
-    Column("ratio_low", float, "lower end of its 95 % bootstrap interval"),
-    Column("ratio_high", float, "upper end of its 95 % bootstrap interval"),
-    Column("torch_backend", str, "the back end that torch was fastest with"),
-    Column("host_us_p50", float, "host time of a call, microseconds"),
-    Column("max_err_ratio", float, "largest error / its limit; at most 1 passes"),
-    Column("rms_err_ratio", float, "RMS error / its limit; at most 1 passes"),
-    Column("compile_s", float, "seconds that compiling took"),
-    Column("registers", int, "registers a thread"),
-    Column("spills", int, "spilled registers a thread"),
-    Column("shared_bytes", int, "shared memory a block, bytes"),
-    Column("occupancy", float, "resident warps / the most that an SM holds"),
-    Column("sm_clock_mhz", float, "SM clock while measuring"),
-    Column("power_w", float, "board power while measuring"),
-    Column("energy_mj", float, "energy of a call, millijoule"),
-    Column("throttled", str, "empty: unknown; no; or yes or the reasons"),
-)
-NAMES = tuple(column.name for column in COLUMNS)
-_BY_NAME = {column.name: column for column in COLUMNS}
-#: The columns that a :class:`GemmProblem` fills.
-PROBLEM_COLUMNS = ("op", "dtype_a", "dtype_b", "dtype_out", "precision", "layout", "epilogue",
-                   "align_a", "align_b", "align_c", "batch", "m", "n", "k")
-#: Columns that every row must fill.
-REQUIRED = ("schema_version", "run_id", "timestamp_utc", "device", *PROBLEM_COLUMNS, "provider",
-            "status")
-_KEY = ("device", "tags", "suite", "provider", *PROBLEM_COLUMNS)
-_POSITIVE = {"time_us_p50", "time_us_p20", "time_us_p80", "ratio_vs_torch", "ratio_low",
-             "ratio_high", "host_us_p50"}
+_NAMES = frozenset(NAMES)
+_HEADER = ",".join(NAMES).encode()
+_POSITIVE = ("time_us_p50", "time_us_p20", "time_us_p80", "ratio_vs_torch", "ratio_low",
+             "ratio_high", "host_us_p50")
 #: NaN or infinity in an output makes an infinite error; nothing else may be infinite.
-_MAY_BE_INFINITE = {"max_err_ratio", "rms_err_ratio"}
-Row = dict
-
-
-def problem_columns(problem: GemmProblem) -> dict[str, object]:
-    """The columns that say which problem a row is about."""
-    return {name: getattr(problem, name) for name in PROBLEM_COLUMNS}
-
-
-def problem_of(row: Mapping[str, object]) -> GemmProblem:
-    """The problem of a row, the inverse of :func:`problem_columns`. Raises ProblemError."""
-    return problem_from_json({name: row[name] for name in PROBLEM_COLUMNS if name != "op"})
-
-
-def roof_time_us(problem: GemmProblem, unit_peak_tflops: float | None,
-                 memory_gbps: float | None) -> float | None:
-    """The roofline's time in microseconds: the larger of operations over the unit's peak and
-    compulsory bytes over the bandwidth; None where either rate is unknown."""
-    if not unit_peak_tflops or not memory_gbps:
-        return None
-    return max(problem.flops() / (unit_peak_tflops * 1e6), problem.bytes() / (memory_gbps * 1e3))
-
-
-def derive(row: Mapping[str, object], *, unit_peak_tflops: float | None,
-           memory_gbps: float | None) -> Row:
-    """A copy of ``row`` with tflops, gbps and pct_of_roof computed from its time; the one place.
-
-    Without a time they are empty; without a peak or a bandwidth only ``pct_of_roof`` is.
-
-    Args:
-        row: with the problem's columns and ``time_us_p50``.
-        unit_peak_tflops: dense peak of the unit that does the work, TFLOP/s.
-        memory_gbps: bandwidth of the device memory, GB/s.
-    """
-    result = dict(row)
-    result.update(tflops=None, gbps=None, pct_of_roof=None)
-    time_us = result.get("time_us_p50")
-    if time_us is None or not time_us > 0:  # type: ignore[operator]
-        return result
-    problem = problem_of(result)
-    result["tflops"] = problem.flops() / (time_us * 1e6)  # type: ignore[operator]
-    result["gbps"] = problem.bytes() / (time_us * 1e3)  # type: ignore[operator]
-    roof = roof_time_us(problem, unit_peak_tflops, memory_gbps)
-    if roof is not None:
-        result["pct_of_roof"] = 100.0 * roof / time_us  # type: ignore[operator]
-    return result
-
-
-def row_key(row: Mapping[str, object]) -> tuple:
-    """Problem x provider (and device, suite and tags): what ``--resume`` does not do twice."""
-    return tuple("" if row.get(name) is None else row.get(name) for name in _KEY)
+_MAY_BE_INFINITE = ("max_err_ratio", "rms_err_ratio")
 
 
 # --- writing ------------------------------------------------------------------------------------
@@ -190,7 +80,7 @@ def _text_of(path: object, column: Column, value: object) -> str:
 
 def _texts(path: object, row: Mapping[str, object]) -> list[str]:
     for name in row:
-        if name not in _BY_NAME:
+        if name not in _NAMES:
             raise DataFileError(path, "no column has this name", field=str(name)[:80])
     full = {"schema_version": SCHEMA_VERSION, "timestamp_utc": utc_now(), **row}
     texts = [_text_of(path, column, full.get(column.name)) for column in COLUMNS]
@@ -249,26 +139,31 @@ def _prepare(path: Path) -> list[str] | None:
     """Checks the header of an existing file and mends its end; None where there is none yet."""
     if not path.exists():
         return None
-    reading_end = _torn(path)
-    if reading_end is not None:
-        raw_keep, complete = reading_end
-        if complete:
-            _append(path, b"\n")
-        else:
-            _LOG.warning("%s: its last line was cut short and is dropped", path)
-            try:
-                os.truncate(path, raw_keep)
-            except OSError as error:
-                raise atomic.write_error(path, error) from error
+    torn = _torn(path)
+    if torn == (0, False):
+        _truncate(path, 0)
+        return None
     header = next(reading.csv_records(path), None)
     if header is None:
         return None
     names = header[1]
     _check_header(path, names)
+    if torn is not None and torn[1]:
+        _append(path, b"\n")
+    elif torn is not None:
+        _LOG.warning("%s: its last line was cut short and is dropped", path)
+        _truncate(path, torn[0])
     if len(names) < len(NAMES):
         _widen(path, len(names))
         return list(NAMES)
     return names
+
+
+def _truncate(path: Path, size: int) -> None:
+    try:
+        os.truncate(path, size)
+    except OSError as error:
+        raise atomic.write_error(path, error) from error
 
 
 def _widen(path: Path, width: int) -> None:
@@ -298,8 +193,8 @@ def _torn(path: Path) -> tuple[int, bool] | None:
     if cut == 0 and start > 0:
         raise DataFileError(path, f"its last line is longer than {reading.LINE_LIMIT} bytes. "
                             "Is it the right file?")
-    if start + cut == 0:
-        return 0, True  # only a header, judged as one
+    if start + cut == 0:  # one line: the beginning of our header, or judged as a header later
+        return 0, tail == _HEADER or not _HEADER.startswith(tail)
     try:
         whole = list(csv.reader([tail[cut:].decode()], strict=True))
         names = next(reading.csv_records(path))[1]
@@ -326,9 +221,16 @@ def _check_header(path: object, names: list[str]) -> None:
 _FIRST_SCHEMA = NAMES[:NAMES.index("throttled") + 1]
 
 
-def _float(text: str) -> float:
+def _finite(text: str) -> float:
     value = float(text)
-    if math.isnan(value):
+    if not math.isfinite(value):
+        raise ValueError
+    return value
+
+
+def _error_ratio(text: str) -> float:
+    value = float(text)
+    if not value >= 0:
         raise ValueError
     return value
 
@@ -339,7 +241,15 @@ def _int(text: str) -> int:
     return int(text)
 
 
-_CONVERT: dict[type, Callable[[str], object]] = {int: _int, float: _float, str: str}
+def _text(text: str) -> str:
+    if len(text) > 2 * TEXT_LIMIT:
+        raise ValueError
+    return text
+
+
+_CONVERT: dict[type, Callable[[str], object]] = {int: _int, float: _finite, str: _text}
+_IS_NOT = {_int: "an integer", _finite: "a finite number", _error_ratio: "a number of at least 0",
+           _text: f"a text of at most {2 * TEXT_LIMIT} characters"}
 
 
 class _Reader:
@@ -347,8 +257,8 @@ class _Reader:
 
     def __init__(self, path: object, names: list[str]) -> None:
         self.path, self.width = path, len(names)
-        self.columns = [(i, c.name, _CONVERT[c.type]) for i, c in enumerate(COLUMNS)
-                        if i < len(names)]
+        self.columns = [(i, c.name, _error_ratio if c.name in _MAY_BE_INFINITE
+                         else _CONVERT[c.type]) for i, c in enumerate(COLUMNS[:len(names)])]
         self.absent = {name: None for name in NAMES[len(names):]}
         self._problems: set[tuple] = set()
 
@@ -365,9 +275,8 @@ class _Reader:
             try:
                 row[name] = convert(text)
             except ValueError as error:
-                kind = "an integer" if convert is _int else "a number"
-                raise DataFileError(self.path, f"{text[:80]!r} is not {kind}", row=line,
-                                    field=name) from error
+                raise DataFileError(self.path, f"{text[:80]!r} is not {_IS_NOT[convert]}",
+                                    row=line, field=name) from error
         row.update(self.absent)
         self._check(line, row)
         return row
@@ -383,13 +292,9 @@ class _Reader:
             raise DataFileError(self.path, f"a row of status {row['status']} holds a time",
                                 row=line, field="time_us_p50")
         for name in _POSITIVE:
-            if row[name] is not None and not 0 < row[name] < math.inf:
+            if row[name] is not None and not row[name] > 0:
                 raise DataFileError(self.path, f"{row[name]} is not a positive number", row=line,
                                     field=name)
-        for column in COLUMNS:
-            if (column.type is float and row[column.name] in (math.inf, -math.inf)
-                    and column.name not in _MAY_BE_INFINITE):
-                raise DataFileError(self.path, "is infinite", row=line, field=column.name)
         if not is_run_id(row["run_id"]):
             raise DataFileError(self.path, f"{row['run_id'][:80]!r} is not a run id", row=line,
                                 field="run_id")
@@ -397,14 +302,10 @@ class _Reader:
         if key in self._problems:
             return
         try:
-            problem = problem_of(row)
+            problem_of(row)
         except ProblemError as error:
             field = next((n for n in PROBLEM_COLUMNS if str(error).startswith(f"{n}=")), None)
             raise DataFileError(self.path, str(error), row=line, field=field) from error
-        if problem.op != row["op"]:
-            raise DataFileError(self.path, f"{row['op'][:80]!r} does not go with batch="
-                                f"{problem.batch}; it should be {problem.op}", row=line,
-                                field="op")
         self._problems.add(key)
 
 

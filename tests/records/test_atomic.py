@@ -1,0 +1,100 @@
+"""A write replaces the whole file or leaves it alone, and says why when it cannot."""
+
+import errno
+import os
+import subprocess
+import sys
+
+import faults
+import pytest
+
+from tritongemm.errors import DataFileError
+from tritongemm.records.atomic import locked, write_atomic
+
+
+def test_a_write_replaces_the_file_and_leaves_nothing_beside_it(tmp_path):
+    path = tmp_path / "new" / "folder" / "table.json"
+    write_atomic(path, "old")
+    write_atomic(path, "ä new one")
+    assert path.read_text(encoding="utf-8") == "ä new one"
+    assert [p.name for p in path.parent.iterdir()] == ["table.json"]
+
+
+def test_bytes_are_written_as_they_are(tmp_path):
+    write_atomic(tmp_path / "cubin", b"\x7fELF\0")
+    assert (tmp_path / "cubin").read_bytes() == b"\x7fELF\0"
+
+
+def test_the_mode_of_the_old_file_is_kept(tmp_path):
+    path = tmp_path / "a"
+    path.write_text("old")
+    path.chmod(0o640)
+    write_atomic(path, "new")
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("fault", [
+    pytest.param(lambda m: faults.full_disk(m), id="full before the first byte"),
+    pytest.param(lambda m: faults.full_disk(m, after=3), id="full amid the file"),
+    pytest.param(lambda m: faults.failing_fsync(m), id="full when flushed"),
+])
+def test_no_space_left_keeps_the_old_file_and_says_so(tmp_path, monkeypatch, fault):
+    path = tmp_path / "a"
+    path.write_text("old")
+    with monkeypatch.context() as patch:
+        fault(patch)
+        with pytest.raises(DataFileError, match="no space left") as caught:
+            write_atomic(path, "much longer")
+    assert str(path) in str(caught.value)
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.EPERM])
+def test_an_unwritable_folder_is_named(tmp_path, monkeypatch, code):
+    with monkeypatch.context() as patch:
+        faults.refusing_open(patch, code)
+        with pytest.raises(DataFileError, match="not writable"):
+            write_atomic(tmp_path / "a", "text")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_in_the_place_of_a_folder_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataFileError, match="is a file, not a folder"):
+        write_atomic(tmp_path / "file" / "a", "text")
+    with pytest.raises(DataFileError, match="is a file, not a folder"), \
+            locked(tmp_path / "file" / "a"):
+        pass
+
+
+def test_a_folder_in_the_place_of_the_file_is_named(tmp_path):
+    with pytest.raises(DataFileError, match="is a folder"):
+        write_atomic(tmp_path, "text")
+
+
+def test_a_lock_that_another_process_holds_times_out_with_its_name(tmp_path):
+    path = tmp_path / "a"
+    code = ("import sys\nfrom tritongemm.records.atomic import locked\n"
+            "with locked(sys.argv[1]):\n print('held', flush=True)\n sys.stdin.read()\n")
+    with subprocess.Popen([sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, text=True, cwd=_root()) as holder:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(DataFileError, match="is in use"), locked(path, timeout_s=0.05):
+            pass
+        holder.kill()
+    with locked(path, timeout_s=5):  # the system let go of it when its holder died
+        pass
+
+
+def test_a_lock_that_cannot_be_made_is_an_error(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        faults.refusing_open(patch)
+        with pytest.raises(DataFileError, match="not writable"), locked(tmp_path / "a", 1):
+            pass
+
+
+def _root() -> str:
+    import tritongemm
+
+    return os.path.dirname(os.path.dirname(os.path.abspath(tritongemm.__file__)))
