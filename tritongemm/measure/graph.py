@@ -1,0 +1,197 @@
+"""The default timer: calls captured into CUDA graphs, replayed between events.
+
+Each contender's calls become one graph, a linear chain that rotates over the operand sets for at
+least one rotation and :data:`MIN_REPLAY_US`. A graph has no launch cost between its calls, which
+at 3 us a call is most of what an eager loop would measure.
+
+Two traps shape this file. Replays are enqueued behind a kernel that spins, so that the device
+never waits for the host. And torch keeps one cuBLAS workspace a stream, whose address is in the
+captured calls, and frees it when any graph captured on that stream is destroyed: so graphs live
+and die together (:meth:`GraphTimer.clear`), a superseded one included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+
+from tritongemm.errors import TritonGemmError
+
+#: One replay lasts this long at least: event cost and the gap between graphs are under 1 % of it.
+MIN_REPLAY_US = 300.0
+#: Nodes beyond which no more rotations are added to a graph.
+_MOST_CALLS = 4000
+#: Cycles of the spin before the first replay, about 1 ms at 2 GHz.
+SPIN_CYCLES = 2_000_000
+
+
+class CaptureError(TritonGemmError, RuntimeError):
+    """Calls that cannot be captured into a CUDA graph."""
+
+
+@dataclass
+class CapturedCalls:
+    """One contender's graph. ``calls`` counts the calls in it."""
+
+    name: str
+    calls: int
+    graph: torch.cuda.CUDAGraph
+    estimate_us: float = 0.0
+
+
+@functools.cache
+def measuring_stream(index: int) -> torch.cuda.Stream:
+    """The stream on which everything of device ``index`` is warmed, captured and replayed."""
+    return torch.cuda.Stream(device=index)
+
+
+@contextlib.contextmanager
+def gc_paused() -> Iterator[None]:
+    """No collection inside the block: it could free device memory while a capture is on."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+class Events:
+    """Timing events, made once and recorded over and over."""
+
+    def __init__(self) -> None:
+        self._events: list[torch.cuda.Event] = []
+
+    def take(self, count: int) -> list[torch.cuda.Event]:
+        """``count`` events, not in use any more."""
+        while len(self._events) < count:
+            self._events.append(torch.cuda.Event(enable_timing=True))
+        return self._events[:count]
+
+
+class GraphTimer:
+    """Times contenders by replaying their graphs. All on one stream of one device."""
+
+    kind = "graph"
+
+    def __init__(self, device: torch.device, stream: torch.cuda.Stream | None = None) -> None:
+        self.stream = stream or measuring_stream(device.index)
+        self._events = Events()
+        self._graphs: list[torch.cuda.CUDAGraph] = []
+
+    def load(self, name: str, calls: Sequence[Callable[[], None]], *,
+             context: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+             expected_us: float | None = None) -> CapturedCalls:
+        """Warms and captures ``calls`` (one an operand set), uploads the graph, replays it once.
+
+        Args:
+            context: entered around warming and capturing.
+            expected_us: about what a call takes, so that one capture is enough.
+
+        Raises:
+            CaptureError: a call cannot be captured (it ran, outside a capture).
+            Exception: what a call raised when it was warmed.
+        """
+        with context():
+            with torch.cuda.stream(self.stream):
+                for _ in range(2):
+                    for call in calls[:2]:
+                        call()
+            self.stream.synchronize()
+            rotations = _rotations(len(calls), expected_us)
+            captured = self._capture(name, calls, rotations)
+            captured.estimate_us = self.run([captured])[0]  # this one uploads the graph
+            if expected_us is None:
+                captured.estimate_us = self.run([captured])[0]
+            wanted = _rotations(len(calls), captured.estimate_us)
+            if wanted > 1.5 * rotations:
+                captured = self._capture(name, calls, wanted)
+                captured.estimate_us = self.run([captured])[0]
+        return captured
+
+    def _capture(self, name: str, calls: Sequence[Callable[[], None]],
+                 rotations: int) -> CapturedCalls:
+        graph = torch.cuda.CUDAGraph()
+        self._graphs.append(graph)
+        self.stream.synchronize()
+        # Not torch.cuda.graph(): that empties the allocator's cache at every capture.
+        with torch.cuda.stream(self.stream), gc_paused():
+            # "thread_local": other threads (a clock sampler, a compiler) may go on.
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                for _ in range(rotations):
+                    for call in calls:
+                        call()
+            except BaseException as error:
+                with contextlib.suppress(RuntimeError):  # the first error is the reason
+                    graph.capture_end()
+                if not isinstance(error, Exception):
+                    raise
+                raise CaptureError(f"{name} cannot be captured into a CUDA graph: "
+                                   f"{type(error).__name__}: {error}") from error
+            try:
+                graph.capture_end()
+            except RuntimeError as error:
+                raise CaptureError(f"{name} cannot be captured into a CUDA graph: "
+                                   f"{error}") from error
+        return CapturedCalls(name, rotations * len(calls), graph)
+
+    def run(self, order: Sequence[CapturedCalls],
+            while_busy: Callable[[], None] | None = None) -> list[float]:
+        """Replays each item once, all enqueued ahead; microseconds a call of each.
+
+        ``while_busy`` is called once everything is enqueued, before the host waits.
+        """
+        events = self._events.take(2 * len(order))
+        with torch.cuda.stream(self.stream), gc_paused():
+            torch.cuda._sleep(SPIN_CYCLES)
+            for i, item in enumerate(order):
+                events[2 * i].record(self.stream)
+                item.graph.replay()
+                events[2 * i + 1].record(self.stream)
+            if while_busy is not None:
+                while_busy()
+            self.stream.synchronize()
+        return [events[2 * i].elapsed_time(events[2 * i + 1]) * 1e3 / item.calls
+                for i, item in enumerate(order)]
+
+    def block(self, item: CapturedCalls, replays: int,
+              while_busy: Callable[[], None] | None = None) -> float:
+        """``replays`` replays of one item, back to back; microseconds a call."""
+        start, end = self._events.take(2)
+        with torch.cuda.stream(self.stream), gc_paused():
+            torch.cuda._sleep(SPIN_CYCLES)
+            start.record(self.stream)
+            for _ in range(replays):
+                item.graph.replay()
+            end.record(self.stream)
+            if while_busy is not None:
+                while_busy()
+            self.stream.synchronize()
+        return start.elapsed_time(end) * 1e3 / (item.calls * replays)
+
+    def closing(self, item: CapturedCalls, sets: Sequence[int]) -> float:
+        """One more timed replay, which writes the outputs of every set."""
+        return self.run([item])[0]
+
+    def clear(self) -> None:
+        """Destroys every graph, and with them their private memory pools."""
+        self.stream.synchronize()
+        for graph in self._graphs:
+            graph.reset()
+        self._graphs.clear()
+
+
+def _rotations(sets: int, call_us: float | None) -> int:
+    """Rotations over ``sets`` that last :data:`MIN_REPLAY_US`."""
+    if not call_us or call_us <= 0:
+        return 1
+    wanted = -int(-MIN_REPLAY_US // (sets * call_us))
+    return max(1, min(wanted, _MOST_CALLS // sets))

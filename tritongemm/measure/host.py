@@ -1,0 +1,174 @@
+"""Host clocks: :class:`HostTimer` for calls that run on the CPU, and what a call costs the host.
+
+The two are different questions. On a CPU the call's own time is asked for. On a GPU a call
+returns before its work is done, and :func:`host_time_us` says how long the caller was held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import numpy as np
+
+from tritongemm.measure.rounds import Quantiles
+
+#: One timed item on the host lasts this long at least.
+MIN_ITEM_US = 3000.0
+
+
+@dataclass
+class HostCalls:
+    """One contender's calls and how many of them make an item; ``position`` is the next set."""
+
+    name: str
+    calls: int
+    functions: Sequence[Callable[[], None]]
+    context: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
+    position: int = 0
+    estimate_us: float = 0.0
+
+
+class HostTimer:
+    """Times synchronous calls by the host's clock, rotating over the operand sets."""
+
+    kind = "host"
+
+    def load(self, name: str, calls: Sequence[Callable[[], None]], *,
+             context: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+             expected_us: float | None = None) -> HostCalls:
+        """Warms ``calls`` (one an operand set) and sees how many make an item."""
+        with context():
+            calls[0]()
+        item = HostCalls(name, 1, calls, context)
+        item.estimate_us = min(self.run([item, item]))
+        item.calls = max(1, min(int(MIN_ITEM_US / max(item.estimate_us, 0.1)) + 1, 10_000))
+        return item
+
+    def run(self, order: Sequence[HostCalls],
+            while_busy: Callable[[], None] | None = None) -> list[float]:
+        """Runs each item's calls once; microseconds a call of each."""
+        if while_busy is not None:
+            while_busy()
+        times = []
+        with quiet():
+            for item in order:
+                count = len(item.functions)
+                todo = [item.functions[(item.position + i) % count] for i in range(item.calls)]
+                item.position = (item.position + item.calls) % count
+                with item.context():
+                    start = time.perf_counter_ns()
+                    for call in todo:
+                        call()
+                    times.append((time.perf_counter_ns() - start) * 1e-3 / item.calls)
+        return times
+
+    def closing(self, item: HostCalls, sets: Sequence[int]) -> float:
+        """The calls of ``sets`` once more, timed in the same way."""
+        return self.run([HostCalls(item.name, len(sets), [item.functions[i] for i in sets],
+                                   item.context)])[0]
+
+    def clear(self) -> None:
+        """Nothing outlives a run."""
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No garbage collection inside the block."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def pinned() -> Iterator[None]:
+    """The calling thread on one of its CPUs inside the block, where the system can do that."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def host_time_us(callables: Mapping[str, Callable[[], object]], *, blocks: int = 20,
+                 calls: int = 1000, drain: Callable[[], None] | None = None,
+                 contexts: Mapping[str, Callable[[], AbstractContextManager[object]]] | None = None,
+                 seed: int = 0) -> dict[str, Quantiles]:
+    """Host time of one call of each, in microseconds: quantiles over blocks.
+
+    Blocks of ``calls`` calls of each callable alternate in a seeded random order, with garbage
+    collection off and the thread pinned. Ask it of a problem too small to fill the device's
+    queue, or the queue's pace is what is measured.
+
+    Args:
+        callables: name -> one asynchronous call.
+        blocks: blocks of each callable.
+        calls: calls a block.
+        drain: waits until the device's queue is empty; called between blocks, untimed.
+        contexts: entered around the blocks of a name, untimed.
+    """
+    contexts = contexts or {}
+    names = list(callables)
+    rng = np.random.default_rng(seed)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    with pinned(), quiet():
+        for name in names:
+            with contexts.get(name, contextlib.nullcontext)():
+                for _ in range(10):
+                    callables[name]()
+        for _ in range(blocks):
+            for i in rng.permutation(len(names)):
+                call = callables[names[i]]
+                if drain is not None:
+                    drain()
+                with contexts.get(names[i], contextlib.nullcontext)():
+                    start = time.perf_counter_ns()
+                    for _ in range(calls):
+                        call()
+                    spent = time.perf_counter_ns() - start
+                times[names[i]].append(spent * 1e-3 / calls)
+        if drain is not None:
+            drain()
+    return {name: Quantiles.of(values) for name, values in times.items()}
+
+
+def rotating(calls: Sequence[Callable[[], None]]) -> Callable[[], None]:
+    """One callable that runs the next of ``calls`` each time: rotating pointers."""
+    state = iter(_forever(calls))
+    return lambda: next(state)()
+
+
+def _forever(calls: Sequence[Callable[[], None]]) -> Iterator[Callable[[], None]]:
+    while True:
+        yield from calls
+
+
+#: A guess of the last-level cache where the system does not say, bytes.
+_CACHE_GUESS = 32 * 2**20
+
+
+def cache_bytes() -> int:
+    """The largest cache of this machine's first CPU, bytes (Linux; a guess elsewhere)."""
+    folder = "/sys/devices/system/cpu/cpu0/cache"
+    found = []
+    with contextlib.suppress(OSError):
+        for index in os.listdir(folder):
+            with contextlib.suppress(OSError, ValueError), \
+                    open(f"{folder}/{index}/size", encoding="ascii") as file:
+                text = file.read().strip()
+                scale = {"K": 2**10, "M": 2**20, "G": 2**30}.get(text[-1:], 1)
+                found.append(int(text.rstrip("KMG")) * scale)
+    return max(found, default=_CACHE_GUESS)

@@ -1,0 +1,215 @@
+"""Is a result right: the float64 reference, the error limit, and the check against both.
+
+The limit on the error, by maximum and (from 1,000 outputs on) by root mean square, is the
+larger of
+
+* twice torch's own error on the same operands in the same dtypes, and
+* ``c * (eps + 2**-23 * sqrt(K)) * sqrt(K) * rms|a| * rms|b|``.
+
+``sqrt(K) * rms|a| * rms|b|`` is the size of one output. ``eps`` is the spacing of the output's
+dtype at 1: rounding an output once costs 0.2 eps of its size by RMS, and 0.5 eps of the largest
+one, 5.5 times that size among 10**8 normal draws, by maximum: 2.8 eps. The second term is the
+float32 accumulator: a chain of K additions drifts by 0.2 * 2**-23 * sqrt(K) of an output by
+RMS, whatever the order of a correct kernel. With c = 0.5 by RMS and 4 by maximum a correct
+kernel has room of about 1.5 or more, while one product left out of K (1 / sqrt(K) by RMS)
+exceeds the RMS limit of bf16 up to K = 60,000. Under ``tf32`` both operands may be truncated to 10
+bits, so eps is 2 * 2**-10.
+
+Twice torch's error counts no further than 16 times the second limit: were torch or the
+reference itself wrong, nothing may pass because of it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from tritongemm.errors import NumericsError
+from tritongemm.problem import DTYPES
+
+C_MAX = 4.0
+C_RMS = 0.5
+#: Outputs from which the RMS is judged beside the maximum.
+RMS_FROM = 1000
+#: Spacing at 1 of the float32 accumulator.
+_EPS_ACCUMULATE = 2.0**-23
+#: Two operands, each truncated to TF32's 10 bits.
+_EPS_TF32 = 2.0 * 2.0**-10
+_TRUST_IN_TORCH = 16.0
+#: Elements that one step converts to float64: bounds the scratch memory (512 MiB).
+_CHUNK = 2**26
+
+_EPS = {getattr(torch, d.torch_name): d.eps for d in DTYPES.values()}
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The largest error allowed, absolute, by maximum and by RMS."""
+
+    maximum: float
+    rms: float
+
+
+@dataclass(frozen=True)
+class Error:
+    """A result's distance from the reference.
+
+    ``stray`` counts outputs that are NaN or infinite where the reference is not, or the reverse.
+    """
+
+    maximum: float
+    rms: float
+    outputs: int
+    stray: int
+
+
+@dataclass(frozen=True)
+class ErrorReport:
+    """Errors over their limits: a result passes where ``ok``; ``message`` says why it does not."""
+
+    max_err_ratio: float
+    rms_err_ratio: float
+    ok: bool
+    message: str = ""
+
+
+def reference(a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
+    """``a[..., rows, :] @ b`` in float64 on the operands' device, with bounded scratch memory.
+
+    Args:
+        a: [M, K] or [batch, M, K].
+        b: [K, N] or [batch, K, N].
+        rows: indices of the rows of ``a`` to compute; all by default.
+
+    Returns:
+        float64 [R, N] or [batch, R, N].
+    """
+    if a.dim() == 3:
+        out = a.new_empty((len(a), a.shape[1] if rows is None else len(rows), b.shape[2]),
+                          dtype=torch.float64)
+        # Small matrices go together, large ones one by one.
+        step = max(1, _CHUNK // max(1, a[0].numel() + b[0].numel()))
+        for i in range(0, len(a), step):
+            part = a[i:i + step] if rows is None else a[i:i + step, rows]
+            if step > 1:
+                torch.bmm(part.double(), b[i:i + step].double(), out=out[i:i + step])
+            else:
+                out[i] = reference(part[0], b[i])
+        return out
+    if rows is not None:
+        a = a[rows]
+    m, k = a.shape
+    n = b.shape[1]
+    out = a.new_empty((m, n), dtype=torch.float64)
+    step_n = max(1, _CHUNK // max(k, 1))
+    step_m = max(1, _CHUNK // max(k, 1))
+    for j in range(0, n, step_n):
+        right = b[:, j:j + step_n].double()
+        for i in range(0, m, step_m):
+            out[i:i + step_m, j:j + step_n] = a[i:i + step_m].double() @ right
+    return out
+
+
+def poison(out: torch.Tensor) -> None:
+    """Fills ``out`` with NaN, which no check passes."""
+    out.fill_(math.nan)
+
+
+def output_size(a: torch.Tensor, b: torch.Tensor) -> float:
+    """``sqrt(K) * rms|a| * rms|b|``: the size of one output of random operands."""
+    k = a.shape[-1]
+    if a.numel() == 0 or b.numel() == 0:
+        return 0.0
+    norms = torch.stack((torch.linalg.vector_norm(a, dtype=torch.float32),
+                         torch.linalg.vector_norm(b, dtype=torch.float32))).tolist()
+    return math.sqrt(k) * norms[0] / math.sqrt(a.numel()) * norms[1] / math.sqrt(b.numel())
+
+
+def floor(dtype_out: torch.dtype, k: int, size: float, precision: str = "ieee") -> Limit:
+    """The limit that holds however lucky torch was; ``size`` is :func:`output_size`."""
+    eps = _EPS_TF32 if precision == "tf32" else _EPS[dtype_out]
+    accumulate = min(_EPS_ACCUMULATE, eps) * math.sqrt(k)
+    unit = (eps + accumulate) * size
+    return Limit(C_MAX * unit, C_RMS * unit)
+
+
+def limit(lowest: Limit, torch_error: Error | None = None) -> Limit:
+    """The larger of ``lowest`` and twice torch's own error (the latter up to 16 times)."""
+    if torch_error is None:
+        return lowest
+
+    def larger(low: float, own: float) -> float:
+        return max(low, min(2.0 * own, _TRUST_IN_TORCH * low))
+
+    return Limit(larger(lowest.maximum, torch_error.maximum), larger(lowest.rms, torch_error.rms))
+
+
+def error_of(out: torch.Tensor, ref: torch.Tensor, sign: float = 1.0) -> Error:
+    """How far ``out`` is from ``sign * ref`` (same shape, float64). Waits for the device."""
+    if out.shape != ref.shape:
+        raise NumericsError(f"the result is {list(out.shape)}, the reference {list(ref.shape)}")
+    if out.numel() == 0:
+        return Error(0.0, 0.0, 0, 0)
+    rows, refs = out.flatten(0, -2) if out.dim() > 2 else out, ref.reshape(-1, ref.shape[-1])
+    step = max(1, _CHUNK // max(1, rows.shape[-1]))
+    parts = [_compare(rows[i:i + step], refs[i:i + step], sign)
+             for i in range(0, len(rows), step)]
+    table = torch.stack(parts).tolist()
+    worst = max(row[0] for row in table)
+    total = math.fsum(row[1] for row in table)
+    return Error(worst, math.sqrt(total / out.numel()), out.numel(),
+                 int(sum(row[2] for row in table)))
+
+
+def _compare(out: torch.Tensor, ref: torch.Tensor, sign: float) -> torch.Tensor:
+    """Largest error, sum of squares and stray count of one piece, as one float64 tensor [3]."""
+    ref = ref * sign
+    value = out.double()
+    # A reference beyond the output's range has become infinite by rightly rounding.
+    rounded = ref.to(out.dtype).double()
+    both = value.isfinite() & ref.isfinite()
+    same = both | (value == rounded) | (value.isnan() & rounded.isnan())
+    gap = torch.where(both, value - ref, 0.0).abs()
+    return torch.stack((gap.max(), gap.square().sum(), (~same).sum().double()))
+
+
+def judge(error: Error, allowed: Limit, what: str = "the result") -> ErrorReport:
+    """Sets an error against its limit."""
+    if error.outputs == 0:
+        return ErrorReport(0.0, 0.0, True)
+    if error.stray:
+        return ErrorReport(math.inf, math.inf, False,
+                           f"{what}: {error.stray} of {error.outputs} outputs are NaN or infinite "
+                           "where the float64 reference is not (or the reverse)")
+    by_max = _ratio(error.maximum, allowed.maximum)
+    by_rms = _ratio(error.rms, allowed.rms)
+    judged = [("largest", error.maximum, allowed.maximum, by_max)]
+    if error.outputs >= RMS_FROM:
+        judged.append(("RMS", error.rms, allowed.rms, by_rms))
+    faults = [f"{name} error {value:.3g} exceeds {most:.3g}"
+              for name, value, most, ratio in judged if not ratio <= 1.0]
+    return ErrorReport(by_max, by_rms, not faults, f"{what}: {', '.join(faults)}" if faults else "")
+
+
+def _ratio(error: float, allowed: float) -> float:
+    if error == 0.0:
+        return 0.0
+    return error / allowed if allowed > 0.0 else math.inf
+
+
+def check(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, ref: torch.Tensor,
+          torch_out: torch.Tensor | None = None, *, precision: str = "ieee") -> ErrorReport:
+    """Whether ``out`` is ``a @ b`` to within the module's limit.
+
+    Args:
+        out: the result, [..., M, N].
+        a, b: the operands it was made from.
+        ref: :func:`reference` of them.
+        torch_out: torch's own result in the same dtypes, where there is one.
+        precision: ``ieee`` or ``tf32``.
+    """
+    lowest = floor(out.dtype, a.shape[-1], output_size(a, b), precision)
+    own = None if torch_out is None else error_of(torch_out, ref)
+    return judge(error_of(out, ref), limit(lowest, own))

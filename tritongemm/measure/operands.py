@@ -1,0 +1,143 @@
+"""Operand sets: random inputs and poisoned outputs that a timer rotates over.
+
+All sets of one operand lie in one allocation, each at a 256-byte boundary like an allocation of
+its own, and everything between them (guards, gaps between rows) is NaN. So drawing a thousand
+sets is two random kernels, poisoning them is one, a kernel that reads outside its operands
+tends to give NaN, and one that writes outside its output is seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from tritongemm.errors import ProblemError
+from tritongemm.problem import GemmProblem, alignment, torch_dtype
+
+#: Base addresses of sets are multiples of this, as those of separate allocations are.
+_BASE_BYTES = 256
+#: NaN bytes after each set, at least.
+_GUARD_BYTES = 256
+MOST_SETS = 1000
+#: The sets together exceed this many times the cache, or the cache counts as warm.
+CACHE_MULTIPLE = 3
+
+
+@dataclass(frozen=True)
+class OperandSet:
+    """One draw: ``a`` [M, K], ``b`` [K, N], ``out`` [M, N], with a leading batch where > 1.
+
+    A ``t`` operand is stored transposed and seen through its ``.mT`` view.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    out: torch.Tensor
+
+
+class Rotation(NamedTuple):
+    """How many sets to draw, and whether they keep the cache cold."""
+
+    sets: int
+    cold: bool
+
+
+def sets_for(problem: GemmProblem, l2_bytes: int, *, free_bytes: int | None = None) -> Rotation:
+    """Sets of ``problem`` that total more than three times a cache of ``l2_bytes``.
+
+    At least 2, at most 1,000, and within half of ``free_bytes`` (then one may remain).
+    """
+    each = max(problem.bytes(), 1)
+    wanted = CACHE_MULTIPLE * l2_bytes // each + 1
+    sets = min(max(wanted, 2), MOST_SETS)
+    if free_bytes is not None:
+        sets = max(1, min(sets, free_bytes // 2 // each))
+    return Rotation(sets, sets * each > CACHE_MULTIPLE * l2_bytes)
+
+
+class _Pool:
+    """One operand of every set, in one allocation."""
+
+    def __init__(self, sets: int, batch: int, rows: int, cols: int, dtype: torch.dtype,
+                 align: int, device: torch.device, what: str) -> None:
+        size = dtype.itemsize
+        if align < size:
+            raise ProblemError(f"align_{what}={align} is less than one element ({size} bytes); "
+                               "no tensor is aligned so")
+        natural = alignment(cols * size)
+        # Below its natural alignment the base moves off; above it, rows are kept apart.
+        offset = align // size if align < natural else 0
+        lead = cols if align <= natural else -(-cols * size // align) * align // size
+        used = offset + batch * rows * lead
+        stride = -(-(used * size + _GUARD_BYTES) // _BASE_BYTES) * _BASE_BYTES // size
+        self.storage = torch.full((sets * stride,), math.nan, dtype=dtype, device=device)
+        self.every = self.storage.as_strided((sets, batch, rows, cols),
+                                             (stride, rows * lead, lead, 1), offset)
+        self.elements = self.every.numel()
+
+    def tensors(self, transposed: bool = False) -> Sequence[torch.Tensor]:
+        """One tensor a set: [rows, cols], or [batch, rows, cols] where there are several."""
+        every = self.every.mT if transposed else self.every
+        return (every[:, 0] if every.shape[1] == 1 else every).unbind()
+
+
+class Operands(Sequence[OperandSet]):
+    """The drawn sets, a sequence of :class:`OperandSet`; see :func:`draw`."""
+
+    def __init__(self, a: _Pool, b: _Pool, out: _Pool, problem: GemmProblem) -> None:
+        self._out = out
+        turn_a, turn_b = (letter == "t" for letter in problem.layout)
+        self._sets = [OperandSet(*three) for three in
+                      zip(a.tensors(turn_a), b.tensors(turn_b), out.tensors(), strict=True)]
+
+    def __len__(self) -> int:
+        return len(self._sets)
+
+    def __getitem__(self, index):
+        return self._sets[index]
+
+    def poison(self) -> None:
+        """Fills every output, and all that lies around it, with NaN."""
+        self._out.storage.fill_(math.nan)
+
+    def blemishes(self) -> tuple[int, int]:
+        """Since :meth:`poison`: output elements still NaN, and elements written outside.
+
+        Waits for the device.
+        """
+        everywhere, inside = torch.stack((self._out.storage.isnan().sum(),
+                                          self._out.every.isnan().sum())).tolist()
+        outside = self._out.storage.numel() - self._out.elements
+        return inside, outside - (everywhere - inside)
+
+
+def draw(problem: GemmProblem, *, sets: int = 1, seed: int = 0,
+         device: torch.device | str = "cpu") -> Operands:
+    """Draws ``sets`` operand sets of ``problem``: standard normal inputs, NaN outputs.
+
+    Every set is a draw of its own. The problem's alignments hold exactly: below an operand's
+    natural alignment its base address moves, above it its rows are kept apart.
+
+    Raises:
+        ProblemError: an alignment smaller than an element, or fewer than one set.
+    """
+    if sets < 1:
+        raise ProblemError(f"sets={sets} is not at least 1")
+    device = torch.device(device)
+    generator = torch.Generator(device).manual_seed(seed)
+    shape_a = (problem.m, problem.k) if problem.layout[0] == "n" else (problem.k, problem.m)
+    shape_b = (problem.k, problem.n) if problem.layout[1] == "n" else (problem.n, problem.k)
+    a = _Pool(sets, problem.batch, *shape_a, torch_dtype(problem.dtype_a), problem.align_a,
+              device, "a")
+    b = _Pool(sets, problem.batch, *shape_b, torch_dtype(problem.dtype_b), problem.align_b,
+              device, "b")
+    out = _Pool(sets, problem.batch, problem.m, problem.n, torch_dtype(problem.dtype_out),
+                problem.align_c, device, "c")
+    a.every.normal_(generator=generator)
+    b.every.normal_(generator=generator)
+    return Operands(a, b, out, problem)
+

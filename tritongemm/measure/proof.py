@@ -1,0 +1,140 @@
+"""What proves a contender: float64 references of a few operand sets, and the checks on them.
+
+Made once a problem. Where a problem is large the reference covers a seeded sample of the rows,
+always with the first and the last one, and all columns; NaN is looked for everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tritongemm.measure import numerics
+from tritongemm.measure.numerics import Error, ErrorReport, Limit
+from tritongemm.measure.operands import Operands
+from tritongemm.problem import GemmProblem
+
+#: Sets that have a reference, where the bounds below allow.
+_SETS = 3
+#: Multiply-adds and float64 elements of all references together. On a GPU 2**40 multiply-adds
+#: are 40 ms of float64 tensor cores, 2**28 elements 2 GiB.
+_PRODUCTS = {"cuda": 2**40, "cpu": 2**32}
+_ELEMENTS = {"cuda": 2**28, "cpu": 2**24}
+
+
+@dataclass
+class _Set:
+    """One proved operand set: its rows (None: all), reference, and limits."""
+
+    index: int
+    rows: torch.Tensor | None
+    ref: torch.Tensor
+    lowest: Limit
+    allowed: Limit
+
+    def error(self, operands: Operands, scale: float) -> Error:
+        out = operands[self.index].out
+        return numerics.error_of(out if self.rows is None else out[..., self.rows, :], self.ref,
+                                 scale)
+
+
+class Proof:
+    """References of a problem's operand sets, and every check against them.
+
+    Attributes:
+        sampled_rows: rows of each reference, None where it covers them all.
+    """
+
+    def __init__(self, problem: GemmProblem, operands: Operands, seed: int) -> None:
+        self._operands = operands
+        device = operands[0].a.device
+        kind = device.type if device.type in _PRODUCTS else "cpu"
+        rows = _rows(problem, _PRODUCTS[kind], _ELEMENTS[kind])
+        cost = max(1, problem.batch * rows * problem.n)
+        count = min(_SETS, len(operands), _PRODUCTS[kind] // (cost * max(1, problem.k)),
+                    _ELEMENTS[kind] // cost)
+        rng = np.random.default_rng(seed)
+        self.sampled_rows = rows if rows < problem.m else None
+        chosen = None
+        if self.sampled_rows is not None:
+            chosen = torch.as_tensor(_sample(problem.m, rows, rng), device=device)
+        self._sets = [self._prepare(i, chosen, problem.precision)
+                      for i in _spread_indices(len(operands), max(1, count), rng)]
+
+    def _prepare(self, index: int, rows: torch.Tensor | None, precision: str) -> _Set:
+        one = self._operands[index]
+        lowest = numerics.floor(one.out.dtype, one.a.shape[-1],
+                                numerics.output_size(one.a, one.b), precision)
+        return _Set(index, rows, numerics.reference(one.a, one.b, rows), lowest, lowest)
+
+    @property
+    def sets(self) -> list[int]:
+        """Indices of the operand sets that have a reference."""
+        return [one.index for one in self._sets]
+
+    def learn_from_torch(self) -> None:
+        """Takes the outputs now in :attr:`sets` as torch's own, and widens the limits by them."""
+        for one in self._sets:
+            one.allowed = numerics.limit(one.lowest, one.error(self._operands, 1.0))
+
+    def check(self, what: str, *, sets: Sequence[int] | None = None, scale: float = 1.0,
+              everywhere: bool = False) -> ErrorReport:
+        """Judges the outputs written since they were poisoned.
+
+        Args:
+            what: named in the message.
+            sets: those of :attr:`sets` to look at; all by default.
+            scale: the outputs should be this many times the reference.
+            everywhere: whether every operand set, not only the proved ones, must be written.
+        """
+        unwritten, outside = self._operands.blemishes()
+        if outside:
+            return _wrong(f"{what}: {outside} elements outside the output were written")
+        if everywhere and unwritten:
+            return _wrong(f"{what}: {unwritten} outputs are NaN or were not written")
+        worst = ErrorReport(0.0, 0.0, True)
+        for one in self._sets:
+            if sets is not None and one.index not in sets:
+                continue
+            factor = abs(scale)
+            allowed = Limit(one.allowed.maximum * factor, one.allowed.rms * factor)
+            worst = worse(worst, numerics.judge(one.error(self._operands, scale), allowed, what))
+        return worst
+
+
+def worse(first: ErrorReport, second: ErrorReport) -> ErrorReport:
+    """Both together: the larger ratios, and ok only if both are."""
+    return ErrorReport(max(first.max_err_ratio, second.max_err_ratio),
+                       max(first.rms_err_ratio, second.rms_err_ratio),
+                       first.ok and second.ok, first.message or second.message)
+
+
+def _wrong(message: str) -> ErrorReport:
+    return ErrorReport(math.inf, math.inf, False, message)
+
+
+def _rows(problem: GemmProblem, products: int, elements: int) -> int:
+    """Rows of one reference within the bounds."""
+    row = max(1, problem.batch * problem.n)
+    return max(1, min(problem.m, products // (row * max(1, problem.k)), elements // row))
+
+
+def _sample(m: int, rows: int, rng: np.random.Generator) -> np.ndarray:
+    """``rows`` of ``m`` row indices, sorted, the last and the first among them."""
+    chosen = {m - 1, 0} if rows > 1 else {m - 1}
+    for row in rng.permutation(m):
+        if len(chosen) >= rows:
+            break
+        chosen.add(int(row))
+    return np.array(sorted(chosen))
+
+
+def _spread_indices(sets: int, count: int, rng: np.random.Generator) -> list[int]:
+    """The first, the last and some between."""
+    chosen = [0, sets - 1] if sets > 1 else [0]
+    between = rng.permutation(np.arange(1, sets - 1)) if sets > 2 else []
+    return [int(i) for i in [*chosen, *between][:count]]

@@ -1,0 +1,86 @@
+"""Torch at its best: preallocated output, the problem's precision, the faster BLAS library.
+
+The switches that this needs are torch's process-wide ones; each is a context here and is put
+back on exit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import torch
+
+from tritongemm.measure.contender import TORCH, Contender
+from tritongemm.measure.operands import OperandSet
+from tritongemm.problem import GemmProblem
+
+#: What torch may run a matrix product on; both are tried.
+LIBRARIES = ("cublas", "cublaslt")
+
+
+@contextlib.contextmanager
+def fp32_precision(precision: str) -> Iterator[None]:
+    """torch's float32 products at ``ieee`` or ``tf32`` inside the block."""
+    matmul = torch.backends.cuda.matmul
+    # Only one of the two settings may be read once the newer one was set: torch raises else.
+    name = "fp32_precision" if hasattr(matmul, "fp32_precision") else "allow_tf32"
+    before = getattr(matmul, name)
+    setattr(matmul, name, precision if name == "fp32_precision" else precision == "tf32")
+    try:
+        yield
+    finally:
+        setattr(matmul, name, before)
+
+
+@contextlib.contextmanager
+def blas_library(name: str) -> Iterator[None]:
+    """torch's preferred BLAS library inside the block; "" leaves it alone."""
+    if not name:
+        yield
+        return
+    prefer = torch.backends.cuda.preferred_blas_library
+    before = prefer()
+    prefer(name)
+    try:
+        yield
+    finally:
+        prefer(before)
+
+
+def available_libraries(device: torch.device) -> tuple[str, ...]:
+    """The libraries that can be asked for on ``device``; ("",) where there is no choice."""
+    if device.type != "cuda":
+        return ("",)
+    found = []
+    for name in LIBRARIES:
+        try:
+            with blas_library(name):
+                found.append(name)
+        except RuntimeError:  # this build of torch has it not: that is the answer
+            continue
+    return tuple(found) or ("",)
+
+
+def product(operands: OperandSet) -> Callable[[], None]:
+    """torch's own product into ``out``: ``mm`` or ``bmm`` with ``out=``."""
+    a, b, out = operands.a, operands.b, operands.out
+    run = torch.mm if a.dim() == 2 else torch.bmm
+    if out.dtype == a.dtype:
+        return lambda: run(a, b, out=out)
+    if a.is_cuda:
+        return lambda: run(a, b, out.dtype, out=out)
+    # On the host torch has no product with a wider output: the operands are widened first.
+    return lambda: out.copy_(run(a.to(out.dtype), b.to(out.dtype)))
+
+
+class TorchBaseline:
+    """The contenders that stand for torch: one a library, until one is chosen."""
+
+    def __init__(self, problem: GemmProblem, device: torch.device) -> None:
+        self.problem = problem
+        self.libraries = available_libraries(device)
+
+    def contender(self, library: str, name: str = TORCH) -> Contender:
+        """Torch on ``library``, under ``name``."""
+        return Contender(name, product, context=lambda: blas_library(library))
