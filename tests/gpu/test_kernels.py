@@ -1,0 +1,164 @@
+"""Every kernel on a real device, through plans, against float64: shapes, layouts, alignments."""
+
+from __future__ import annotations
+
+import random
+import threading
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import tritongemm as tg  # noqa: E402
+from tritongemm.device import current_device  # noqa: E402
+from tritongemm.kernels import SPECS, violation  # noqa: E402
+from tritongemm.kernels.constraints import Violation  # noqa: E402
+from tritongemm.measure.numerics import check, poison, reference  # noqa: E402
+from tritongemm.measure.operands import draw  # noqa: E402
+from tritongemm.ops.plan import bind_config  # noqa: E402
+from tritongemm.problem import GemmProblem  # noqa: E402
+from tritongemm.records.spaces import load_space  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+SEED = 20261121
+SHAPES = ((1, 1, 1), (16, 16, 16), (127, 129, 65), (256, 256, 256), (1, 4096, 512), (300, 8, 4096),
+          (1000, 72, 264), (64, 2048, 3072), (727, 577, 859), (2048, 1536, 512))
+
+
+def prove(problem: GemmProblem, config, seed: int = 0) -> None:
+    """Runs ``config`` on fresh operands into a poisoned output and checks it."""
+    operands = draw(problem, sets=1, seed=seed, device=torch.device("cuda"))[0]
+    poison(operands.out)
+    bind_config(problem, config, current_device())(operands.a, operands.b, operands.out)
+    report = check(operands.out, operands.a, operands.b, reference(operands.a, operands.b))
+    assert report.ok, f"{problem} {config}: {report.message}"
+
+
+@pytest.mark.parametrize("layout", ("nn", "nt", "tn", "tt"))
+@pytest.mark.parametrize("dtype", ("bf16", "fp16", "fp32"))
+@pytest.mark.parametrize("kernel", SPECS)
+def test_default_config_is_right_on_every_shape(kernel, dtype, layout):
+    device, spec = current_device(), SPECS[kernel]
+    ran = 0
+    for m, n, k in SHAPES:
+        problem = GemmProblem.contiguous(m, n, k, dtype=dtype, layout=layout)
+        config = spec.default(problem, device)
+        if spec.supports(problem, device) is None and violation(problem, config, device) is None:
+            prove(problem, config, seed=m + n + k)
+            ran += 1
+    unsupported = spec.supports(GemmProblem.contiguous(256, 256, 256, dtype=dtype, layout=layout),
+                                device)
+    assert ran or isinstance(unsupported, Violation)
+
+
+@pytest.mark.parametrize("kernel", SPECS)
+def test_random_configs_of_the_space_are_right(kernel):
+    device, rng = current_device(), random.Random(SEED)
+    configs = list(load_space(kernel).configs())
+    tried = 0
+    for _ in range(400):
+        dtype = rng.choice(("bf16", "fp16", "fp32"))
+        size = 8 if rng.random() < 0.6 else 1
+        m, n, k = (size * int(2 ** rng.uniform(3, 11) / size + 1) for _ in range(3))
+        problem = GemmProblem.contiguous(m, n, k, dtype=dtype, batch=rng.choice((1, 1, 3)),
+                                         layout=rng.choice(("nn", "nt", "tn", "tt")))
+        legal = [c for c in rng.sample(configs, min(20, len(configs)))
+                 if violation(problem, c, device) is None]
+        if legal:
+            prove(problem, legal[0], seed=rng.randrange(2**31))
+            tried += 1
+        if tried == 60:
+            break
+    assert tried >= 20, f"seed {SEED}: only {tried} of 400 draws were legal"
+
+
+@pytest.mark.parametrize("align", (2, 4, 8, 16))
+@pytest.mark.parametrize("operand", ("align_a", "align_b", "align_c"))
+def test_alignment_of_no_operand_changes_a_result(operand, align):
+    device = current_device()
+    problem = replace(GemmProblem.contiguous(264, 328, 520, layout="nt"), **{operand: align})
+    for spec in SPECS.values():
+        config = spec.default(problem, device)
+        if spec.supports(problem, device) is None and violation(problem, config, device) is None:
+            prove(problem, config)
+
+
+def relative_error(out, a, b) -> float:
+    wide = torch.matmul(a.double(), b.double())
+    return float((out.double() - wide).norm() / wide.norm())
+
+
+def test_offsets_beyond_two_to_the_31_are_right():
+    a = torch.randn(65600, 32800, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(32800, 16, device="cuda", dtype=torch.bfloat16)
+    out = tg.matmul(a, b, strict=True)
+    for rows in (slice(0, 64), slice(-64, None)):
+        assert relative_error(out[rows], a[rows], b) < 1e-2
+
+
+def test_expanded_and_gapped_operands_are_read_in_place():
+    torch.manual_seed(0)
+    store = torch.randn(100_000, device="cuda").bfloat16()
+    a = store[3:].as_strided((120, 200), (413, 1))
+    b = store[1:].as_strided((200, 90), (2, 631))
+    assert relative_error(tg.matmul(a, b, strict=True), a, b) < 1e-2
+    a = torch.randn(1, 240, device="cuda").half().expand(180, 240)
+    b = torch.randn(240, 1, device="cuda").half().expand(240, 200)
+    assert relative_error(tg.matmul(a, b, strict=True), a, b) < 1e-2
+
+
+def test_results_repeat_bit_for_bit():
+    for shape in ((16, 512, 16384), (777, 333, 1111), (1024, 1024, 1024)):
+        a = torch.randn(shape[0], shape[2], device="cuda").bfloat16()
+        b = torch.randn(shape[2], shape[1], device="cuda").bfloat16()
+        first = tg.matmul(a, b, strict=True)
+        assert all(torch.equal(first, tg.matmul(a, b, strict=True)) for _ in range(20))
+
+
+def test_graph_capture_replays_a_warm_plan():
+    a, b = (torch.randn(512, 512, device="cuda").bfloat16() for _ in range(2))
+    out = torch.empty(512, 512, device="cuda", dtype=torch.bfloat16)
+    tg.matmul(a, b, out=out, strict=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        tg.matmul(a, b, out=out, strict=True)
+    a.copy_(torch.randn_like(a))
+    out.fill_(float("nan"))
+    graph.replay()
+    assert relative_error(out, a, b) < 1e-2
+
+
+def test_a_cold_problem_goes_to_torch_while_a_graph_is_captured():
+    a, b = torch.randn(200, 136, device="cuda"), torch.randn(136, 328, device="cuda")
+    torch.mm(a, b)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = tg.matmul(a, b)
+    graph.replay()
+    assert relative_error(out, a, b) < 1e-5
+
+
+def test_many_threads_on_their_own_streams_get_right_results():
+    failures: list[str] = []
+
+    def work(seed: int) -> None:
+        generator = torch.Generator(device="cuda").manual_seed(seed)
+        try:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                for i in range(50):
+                    m, n, k = ((64, 96, 128), (16, 256, 4096), (512, 512, 64))[(seed + i) % 3]
+                    a = torch.randn(m, k, device="cuda", generator=generator).bfloat16()
+                    b = torch.randn(k, n, device="cuda", generator=generator).bfloat16()
+                    error = relative_error(tg.matmul(a, b, strict=True), a, b)
+                    if not error < 1e-2:
+                        failures.append(f"thread {seed}, call {i}: error {error}")
+        except Exception as error:
+            failures.append(f"thread {seed}: {error!r}")
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures

@@ -1,0 +1,39 @@
+"""The kernels: specs that need neither triton nor torch; device code is loaded at first launch.
+
+``SPECS`` is the one list; ``violation`` and ``shared_bytes`` are the one legality that the sweep,
+the selection and the tests share.
+"""
+
+from __future__ import annotations
+
+from tritongemm.config import KernelConfig
+from tritongemm.device import DeviceSpec
+from tritongemm.errors import ConfigError
+from tritongemm.kernels.constraints import Violation
+from tritongemm.kernels.persistent_tma import PERSISTENT_TMA
+from tritongemm.kernels.spec import KernelSpec
+from tritongemm.kernels.tiled import TILED
+from tritongemm.problem import GemmProblem
+
+SPECS: dict[str, KernelSpec] = {s.name: s for s in (PERSISTENT_TMA, TILED)}
+
+
+def spec_named(name: str) -> KernelSpec:
+    """The spec ``name``. Raises :class:`ConfigError` for an unknown one."""
+    try:
+        return SPECS[name]
+    except KeyError:
+        raise ConfigError(f"kernel {name!r} is not known; known: {', '.join(SPECS)}") from None
+
+
+def violation(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> Violation | None:
+    """The first rule that ``config`` breaks for ``problem`` on ``device``, or None."""
+    if config.kernel not in SPECS:
+        return Violation("kernel", f"kernel {config.kernel!r} is not known; "
+                                   f"known: {', '.join(SPECS)}")
+    return SPECS[config.kernel].violation(problem, config, device)
+
+
+def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
+    """The shared memory that a program of ``config`` takes, bytes."""
+    return spec_named(config.kernel).shared_bytes(problem, config)

@@ -1,0 +1,261 @@
+"""Launch -> cubin, with no GPU needed, through a store of cubins shared by all processes.
+
+The store is keyed by everything that makes a cubin: the device code's text, Triton's version,
+the launch's static key, the architecture. A hit needs neither triton nor a compiler.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import json
+import re
+import subprocess
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from tritongemm import settings
+from tritongemm.config import KernelConfig
+from tritongemm.device import DeviceSpec
+from tritongemm.errors import CompileError, MissingDependencyError
+from tritongemm.kernels import spec_named
+from tritongemm.kernels.launch import (Descriptor, Geometry, Launch, Pointer, Scalar,
+                                       descriptor_type)
+from tritongemm.problem import GemmProblem, dtype_of
+from tritongemm.records.atomic import write_atomic
+
+#: Changes when the layout of a stored binary changes.
+_STORE_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Binary:
+    """A compiled kernel.
+
+    Attributes:
+        symbol: its name in the cubin.
+        num_warps: warps a program, worker warps of a warp-specialised kernel included.
+        shared_bytes, registers, spills: resources a program; a thread; 32-bit words a thread.
+            None: the tool that reads them is missing.
+        maps: a descriptor's parameters for the driver, in argument order: swizzle, element size
+            and type, box.
+        parameters: (bytes, alignment) of each parameter of the entry point, in order.
+    """
+
+    symbol: str
+    cubin: bytes
+    num_warps: int
+    num_ctas: int
+    shared_bytes: int
+    registers: int | None
+    spills: int | None
+    maps: tuple[dict, ...]
+    parameters: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """What building a config took: seconds, whether every binary came from the store, and the
+    resources of its main kernel."""
+
+    seconds: float
+    cached: bool
+    registers: int | None
+    spills: int | None
+    shared_bytes: int
+
+
+def build(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> BuildReport:
+    """Compiles ``config`` for ``problem`` on ``device.arch``, or finds it in the store.
+
+    Raises:
+        ConstraintError: the config is illegal. CompileError: the compiler refused it.
+    """
+    return build_launches(launches_of(problem, config, device), device.arch)[1]
+
+
+def launches_of(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
+                geometry: Geometry | None = None) -> tuple[Launch, ...]:
+    """The launches of a legal config. Raises :class:`ConstraintError` for an illegal one."""
+    spec = spec_named(config.kernel)
+    spec.require(problem, config, device)
+    return spec.launches(problem, config, device, geometry or Geometry.contiguous(problem))
+
+
+def build_launches(launches: tuple[Launch, ...], arch: int) -> tuple[tuple[Binary, ...],
+                                                                     BuildReport]:
+    """The binaries of ``launches`` and what getting them took."""
+    start = time.perf_counter()
+    binaries, cached = [], True
+    for launch in launches:
+        binary, hit = _get(launch, arch)
+        binaries.append(binary)
+        cached &= hit
+    main = binaries[0]
+    return tuple(binaries), BuildReport(time.perf_counter() - start, cached, main.registers,
+                                        main.spills, main.shared_bytes)
+
+
+def binary_key(launch: Launch, arch: int) -> str:
+    """The name of ``launch``'s binary in the store."""
+    parts = {"store": _STORE_VERSION, "device_code": device_code_digest(),
+             "triton": triton_version(), "arch": arch, "launch": launch.static_key()}
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+@functools.cache
+def triton_version() -> str:
+    """Triton's version without importing it; empty where it is not installed."""
+    for name in ("triton", "pytorch-triton"):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return ""
+
+
+@functools.cache
+def device_code_digest() -> str:
+    """A digest of all device code: a change to any of it makes new binaries."""
+    digest = hashlib.sha256()
+    for path in sorted((Path(__file__).parent / "device").glob("*.py")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def store_path(key: str) -> Path:
+    """The file of a binary."""
+    return settings.cache_root() / "binaries" / key[:2] / f"{key}.bin"
+
+
+def _get(launch: Launch, arch: int) -> tuple[Binary, bool]:
+    path = store_path(binary_key(launch, arch))
+    stored = _read(path)
+    if stored is not None:
+        return stored, True
+    binary = compile_launch(launch, arch)
+    head = {k: v for k, v in asdict(binary).items() if k != "cubin"}
+    write_atomic(path, json.dumps(head).encode() + b"\n" + binary.cubin)
+    return binary, False
+
+
+def _read(path: Path) -> Binary | None:
+    """A stored binary; a missing or damaged file is a miss, and is written again."""
+    try:
+        head, _, cubin = path.read_bytes().partition(b"\n")
+        values = json.loads(head)
+        values["maps"] = tuple(values["maps"])
+        values["parameters"] = tuple(tuple(p) for p in values["parameters"])
+        return Binary(cubin=cubin, **values) if cubin.startswith(b"\x7fELF") else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def compile_launch(launch: Launch, arch: int) -> Binary:
+    """Compiles one launch for ``sm_<arch>``. Raises :class:`CompileError` with the reason."""
+    try:
+        import triton
+        from triton.backends.compiler import GPUTarget
+    except ImportError as error:
+        raise MissingDependencyError(f"compiling needs triton: {error}. Run: pip install triton"
+                                     ) from error
+    function = getattr(importlib.import_module(launch.module), launch.function)
+    if not hasattr(function, "arg_names"):
+        raise CompileError("the kernels were loaded for Triton's interpreter; compiling needs a "
+                           "process without TRITON_INTERPRET=1")
+    if launch.gluon:
+        from triton.experimental.gluon._runtime import GluonASTSource as Source
+    else:
+        from triton.compiler import ASTSource as Source
+    signature, attributes = _signature(launch, function.arg_names)
+    constants = dict(launch.all_constants())
+    source = Source(function, signature, constexprs={
+        (function.arg_names.index(name),): value for name, value in constants.items()},
+        attrs=attributes)
+    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages,
+               "num_ctas": launch.num_ctas}
+    if launch.maxnreg is not None:
+        options["maxnreg"] = launch.maxnreg
+    try:
+        kernel = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    except Exception as error:  # Triton raises kinds of its own, MLIR's and the assembler's
+        raise CompileError(f"{launch.symbol} for sm_{arch}: {type(error).__name__}: "
+                           f"{_first_lines(str(error))}") from error
+    metadata = kernel.metadata
+    if metadata.global_scratch_size:
+        raise CompileError(f"{launch.symbol} asks for {metadata.global_scratch_size} bytes of "
+                           "Triton's global scratch a program, which the launcher does not give")
+    cubin = kernel.asm["cubin"]
+    registers, spills = _resources(cubin)
+    return Binary(metadata.name, cubin, metadata.num_warps, metadata.num_ctas, metadata.shared,
+                  registers, spills, tuple(getattr(metadata, "tensordesc_meta", None) or ()),
+                  _parameters(kernel.asm["ptx"]))
+
+
+def _signature(launch: Launch, names: list[str]) -> tuple[dict[str, str], dict]:
+    by_name = {x.name: x for x in launch.arguments}
+    signature, attributes = {}, {}
+    for index, name in enumerate(names):
+        x = by_name.get(name)
+        if x is None or (isinstance(x, Scalar) and x.folded):
+            signature[name] = "constexpr"
+            continue
+        divisor = 1
+        if isinstance(x, Pointer):
+            signature[name], divisor = "*" + dtype_of(x.dtype).triton_name, x.align
+        elif isinstance(x, Descriptor):
+            signature[name] = descriptor_type(x)
+        else:
+            signature[name], divisor = x.type, x.divisor
+        if divisor > 1:
+            attributes[(index,)] = [["tt.divisibility", divisor]]
+    return signature, attributes
+
+
+def _first_lines(text: str, limit: int = 600) -> str:
+    text = " | ".join(line.strip() for line in text.splitlines() if line.strip())
+    return text if len(text) <= limit else text[:limit] + " ..."
+
+
+_PARAMETER = re.compile(r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(b|u|s|f)(\d+)\s+[^,)]*?"
+                        r"_param_\d+(?:\[(\d+)\])?\s*[,)]")
+
+
+def _parameters(ptx: str) -> tuple[tuple[int, int], ...]:
+    """(bytes, alignment) of the entry point's parameters, from the PTX."""
+    head = ptx[ptx.index(".entry"):]
+    head = head[:head.index("{")].replace("\n", " ") + ","
+    found = []
+    for align, _, bits, count in _PARAMETER.findall(head):
+        size = int(bits) // 8 * int(count or 1)
+        found.append((size, int(align or size)))
+    return tuple(found)
+
+
+def disassembler(name: str) -> Path | None:
+    """``cuobjdump`` or ``nvdisasm`` of Triton's package, where it brings them."""
+    import triton
+
+    path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
+    return path if path.exists() else None
+
+
+def _resources(cubin: bytes) -> tuple[int | None, int | None]:
+    """Registers a thread, and 32-bit words a thread in local memory."""
+    tool = disassembler("cuobjdump")
+    if tool is None:
+        return None, None
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        done = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True,
+                              check=False)
+    registers = re.findall(r"REG:(\d+)", done.stdout)
+    stack = re.findall(r"STACK:(\d+)", done.stdout)
+    if not registers or not stack:
+        return None, None
+    return max(map(int, registers)), max(map(int, stack)) // 4

@@ -1,0 +1,27 @@
+"""The second pass of split-K: adds the parts in a fixed order, so results repeat bit for bit."""
+
+import triton
+import triton.language as tl
+
+from tritongemm.kernels.device.symbol import symbol
+
+
+@triton.jit(repr=symbol)
+def reduce_splits(partials, c, M, N, total, stride_cb, stride_cm, stride_cn,
+                  SPLIT_K: tl.constexpr, BLOCK: tl.constexpr, INDEX64: tl.constexpr,
+                  SYMBOL: tl.constexpr):
+    """C[batch, M, N] = sum over the first axis of partials[SPLIT_K, batch, M, N] (float32)."""
+    start = tl.program_id(0)
+    if INDEX64:
+        start = start.to(tl.int64)
+        total = total.to(tl.int64)
+    index = start * BLOCK + tl.arange(0, BLOCK)
+    inside = index < total
+    acc = tl.load(partials + index, mask=inside, other=0.0)
+    for part in tl.static_range(1, SPLIT_K):
+        acc += tl.load(partials + part * total + index, mask=inside, other=0.0)
+    col = index % N
+    row = (index // N) % M
+    batch = (index // N) // M
+    tl.store(c + batch * stride_cb + row * stride_cm + col * stride_cn,
+             acc.to(c.dtype.element_ty), mask=inside)

@@ -1,0 +1,73 @@
+"""One program a tile of C: pointers and masks, a software-pipelined K loop, optional split-K.
+
+Rows and columns past the edge wrap round to valid ones, so the loads of the K loop need no mask
+along M and N; the store is masked. K is masked only where it is not a multiple of the step.
+"""
+
+import triton
+import triton.language as tl
+
+from tritongemm.kernels.device.dot import dot
+from tritongemm.kernels.device.order import tile_of
+from tritongemm.kernels.device.symbol import symbol
+
+
+@triton.jit(repr=symbol)
+def tiled(a, b, c, M, N, K, stride_ab, stride_am, stride_ak, stride_bb, stride_bk, stride_bn,
+          stride_cb, stride_cm, stride_cn, stride_cs, VEC_M: tl.constexpr, VEC_N: tl.constexpr,
+          BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+          GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr,
+          INDEX64: tl.constexpr, PRECISION: tl.constexpr,
+          INTERPRETED: tl.constexpr, SYMBOL: tl.constexpr):
+    """C[batch, M, N] = A[batch, M, K] @ B[batch, K, N]; with SPLIT_K > 1, C is
+    [SPLIT_K, batch, M, N] float32 and each part holds the sum over its steps of K."""
+    num_m = tl.cdiv(M, BLOCK_M)
+    num_n = tl.cdiv(N, BLOCK_N)
+    program = tl.program_id(0)
+    batch = (program // (num_m * num_n)).to(tl.int64)
+    tile_m, tile_n = tile_of(program % (num_m * num_n), num_m, num_n, GROUP_M)
+    split = tl.program_id(1)
+
+    rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    # Wrapping hides the contiguity of the inner axis from the compiler: say it again. VEC
+    # divides the extent, so no vector crosses the wrap.
+    rows_a = rows % M
+    cols_b = cols % N
+    if VEC_M > 1:
+        rows_a = tl.max_contiguous(tl.multiple_of(rows_a, VEC_M), VEC_M)
+    if VEC_N > 1:
+        cols_b = tl.max_contiguous(tl.multiple_of(cols_b, VEC_N), VEC_N)
+    if INDEX64:
+        rows = rows.to(tl.int64)
+        cols = cols.to(tl.int64)
+        rows_a = rows_a.to(tl.int64)
+        cols_b = cols_b.to(tl.int64)
+
+    steps = tl.cdiv(K, BLOCK_K)
+    steps_a_split = tl.cdiv(steps, SPLIT_K)
+    first = split * steps_a_split
+    last = min(first + steps_a_split, steps)
+    ks = tl.arange(0, BLOCK_K)
+    start = first.to(tl.int64) * BLOCK_K
+    a_ptrs = (a + batch * stride_ab + start * stride_ak
+              + (rows_a[:, None] * stride_am + ks[None, :] * stride_ak))
+    b_ptrs = (b + batch * stride_bb + start * stride_bk
+              + (ks[:, None] * stride_bk + cols_b[None, :] * stride_bn))
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for step in range(first, last):
+        if EVEN_K:
+            x = tl.load(a_ptrs)
+            y = tl.load(b_ptrs)
+        else:
+            left = K - step * BLOCK_K
+            x = tl.load(a_ptrs, mask=ks[None, :] < left, other=0.0)
+            y = tl.load(b_ptrs, mask=ks[:, None] < left, other=0.0)
+        acc = dot(x, y, acc, PRECISION, INTERPRETED)
+        a_ptrs += BLOCK_K * stride_ak
+        b_ptrs += BLOCK_K * stride_bk
+
+    c_ptrs = (c + batch * stride_cb + split.to(tl.int64) * stride_cs
+              + (rows[:, None] * stride_cm + cols[None, :] * stride_cn))
+    inside = (rows[:, None] < M) & (cols[None, :] < N)
+    tl.store(c_ptrs, acc.to(c.dtype.element_ty), mask=inside)

@@ -1,0 +1,220 @@
+"""Loading and launching cubins through the CUDA driver (ctypes: no dependency, no compiler).
+
+Triton's own launcher costs 22 us a call with its argument handling (FACTS); a kept parameter
+buffer in which only addresses change costs a few. ``cuLibraryLoadData`` gives handles that serve
+every device of the architecture.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+import threading
+from collections.abc import Sequence
+
+from tritongemm.errors import LaunchError
+from tritongemm.kernels.compile import Binary
+from tritongemm.kernels.launch import Descriptor, Launch, Pointer, Scalar
+from tritongemm.problem import dtype_of
+
+_MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+_SUCCESS, _INVALID_CONTEXT, _OUT_OF_MEMORY = 0, 201, 2
+_TENSOR_MAP_BYTES = 128
+#: CUtensorMapDataType by the compiler's element type: the values differ on host and device.
+_HOST_ELEMENT_TYPE = {**{i: i for i in range(16)}, 8: 10, 9: 8, 10: 9}
+_L2_PROMOTION_256B = 3
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_uint * 16))
+
+
+class _LaunchConfig(ctypes.Structure):
+    _fields_ = (("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3),
+                ("shared", ctypes.c_uint), ("stream", ctypes.c_void_p),
+                ("attributes", ctypes.POINTER(_Attribute)), ("count", ctypes.c_uint))
+
+
+@functools.cache
+def _cuda() -> ctypes.CDLL:
+    """libcuda, initialised, with the signatures of the functions used on the hot path."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise LaunchError(f"the CUDA driver library cannot be loaded: {error}") from error
+    for name in ("cuLibraryLoadData", "cuTensorMapEncodeTiled"):
+        if not hasattr(cuda, name):
+            raise LaunchError(f"the CUDA driver has no {name}; it is older than CUDA 12.0")
+    u, p = ctypes.c_uint, ctypes.c_void_p
+    cuda.cuLaunchKernel.argtypes = (p, u, u, u, u, u, u, u, p, p, p)
+    cuda.cuTensorMapReplaceAddress.argtypes = (p, p)
+    _check(cuda, cuda.cuInit(0), "initialising the driver")
+    return cuda
+
+
+def _check(cuda: ctypes.CDLL, status: int, what: str) -> None:
+    if status == _SUCCESS:
+        return
+    text = ctypes.c_char_p()
+    cuda.cuGetErrorString(status, ctypes.byref(text))
+    reason = text.value.decode() if text.value else "unknown error"
+    raise LaunchError(f"{what}: CUDA error {status}, {reason}")
+
+
+@functools.cache
+def _load(cubin: bytes, symbol: str, shared_bytes: int, device: int) -> int:
+    """The kernel's handle, with its shared memory opted into on ``device``."""
+    cuda = _cuda()
+    library, kernel = ctypes.c_void_p(), ctypes.c_void_p()
+    _check(cuda, cuda.cuLibraryLoadData(ctypes.byref(library), cubin, None, None, 0, None, None,
+                                        0), f"loading {symbol}")
+    _check(cuda, cuda.cuLibraryGetKernel(ctypes.byref(kernel), library, symbol.encode()),
+           f"finding {symbol}")
+    if shared_bytes > 48 * 1024:
+        handle = ctypes.c_int()
+        _check(cuda, cuda.cuDeviceGet(ctypes.byref(handle), device), f"device {device}")
+        _check(cuda, cuda.cuKernelSetAttribute(_MAX_DYNAMIC_SHARED, shared_bytes, kernel, handle),
+               f"opting {symbol} into {shared_bytes} bytes of shared memory")
+    return kernel.value or 0
+
+
+class Launcher:
+    """One launch, packed: calling it writes the operands' addresses and launches.
+
+    Args:
+        launch, binary: what to launch and its cubin.
+        device: CUDA ordinal.
+        operands: names in the order in which :meth:`__call__` gets addresses.
+
+    Raises:
+        LaunchError: the driver refused the cubin, or its parameters are not what this package
+            packs (a Triton version whose launch interface is not known here).
+    """
+
+    def __init__(self, launch: Launch, binary: Binary, device: int,
+                 operands: Sequence[str]) -> None:
+        self._cuda = _cuda()
+        self._lock = threading.Lock()
+        fields = _fields(launch)
+        sizes = tuple(size for size, _, _ in fields)
+        if sizes + (8, 8) != tuple(size for size, _ in binary.parameters):
+            raise LaunchError(
+                f"{binary.symbol} takes parameters of {[s for s, _ in binary.parameters]} bytes, "
+                f"this package packs {[*sizes, 8, 8]}: this Triton version's launch interface is "
+                "not supported. Install triton 3.6 or 3.7")
+        offsets, end = [], 0
+        for size, align in [*((s, a) for s, a, _ in fields), (8, 8), (8, 8)]:
+            end = -(-end // align) * align
+            offsets.append(end)
+            end += size
+        self._memory = ctypes.create_string_buffer(end + 64)
+        base = -(-ctypes.addressof(self._memory) // 64) * 64
+        shift = base - ctypes.addressof(self._memory)
+        self._parameters = (ctypes.c_void_p * len(offsets))(*(base + o for o in offsets))
+        self._addresses: list[tuple[int, int]] = []  # operand's index, offset in memory
+        self._maps: list[_TensorMap] = []
+        metas = iter(binary.maps)
+        for (size, _, value), offset in zip(fields, offsets):
+            if isinstance(value, Pointer):
+                self._addresses.append((operands.index(value.operand), shift + offset))
+            elif isinstance(value, Descriptor):
+                self._maps.append(_TensorMap(value, next(metas), base + offset,
+                                             operands.index(value.operand), self._cuda))
+            else:
+                struct.pack_into("i" if size == 4 else "q", self._memory, shift + offset, value)
+        self.symbol = binary.symbol
+        kernel = _load(binary.cubin, binary.symbol, binary.shared_bytes, device)
+        self._launch_arguments = (kernel, *launch.grid, 32 * binary.num_warps, 1, 1,
+                                  binary.shared_bytes)
+        self._config = None
+        if binary.num_ctas > 1:
+            attribute = _Attribute(_CLUSTER_DIMENSION)
+            attribute.value[:3] = (binary.num_ctas, 1, 1)
+            x, y, z = launch.grid
+            self._attribute = attribute
+            self._config = _LaunchConfig(
+                (x * binary.num_ctas, y, z), (32 * binary.num_warps, 1, 1), binary.shared_bytes,
+                None, ctypes.pointer(attribute), 1)
+            self._kernel = ctypes.c_void_p(kernel)
+
+    def __call__(self, addresses: Sequence[int], stream: int) -> None:
+        """Launches on ``stream`` with the operands at ``addresses``. Raises LaunchError."""
+        with self._lock:
+            for index, offset in self._addresses:
+                struct.pack_into("Q", self._memory, offset, addresses[index])
+            for tensor_map in self._maps:
+                tensor_map.point_at(addresses[tensor_map.operand])
+            status = self._start(stream)
+        if status != _SUCCESS:
+            self._failed(status, stream)
+
+    def _start(self, stream: int) -> int:
+        if self._config is None:
+            return self._cuda.cuLaunchKernel(*self._launch_arguments, stream, self._parameters,
+                                             None)
+        self._config.stream = stream
+        return self._cuda.cuLaunchKernelEx(ctypes.byref(self._config), self._kernel,
+                                           self._parameters, None)
+
+    def _failed(self, status: int, stream: int) -> None:
+        """A thread that has not used CUDA yet has no context: torch makes one; then once more."""
+        if status == _INVALID_CONTEXT:
+            import torch
+
+            torch.cuda.current_stream().query()
+            torch.cuda.synchronize()
+            with self._lock:
+                status = self._start(stream)
+        _check(self._cuda, status, f"launching {self.symbol}")
+
+
+class _TensorMap:
+    """A tensor map in the parameter buffer; a new address is patched in, not encoded again."""
+
+    def __init__(self, descriptor: Descriptor, meta: dict, address: int, operand: int,
+                 cuda: ctypes.CDLL) -> None:
+        self.operand = operand
+        self._cuda, self._address, self._name = cuda, address, descriptor.name
+        self._base: int | None = None
+        rank = len(descriptor.shape)
+        size = dtype_of(descriptor.dtype).itemsize
+        self._arguments = (
+            ctypes.c_int(_HOST_ELEMENT_TYPE[meta["elem_type"]]), ctypes.c_uint(rank),
+            (ctypes.c_uint64 * rank)(*reversed(descriptor.shape)),
+            (ctypes.c_uint64 * rank)(*reversed([s * size for s in descriptor.strides[:-1]])),
+            (ctypes.c_uint32 * rank)(*reversed(meta["block_size"])),
+            (ctypes.c_uint32 * rank)(*[1] * rank))
+        self._swizzle = ctypes.c_int(meta["swizzle"])
+
+    def point_at(self, base: int) -> None:
+        if base == self._base:
+            return
+        if self._base is None:
+            kind, rank, shape, strides, box, steps = self._arguments
+            status = self._cuda.cuTensorMapEncodeTiled(
+                ctypes.c_void_p(self._address), kind, rank, ctypes.c_void_p(base), shape, strides,
+                box, steps, ctypes.c_int(0), self._swizzle, ctypes.c_int(_L2_PROMOTION_256B),
+                ctypes.c_int(0))
+            _check(self._cuda, status, f"encoding the tensor map {self._name}")
+        else:
+            _check(self._cuda, self._cuda.cuTensorMapReplaceAddress(self._address, base),
+                   f"moving the tensor map {self._name}")
+        self._base = base
+
+
+def _fields(launch: Launch) -> list[tuple[int, int, object]]:
+    """(bytes, alignment, value) of each parameter, as Triton expands the signature: a descriptor
+    is its map, then its shape (i32) and its strides (i64)."""
+    fields: list[tuple[int, int, object]] = []
+    for x in launch.arguments:
+        if isinstance(x, Pointer):
+            fields.append((8, 8, x))
+        elif isinstance(x, Descriptor):
+            fields.append((_TENSOR_MAP_BYTES, 64, x))
+            fields += [(4, 4, s) for s in x.shape] + [(8, 8, s) for s in x.strides]
+        elif isinstance(x, Scalar) and not x.folded:
+            size = 4 if x.type == "i32" else 8
+            fields.append((size, size, x.value))
+    return fields

@@ -1,0 +1,156 @@
+"""What one launch of one kernel is, said as data: arguments, constants, grid, resources.
+
+A spec derives it; ``compile.py`` makes a cubin from its static part, ``driver.py`` packs and
+launches it, ``interpret.py`` runs it on the CPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tritongemm.problem import GemmProblem, dtype_of
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Strides of the operands, in elements: A[batch, M, K], B[batch, K, N], C[batch, M, N]."""
+
+    ab: int
+    am: int
+    ak: int
+    bb: int
+    bk: int
+    bn: int
+    cb: int
+    cm: int
+    cn: int
+
+    @classmethod
+    def contiguous(cls, problem: GemmProblem) -> Geometry:
+        """The strides of gapless operands of the problem's layout.
+
+        Where the problem's alignment is below what the extents give, rows are as they are: only
+        a base may be off, which strides do not show.
+        """
+        m, n, k = problem.m, problem.n, problem.k
+        am, ak = (k, 1) if problem.layout[0] == "n" else (1, m)
+        bk, bn = (n, 1) if problem.layout[1] == "n" else (1, k)
+        return cls(m * k, am, ak, k * n, bk, bn, m * n, n, 1)
+
+    def max_offset(self, problem: GemmProblem) -> int:
+        """The largest element offset inside one matrix of the batch."""
+        m, n, k = problem.m - 1, problem.n - 1, problem.k - 1
+        return max(m * self.am + k * self.ak, k * self.bk + n * self.bn,
+                   m * self.cm + n * self.cn, 0)
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """The base address of an operand (``a``, ``b``, ``c`` or ``scratch``)."""
+
+    name: str
+    operand: str
+    dtype: str
+    align: int
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """A tensor map over an operand as stored: shape and strides in elements, outermost first.
+
+    ``layout`` is the constructor call of a Gluon shared layout, empty for ``tl`` kernels.
+    """
+
+    name: str
+    operand: str
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    layout: str = ""
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """An integer argument.
+
+    ``divisor`` is what the compiler may assume divides it (a power of two up to 16); ``fold``:
+    a value of 1 becomes a constant, as for the inner stride of an operand.
+    """
+
+    name: str
+    value: int
+    divisor: int = 1
+    fold: bool = False
+
+    @property
+    def type(self) -> str:
+        """``i32``, or ``i64`` where the value needs it."""
+        return "i32" if self.value < 2**31 else "i64"
+
+    @property
+    def folded(self) -> bool:
+        """Whether it is a constant of the binary."""
+        return self.fold and self.value == 1
+
+
+Argument = Pointer | Descriptor | Scalar
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch.
+
+    Attributes:
+        module, function: where the device code is.
+        arguments: in the order of the kernel's parameters, constants left out.
+        constants: the kernel's constexpr parameters.
+        grid: programs along x, y, z.
+        symbol: the name that profilers show.
+        scratch_bytes: what ``scratch`` must hold.
+    """
+
+    module: str
+    function: str
+    arguments: tuple[Argument, ...]
+    constants: tuple[tuple[str, object], ...]
+    grid: tuple[int, int, int]
+    num_warps: int
+    num_stages: int
+    symbol: str
+    num_ctas: int = 1
+    maxnreg: int | None = None
+    gluon: bool = False
+    scratch_bytes: int = field(default=0, compare=False)
+
+    def all_constants(self) -> tuple[tuple[str, object], ...]:
+        """The constexpr parameters, the symbol and the folded scalars among them."""
+        folded = tuple((x.name, 1) for x in self.arguments if isinstance(x, Scalar) and x.folded)
+        return (*self.constants, ("SYMBOL", self.symbol), *folded)
+
+    def static_key(self) -> dict[str, object]:
+        """Everything that the binary depends on, as JSON: two launches with equal keys share it."""
+        arguments: list[object] = []
+        for x in self.arguments:
+            if isinstance(x, Pointer):
+                arguments.append([x.name, "*" + dtype_of(x.dtype).triton_name, x.align])
+            elif isinstance(x, Descriptor):
+                arguments.append([x.name, descriptor_type(x)])
+            elif not x.folded:
+                arguments.append([x.name, x.type, x.divisor])
+        return {"module": self.module, "function": self.function, "arguments": arguments,
+                "constants": [list(c) for c in self.all_constants()], "num_warps": self.num_warps,
+                "num_stages": self.num_stages, "num_ctas": self.num_ctas,
+                "maxnreg": self.maxnreg, "gluon": self.gluon}
+
+
+def descriptor_type(x: Descriptor) -> str:
+    """Triton's name of a descriptor's type."""
+    inner = f"{dtype_of(x.dtype).triton_name}[{', '.join(map(str, x.box))}]"
+    return f"tensordesc<{inner},{x.layout}>" if x.layout else f"tensordesc<{inner}>"
+
+
+def divisor_of(value: int, limit: int = 16) -> int:
+    """The largest power of two up to ``limit`` that divides ``value``."""
+    low = value & -value
+    return limit if low == 0 or low > limit else low

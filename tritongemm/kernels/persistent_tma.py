@@ -1,0 +1,156 @@
+"""The persistent kernel that loads by the copy engine: aligned operands, any layout."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tritongemm.config import KernelConfig
+from tritongemm.device import DeviceSpec
+from tritongemm.kernels import constraints as rules
+from tritongemm.kernels.launch import Descriptor, Geometry, Launch, Pointer, Scalar, divisor_of
+from tritongemm.kernels.spec import KernelSpec
+from tritongemm.kernels.symbol import symbol_of
+from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
+
+
+def tma_store(problem: GemmProblem) -> bool:
+    """Whether C may be stored by the copy engine.
+
+    A descriptor store can write past the inner extent up to the next 16 bytes, so rows of C
+    must be whole multiples of 16 bytes (Triton issue 11583).
+    """
+    row_bytes = problem.n * dtype_of(problem.dtype_out).itemsize
+    return problem.align_c == FULL_ALIGNMENT and row_bytes % FULL_ALIGNMENT == 0
+
+
+def stored_operand(problem: GemmProblem, operand: str, box_rows: int, box_k: int,
+                   geometry: Geometry, layout_of=lambda box, dtype: "") -> Descriptor:
+    """The tensor map of ``a`` or ``b`` as stored; a batch is its outermost axis."""
+    g = geometry
+    if operand == "a":
+        transposed = problem.layout[0] == "t"
+        rows, outer, batch_stride = problem.m, (g.ak if transposed else g.am), g.ab
+    else:
+        transposed = problem.layout[1] == "n"
+        rows, outer, batch_stride = problem.n, (g.bk if transposed else g.bn), g.bb
+    dtype = getattr(problem, f"dtype_{operand}")
+    shape, box = ((problem.k, rows), (box_k, box_rows)) if transposed else (
+        (rows, problem.k), (box_rows, box_k))
+    return batched(problem, f"{operand}_desc", operand, dtype, shape, outer, box, batch_stride,
+                   layout_of(box, dtype))
+
+
+def batched(problem, name, operand, dtype, shape, outer, box, batch_stride, layout) -> Descriptor:
+    """A 2-D tensor map, or a 3-D one where the problem has a batch.
+
+    An axis of one element has any stride in torch; the copy engine wants multiples of 16 bytes.
+    """
+    per_16_bytes = FULL_ALIGNMENT // dtype_of(dtype).itemsize
+    outer = -(-max(outer, 1) // per_16_bytes) * per_16_bytes if shape[0] == 1 else outer
+    if problem.batch == 1:
+        return Descriptor(name, operand, dtype, shape, (outer, 1), box, layout)
+    return Descriptor(name, operand, dtype, (problem.batch, *shape), (batch_stride, outer, 1),
+                      (1, *box), layout)
+
+
+def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
+    """Bytes: the pipeline's buffers, the piece of the tile on its way out, the barriers.
+
+    The buffers of the K loop stay live across tiles when the loops are flattened.
+    """
+    stage = (config.block_m + config.block_n) * config.block_k * dtype_of(problem.dtype_a).itemsize
+    piece = config.block_m * config.block_n // config.epilogue_subtile
+    out = piece * dtype_of(problem.dtype_out).itemsize
+    if not tma_store(problem):
+        out += 16 * config.block_m
+    return config.num_stages * stage + out + 16 * config.num_stages + 1024
+
+
+def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
+             geometry: Geometry) -> tuple[Launch, ...]:
+    """One launch of at most one program an SM."""
+    store = tma_store(problem)
+    block_m, block_n = config.block_m, config.block_n
+    out_size = dtype_of(problem.dtype_out).itemsize
+    tiles = -(-problem.m // block_m) * -(-problem.n // block_n) * problem.batch
+    c = Pointer("c", "c", problem.dtype_out, problem.align_c)
+    if store:
+        c_desc = batched(problem, "c_desc", "c", problem.dtype_out, (problem.m, problem.n),
+                         geometry.cm, (block_m, block_n // config.epilogue_subtile), geometry.cb,
+                         "")
+    else:
+        c_desc = Pointer("c_desc", "c", problem.dtype_out, problem.align_c)
+    c_align = max(1, problem.align_c // out_size)
+    arguments = (
+        stored_operand(problem, "a", block_m, config.block_k, geometry),
+        stored_operand(problem, "b", block_n, config.block_k, geometry), c_desc, c,
+        Scalar("M", problem.m), Scalar("N", problem.n, divisor_of(problem.n, c_align)),
+        Scalar("K", problem.k), Scalar("batches", problem.batch, fold=True),
+        Scalar("stride_cb", geometry.cb, divisor_of(geometry.cb, c_align)),
+        Scalar("stride_cm", geometry.cm, divisor_of(geometry.cm, c_align)))
+    constants = (
+        ("A_T", problem.layout[0] == "t"), ("B_T", problem.layout[1] == "t"),
+        ("BATCHED", problem.batch > 1), ("TMA_STORE", store),
+        ("BLOCK_M", block_m), ("BLOCK_N", block_n), ("BLOCK_K", config.block_k),
+        ("GROUP_M", config.group_m), ("SUBTILE", config.epilogue_subtile),
+        # Flattening lets the next tile's loads start under this tile's store; on Blackwell it
+        # would cancel the compiler's own overlap.
+        ("FLATTEN", device.arch == 90), ("PRECISION", problem.precision), ("INTERPRETED", False))
+    return (Launch("tritongemm.kernels.device.persistent_tma", "persistent_tma", arguments,
+                   constants, (min(device.num_sms, tiles), 1, 1), config.num_warps,
+                   config.num_stages, symbol_of(problem, config)),)
+
+
+def _unit_inner_c(problem, config, device):
+    size = dtype_of(problem.dtype_out).itemsize
+    return None if problem.align_c >= size else "C must have an inner stride of 1"
+
+
+def _subtile(problem, config, device):
+    piece = config.block_n // config.epilogue_subtile
+    if piece < 32:
+        return f"epilogue_subtile={config.epilogue_subtile} leaves pieces of {piece} columns; " \
+               "at least 32"
+    return None
+
+
+def _box(problem, config, device):
+    for name in ("block_m", "block_n", "block_k"):
+        if getattr(config, name) > 256:
+            return f"{name}={getattr(config, name)}; a tensor map's box has at most 256 a side"
+    return None
+
+
+def _wgmma(problem, config, device):
+    if device.arch == 90 and (config.num_warps < 4 or config.block_m < 16 * config.num_warps):
+        return (f"block_m={config.block_m} on {config.num_warps} warps: the Hopper tensor "
+                "instruction wants groups of 4 warps and 16 rows a warp")
+    return None
+
+
+def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
+    """128x256x64 where that fills the SMs, 128x128 below; as many stages as fit, at most 4."""
+    size = dtype_of(problem.dtype_a).itemsize
+    block_k = 128 // size
+    tiles = -(-problem.m // 128) * -(-problem.n // 256) * problem.batch
+    wide = tiles >= device.num_sms and problem.dtype_out != "fp32"
+    config = KernelConfig("persistent_tma", 128, 256 if wide else 128, block_k, num_warps=8,
+                          num_stages=4, group_m=8, epilogue_subtile=2 if wide else 1)
+    while config.num_stages > 2 and shared_bytes(problem, config) > device.shared_bytes_per_block:
+        config = replace(config, num_stages=config.num_stages - 1)
+    return config
+
+
+PERSISTENT_TMA = KernelSpec(
+    name="persistent_tma",
+    idea="one program an SM, operands and C moved by the copy engine, store in pieces",
+    archs=(90, 100),
+    constraints=(
+        rules.dtypes("bf16", "fp16", "fp32"), rules.no_epilogue, rules.archs(90, 100),
+        rules.tensor_cores, rules.tf32_reads_k_major, rules.tma_extents, rules.tma_operands,
+        rules.Constraint("c_stride", _unit_inner_c, of_problem=True),
+        rules.unused("split_k", "cluster_m", "thread_m", "thread_n", "warp_m", "warp_n"),
+        rules.powers_of_two, rules.dot_shape, rules.Constraint("box", _box),
+        rules.Constraint("wgmma", _wgmma), rules.not_oversized, rules.accumulator,
+        rules.Constraint("subtile", _subtile), rules.grid, rules.shared_memory(shared_bytes)),
+    shared_bytes=shared_bytes, launches=launches, default=default)

@@ -1,0 +1,63 @@
+"""What the rest of the package knows of a kernel: :class:`KernelSpec`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tritongemm.config import KernelConfig
+from tritongemm.device import DeviceSpec
+from tritongemm.errors import ConstraintError
+from tritongemm.kernels.constraints import Constraint, Violation
+from tritongemm.kernels.launch import Geometry, Launch
+from tritongemm.problem import GemmProblem
+
+Launches = Callable[[GemmProblem, KernelConfig, DeviceSpec, Geometry], "tuple[Launch, ...]"]
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """A kernel: its rules, its resources, how it is launched, and its default.
+
+    Attributes:
+        name: as in configs, tables and CSV rows.
+        idea: one line.
+        archs: architectures that the tests compile it for.
+        constraints: rules in the order in which they are asked.
+        shared_bytes: estimate of the shared memory a program, bytes; never below the compiler's.
+        launches: what a call launches, in order.
+        default: the rule default for a problem, before any table; may be illegal for it.
+    """
+
+    name: str
+    idea: str
+    archs: tuple[int, ...]
+    constraints: tuple[Constraint, ...]
+    shared_bytes: Callable[[GemmProblem, KernelConfig], int]
+    launches: Launches
+    default: Callable[[GemmProblem, DeviceSpec], KernelConfig]
+
+    def supports(self, problem: GemmProblem, device: DeviceSpec) -> Violation | None:
+        """The first rule that no config of this kernel can meet for ``problem``, or None."""
+        return self._first(problem, self.default(problem, device), device, of_problem=True)
+
+    def violation(self, problem: GemmProblem, config: KernelConfig,
+                  device: DeviceSpec) -> Violation | None:
+        """The first rule that ``config`` breaks, or None where it is legal."""
+        return self._first(problem, config, device, of_problem=False)
+
+    def _first(self, problem, config, device, *, of_problem: bool) -> Violation | None:
+        for constraint in self.constraints:
+            if of_problem and not constraint.of_problem:
+                continue
+            message = constraint.check(problem, config, device)
+            if message is not None:
+                return Violation(constraint.rule, message)
+        return None
+
+    def require(self, problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> None:
+        """Raises :class:`ConstraintError` for an illegal ``config``."""
+        broken = self.violation(problem, config, device)
+        if broken is not None:
+            raise ConstraintError(f"{config.config_id} for {problem} breaks the rule "
+                                  f"'{broken.rule}': {broken.message}")

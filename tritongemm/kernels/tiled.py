@@ -1,0 +1,141 @@
+"""The tiled pointer kernel: any strides, any extents, any alignment."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tritongemm.config import KernelConfig
+from tritongemm.device import DeviceSpec
+from tritongemm.kernels import constraints as rules
+from tritongemm.kernels.launch import Geometry, Launch, Pointer, Scalar, divisor_of
+from tritongemm.kernels.spec import KernelSpec
+from tritongemm.kernels.symbol import symbol_of
+from tritongemm.problem import GemmProblem, dtype_of
+
+_REDUCE_BLOCK = 1024
+
+
+def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
+    """Bytes: the pipeline's buffers of both operands, or the tile on its way to the store.
+
+    ``num_stages`` buffers on Hopper (wgmma reads them asynchronously), one less before; the
+    estimate takes the larger. The accumulator is converted through shared memory before the
+    store, a padded float32 copy at the most, while the buffers are dead.
+    """
+    size = dtype_of(problem.dtype_a).itemsize
+    stage = (config.block_m + config.block_n) * config.block_k * size
+    tile = config.block_m * config.block_n
+    out = 4 if config.split_k > 1 else dtype_of(problem.dtype_out).itemsize
+    pad = 16 // out * config.block_m * out
+    return max(config.num_stages * stage, tile * out + pad) + 128
+
+
+def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
+             geometry: Geometry) -> tuple[Launch, ...]:
+    """The product, and for split_k > 1 the pass that adds the parts in a fixed order."""
+    m, n, k = problem.m, problem.n, problem.k
+    tiles = -(-m // config.block_m) * -(-n // config.block_n)
+    split = config.split_k
+    size = dtype_of(problem.dtype_a).itemsize
+    out_size = dtype_of(problem.dtype_out).itemsize
+    g = geometry
+    if split == 1:
+        target = Pointer("c", "c", problem.dtype_out, problem.align_c)
+        cb, cm, cn, cs, c_align = g.cb, g.cm, g.cn, 0, problem.align_c // out_size
+    else:
+        target = Pointer("c", "scratch", "fp32", 16)
+        cb, cm, cn, cs, c_align = m * n, n, 1, problem.batch * m * n, 4
+    align_a, align_b = max(1, problem.align_a // size), max(1, problem.align_b // size)
+    # Elements that are contiguous and aligned along an operand's inner axis: what a vectorised
+    # load may take at once. Wrapping an index keeps it only where the extent is a multiple too.
+    arguments = (
+        Pointer("a", "a", problem.dtype_a, problem.align_a),
+        Pointer("b", "b", problem.dtype_b, problem.align_b),
+        target,
+        Scalar("M", m, divisor_of(m, align_a) if g.am == 1 else 1),
+        Scalar("N", n, divisor_of(n, max(align_b if g.bn == 1 else 1, c_align, 1))),
+        Scalar("K", k, divisor_of(k, max(align_a, align_b))),
+        Scalar("stride_ab", g.ab, divisor_of(g.ab, align_a)),
+        Scalar("stride_am", g.am, divisor_of(g.am, align_a), fold=True),
+        Scalar("stride_ak", g.ak, divisor_of(g.ak, align_a), fold=True),
+        Scalar("stride_bb", g.bb, divisor_of(g.bb, align_b)),
+        Scalar("stride_bk", g.bk, divisor_of(g.bk, align_b), fold=True),
+        Scalar("stride_bn", g.bn, divisor_of(g.bn, align_b), fold=True),
+        Scalar("stride_cb", cb, divisor_of(cb, max(1, c_align))),
+        Scalar("stride_cm", cm, divisor_of(cm, max(1, c_align))),
+        Scalar("stride_cn", cn, 1, fold=True),
+        Scalar("stride_cs", cs, divisor_of(cs, 4)),
+    )
+    steps = -(-k // config.block_k)
+    constants = (
+        ("VEC_M", divisor_of(m, align_a) if g.am == 1 else 1),
+        ("VEC_N", divisor_of(n, align_b) if g.bn == 1 else 1),
+        ("BLOCK_M", config.block_m), ("BLOCK_N", config.block_n), ("BLOCK_K", config.block_k),
+        ("GROUP_M", config.group_m), ("SPLIT_K", split),
+        ("EVEN_K", k % config.block_k == 0 and steps % split == 0),
+        ("INDEX64", g.max_offset(problem) >= 2**31 or m * n >= 2**31),
+        ("PRECISION", problem.precision), ("INTERPRETED", False),
+    )
+    product = Launch(
+        "tritongemm.kernels.device.tiled", "tiled", arguments, constants,
+        (tiles * problem.batch, split, 1), config.num_warps, config.num_stages,
+        symbol_of(problem, config), scratch_bytes=0 if split == 1 else 4 * split * cs)
+    if split == 1:
+        return (product,)
+    total = problem.batch * m * n
+    reduce = Launch(
+        "tritongemm.kernels.device.reduce", "reduce_splits",
+        (Pointer("partials", "scratch", "fp32", 16),
+         Pointer("c", "c", problem.dtype_out, problem.align_c),
+         Scalar("M", m), Scalar("N", n, divisor_of(n, 4)), Scalar("total", total),
+         Scalar("stride_cb", g.cb, divisor_of(g.cb, 4)),
+         Scalar("stride_cm", g.cm, divisor_of(g.cm, 4)),
+         Scalar("stride_cn", g.cn, 1, fold=True)),
+        (("SPLIT_K", split), ("BLOCK", _REDUCE_BLOCK),
+         ("INDEX64", g.max_offset(problem) >= 2**31 or total * split >= 2**31)),
+        (-(-total // _REDUCE_BLOCK), 1, 1), 4, 1, f"tritongemm_reduce_k{split}")
+    return (product, reduce)
+
+
+def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
+    """The rule default: the largest usual tile that still gives most SMs work.
+
+    Tiles from 128x128 down while there are fewer of them than SMs; deep K with few tiles is
+    split. GROUP_M 8 is the usual order (1 where M is much longer than N has no reuse to gain).
+    """
+    fma = problem.dtype_a == "fp32" and problem.precision == "ieee"
+    shapes = ((128, 64), (64, 64), (64, 32), (32, 32), (16, 32), (16, 16)) if fma else (
+        (128, 128), (128, 64), (64, 64), (64, 32), (32, 32), (16, 32), (16, 16))
+    block_k = 16 if fma else 64 if dtype_of(problem.dtype_a).itemsize == 2 else 32
+    m, n = max(problem.m, 1), max(problem.n, 1)
+    for block_m, block_n in shapes:
+        fits = (block_m == 16 or block_m < 2 * m) and (block_n == 16 or block_n < 2 * n)
+        tiles = -(-m // block_m) * -(-n // block_n) * max(problem.batch, 1)
+        if fits and tiles >= device.num_sms // 2:
+            break
+    warps = 8 if block_m * block_n >= 128 * 128 or (fma and block_m * block_n >= 8192) else 4
+    if block_m * block_n <= 512:
+        warps = 2 if block_m * block_n == 512 else 1
+    while block_k > 16 and block_k >= 4 * max(problem.k, 1):
+        block_k //= 2
+    steps = -(-problem.k // block_k)
+    split = 1
+    while tiles * split * 2 <= device.num_sms and steps >= 8 * split and split < 16:
+        split *= 2
+    config = KernelConfig("tiled", block_m, block_n, block_k, num_warps=warps,
+                          num_stages=2 if fma else 4, group_m=8, split_k=split)
+    while config.num_stages > 1 and shared_bytes(problem, config) > device.shared_bytes_per_block:
+        config = replace(config, num_stages=config.num_stages - 1)
+    return config
+
+
+TILED = KernelSpec(
+    name="tiled",
+    idea="one program a tile of C, pointers and masks, software-pipelined K loop, split-K",
+    archs=(80, 89, 90, 100),
+    constraints=(
+        rules.dtypes("bf16", "fp16", "fp32"), rules.no_epilogue, rules.min_arch(80),
+        rules.unused("epilogue_subtile", "cluster_m", "thread_m", "thread_n", "warp_m", "warp_n"),
+        rules.powers_of_two, rules.dot_shape, rules.not_oversized, rules.accumulator,
+        rules.fma_tile, rules.split_k, rules.grid, rules.shared_memory(shared_bytes)),
+    shared_bytes=shared_bytes, launches=launches, default=default)

@@ -1,0 +1,139 @@
+"""A plan: a config bound to a problem and a geometry, ready to launch. The one hot path.
+
+Everything a launch depends on is fixed in the plan but the operands' addresses and the stream;
+a plan never synchronises and allocates nothing but its scratch, from torch's allocator.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from tritongemm import settings
+from tritongemm.config import KernelConfig
+from tritongemm.device import DeviceSpec
+from tritongemm.errors import LaunchError
+from tritongemm.kernels.compile import BuildReport, build_launches, launches_of
+from tritongemm.kernels.launch import Geometry
+from tritongemm.problem import GemmProblem
+
+if TYPE_CHECKING:
+    from tritongemm.kernels.driver import Launcher
+
+_OPERANDS = ("a", "b", "c", "scratch")
+
+
+class Plan:
+    """Launches ``config`` for ``problem`` on CUDA device ``index``.
+
+    Raises:
+        ConstraintError: the config is illegal. CompileError, LaunchError: it cannot be built.
+    """
+
+    def __init__(self, problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
+                 geometry: Geometry, index: int) -> None:
+        from tritongemm.kernels.driver import Launcher
+
+        self.problem, self.config, self.geometry = problem, config, geometry
+        launches = launches_of(problem, config, device, geometry)
+        binaries, self.report = build_launches(launches, device.arch)
+        self._index = index
+        self._launchers: tuple[Launcher, ...] = tuple(
+            Launcher(launch, binary, index, _OPERANDS)
+            for launch, binary in zip(launches, binaries))
+        self._scratch_bytes = max(launch.scratch_bytes for launch in launches)
+        self._stream_of = torch._C._cuda_getCurrentRawStream
+        self._range = f"tritongemm {problem} {config}" if settings.current().profile else None
+
+    def __call__(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+        """Launches on torch's current stream of the plan's device. Raises LaunchError.
+
+        Scratch is given back to torch's allocator at once: it is reused in the order of this
+        stream only, so later work on this stream cannot overtake the launches that read it.
+        """
+        if self._range is not None:
+            with torch.profiler.record_function(self._range):
+                self._launch(a, b, c)
+        else:
+            self._launch(a, b, c)
+
+    def _launch(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+        addresses = [a.data_ptr(), b.data_ptr(), c.data_ptr()]
+        if self._scratch_bytes:
+            scratch = torch.empty(self._scratch_bytes, dtype=torch.uint8, device=c.device)
+            addresses.append(scratch.data_ptr())
+        stream = self._stream_of(self._index)
+        for launcher in self._launchers:
+            launcher(addresses, stream)
+
+
+class InterpretedPlan:
+    """The same under TRITON_INTERPRET=1, on CPU tensors."""
+
+    def __init__(self, problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
+                 geometry: Geometry) -> None:
+        self.problem, self.config, self.geometry = problem, config, geometry
+        self._launches = launches_of(problem, config, device, geometry)
+        self.report = BuildReport(0.0, True, None, None, 0)
+
+    def __call__(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+        """Runs the launches, one program after another."""
+        from tritongemm.kernels.interpret import interpret
+
+        size = max(launch.scratch_bytes for launch in self._launches)
+        scratch = torch.full((max(size // 4, 1),), float("nan"), dtype=torch.float32)
+        for launch in self._launches:
+            interpret(launch, {"a": a, "b": b, "c": c, "scratch": scratch})
+
+
+def make_plan(problem: GemmProblem, config: KernelConfig, device: DeviceSpec, geometry: Geometry,
+              tensor_device: torch.device) -> Plan | InterpretedPlan:
+    """The plan for operands on ``tensor_device``. Raises as :class:`Plan` does."""
+    if tensor_device.type == "cuda":
+        index = tensor_device.index
+        return Plan(problem, config, device, geometry,
+                    torch.cuda.current_device() if index is None else index)
+    if settings.current().interpret:
+        return InterpretedPlan(problem, config, device, geometry)
+    raise LaunchError(f"operands are on {tensor_device}; kernels run on CUDA, or on the CPU under "
+                      "TRITON_INTERPRET=1")
+
+
+def bind_config(problem: GemmProblem, config: KernelConfig,
+                device: DeviceSpec) -> BoundConfig:
+    """``config`` as a callable (a, b, out) for any operands of ``problem``, however strided.
+
+    Raises:
+        ConstraintError, CompileError, LaunchError: when it is bound, not when it is called.
+    """
+    return BoundConfig(problem, config, device)
+
+
+class BoundConfig:
+    """A config that makes its plans as it meets strides; ``report`` is that of the first."""
+
+    def __init__(self, problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> None:
+        self._problem, self._config, self._device = problem, config, device
+        self._plans: dict[tuple, Plan | InterpretedPlan] = {}
+        where = torch.device("cpu") if settings.current().interpret else torch.device(
+            "cuda", torch.cuda.current_device())
+        self.report = self._plan(Geometry.contiguous(problem), where).report
+
+    def _plan(self, geometry: Geometry, where: torch.device) -> Plan | InterpretedPlan:
+        key = (geometry, where)
+        if key not in self._plans:
+            self._plans[key] = make_plan(self._problem, self._config, self._device, geometry,
+                                         where)
+        return self._plans[key]
+
+    def __call__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+        """Launches on the current stream."""
+        self._plan(geometry_of(a, b, out), a.device)(a, b, out)
+
+
+def geometry_of(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Geometry:
+    """The strides of A [M, K] or [batch, M, K], B and C alike."""
+    def three(x: torch.Tensor) -> tuple[int, ...]:
+        return x.stride() if x.dim() == 3 else (0, *x.stride())
+    return Geometry(*three(a), *three(b), *three(c))

@@ -1,0 +1,132 @@
+"""exact row of the tuned table -> nearest legal row -> rule default, each choice with its source."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+from tritongemm.config import KernelConfig
+from tritongemm.device import DeviceSpec
+from tritongemm.errors import UnsupportedError
+from tritongemm.kernels import SPECS, violation
+from tritongemm.problem import GemmProblem
+from tritongemm.records.spaces import load_spaces
+from tritongemm.records.tables import TunedRow, TunedTable, key_of, path_for, read_table
+from tritongemm.selection.estimate import estimate
+
+#: A row further than this from a problem says little about it: the sum over batch, m, n and k of
+#: |log2| of the ratios, e.g. two extents each twice as long.
+NEAREST_LIMIT = 4.0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A config and where it came from.
+
+    Attributes:
+        config: what to launch.
+        source: ``exact``, ``nearest`` or ``rule``.
+        row: the tuned row behind it, where there is one.
+        note: one line for ``explain`` and the log.
+    """
+
+    config: KernelConfig
+    source: str
+    row: TunedRow | None = None
+    note: str = ""
+
+
+@functools.lru_cache(maxsize=256)
+def _table(path: str) -> TunedTable | None:
+    """The table at ``path``, read once; None where there is none. A bad file is an error."""
+    try:
+        return read_table(path)
+    except FileNotFoundError:
+        return None
+
+
+def reload() -> None:
+    """Forgets the tables read so far, so that a newly published one is seen."""
+    _table.cache_clear()
+
+
+def table_for(problem: GemmProblem, device: DeviceSpec) -> TunedTable | None:
+    """The tuned table of ``problem`` on ``device``, or None where none is shipped."""
+    path = path_for(problem, device.slug)
+    return _table(str(path)) if path.exists() else None
+
+
+def choose(problem: GemmProblem, device: DeviceSpec) -> Choice:
+    """The config for ``problem``. Never measures.
+
+    Raises:
+        UnsupportedError: no kernel of this package runs it; the message names each one's reason.
+        DataFileError: the tuned table is damaged.
+    """
+    table = table_for(problem, device)
+    if table is not None:
+        row = table.rows.get(key_of(problem))
+        if row is not None and violation(problem, row.config, device) is None:
+            return Choice(row.config, "exact", row, f"tuned row of run {row.run_id}")
+        near = _nearest(problem, device, table)
+        if near is not None:
+            distance, row = near
+            return Choice(row.config, "nearest", row,
+                          f"tuned for {row.batch}x{row.m}x{row.n}x{row.k}, {distance:.2f} away")
+    return Choice(default_config(problem, device), "rule", None, "rule default")
+
+
+def distance(problem: GemmProblem, row: TunedRow) -> float:
+    """Sum of |log2| of the ratios of batch, m, n, k; 1 more a differing alignment."""
+    total = 0.0
+    for mine, other in ((problem.m, row.m), (problem.n, row.n), (problem.k, row.k),
+                        (problem.batch, row.batch)):
+        total += abs(math.log2(max(mine, 1) / max(other, 1)))
+    for mine, other in ((problem.align_a, row.align_a), (problem.align_b, row.align_b),
+                        (problem.align_c, row.align_c)):
+        total += 1.0 if mine != other else 0.0
+    return total
+
+
+def _nearest(problem: GemmProblem, device: DeviceSpec,
+             table: TunedTable) -> tuple[float, TunedRow] | None:
+    """The closest row whose config is legal here, ties by the table's order."""
+    rows = ((distance(problem, row), index, row)
+            for index, row in enumerate(table.rows.values()) if row.epilogue == problem.epilogue)
+    for far, _, row in sorted(rows, key=lambda x: x[:2]):
+        if far > NEAREST_LIMIT:
+            return None
+        if violation(problem, row.config, device) is None:
+            return far, row
+    return None
+
+
+def default_config(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
+    """The best estimate among the kernels' own defaults that are legal.
+
+    Raises:
+        UnsupportedError: none is legal.
+    """
+    legal, reasons = [], []
+    for spec in SPECS.values():
+        config = spec.default(problem, device)
+        broken = spec.supports(problem, device) or spec.violation(problem, config, device)
+        if broken is None:
+            legal.append(config)
+        else:
+            reasons.append(f"{spec.name}: {broken.message}")
+    if not legal:
+        raise UnsupportedError(f"no kernel runs {problem} on {device.name}: "
+                               + "; ".join(reasons))
+    return min(legal, key=lambda c: estimate(problem, c, device).total_us)
+
+
+def candidates(problem: GemmProblem, device: DeviceSpec,
+               top: int | None = None) -> list[KernelConfig]:
+    """The legal configs of every shipped space, the most promising by estimate first."""
+    found = {config for space in load_spaces().values()
+             for config in space.configs(dtype=problem.dtype_a)
+             if violation(problem, config, device) is None}
+    ordered = sorted(found, key=lambda c: (estimate(problem, c, device).total_us, c.config_id))
+    return ordered if top is None else ordered[:top]
