@@ -1,0 +1,256 @@
+"""Pictures and the page: what is written, and that nothing in a CSV can get out of its place."""
+
+import html.parser
+import json
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from made_rows import LATER, RUN, make_row, write_journal
+
+from tritongemm.cli import main
+from tritongemm.config import KernelConfig
+from tritongemm.errors import DataFileError, MissingDependencyError
+from tritongemm.problem import GemmProblem
+from tritongemm.records import rows as records
+from tritongemm.report import figures, heat, load, page, plots, style
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("plotly")
+
+SLY = "</script><img src=x onerror=alert(1)>"
+
+
+@pytest.fixture
+def results(make_csv, tmp_path):
+    """Two suites, three providers, a failure, a control, a sidecar."""
+    rows = []
+    for i, m in enumerate((16, 256, 1024)):
+        for suite in ("square", "llm_decode"):
+            rows += [make_row(m, suite=suite, provider="torch", ratio=1.0),
+                     make_row(m, suite=suite, ratio=1.1 + i / 10, selection_source="exact",
+                              config_id="tiled_64x64x32_w4_s2_g8", max_err_ratio=0.3),
+                     make_row(m, suite=suite, provider="inductor", ratio=0.9)]
+    rows += [make_row(2048, status="timeout", error="killed after 30 s"),
+             make_row(16, provider="torch-control", ratio=1.001)]
+    path = make_csv(rows)
+    records.write_sidecar(tmp_path, RUN, {"torch": "2.13.0", "triton": "3.7.1"})
+    return load.load([path])
+
+
+@pytest.fixture
+def maps(tmp_path):
+    problem = GemmProblem(512, 512, 512)
+    return heat.read_maps([write_journal(tmp_path / "sweep.jsonl", [
+        (problem, KernelConfig(kernel, m, n, 32), "ok" if m < 128 else "wrong",
+         float(m + n) if m < 128 else None, "coarse")
+        for kernel in ("tiled", "persistent") for m in (32, 64, 128) for n in (32, 64)])])
+
+
+def png_size(path):
+    raw = path.read_bytes()
+    assert raw.startswith(b"\x89PNG")
+    return struct.unpack(">II", raw[16:24])
+
+
+class Elements(html.parser.HTMLParser):
+    """Tags, and the text of scripts and cells, of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.cells, self.scripts, self._in = [], [], [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self._in = tag
+
+    def handle_data(self, data):
+        if self._in in ("td", "th"):
+            self.cells.append(data)
+        if self._in == "script":
+            self.scripts.append(data)
+
+
+def test_every_plot_is_written_with_a_caption(results, maps, tmp_path):
+    written = plots.write_plots(results, tmp_path / "out", maps=maps, mean_of=maps)
+    assert [path.name for _, path in written] == [
+        "overview.png", "ratio-nvidia-h200-bf16-nt.png", "roofline-nvidia-h200-bf16.png",
+        "sweep-mean.png", "sweep-512x512x512-bf16-nn.png"]
+    for caption, path in written:
+        assert caption
+        width, height = png_size(path)
+        assert 600 < width < 4000 and 200 < height < 6000
+
+
+def test_the_same_rows_draw_the_same_bytes(results, tmp_path):
+    first = plots.write_plots(results, tmp_path / "a")
+    second = plots.write_plots(results, tmp_path / "b")
+    assert [p.read_bytes() for _, p in first] == [p.read_bytes() for _, p in second]
+
+
+def test_rows_with_no_time_and_empty_csvs_draw_nothing(make_csv, tmp_path):
+    untimed = load.load([make_csv([make_row(max_err_ratio=0.5)])])
+    assert plots.write_plots(untimed, tmp_path / "out") == []
+    assert plots.write_plots(load.load([make_csv([], "e/e.csv")]), tmp_path / "out") == []
+
+
+def test_a_device_without_peaks_has_points_and_no_roof(make_csv, tmp_path):
+    host = load.load([make_csv([make_row(device="cpu-x", ratio=0.1),
+                                make_row(device="cpu-x", ratio=1.0, provider="torch")])])
+    names = [path.name for _, path in plots.write_plots(host, tmp_path / "out")]
+    assert "roofline-cpu-x-bf16.png" in names
+    assert "no roof" in page.page(host)
+
+
+def test_a_sweep_in_which_nothing_ran_draws_no_map(tmp_path):
+    maps = heat.read_maps([write_journal(tmp_path / "j.jsonl", [
+        (GemmProblem(64, 64, 64), KernelConfig("tiled", 64, 64, 32), "died", None, "coarse")])])
+    assert plots.write_plots(load.nothing(), tmp_path, mean_of=maps) == []
+
+
+def test_a_folder_that_cannot_be_written_is_a_clear_error(results, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataFileError, match="file"):
+        plots.write_plots(results, tmp_path / "file" / "out")
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "a/b", "x" * 500, "", "..", "bf16>fp32 nt"])
+def test_a_title_becomes_a_file_name_that_stays_in_its_folder(name):
+    assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", plots.slug(name))
+    assert len(plots.slug(name)) <= 120
+
+
+def test_the_page_fetches_nothing(results, maps):
+    parsed = Elements(page.page(results, maps=maps, mean_of=maps))
+    assert not [attrs for tag, attrs in parsed.tags
+                if tag in ("script", "img", "link", "iframe") and ("src" in attrs
+                                                                   or "href" in attrs)]
+
+
+def test_the_page_shows_figures_tables_environment_and_every_row(results, maps):
+    text = page.page(results, title="A title", maps=maps, mean_of=maps)
+    assert "<title>A title</title>" in text
+    for part in ("Ratio to torch.matmul by size", "Roofline", "Sweep: share of the best time",
+                 "Rows that are not ok", "killed after 30 s", "Control: torch against torch",
+                 "Environment", "torch 2.13.0"):
+        assert part in text
+    data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.S).group(1))
+    assert data["rows"] == 19  # every row but the control
+    assert {len(column["values"]) for column in data["columns"]} == {19}
+
+
+def test_a_void_run_is_an_alarm_on_the_page(make_csv, tmp_path):
+    path = make_csv([make_row(ratio=1.0), make_row(128, ratio=1.0, run=LATER)])
+    records.write_sidecar(tmp_path, LATER, {"void": True, "void_reason": "noisy"})
+    assert f'<p class="alarm">Run {LATER} is VOID: noisy.' in page.page(load.load([path]))
+
+
+def test_text_from_a_csv_stays_text(make_csv, tmp_path):
+    rows = [make_row(m, ratio=1.0, suite=SLY, provider=SLY, config_id=SLY) for m in (64, 128)]
+    rows += [make_row(64, suite="b", provider=SLY, ratio=1.0),
+             make_row(256, suite=SLY, status="compile", error=SLY)]
+    path = make_csv(rows)
+    records.write_sidecar(tmp_path, RUN, {"void": False, SLY: SLY})
+    parsed = Elements(page.page(load.load([path]), title=SLY))
+    assert "img" not in [tag for tag, _ in parsed.tags]
+    assert SLY in parsed.cells
+    data = next(json.loads(s) for s in parsed.scripts if s.startswith('{"columns"'))
+    assert [SLY, "b"] == data["columns"][0]["texts"]
+
+
+def test_the_page_of_nothing_is_a_page(make_csv):
+    assert "No rows to report" in page.page(load.load([make_csv([])]))
+
+
+def test_an_infinite_error_is_a_page_and_not_a_crash(make_csv):
+    results = load.load([make_csv([make_row(status="wrong", max_err_ratio=float("inf"))])])
+    assert "1 result WRONG" in page.page(results)
+
+
+def test_a_library_that_is_not_installed_is_named_with_the_command_that_installs_it(
+        results, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingDependencyError, match=r"matplotlib.*tritongemm\[report\]"):
+        plots.write_plots(results, tmp_path / "out")
+    monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
+    with pytest.raises(MissingDependencyError, match="plotly"):
+        page.page(results)
+
+
+def test_the_tables_need_neither_torch_nor_a_plotting_library(results, tmp_path):
+    code = ("import sys; from tritongemm.cli import main; main(['report', sys.argv[1]]); "
+            "loaded = {'torch', 'triton', 'matplotlib', 'plotly'} & set(sys.modules); "
+            "assert not loaded, loaded")
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "bench.csv")], check=True,
+                   cwd=Path(page.__file__).parents[2], stdout=subprocess.DEVNULL)
+
+
+def test_thinning_keeps_the_extremes(make_csv, monkeypatch):
+    monkeypatch.setattr(figures, "MAX_POINTS", 200)
+    rows = [make_row(16 + i, ratio=1 + i / 1000) for i in range(700)]
+    frame = load.load([make_csv(rows)]).headline
+    kept = figures.thin(frame, "ratio_vs_torch")
+    assert 200 <= len(kept) <= 320
+    assert kept["ratio_vs_torch"].min() == frame["ratio_vs_torch"].min()
+    assert kept["ratio_vs_torch"].max() == frame["ratio_vs_torch"].max()
+    assert kept.index.is_unique
+
+
+@pytest.mark.parametrize("low, high", [(0.85, 1.25), (0.99, 1.01), (0.01, 100), (0.5, 3), (3, 90)])
+def test_ratio_ticks_lie_inside_and_are_few(low, high):
+    ticks = style.ratio_ticks(low, high)
+    assert ticks == sorted(set(ticks))
+    assert all(low <= tick <= high for tick in ticks)
+    assert 3 <= len(ticks) <= 13
+    assert (1.0 in ticks) == (low <= 1 <= high)
+
+
+def test_known_providers_keep_their_colour_and_no_two_share_one():
+    first, second = style.colours(["tritongemm", "x"]), style.colours(["a", "tritongemm", "torch"])
+    assert first["tritongemm"] == second["tritongemm"]
+    names = ["torch", "tritongemm", "tritongemm-auto", "inductor", "a", "b", "c"]
+    assert len(set(style.colours(names).values())) == len(names)
+    assert len(set(style.marks(names).values())) == len(names)
+
+
+def test_the_command_writes_everything_and_names_it(results, maps, tmp_path, capsys):
+    readme = tmp_path / "docs" / "README.md"
+    readme.parent.mkdir()
+    readme.write_text("<!-- tritongemm:h200 -->\n<!-- /tritongemm:h200 -->\n")
+    assert main(["report", str(tmp_path / "bench.csv"), "--journal", str(tmp_path / "sweep.jsonl"),
+                 "--out", str(tmp_path / "out"), "--markdown", str(readme), "--marker", "h200",
+                 "--plot", "overview", "--title", "All"]) == 0
+    out = capsys.readouterr().out
+    assert "report.html" in out and "overview.png" in out
+    assert (tmp_path / "out" / "summary.md").read_text().startswith("# All\n")
+    assert "](../out/overview.png)" in readme.read_text()
+    assert "| llm_decode | bf16 | nt | tritongemm |" in readme.read_text()
+
+
+def test_the_command_without_out_prints_the_tables(results, tmp_path, capsys):
+    assert main(["report", str(tmp_path / "bench.csv")]) == 0
+    out = capsys.readouterr().out
+    assert "geomean" in out and "Device: nvidia-h200." in out
+
+
+def test_the_command_draws_a_journal_alone(maps, tmp_path, capsys):
+    assert main(["report", "--journal", str(tmp_path / "sweep.jsonl"),
+                 "--out", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "sweep-mean.png").exists()
+
+
+@pytest.mark.parametrize("arguments, says", [
+    ([], "at least one CSV"), (["{csv}", "--marker", "x"], "go together"),
+    (["{csv}", "--markdown", "x.md"], "go together"), (["{csv}", "--section", "all"], "not known"),
+    (["{csv}", "--section", ","], "not known"), (["{csv}", "--plot", "overview"], "--plot needs"),
+    (["absent.csv"], "does not exist"), (["{csv}", "--heatmaps", "-1"], "negative"),
+    (["{csv}", "--journal", "absent.jsonl"], "absent.jsonl"),
+])
+def test_the_command_refuses_what_it_cannot_use(results, tmp_path, capsys, arguments, says):
+    arguments = [a.format(csv=tmp_path / "bench.csv") for a in arguments]
+    assert main(["report", *arguments]) == 2
+    assert says in capsys.readouterr().err

@@ -1,0 +1,136 @@
+"""``tritongemm report``: tables on the terminal or in a file, plots and one HTML page."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from tritongemm.errors import UsageError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verb's arguments."""
+    parser.add_argument("csv", nargs="*", type=Path, metavar="CSV",
+                        help="CSVs that bench wrote, or folders of them; their <run>.meta.json "
+                             "are read from beside them")
+    parser.add_argument("--out", type=Path, metavar="DIR",
+                        help="write report.html, summary.md and PNG plots here")
+    parser.add_argument("--markdown", type=Path, metavar="FILE",
+                        help="write the tables into FILE, between <!-- tritongemm:NAME --> and "
+                             "<!-- /tritongemm:NAME -->")
+    parser.add_argument("--marker", metavar="NAME", help="the NAME of the markers in FILE")
+    parser.add_argument("--section", metavar="NAMES",
+                        help="what goes into FILE or onto the terminal, a comma list of summary, "
+                             "facts, correctness, slowest, failures, control, sources, "
+                             "environment (default: summary,facts, and correctness where nothing "
+                             "was timed)")
+    parser.add_argument("--plot", action="append", default=[], metavar="NAME",
+                        help="with --markdown and --out: also show the plot NAME.png of DIR "
+                             "(e.g. overview) between the markers; may be given again")
+    parser.add_argument("--journal", action="append", type=Path, default=[], metavar="J",
+                        help="a sweep's journal, for heat maps over block sizes; may be given "
+                             "again, and without any CSV")
+    parser.add_argument("--heatmaps", type=int, default=6, metavar="N",
+                        help="draw the heat maps of at most N problems, spread by size (default 6)")
+    parser.add_argument("--tag", default="", help="only rows that carry this tag")
+    parser.add_argument("--all-runs", action="store_true",
+                        help="count every run's row, not only the newest of each problem and "
+                             "provider")
+    parser.add_argument("--title", default="tritongemm report", help="the page's title")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Returns 0. Raises :class:`TritonGemmError` for unusable input."""
+    _check(args)
+    from tritongemm.report import heat, load, markdown, tables
+
+    results = (load.load(args.csv, all_runs=args.all_runs, tag=args.tag) if args.csv
+               else load.nothing())
+    sections = _sections(args) or markdown.default_sections(results)
+    maps = heat.read_maps(args.journal)
+    plots: list[tuple[str, Path]] = []
+    if args.out is not None:
+        plots = _write(args, results, maps)
+    if args.markdown is not None:
+        text = markdown.document(results, sections=sections,
+                                 images=_images(args, plots))
+        changed = markdown.write_between(args.markdown, args.marker, text)
+        print(f"{args.markdown}: {'written' if changed else 'unchanged'} between the markers "
+              f"{args.marker}")
+    if args.markdown is None and args.csv:
+        for line in tables.alarms(results):
+            print(f"!! {line}")
+        print("\n\n".join(_terminal(results, name) for name in sections))
+    elif args.markdown is None and args.out is None:
+        print(f"{len(maps)} problems in the journals; --out DIR draws their heat maps")
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    from tritongemm.report import markdown
+
+    if not args.csv and not args.journal:
+        raise UsageError("name at least one CSV that `tritongemm bench` wrote, or a --journal")
+    if (args.markdown is None) != (args.marker is None):
+        raise UsageError("--markdown FILE and --marker NAME go together")
+    if args.markdown is not None and not args.csv:
+        raise UsageError("--markdown writes tables of a CSV; name one")
+    if args.plot and (args.out is None or args.markdown is None):
+        raise UsageError("--plot needs --out DIR, where the plot is, and --markdown FILE")
+    if args.heatmaps < 0:
+        raise UsageError(f"--heatmaps {args.heatmaps} is negative")
+    unknown = [name for name in _sections(args) if name not in markdown.SECTIONS]
+    if unknown or (args.section is not None and not _sections(args)):
+        raise UsageError(f"section {', '.join(unknown) or '(none)'} is not known; use some of "
+                         f"{', '.join(markdown.SECTIONS)}")
+
+
+def _sections(args: argparse.Namespace) -> list[str]:
+    return [name.strip() for name in (args.section or "").split(",") if name.strip()]
+
+
+def _write(args: argparse.Namespace, results, maps) -> list[tuple[str, Path]]:
+    from tritongemm.records.atomic import write_atomic
+    from tritongemm.report import heat, markdown, page, plots
+
+    chosen = heat.spread(maps, args.heatmaps)
+    drawn = plots.write_plots(results, args.out, maps=chosen, mean_of=maps)
+    every = heat.spread(maps, page.MAX_MAPS)
+    html = page.write_page(args.out / "report.html", results, title=args.title, maps=every,
+                           mean_of=maps)
+    images = [(caption, path.name) for caption, path in drawn]
+    text = markdown.document(results, sections=markdown.SECTIONS, images=images, heading=True)
+    write_atomic(args.out / "summary.md", f"# {' '.join(args.title.split())}\n\n{text}")
+    print(f"wrote {html}, {args.out / 'summary.md'} and {len(drawn)} plots:")
+    for caption, path in drawn:
+        print(f"  {path.name:<44} {caption}")
+    if len(maps) > len(chosen):
+        print(f"  ({len(chosen)} of {len(maps)} problems have a heat map of their own; "
+              "--heatmaps N draws more)")
+    return drawn
+
+
+def _images(args: argparse.Namespace, drawn: Sequence[tuple[str, Path]]) -> list[tuple[str, str]]:
+    by_name = {path.stem: (caption, path) for caption, path in drawn}
+    images = []
+    for name in args.plot:
+        if name not in by_name:
+            raise UsageError(f"--plot {name}: no such plot was drawn; there are "
+                             f"{', '.join(by_name) or 'none'}")
+        caption, path = by_name[name]
+        here = args.markdown.resolve().parent
+        images.append((caption, Path(os.path.relpath(path.resolve(), here)).as_posix()))
+    return images
+
+
+def _terminal(results, name: str) -> str:
+    from tritongemm.report import markdown, tables
+
+    if name == "facts":
+        return "\n".join(tables.facts(results))
+    shown = markdown.TABLES[name](results)
+    if not shown.cells:
+        return f"{shown.title}: nothing to show." + (f" {shown.note}" if shown.note else "")
+    return tables.plain(shown)

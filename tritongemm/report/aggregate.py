@@ -1,0 +1,133 @@
+"""Rows to figures: geometric mean, minimum, counts, ties, fallbacks, failures, worst errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tritongemm.report.load import BASELINE, CONTROL, is_contender
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: What one line of the summary stands for.
+GROUP = ("device", "suite", "dtype", "layout", "provider")
+#: DESIGN of the control: torch against torch must stay this close to 1, as a mean.
+CONTROL_LIMIT = 0.005
+SUMMARY_COLUMNS = ("rows", "timed", "geomean", "median", "min", "min_at", "max", "max_at",
+                   "faster", "tie", "slower", "failed", "fallback", "of_roof_pct", "worst_error")
+
+
+def summary(headline: pd.DataFrame, by: Sequence[str] = GROUP) -> pd.DataFrame:
+    """One line a group of contenders' rows (torch and its control are left out).
+
+    Columns beside ``by``: ``rows``; ``timed`` (status ok, with a ratio); ``geomean, median, min,
+    max`` of torch time / provider time over the timed rows, and the problems ``min_at, max_at``;
+    ``faster, tie, slower``, by the 95 % interval lying above, around or below 1; ``failed``,
+    status not ok: never in a mean; ``fallback``, rows that torch itself computed; ``of_roof_pct``,
+    the median per cent of the roofline; ``worst_error``, the largest error over its limit among
+    the rows checked.
+    """
+    import numpy as np
+    import pandas as pd
+
+    by = list(by)
+    rows = headline[is_contender(headline)]
+    if rows.empty:
+        return pd.DataFrame(columns=[*by, *SUMMARY_COLUMNS])
+    ok = rows["status"] == "ok"
+    ratio = rows["ratio_vs_torch"].where(ok)
+    low, high = rows["ratio_low"].where(ok), rows["ratio_high"].where(ok)
+    work = rows[by].copy()
+    work["rows"] = 1
+    work["timed"] = ratio.notna()
+    work["log"] = np.log(ratio)
+    work["ratio"] = ratio
+    work["faster"] = low > 1
+    work["slower"] = high < 1
+    work["tie"] = (low <= 1) & (high >= 1)
+    work["failed"] = ~ok
+    work["fallback"] = ok & (rows["selection_source"] == BASELINE)
+    work["roof"] = rows["pct_of_roof"].where(ok)
+    work["error"] = rows["max_err_ratio"]
+    groups = work.groupby(by, sort=True, dropna=False)
+    table = groups.agg(rows=("rows", "size"), timed=("timed", "sum"), geomean=("log", "mean"),
+                       median=("ratio", "median"), min=("ratio", "min"), max=("ratio", "max"),
+                       faster=("faster", "sum"), tie=("tie", "sum"), slower=("slower", "sum"),
+                       failed=("failed", "sum"), fallback=("fallback", "sum"),
+                       of_roof_pct=("roof", "median"), worst_error=("error", "max"))
+    table["geomean"] = np.exp(table["geomean"])
+    for name, ascending in (("min_at", True), ("max_at", False)):
+        ends = work[ratio.notna()].sort_values("ratio", ascending=ascending, kind="stable")
+        first = ends.drop_duplicates(by, keep="first")
+        place = rows.loc[first.index, "problem"].to_numpy()
+        at = pd.Series(place, index=pd.MultiIndex.from_frame(first[by]), dtype=object)
+        if len(by) == 1:
+            at.index = at.index.get_level_values(0)
+        table[name] = at.reindex(table.index).fillna("")
+    return table.reset_index()[[*by, *SUMMARY_COLUMNS]]
+
+
+def correctness(headline: pd.DataFrame) -> pd.DataFrame:
+    """One line a group: ``checked`` rows, ``wrong``, ``other`` failures, the worst error ratios.
+
+    An error ratio is the error over the limit it was held to: 1 is the limit. Torch is left out;
+    rows with no time count like any other.
+    """
+    import pandas as pd
+
+    by = list(GROUP)
+    columns = [*by, "rows", "checked", "wrong", "other", "max_err_ratio", "rms_err_ratio"]
+    rows = headline[is_contender(headline)]
+    if rows.empty:
+        return pd.DataFrame(columns=columns)
+    work = rows[[*by, "max_err_ratio", "rms_err_ratio"]].copy()
+    work["checked"] = rows["max_err_ratio"].notna() | (rows["status"] == "wrong")
+    work["wrong"] = rows["status"] == "wrong"
+    work["other"] = ~rows["status"].isin(["ok", "wrong"])
+    table = work.groupby(by, sort=True, dropna=False).agg(
+        rows=("checked", "size"), checked=("checked", "sum"), wrong=("wrong", "sum"),
+        other=("other", "sum"), max_err_ratio=("max_err_ratio", "max"),
+        rms_err_ratio=("rms_err_ratio", "max"))
+    return table.reset_index()[columns]
+
+
+def failures(headline: pd.DataFrame) -> pd.DataFrame:
+    """Every row whose status is not ok, torch's included, in file order."""
+    return headline[headline["status"] != "ok"]
+
+
+def slowest(headline: pd.DataFrame, count: int) -> pd.DataFrame:
+    """The ``count`` rows of contenders with the lowest ratio to torch, lowest first."""
+    rows = headline[is_contender(headline) & (headline["status"] == "ok")]
+    return rows[rows["ratio_vs_torch"].notna()].nsmallest(count, "ratio_vs_torch", keep="first")
+
+
+def control(rows: pd.DataFrame) -> pd.DataFrame:
+    """Torch against torch, a line a run: ``rows, mean``, and whether ``mean`` is ``within`` 1 +-
+    :data:`CONTROL_LIMIT`."""
+    import pandas as pd
+
+    columns = ["run_id", "rows", "mean", "within"]
+    ran = rows[(rows["provider"] == CONTROL) & (rows["status"] == "ok")
+               & rows["ratio_vs_torch"].notna()]
+    if ran.empty:
+        return pd.DataFrame(columns=columns)
+    table = ran.groupby("run_id", sort=True)["ratio_vs_torch"].agg(["size", "mean"]).reset_index()
+    table.columns = pd.Index(["run_id", "rows", "mean"])
+    table["within"] = (table["mean"] - 1).abs() <= CONTROL_LIMIT
+    return table
+
+
+def sources(headline: pd.DataFrame) -> pd.DataFrame:
+    """How many rows of each provider got their config from where (``selection_source``)."""
+    rows = headline[is_contender(headline) & (headline["selection_source"] != "")]
+    counts = rows.groupby(["provider", "selection_source"], sort=True).size()
+    return counts.reset_index(name="rows")
+
+
+def conditions(headline: pd.DataFrame) -> dict[str, list[str]]:
+    """What the timed rows have in common: their timers, L2 states and torch back ends."""
+    timed = headline[headline["time_us_p50"].notna()]
+    return {name: sorted(v for v in timed[name].unique() if v)
+            for name in ("timer", "l2_state", "torch_backend")}

@@ -1,0 +1,126 @@
+"""Markdown tables, and writing them between markers of a file that people edit too."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tritongemm.errors import DataFileError, UsageError
+from tritongemm.records.atomic import write_atomic
+from tritongemm.report import tables
+from tritongemm.report.load import Results
+
+#: Section -> its table.
+TABLES: dict[str, Callable[[Results], tables.Table]] = {
+    "summary": tables.summary_table,
+    "correctness": tables.correctness_table,
+    "slowest": tables.slowest_table,
+    "failures": tables.failures_table,
+    "control": tables.control_table,
+    "sources": tables.sources_table,
+    "environment": tables.environment_table,
+}
+#: What ``--section`` takes; ``facts`` is the lines of context.
+SECTIONS = (*TABLES, "facts")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_LARGEST = 16 * 1024 * 1024
+
+
+def default_sections(results: Results) -> tuple[str, ...]:
+    """The summary and its context; where nothing was timed, what was checked as well."""
+    timed = bool(results.headline["time_us_p50"].notna().any())
+    return ("summary", "facts") if timed else ("summary", "correctness", "facts")
+
+
+def table(shown: tables.Table) -> str:
+    """One GitHub-flavoured table; what a CSV holds cannot break out of its cell."""
+    lines = [_line(shown.heads),
+             "|" + "|".join("---:" if right else "---" for right in shown.numeric) + "|"]
+    lines += [_line(row) for row in shown.cells]
+    return "\n".join(lines)
+
+
+def section(results: Results, name: str, *, heading: bool = True) -> str:
+    """A section's Markdown: heading, table, note; empty where there is nothing to say.
+
+    Raises:
+        UsageError: an unknown section.
+    """
+    if name == "facts":
+        return "\n".join(f"- {_escape(line)}" for line in tables.facts(results))
+    if name not in TABLES:
+        raise UsageError(f"section {name!r} is not known; use one of {', '.join(SECTIONS)}")
+    shown = TABLES[name](results)
+    if not shown.cells:
+        return _escape(shown.note)
+    parts = [f"### {shown.title}" if heading else "", table(shown), _escape(shown.note)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def document(results: Results, *, sections: Sequence[str] = (),
+             images: Sequence[tuple[str, str]] = (), heading: bool = False) -> str:
+    """Alarms first, then ``sections`` (see :func:`default_sections`), then ``images`` as (caption,
+    relative path)."""
+    sections = sections or default_sections(results)
+    parts = [f"**{_escape(line)}**" for line in tables.alarms(results)]
+    if results.headline.empty:
+        parts.append("No rows to report.")
+    else:
+        parts += [section(results, name, heading=heading) for name in sections]
+    parts += [f"![{_escape(caption)}]({path.replace(' ', '%20')})" for caption, path in images]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def write_between(path: str | Path, name: str, text: str) -> bool:
+    """Replaces what stands between ``<!-- tritongemm:NAME -->`` and ``<!-- /tritongemm:NAME -->``.
+
+    Everything else of the file stays byte for byte, its line ends included. The write is atomic.
+
+    Returns:
+        Whether the file changed.
+
+    Raises:
+        UsageError: a name that cannot stand in a marker.
+        DataFileError: the file cannot be read or written, is not UTF-8, or does not hold exactly
+            one such pair of markers in this order; the message names the markers it has.
+    """
+    path = Path(path)
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"marker {name!r} is not a name; use letters, digits, '.', '_' and '-'")
+    try:
+        if path.stat().st_size > _LARGEST:
+            raise DataFileError(path, f"is larger than {_LARGEST} bytes; that is no Markdown file")
+        before = path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise DataFileError(path, f"cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise DataFileError(path, f"is not UTF-8 at byte {error.start}") from error
+    first, last = f"<!-- tritongemm:{name} -->", f"<!-- /tritongemm:{name} -->"
+    begins, ends = before.count(first), before.count(last)
+    if begins != 1 or ends != 1:
+        known = sorted(set(re.findall(r"<!-- tritongemm:(\S+) -->", before)))
+        has = f"; it has markers for {', '.join(known)}" if known else ""
+        raise DataFileError(path, f"must hold {first} and {last} once each, each on a line of its "
+                                  f"own; found {begins} and {ends}{has}")
+    start, stop = before.index(first) + len(first), before.index(last)
+    if stop < start:
+        raise DataFileError(path, f"{last} stands before {first}")
+    end = "\r\n" if "\r\n" in before else "\n"
+    body = end.join(text.strip("\n").splitlines())
+    after = f"{before[:start]}{end}{body}{end}{before[stop:]}"
+    if after == before:
+        return False
+    write_atomic(path, after.encode("utf-8"))
+    return True
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(_escape(cell) for cell in cells) + " |"
+
+
+def _escape(text: str) -> str:
+    text = " ".join(text.split())
+    for mark in ("\\", "|", "`", "*", "["):
+        text = text.replace(mark, "\\" + mark)
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,0 +1,249 @@
+"""The tables of a report as text cells, made once for Markdown, the terminal and the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tritongemm.report import aggregate, style
+from tritongemm.report.load import CONTROL, Results, is_contender
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells ready to show.
+
+    Attributes:
+        name: a short id.
+        title: one line.
+        heads: column heads.
+        cells: rows of text.
+        numeric: by column, whether it is set flush right and sorted as a number.
+        note: what a reader must know; may be empty.
+    """
+
+    name: str
+    title: str
+    heads: tuple[str, ...]
+    cells: tuple[tuple[str, ...], ...]
+    numeric: tuple[bool, ...]
+    note: str = ""
+
+
+def summary_table(results: Results) -> Table:
+    """The headline: a line a suite, dtype, layout and provider (and device, if several)."""
+    frame = aggregate.summary(results.headline)
+    several, fell_back = len(results.devices) > 1, bool(frame["fallback"].sum())
+    untimed, failed = bool((frame["timed"] == 0).any()), bool(frame["failed"].sum())
+    roof = bool(frame["of_roof_pct"].notna().any())
+    heads = [*(["device"] if several else []), "suite", "dtype", "layout", "provider", "shapes",
+             "geomean", "min", "at", "max", "faster / tie / slower",
+             *(["of roof"] if roof else []), *(["not ok"] if failed else []),
+             *(["by torch"] if fell_back else [])]
+    text = {"device", "suite", "dtype", "layout", "provider", "at", "faster / tie / slower"}
+    cells = []
+    for row in frame.to_dict("records"):
+        timed = row["timed"] > 0
+        shapes = style.count(row["rows"])
+        if row["timed"] != row["rows"]:
+            shapes = f"{style.count(row['timed'])} of {shapes}"
+        calls = f"{row['faster']} / {row['tie']} / {row['slower']}"
+        cells.append((*([row["device"]] if several else []), row["suite"], row["dtype"],
+                      row["layout"], row["provider"], shapes, style.ratio(row["geomean"]),
+                      style.ratio(row["min"]), row["min_at"], style.ratio(row["max"]),
+                      calls if timed else "–",
+                      *([_percent(row["of_roof_pct"])] if roof else []),
+                      *([style.count(row["failed"])] if failed else []),
+                      *([style.count(row["fallback"])] if fell_back else [])))
+    notes = ["Ratios are torch's time / the provider's time: above 1 is faster than torch. A tie "
+             "is a 95 % interval that contains 1; it enters the mean as measured."]
+    if failed:
+        notes.append("Rows that are not ok are counted and never averaged.")
+    if fell_back:
+        notes.append("By torch: rows that the provider handed to torch.")
+    if untimed:
+        notes.append("A dash: nothing was timed there; see the correctness table.")
+    return _table("summary", "Against torch.matmul", heads, cells, text, " ".join(notes))
+
+
+def correctness_table(results: Results) -> Table:
+    """What was checked against the float64 reference, and how close it came to its limit."""
+    heads = ("suite", "dtype", "layout", "provider", "rows", "checked", "wrong", "other failures",
+             "worst error / limit", "worst RMS error / limit")
+    cells = [(r["suite"], r["dtype"], r["layout"], r["provider"], style.count(r["rows"]),
+              style.count(r["checked"]), style.count(r["wrong"]), style.count(r["other"]),
+              style.number(r["max_err_ratio"], 3), style.number(r["rms_err_ratio"], 3))
+             for r in aggregate.correctness(results.headline).to_dict("records")]
+    return _table("correctness", "Correctness", heads, cells, set(heads[:4]),
+                  "Error of each result against a float64 reference, over the limit it is held "
+                  "to: above 1 is wrong.")
+
+
+def failures_table(results: Results, limit: int = 200) -> Table:
+    """Rows that are not ok, the first ``limit`` of them."""
+    frame = aggregate.failures(results.headline)
+    heads = ("suite", "problem", "dtype", "layout", "provider", "config", "status", "error")
+    cells = [(r["suite"], r["problem"], r["dtype"], r["layout"], r["provider"], r["config_id"],
+              r["status"], style.shorten(r["error"], 160))
+             for r in frame.head(limit).to_dict("records")]
+    note = ""
+    if len(frame) > limit:
+        note = f"The first {limit} of {style.count(len(frame))}; the CSV has them all."
+    return _table("failures", "Rows that are not ok", heads, cells, set(heads), note)
+
+
+def slowest_table(results: Results, count: int = 15) -> Table:
+    """The lowest ratios to torch: where the room is."""
+    heads = ("suite", "problem", "dtype", "layout", "provider", "ratio", "interval", "us",
+             "torch us", "TFLOP/s", "of roof", "config", "chosen by")
+    cells = [(r["suite"], r["problem"], r["dtype"], r["layout"], r["provider"],
+              style.ratio(r["ratio_vs_torch"]),
+              f"{style.ratio(r['ratio_low'])} to {style.ratio(r['ratio_high'])}",
+              style.number(r["time_us_p50"]),
+              style.number(r["time_us_p50"] * r["ratio_vs_torch"]), style.number(r["tflops"], 1),
+              _percent(r["pct_of_roof"]), r["config_id"], r["selection_source"])
+             for r in aggregate.slowest(results.headline, count).to_dict("records")]
+    text = {"suite", "problem", "dtype", "layout", "provider", "interval", "config", "chosen by"}
+    return _table("slowest", f"The {count} lowest ratios", heads, cells, text,
+                  "torch us is the provider's time times the paired ratio.")
+
+
+def control_table(results: Results) -> Table:
+    """Torch against torch, by run."""
+    heads = ("run", "rows", "mean ratio", "within 1 ± 0.5 %")
+    cells = [(r["run_id"], style.count(r["rows"]), style.number(r["mean"], 4),
+              "yes" if r["within"] else "NO")
+             for r in aggregate.control(results.rows).to_dict("records")]
+    return _table("control", "Control: torch against torch", heads, cells,
+                  {"run", "within 1 ± 0.5 %"},
+                  "The same call, measured twice, as a hidden provider.")
+
+
+def sources_table(results: Results) -> Table:
+    """Where the configs came from."""
+    heads = ("provider", "chosen by", "rows")
+    cells = [(r["provider"], r["selection_source"], style.count(r["rows"]))
+             for r in aggregate.sources(results.headline).to_dict("records")]
+    return _table("sources", "Where the configs came from", heads, cells, set(heads[:2]))
+
+
+def environment_table(results: Results) -> Table:
+    """The sidecars side by side: a line a field, a column a run (the last six runs)."""
+    runs = list(results.sidecars)[-6:]
+    flat = {run: dict(flatten(results.sidecars[run])) for run in runs}
+    names = list(dict.fromkeys(name for fields in flat.values() for name in fields))
+    cells = [(name, *(style.shorten(flat[run].get(name, ""), 120) for run in runs))
+             for name in names]
+    notes = []
+    if len(results.sidecars) > len(runs):
+        notes.append(f"The last {len(runs)} of {len(results.sidecars)} runs.")
+    if results.without_sidecar:
+        notes.append("No environment record beside the CSV for "
+                     + style.shorten(", ".join(results.without_sidecar), 200) + ".")
+    heads = ("field", *runs)
+    return _table("environment", "Environment", heads, cells, set(heads), " ".join(notes))
+
+
+def flatten(meta: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """``{"a": {"b": 1}}`` -> ``[("a.b", "1")]``, in the record's order."""
+    result: list[tuple[str, str]] = []
+    for name, value in meta.items():
+        label = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            result += flatten(value, label + ".")
+        elif isinstance(value, (list, tuple)):
+            result.append((label, ", ".join(map(str, value))))
+        else:
+            result.append((label, "" if value is None else str(value)))
+    return result
+
+
+def alarms(results: Results) -> list[str]:
+    """What must be shown loudly: void runs, a control out of bounds, wrong results."""
+    lines = []
+    for run, reason in results.void_runs.items():
+        rows = int((results.rows["run_id"] == run).sum())
+        lines.append(f"Run {run} is VOID: {reason}. Its {style.plural(rows, 'row')} left out of "
+                     "every figure.")
+    measured = aggregate.control(results.rows)
+    for row in measured[~measured["within"].astype(bool)].to_dict("records"):
+        if row["run_id"] not in results.void_runs:
+            lines.append(f"Run {row['run_id']}: torch against torch averages {row['mean']:.4f}, "
+                         "outside 1 ± 0.5 %; its ratios are not to be trusted.")
+    wrong = results.headline["status"] == "wrong"
+    if wrong.any():
+        lines.append(f"{style.plural(wrong.sum(), 'result')} WRONG: listed, and in no mean.")
+    return lines
+
+
+def facts(results: Results) -> list[str]:
+    """Lines of context under a headline: device, versions, how it was timed, what was left out."""
+    rows = results.headline
+    lines = []
+    if results.devices:
+        lines.append("Device: " + ", ".join(results.devices) + ".")
+    versions = sorted({text for meta in results.sidecars.values() if (text := _versions(meta))})
+    if versions:
+        lines.append("Software: " + style.shorten("; ".join(versions), 300) + ".")
+    had = aggregate.conditions(rows)
+    timed = int((rows["time_us_p50"].notna() & is_contender(rows)).sum())
+    if timed:
+        parts = [f"{what} {', '.join(had[name])}" for name, what in
+                 (("timer", "timer"), ("l2_state", "L2"), ("torch_backend", "torch by"))
+                 if had[name]]
+        lines.append("Timed: " + "; ".join(parts) + "." if parts else "Timed.")
+    elif len(rows):
+        lines.append("Nothing here was timed; results were checked for correctness only.")
+    dates = sorted(d[:10] for d in rows["timestamp_utc"].unique() if d)
+    if dates:
+        lines.append(f"Measured {dates[0]}" + (f" to {dates[-1]}" if dates[-1] != dates[0] else "")
+                     + f", {style.plural(len(rows), 'row')} of "
+                     + style.plural(rows["run_id"].nunique(), "run") + ".")
+    throttled = int((~rows["throttled"].isin(["", "no"])).sum())
+    if throttled:
+        lines.append(f"{style.plural(throttled, 'row')} measured while the card throttled.")
+    if results.superseded:
+        lines.append(f"{style.plural(results.superseded, 'older row')} of the same problem and "
+                     "provider left out (--all-runs keeps them).")
+    return lines
+
+
+def plain(shown: Table) -> str:
+    """The table as aligned text for a terminal."""
+    lines = [shown.heads, *shown.cells]
+    widths = [max(len(line[at]) for line in lines) for at in range(len(shown.heads))]
+    text = ["  ".join(cell.rjust(width) if right else cell.ljust(width) for cell, width, right
+                      in zip(line, widths, shown.numeric, strict=True)).rstrip()
+            for line in lines]
+    text.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join([shown.title, *text, *([shown.note] if shown.note else [])])
+
+
+def _versions(meta: Mapping[str, Any]) -> str:
+    # By the last part of the name: the record may nest its versions or not.
+    flat = {name.rsplit(".", 1)[-1]: value for name, value in flatten(meta)}
+    return ", ".join(f"{name} {flat[name]}" for name in ("torch", "triton", "driver")
+                     if flat.get(name))
+
+
+def _percent(value: float) -> str:
+    text = style.number(value, 0)
+    return text if text == "–" else text + " %"
+
+
+def _table(name: str, title: str, heads: Sequence[str], cells: Sequence[Sequence[str]],
+           text: set[str], note: str = "") -> Table:
+    return Table(name, title, tuple(heads), tuple(tuple(c) for c in cells),
+                 tuple(head not in text for head in heads), note)
+
+
+def problem_rows(rows: pd.DataFrame) -> pd.DataFrame:
+    """The columns of the page's table of every row, contenders and torch, without the control."""
+    columns = ["suite", "problem", "dtype", "layout", "provider", "status", "ratio_vs_torch",
+               "ratio_low", "ratio_high", "time_us_p50", "tflops", "gbps", "pct_of_roof",
+               "max_err_ratio", "config_id", "selection_source"]
+    return rows[rows["provider"] != CONTROL][columns]
