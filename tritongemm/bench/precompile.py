@@ -1,0 +1,80 @@
+"""Compiling ahead: every kernel that a bench will need, on all cores, before the first time.
+
+Compiling while the device is timed would take the host from under it, so the two do not overlap
+here. Results land in the store of binaries, where the measuring process finds them.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+
+from tritongemm.config import KernelConfig
+from tritongemm.device import DeviceSpec
+from tritongemm.problem import GemmProblem
+
+Build = tuple[GemmProblem, KernelConfig, DeviceSpec]
+#: A compile that takes longer is left to the measuring process, whose row then says so.
+TIMEOUT_S = 120.0
+
+
+def cores() -> int:
+    """CPUs that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def compile_ahead(builds: Sequence[Build], *, workers: int | None = None,
+                  progress: Callable[[int, int], None] | None = None,
+                  compiler: Callable[[Build], bool] | None = None) -> int:
+    """Compiles ``builds``; returns how many ended, well or not. Failures are left to the rows.
+
+    Args:
+        workers: processes, by default one a core.
+        progress: called with (done, total).
+        compiler: called in a worker process with one build.
+    """
+    if not builds:
+        return 0
+    count = min(workers or cores(), len(builds))
+    context = multiprocessing.get_context("spawn")
+    done = 0
+    with context.Pool(count, initializer=_begin) as pool:  # terminated on the way out
+        results = pool.imap_unordered(compiler or build_one, builds)
+        for _ in builds:
+            try:
+                results.next(TIMEOUT_S)
+            except multiprocessing.TimeoutError:
+                break  # a worker hangs or was killed by the system; the rest is compiled later
+            done += 1
+            if progress is not None:
+                progress(done, len(builds))
+    return done
+
+
+def build_one(build: Build) -> bool:
+    """Compiles one; whether it went well. The measuring process meets the reason again."""
+    from tritongemm.kernels.compile import build as compile_one
+
+    try:
+        compile_one(*build)
+    except Exception:  # an illegal config, the compiler, a full disk: its row will say
+        return False
+    return True
+
+
+def _begin() -> None:
+    """A worker leaves Ctrl-C to its parent, and does not outlive a parent that was killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        assert parent is not None
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

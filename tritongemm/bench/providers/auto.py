@@ -1,0 +1,47 @@
+"""``tritongemm.matmul`` as a user calls it: what it has no kernel for goes to torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import tritongemm
+from tritongemm import selection
+from tritongemm.bench.providers import Prepared
+from tritongemm.errors import TritonGemmError
+from tritongemm.measure.contender import Contender
+
+if TYPE_CHECKING:
+    from tritongemm.bench.target import Target
+    from tritongemm.config import KernelConfig
+    from tritongemm.measure.operands import OperandSet
+    from tritongemm.problem import GemmProblem
+
+
+class Auto:
+    """The public call, fall-back and all; the row names the kernel that selection would take."""
+
+    name = "tritongemm-auto"
+
+    def available(self, target: Target) -> str | None:
+        return None
+
+    def build(self, problem: GemmProblem, target: Target) -> KernelConfig | None:
+        return selection.choose(problem, target.spec).config if target.kind == "cuda" else None
+
+    def prepare(self, problem: GemmProblem, target: Target) -> Prepared:
+        columns: dict[str, object] = {"selection_source": "torch"}
+        if target.kind != "cpu":
+            try:
+                choice = selection.choose(problem, target.spec)
+            except TritonGemmError as error:  # the call itself goes to torch then
+                columns["kernel"] = f"torch ({type(error).__name__})"
+            else:
+                columns = {"kernel": choice.config.kernel, "config_id": choice.config.config_id,
+                           "selection_source": choice.source}
+
+        def bind(operands: OperandSet) -> Callable[[], None]:
+            a, b, out = operands.a, operands.b, operands.out
+            return lambda: tritongemm.matmul(a, b, out=out)
+
+        return Prepared(Contender(self.name, bind), columns)

@@ -1,0 +1,303 @@
+"""The bench: problems x providers -> CSV rows, written as they come, one run id a suite.
+
+A run is one suite of one call of the bench. Its rows carry its id, and ``<run_id>.meta.json``
+beside the CSV holds the environment, the arguments, and the control's verdict.
+
+With several processes each pass over the list writes its own rows to ``passes/<name>-<i>.csv``
+beside the CSV, and the median row of each shape is appended to the CSV at the end: a bench that is
+cut short loses nothing, and ``resume`` goes on in the middle of a pass.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tritongemm.bench import combine, precompile
+from tritongemm.bench.child import DEFAULT_OPENER, Child, ChildLost
+from tritongemm.bench.combine import CONTROL, Control
+from tritongemm.bench.providers import BASELINE, check_names
+from tritongemm.bench.session import Columns, Hello, Job, SessionSpec
+from tritongemm.errors import UsageError
+from tritongemm.problem import GemmProblem
+from tritongemm.records.rows import (
+    append_rows,
+    derive,
+    problem_columns,
+    read_rows,
+    read_sidecars,
+    row_key,
+    write_sidecar,
+)
+from tritongemm.records.run import new_run_id, utc_now
+from tritongemm.records.suites import Shape
+
+Work = tuple[Shape, GemmProblem]
+#: Seconds that one problem may take, compiling and all providers together.
+DEFAULT_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True)
+class BenchPlan:
+    """What a bench does.
+
+    Attributes:
+        work: problems, each with the shape it came from.
+        providers: names; the baseline is added.
+        out: the CSV to append to.
+        tags: the user's own words, kept in every row.
+        resume: skip what the CSV has from the same environment.
+        processes: fresh processes over the whole list; the median row of each shape counts.
+        seed: of operands and orders; pass ``i`` uses ``seed + i``.
+        budget_s: device time of one problem's rounds; None: the protocol's own.
+        timeout_s: seconds after which a problem's process is ended.
+        device: as :func:`tritongemm.bench.target.resolve` takes it.
+        compile_workers: processes that compile beforehand; 0: none; None: one a core.
+        notes: further facts for the sidecar.
+        opener: what the measuring process opens.
+    """
+
+    work: Sequence[Work]
+    providers: tuple[str, ...]
+    out: Path
+    tags: str = ""
+    resume: bool = False
+    processes: int = 1
+    seed: int = 0
+    budget_s: float | None = None
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    device: str = "auto"
+    compile_workers: int | None = None
+    notes: Mapping[str, object] = field(default_factory=dict)
+    opener: str = DEFAULT_OPENER
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "providers", check_names(self.providers))
+        if not self.work:
+            raise UsageError("no problems to bench")
+        for name in ("processes", "timeout_s"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name}={getattr(self, name)} is below 1")
+        if self.budget_s is not None and not self.budget_s > 0:
+            raise UsageError(f"budget_s={self.budget_s} is not positive")
+        if self.out.is_dir():
+            raise UsageError(f"{self.out} is a folder; name the CSV in it")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One event: ``stage`` is ``start``, ``compile``, ``row`` or ``lost``.
+
+    Attributes:
+        done, total: problems of this pass, or kernels compiled.
+        pass_index, passes: which pass over the list, from 0.
+        problem: that was just measured.
+        rows: its rows.
+        message: for ``start`` what is measured on, for ``lost`` why a process was replaced.
+    """
+
+    stage: str
+    done: int = 0
+    total: int = 0
+    pass_index: int = 0
+    passes: int = 1
+    problem: GemmProblem | None = None
+    rows: Sequence[Mapping[str, object]] = ()
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class BenchReport:
+    """What a bench did.
+
+    Attributes:
+        out: the CSV.
+        written: rows appended to it.
+        skipped: problems that were there already.
+        statuses: how rows of the named providers ended.
+        controls: suite -> torch against torch; a suite whose control is void says nothing.
+        run_ids: suite -> run id.
+    """
+
+    out: Path
+    written: int
+    skipped: int
+    statuses: Mapping[str, int]
+    controls: Mapping[str, Control]
+    run_ids: Mapping[str, str]
+
+
+def bench(plan: BenchPlan, progress: Callable[[Progress], None] = lambda event: None
+          ) -> BenchReport:
+    """Runs ``plan``. Rows are on the disk as soon as they are measured.
+
+    Raises:
+        UsageError, DeviceError: a provider or device that is not there.
+        DataFileError: the CSV or a sidecar cannot be written or read.
+    """
+    with Child(SessionSpec(plan.device, plan.providers), plan.opener) as child:
+        hello = child.start()
+        progress(Progress("start", message=hello.device.name))
+        return _Bench(plan, child, hello, progress).run()
+
+
+class _Bench:
+    """One call of :func:`bench`."""
+
+    def __init__(self, plan: BenchPlan, child: Child, hello: Hello,
+                 progress: Callable[[Progress], None]) -> None:
+        self.plan, self.child, self.hello, self.progress = plan, child, hello, progress
+        # What is not timed has no scatter to take a median of.
+        self.passes = plan.processes if hello.timed else 1
+        self.suites = list(dict.fromkeys(shape.suite for shape, _ in plan.work))
+        self.run_ids = {suite: new_run_id() for suite in self.suites}
+        self.started = utc_now()
+
+    def run(self) -> BenchReport:
+        plan = self.plan
+        finished = self._finished(plan.out, enough=self.passes) if plan.resume else set()
+        work = [one for one in plan.work if self._missing(one, finished)]
+        skipped = len(plan.work) - len(work)
+        self.suites = [s for s in self.suites if any(shape.suite == s for shape, _ in work)]
+        if not work:
+            return BenchReport(plan.out, 0, skipped, {}, {}, {})
+        self._sidecars(plan.out.parent, {})
+        self._compile([problem for _, problem in work])
+        if self.passes == 1:
+            rows = [row for group in self._pass(0, plan.out, work, finished) for row in group]
+        else:
+            rows = self._median_of_passes(work, finished)
+            append_rows(plan.out, rows)
+        controls = {suite: combine.control_of(r for r in rows if r["suite"] == suite)
+                    for suite in self.suites}
+        self._sidecars(plan.out.parent, controls)
+        named = [row for row in rows if row["provider"] != CONTROL]
+        return BenchReport(plan.out, len(rows), skipped,
+                           Counter(str(row["status"]) for row in named), controls,
+                           {suite: self.run_ids[suite] for suite in self.suites})
+
+    # -- passes -------------------------------------------------------------------------------
+
+    def _median_of_passes(self, work: Sequence[Work], finished: set[tuple]
+                          ) -> list[dict[str, object]]:
+        folder = self.plan.out.parent / "passes"
+        self._sidecars(folder, {})
+        found = []
+        for index in range(self.passes):
+            if index:
+                self.child.start()  # a fresh process each pass
+            path = folder / f"{self.plan.out.stem}-{index + 1}.csv"
+            before = self._rows_of(path) if self.plan.resume else {}
+            done = finished | set(before)
+            todo = [one for one in work if self._missing(one, done)]
+            rows = dict(before)
+            for group in self._pass(index, path, todo, done):
+                rows.update((row_key(row), row) for row in group)
+            found.append(rows)
+        wanted = {row_key(self._base(one, provider))
+                  for one in work for provider in (*self.plan.providers, CONTROL)} - finished
+        medians = combine.median_rows(
+            [{key: row for key, row in rows.items() if key in wanted} for rows in found])
+        # The median is this run's row, whichever run began the pass it comes from.
+        return [{**row, "run_id": self.run_ids[str(row["suite"])]} for row in medians]
+
+    def _pass(self, index: int, path: Path, work: Sequence[Work], done: set[tuple]
+              ) -> Iterator[list[dict[str, object]]]:
+        """Measures ``work`` and appends to ``path`` what ``done`` has not; yields those rows."""
+        for count, (shape, problem) in enumerate(work, 1):
+            job = Job(problem, self.plan.providers[1:], self.plan.seed + index,
+                      self.plan.budget_s)
+            measured = self._measure(job)
+            order = [*self.plan.providers, CONTROL]
+            rows = [self._row((shape, problem), name, measured[name])
+                    for name in order if name in measured]
+            rows = [row for row in rows if row_key(row) not in done]
+            append_rows(path, rows)
+            self.progress(Progress("row", count, len(work), index, self.passes, problem, rows))
+            yield rows
+
+    def _measure(self, job: Job) -> Columns:
+        """Every provider's columns. Where the process is lost, who lost it is found by measuring
+        each provider alone; that one's row says how, and the others keep theirs."""
+        try:
+            return self.child.measure(job, self.plan.timeout_s)
+        except ChildLost as lost:
+            self.progress(Progress("lost", problem=job.problem, message=lost.reason))
+            ended: dict[str, object] = {"status": lost.status, "error": lost.reason}
+        if not job.providers:
+            return {BASELINE: ended}
+        alone = Job(job.problem, (), job.seed, job.budget_s)
+        if len(job.providers) == 1:
+            return {**self._measure(alone), job.providers[0]: ended}
+        measured: Columns = {}
+        for name in job.providers:
+            one = Job(job.problem, (name,), job.seed, job.budget_s)
+            for provider, columns in self._measure(one).items():
+                # The baseline is measured beside each; its first good row is kept.
+                if measured.get(provider, {}).get("status") != "ok":
+                    measured[provider] = columns
+        return measured
+
+    def _compile(self, problems: Sequence[GemmProblem]) -> None:
+        if self.plan.compile_workers == 0:
+            return
+        try:
+            wanted = self.child.builds(list(dict.fromkeys(problems)))
+        except ChildLost as lost:
+            self.progress(Progress("lost", message=lost.reason))
+            return
+        precompile.compile_ahead(
+            [(problem, config, self.hello.device) for problem, config in wanted],
+            workers=self.plan.compile_workers,
+            progress=lambda done, total: self.progress(Progress("compile", done, total)))
+
+    # -- rows and sidecars --------------------------------------------------------------------
+
+    def _base(self, work: Work, provider: str) -> dict[str, object]:
+        """The columns that say which row it is."""
+        shape, problem = work
+        return {"device": self.hello.device.slug, "tags": self.plan.tags, "suite": shape.suite,
+                "provider": provider, **problem_columns(problem)}
+
+    def _row(self, work: Work, provider: str, columns: Mapping[str, object]
+             ) -> dict[str, object]:
+        device = self.hello.device
+        row = {"run_id": self.run_ids[work[0].suite], "timestamp_utc": utc_now(),
+               "arch": device.arch or None, "n_processes": 1, **self._base(work, provider),
+               **columns}
+        return derive(row, unit_peak_tflops=device.peak_tflops.get(work[1].unit),
+                      memory_gbps=device.memory_gbps)
+
+    def _missing(self, work: Work, done: set[tuple]) -> bool:
+        return any(row_key(self._base(work, name)) not in done for name in self.plan.providers)
+
+    def _rows_of(self, path: Path) -> dict[tuple, dict[str, object]]:
+        """Rows of ``path`` that were made in this environment, by key, the last one of each."""
+        if not path.exists():
+            return {}
+        good = {run_id for run_id, meta in read_sidecars(path.parent).items()
+                if meta.get("fingerprint") == self.hello.fingerprint and not meta.get("void")}
+        return {row_key(row): row for row in read_rows(path) if row["run_id"] in good}
+
+    def _finished(self, path: Path, enough: int) -> set[tuple]:
+        return {key for key, row in self._rows_of(path).items()
+                if (row["n_processes"] or 1) >= enough}  # type: ignore[operator]
+
+    def _sidecars(self, folder: Path, controls: Mapping[str, Control]) -> None:
+        for suite in self.suites:
+            meta: dict[str, object] = {
+                **self.plan.notes, "environment": self.hello.environment,
+                "fingerprint": self.hello.fingerprint, "suite": suite, "tags": self.plan.tags,
+                "providers": list(self.plan.providers), "processes": self.passes,
+                "seed": self.plan.seed, "budget_s": self.plan.budget_s,
+                "started_utc": self.started, "complete": suite in controls}
+            control = controls.get(suite)
+            if control is not None:
+                meta.update(finished_utc=utc_now(), void=control.void, control={
+                    "mean_ratio": control.mean_ratio, "count": control.count,
+                    "limit": control.limit})
+                if control.void:
+                    meta["void_reason"] = control.reason
+            write_sidecar(folder, self.run_ids[suite], meta)

@@ -1,0 +1,175 @@
+"""What runs inside the measuring process: providers made ready, measured, told as columns.
+
+The parent process imports neither torch nor triton; it opens a session by name in a child
+(:mod:`tritongemm.bench.child`) and asks it one problem at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING
+
+from tritongemm.bench import providers, target
+from tritongemm.bench.providers import BASELINE, Prepared
+from tritongemm.config import KernelConfig
+from tritongemm.device import DeviceSpec
+from tritongemm.errors import DeviceError, TritonGemmError, UsageError
+from tritongemm.problem import GemmProblem
+
+if TYPE_CHECKING:
+    from tritongemm.measure.contender import Measurement
+
+#: Provider -> columns of its row.
+Columns = dict[str, dict[str, object]]
+
+
+@dataclass(frozen=True)
+class SessionSpec:
+    """What a session is opened with: a target's name, and provider names, the baseline first."""
+
+    device: str
+    providers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What an opened session says of itself.
+
+    Attributes:
+        device: limits and peaks.
+        timed: whether rows will have times; the interpreter's have none.
+        environment: the record for the sidecar.
+        fingerprint: rows of equal fingerprints are comparable.
+    """
+
+    device: DeviceSpec
+    timed: bool
+    environment: dict[str, object]
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """One problem, and the providers to measure on it besides the baseline.
+
+    Attributes:
+        budget_s: device time for the rounds; None: the protocol's own.
+    """
+
+    problem: GemmProblem
+    providers: tuple[str, ...]
+    seed: int = 0
+    budget_s: float | None = None
+
+
+class Session:
+    """Measures jobs on one target."""
+
+    def __init__(self, spec: SessionSpec) -> None:
+        from tritongemm.measure import environment
+
+        self.target = target.resolve(spec.device)
+        # A provider of another package goes by the name that it was asked for.
+        self._providers = {name: providers.load(name) for name in spec.providers}
+        for name, provider in self._providers.items():
+            reason = provider.available(self.target)
+            if reason is not None:
+                raise UsageError(f"provider {name!r} cannot run on {self.target.spec.name}: "
+                                 f"{reason}")
+        record = environment.capture()
+        if not self.target.timed:
+            record = {**record, "device": self.target.spec.slug}
+        elif self.target.kind == "cpu":
+            record = {**record, "device": "cpu"}
+        self.hello = Hello(self.target.spec, self.target.timed, record,
+                           environment.fingerprint(record))
+
+    def builds(self, problems: Sequence[GemmProblem]) -> list[tuple[GemmProblem, KernelConfig]]:
+        """What may be compiled beforehand in other processes. A problem that a provider cannot
+        take is left out: its row will say why."""
+        wanted: dict[tuple[GemmProblem, KernelConfig], None] = {}
+        for problem in problems:
+            for provider in self._providers.values():
+                try:
+                    config = provider.build(problem, self.target)
+                except TritonGemmError:
+                    continue
+                if config is not None:
+                    wanted[problem, config] = None
+        return list(wanted)
+
+    def measure(self, job: Job) -> Columns:
+        """Columns of the baseline, of the control and of every provider of ``job``.
+
+        Raises:
+            DeviceError: the device is lost; this process must be replaced.
+        """
+        from tritongemm.measure.contender import Measurement
+
+        ready: dict[str, Prepared] = {}
+        measured: dict[str, Measurement] = {}
+        for name in job.providers:
+            try:
+                prepared = self._providers[name].prepare(job.problem, self.target)
+            except DeviceError:
+                raise
+            except Exception as error:  # whatever a rival raises is its row's status and reason
+                measured[name] = Measurement.failed(error)
+            else:
+                contender = replace(prepared.contender, name=name)
+                ready[name] = Prepared(contender, prepared.columns)
+        measured.update(self._run(job, ready))
+        return {name: {**(ready[name].columns if name in ready else {}), **_columns(one)}
+                for name, one in measured.items()}
+
+    def _run(self, job: Job, ready: dict[str, Prepared]) -> dict[str, Measurement]:
+        from tritongemm.measure.contender import Measurement
+
+        try:
+            if not self.target.timed:
+                return self._prove(job, ready)
+            from tritongemm.measure.protocol import measure
+
+            return measure(job.problem, [one.contender for one in ready.values()], seed=job.seed,
+                           budget_s=job.budget_s, device=self.target.torch_device)
+        except DeviceError:
+            raise
+        except Exception as error:  # the problem itself cannot be measured: every row says why
+            failed = Measurement.failed(error)
+            return {name: failed for name in (BASELINE, *ready)}
+
+    def _prove(self, job: Job, ready: dict[str, Prepared]) -> dict[str, Measurement]:
+        """Each provider's result against the float64 reference, and no time."""
+        from tritongemm.measure.contender import Measurement
+        from tritongemm.measure.operands import draw
+        from tritongemm.measure.proof import Proof
+
+        operands = draw(job.problem, sets=1, seed=job.seed, device=self.target.torch_device)
+        proof = Proof(job.problem, operands, job.seed)
+        baseline = self._providers[BASELINE].prepare(job.problem, self.target)
+        found = {}
+        for name, prepared in {BASELINE: baseline, **ready}.items():
+            operands.poison()
+            try:
+                with prepared.contender.context():
+                    prepared.contender.bind(operands[0])()
+            except Exception as error:  # the row's status and reason
+                found[name] = Measurement.failed(error)
+                continue
+            report = proof.check(name, everywhere=True)
+            found[name] = Measurement(
+                "ok" if report.ok else "wrong", report.message,
+                max_err_ratio=report.max_err_ratio, rms_err_ratio=report.rms_err_ratio)
+        return found
+
+
+def _columns(measurement: Measurement) -> dict[str, object]:
+    """A measurement's fields are columns of the same names; what was not measured is left out."""
+    values = {f.name: getattr(measurement, f.name) for f in fields(measurement)}
+    return {name: value for name, value in values.items() if value is not None and value != ""}
+
+
+def open_session(spec: SessionSpec) -> Session:
+    """The session that the bench opens unless told another."""
+    return Session(spec)

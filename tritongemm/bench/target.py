@@ -1,0 +1,64 @@
+"""Where a bench runs: a CUDA device, the CPU, or Triton's interpreter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tritongemm import settings
+from tritongemm.device import DeviceSpec, cuda_device, interpreter_device
+from tritongemm.errors import DeviceError, UsageError
+
+
+@dataclass(frozen=True)
+class Target:
+    """A place to run.
+
+    Attributes:
+        kind: ``cuda``, ``cpu`` or ``interpreter``.
+        spec: limits and peaks; none are known of a CPU.
+        torch_device: where operands live, as torch writes it.
+    """
+
+    kind: str
+    spec: DeviceSpec
+    torch_device: str
+
+    @property
+    def timed(self) -> bool:
+        """Whether times mean anything here: the interpreter's do not."""
+        return self.kind != "interpreter"
+
+
+#: A CPU has no limits that a kernel of ours must keep, and no peaks on record.
+HOST = DeviceSpec("cpu", "CPU", 0, 0, 0, 0, 0, 0)
+
+
+def resolve(text: str = "auto") -> Target:
+    """The target named ``auto``, ``cpu``, ``cuda`` or ``cuda:INDEX``; makes it torch's current one.
+
+    ``auto`` is the interpreter under TRITON_INTERPRET=1, else the current CUDA device.
+
+    Raises:
+        UsageError: another name.
+        DeviceError: there is no such device.
+    """
+    if settings.current().interpret:
+        if text not in ("auto", "cpu"):
+            raise UsageError(f"device {text!r} under TRITON_INTERPRET=1: the interpreter runs on "
+                             "the CPU; unset one of the two")
+        return Target("interpreter", interpreter_device(), "cpu")
+    if text == "cpu":
+        return Target("cpu", HOST, "cpu")
+    name, _, index_text = text.partition(":")
+    if name not in ("auto", "cuda") or (index_text and not index_text.isdecimal()):
+        raise UsageError(f"device {text!r} is not known; use auto, cuda, cuda:INDEX or cpu")
+    import torch
+
+    if not torch.cuda.is_available():
+        raise DeviceError("torch sees no CUDA device. `tritongemm doctor` says what is missing; "
+                          "--device cpu measures host providers (torch, numpy_blocked), and "
+                          "TRITON_INTERPRET=1 proves kernels without timing them")
+    index = int(index_text) if index_text else torch.cuda.current_device()
+    spec = cuda_device(index)
+    torch.cuda.set_device(index)
+    return Target("cuda", spec, f"cuda:{index}")
