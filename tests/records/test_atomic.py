@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 
-import faults
+import file_faults
 import pytest
 
 from tritongemm.errors import DataFileError
@@ -34,9 +34,9 @@ def test_the_mode_of_the_old_file_is_kept(tmp_path):
 
 
 @pytest.mark.parametrize("fault", [
-    pytest.param(lambda m: faults.full_disk(m), id="full before the first byte"),
-    pytest.param(lambda m: faults.full_disk(m, after=3), id="full amid the file"),
-    pytest.param(lambda m: faults.failing_fsync(m), id="full when flushed"),
+    pytest.param(lambda m: file_faults.full_disk(m), id="full before the first byte"),
+    pytest.param(lambda m: file_faults.full_disk(m, after=3), id="full amid the file"),
+    pytest.param(lambda m: file_faults.failing_fsync(m), id="full when flushed"),
 ])
 def test_no_space_left_keeps_the_old_file_and_says_so(tmp_path, monkeypatch, fault):
     path = tmp_path / "a"
@@ -53,7 +53,7 @@ def test_no_space_left_keeps_the_old_file_and_says_so(tmp_path, monkeypatch, fau
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.EPERM])
 def test_an_unwritable_folder_is_named(tmp_path, monkeypatch, code):
     with monkeypatch.context() as patch:
-        faults.refusing_open(patch, code)
+        file_faults.refusing_open(patch, code)
         with pytest.raises(DataFileError, match="not writable"):
             write_atomic(tmp_path / "a", "text")
     assert not list(tmp_path.iterdir())
@@ -89,7 +89,7 @@ def test_a_lock_that_another_process_holds_times_out_with_its_name(tmp_path):
 
 def test_a_lock_that_cannot_be_made_is_an_error(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        faults.refusing_open(patch)
+        file_faults.refusing_open(patch)
         with pytest.raises(DataFileError, match="not writable"), locked(tmp_path / "a", 1):
             pass
 

@@ -2,7 +2,7 @@
 
 import os
 
-import faults
+import file_faults
 import pytest
 
 from tritongemm.errors import DataFileError
@@ -64,7 +64,7 @@ def test_a_byte_order_mark_is_dropped(tmp_path):
 
 
 def test_a_gigabyte_is_refused_without_being_read(tmp_path):
-    path = faults.sparse(tmp_path / "a.json")
+    path = file_faults.sparse(tmp_path / "a.json")
     with pytest.raises(DataFileError, match=f"1073741824 bytes; at most {reading.JSON_LIMIT}"):
         reading.read_json(path)
     with pytest.raises(DataFileError, match=f"at most {reading.CSV_LIMIT}"):
@@ -72,7 +72,7 @@ def test_a_gigabyte_is_refused_without_being_read(tmp_path):
 
 
 def test_a_long_line_is_refused_without_being_held(tmp_path):
-    path = faults.sparse(tmp_path / "a.csv", reading.CSV_LIMIT, head=b"m,n,k\n")
+    path = file_faults.sparse(tmp_path / "a.csv", reading.CSV_LIMIT, head=b"m,n,k\n")
     with pytest.raises(DataFileError, match="longer than") as caught:
         list(reading.csv_records(path))
     assert caught.value.row == 2

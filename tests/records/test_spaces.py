@@ -2,7 +2,7 @@
 
 import json
 
-import faults
+import file_faults
 import pytest
 
 from tritongemm import settings
@@ -121,7 +121,7 @@ def test_a_space_that_is_no_text_or_too_large_is_refused(tmp_path):
     with pytest.raises(DataFileError, match="not UTF-8"):
         read_space(path)
     with pytest.raises(DataFileError, match="at most"):
-        read_space(faults.sparse(path))
+        read_space(file_faults.sparse(path))
 
 
 def test_spaces_are_found_by_kernel(tmp_path):

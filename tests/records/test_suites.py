@@ -1,6 +1,6 @@
 """Suites: what the file says wins, and every bad file is one error with file, line and field."""
 
-import faults
+import file_faults
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -78,7 +78,7 @@ def test_an_empty_suite_is_not_written(tmp_path):
 def test_no_space_left_leaves_the_old_suite(tmp_path, monkeypatch):
     write_suite(tmp_path / "a.csv", [Shape(1, 2, 3)])
     with monkeypatch.context() as patch:
-        faults.full_disk(patch, after=4)
+        file_faults.full_disk(patch, after=4)
         with pytest.raises(DataFileError, match="no space left"):
             write_suite(tmp_path / "a.csv", [Shape(4, 5, 6)])
     assert read_suite(tmp_path / "a.csv")[0].m == 1
@@ -137,7 +137,7 @@ def test_a_suite_that_is_not_utf8_is_refused(tmp_path):
 
 def test_a_suite_of_a_gigabyte_is_refused(tmp_path):
     with pytest.raises(DataFileError, match="at most"):
-        read_suite(faults.sparse(tmp_path / "a.csv", head=b"m,n,k\n1,2,3\n"))
+        read_suite(file_faults.sparse(tmp_path / "a.csv", head=b"m,n,k\n1,2,3\n"))
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)

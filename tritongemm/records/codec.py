@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Mapping
 
 from tritongemm.config import KernelConfig
-from tritongemm.errors import ProblemError
+from tritongemm.errors import ConfigError, ProblemError
 from tritongemm.problem import GemmProblem
 
 _DEFAULTS = {"batch": 1, "align_a": 16, "align_b": 16, "align_c": 16, "epilogue": "none",
@@ -53,7 +53,9 @@ def config_to_json(config: KernelConfig) -> dict[str, object]:
 
 def config_from_json(values: Mapping[str, object]) -> KernelConfig:
     """The inverse of :func:`config_to_json`. Raises :class:`ConfigError`."""
-    rest = dict(values) if isinstance(values, Mapping) else {}
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"config is a {type(values).__name__}, not an object")
+    rest = dict(values)
     return KernelConfig.from_json(rest.pop("kernel", ""), rest)  # type: ignore[arg-type]
 
 

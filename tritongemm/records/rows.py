@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from tritongemm.errors import DataFileError, ProblemError
+from tritongemm.problem import GemmProblem
 from tritongemm.records import atomic, reading
 from tritongemm.records.columns import (
     COLUMNS,
@@ -248,8 +249,9 @@ def _text(text: str) -> str:
 
 
 _CONVERT: dict[type, Callable[[str], object]] = {int: _int, float: _finite, str: _text}
-_IS_NOT = {_int: "an integer", _finite: "a finite number", _error_ratio: "a number of at least 0",
-           _text: f"a text of at most {2 * TEXT_LIMIT} characters"}
+_IS_NOT: dict[Callable[[str], object], str] = {
+    _int: "an integer", _finite: "a finite number", _error_ratio: "a number of at least 0",
+    _text: f"a text of at most {2 * TEXT_LIMIT} characters"}
 
 
 class _Reader:
@@ -304,9 +306,19 @@ class _Reader:
         try:
             problem_of(row)
         except ProblemError as error:
-            field = next((n for n in PROBLEM_COLUMNS if str(error).startswith(f"{n}=")), None)
-            raise DataFileError(self.path, str(error), row=line, field=field) from error
+            raise DataFileError(self.path, str(error), row=line, field=_at_fault(row)) from error
         self._problems.add(key)
+
+
+def _at_fault(row: Row) -> str:
+    """The column for which no problem can be made."""
+    for name in PROBLEM_COLUMNS:
+        if name not in ("op", "precision"):
+            try:
+                GemmProblem(**{"m": 1, "n": 1, "k": 1, name: row[name]})
+            except ProblemError:
+                return name
+    return "precision"
 
 
 def read_rows(path: str | os.PathLike[str]) -> Iterator[Row]:

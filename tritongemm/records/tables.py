@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tritongemm import settings
@@ -29,6 +29,7 @@ IDENTITY = ("device", "arch", "op", "dtype_a", "dtype_b", "dtype_out", "precisio
 #: Header fields that a row may state for itself where it differs.
 PROVENANCE = ("space_hash", "torch", "triton")
 _KEY = ("batch", "m", "n", "k", "align_a", "align_b", "align_c", "epilogue")
+_HEADER = ("schema_version", *IDENTITY, *PROVENANCE)
 _ROW = (*_KEY, "kernel", "config", "time_us", "margin_vs_second", "run_id")
 
 Key = tuple  # of TunedRow.key, with the kernel behind it in a ladder's table
@@ -168,30 +169,14 @@ def read_table(path: str | os.PathLike[str]) -> TunedTable:
     Raises:
         DataFileError: naming the file, the row (1 is the first) and the field.
     """
-    return _parse(path, read_json(path))
-
-
-def _parse(path: object, data: object) -> TunedTable:
-    top = Fields(path, data, what="table")
-    names = [f.name for f in fields(TableHeader)]
-    top.only((*names, "rows"))
-    top.version(SCHEMA_VERSION)
-    values: dict[str, object] = {name: top.word(name) for name in names
-                                 if name not in ("schema_version", "arch")}
-    values["arch"] = top.integer("arch", 1, 10_000)
-    header = TableHeader(**values)  # type: ignore[arg-type]
-    for name in ("dtype_a", "dtype_b", "dtype_out", "layout", "precision"):
-        try:
-            replace(_PROBE, **{name: getattr(header, name),
-                               **({"dtype_a": "fp32"} if name == "precision" else {})})
-        except ProblemError as error:
-            raise top.error(name, str(error)) from error
+    top = Fields(path, read_json(path), what="table")
+    top.only((*_HEADER, "rows"))
+    table = TunedTable(_header(top))
     entries = top.values["rows"]
     if not isinstance(entries, list):
         raise top.error("rows", "is not a list")
-    table = TunedTable(header)
     for number, entry in enumerate(entries, 1):
-        row = _row(Fields(path, entry, number, what="row"), header)
+        row = _row(Fields(path, entry, number, what="row"), table.header)
         key = table.key(row)
         if key in table.rows:
             raise DataFileError(path, "is for the same problem as an earlier row; keep one",
@@ -200,8 +185,22 @@ def _parse(path: object, data: object) -> TunedTable:
     return table
 
 
-#: Any legal problem, to ask of a single field whether it is legal.
-_PROBE = GemmProblem(1, 1, 1)
+def _header(top: Fields) -> TableHeader:
+    top.version(SCHEMA_VERSION)
+    values: dict[str, object] = {name: top.word(name) for name in _HEADER
+                                 if name not in ("schema_version", "arch")}
+    values["arch"] = top.integer("arch", 1, 10_000)
+    header = TableHeader(**values)  # type: ignore[arg-type]
+    about = {name: getattr(header, name)
+             for name in ("dtype_a", "dtype_b", "dtype_out", "layout", "precision")}
+    asked: dict[str, str] = {}
+    for name in about:  # one more at a time, so that the field at fault is known
+        asked[name] = about[name]
+        try:
+            GemmProblem(1, 1, 1, **asked)  # type: ignore[arg-type]
+        except ProblemError as error:
+            raise top.error(name, str(error)) from error
+    return header
 
 
 def _row(entry: Fields, header: TableHeader) -> TunedRow:
@@ -232,37 +231,32 @@ def _dump(value: object) -> str:
     return json.dumps(value, allow_nan=False, ensure_ascii=False)
 
 
-def _format(path: object, table: TunedTable) -> str:
-    header = table.header
-    lines = []
-    for row in sorted(table.rows.values(), key=lambda row: (row.key, row.config.kernel)):
-        values: dict[str, object] = {name: getattr(row, name) for name in _KEY}
-        values.update(kernel=row.config.kernel, config=row.config.to_json(), time_us=row.time_us,
-                      margin_vs_second=row.margin_vs_second, run_id=row.run_id)
-        values.update((name, getattr(row, name)) for name in PROVENANCE
-                      if getattr(row, name) not in (None, getattr(header, name)))
-        try:
-            lines.append(_dump(values))
-        except (TypeError, ValueError) as error:
-            raise DataFileError(path, f"the row of {row.key} cannot be written: {error}"
-                                ) from error
-    head = {"schema_version": header.schema_version,
-            **{f.name: getattr(header, f.name) for f in fields(header)}}
-    text = "{\n" + "".join(f"{_dump(name)}: {_dump(value)},\n" for name, value in head.items())
-    return text + '"rows": [\n' + ",\n".join(lines) + ("\n]\n}\n" if lines else "]\n}\n")
+def _values(row: TunedRow, header: TableHeader) -> dict[str, object]:
+    values: dict[str, object] = {name: getattr(row, name) for name in _KEY}
+    values.update(kernel=row.config.kernel, config=row.config.to_json(), time_us=row.time_us,
+                  margin_vs_second=row.margin_vs_second, run_id=row.run_id)
+    values.update((name, getattr(row, name)) for name in PROVENANCE
+                  if getattr(row, name) not in (None, getattr(header, name)))
+    return values
 
 
 def write_table(path: str | os.PathLike[str], table: TunedTable) -> None:
     """Writes a table atomically, one row a line, sorted by :attr:`TunedRow.key`.
 
-    What is about to be written is validated first, so that no file is left that cannot be read.
-    Callers that change an existing table use :func:`merge`, which holds the lock.
+    Everything is validated first, so that no file is left that cannot be read. Callers that
+    change an existing table use :func:`merge`, which holds the lock.
 
     Raises:
-        DataFileError: a bad row, or not writable; the file is as it was.
+        DataFileError: a bad header or row, or not writable; the file is as it was.
     """
-    text = _format(path, table)
-    _parse(path, json.loads(text))
+    head = {name: getattr(table.header, name) for name in _HEADER}
+    _header(Fields(path, head, what="header"))
+    for row in table.rows.values():
+        _row(Fields(path, _values(row, table.header), what="row"), table.header)
+    rows = sorted(table.rows.values(), key=lambda row: (row.key, row.config.kernel))
+    lines = [_dump(_values(row, table.header)) for row in rows]
+    text = "{\n" + "".join(f"{_dump(name)}: {_dump(value)},\n" for name, value in head.items())
+    text += '"rows": [\n' + ",\n".join(lines) + ("\n]\n}\n" if lines else "]\n}\n")
     atomic.write_atomic(path, text)
 
 
