@@ -112,6 +112,12 @@ def test_every_section_renders_for_a_full_csv(make_csv, tmp_path, name):
     assert "nan" not in text
 
 
+def test_an_absent_control_has_no_note_and_an_absent_sidecar_is_said(make_csv):
+    results = load.load([make_csv([make_row(ratio=1.0)])])
+    assert markdown.section(results, "control") == ""
+    assert RUN in markdown.section(results, "environment")
+
+
 def test_an_unknown_section_lists_the_known_ones(make_csv):
     with pytest.raises(UsageError, match="summary"):
         markdown.section(load.load([make_csv([])]), "sumary")

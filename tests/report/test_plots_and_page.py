@@ -200,6 +200,13 @@ def test_thinning_keeps_the_extremes(make_csv, monkeypatch):
     assert kept.index.is_unique
 
 
+@pytest.mark.parametrize("value, percent, rate", [
+    (78.6, "79 %", "78.6"), (0.31, "0.3 %", "0.31"), (0.0, "0 %", "0"), (0.008, "0.008 %", "0.008"),
+    (1234.5, "1234 %", "1,234"), (float("nan"), "–", "–")])
+def test_numbers_of_any_size_stay_legible(value, percent, rate):
+    assert (style.percent(value), style.rate(value)) == (percent, rate)
+
+
 @pytest.mark.parametrize("low, high", [(0.85, 1.25), (0.99, 1.01), (0.01, 100), (0.5, 3), (3, 90)])
 def test_ratio_ticks_lie_inside_and_are_few(low, high):
     ticks = style.ratio_ticks(low, high)

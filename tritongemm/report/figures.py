@@ -196,9 +196,9 @@ def _hover(rows: pd.DataFrame) -> list[str]:
         text = f"<b>{_safe(problem)}</b> {_safe(dtype)} {_safe(layout)} {_safe(suite)}<br>"
         if ratio == ratio:
             text += f"ratio {style.ratio(ratio)} ({style.ratio(low)} to {style.ratio(high)})<br>"
-        text += f"{style.number(time)} us, {style.number(rate, 1)} TFLOP/s"
+        text += f"{style.number(time)} us, {style.rate(rate)} TFLOP/s"
         if roof == roof:
-            text += f", {roof:.0f} % of roof"
+            text += f", {style.percent(roof)} of roof"
         lines.append(text + (f"<br>{_safe(config)}" if config else ""))
     return lines
 

@@ -76,6 +76,20 @@ def number(value: float | None, digits: int = 2) -> str:
     return f"{value:.{digits}f}"
 
 
+def rate(value: float) -> str:
+    """A rate of any size, to three digits at least: ``0.0413``, ``7.32``, ``743``."""
+    if math.isnan(value):
+        return "–"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def percent(value: float) -> str:
+    """``79 %``, ``0.3 %``."""
+    if math.isnan(value):
+        return "–"
+    return f"{value:.0f} %" if value >= 9.5 or value == 0 else f"{value:.1g} %"
+
+
 def count(value: float) -> str:
     """A count with separators: ``12,345``."""
     return f"{int(value):,}"

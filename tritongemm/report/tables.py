@@ -56,7 +56,7 @@ def summary_table(results: Results) -> Table:
                       row["layout"], row["provider"], shapes, style.ratio(row["geomean"]),
                       style.ratio(row["min"]), row["min_at"], style.ratio(row["max"]),
                       calls if timed else "–",
-                      *([_percent(row["of_roof_pct"])] if roof else []),
+                      *([style.percent(row["of_roof_pct"])] if roof else []),
                       *([style.count(row["failed"])] if failed else []),
                       *([style.count(row["fallback"])] if fell_back else [])))
     notes = ["Ratios are torch's time / the provider's time: above 1 is faster than torch. A tie "
@@ -104,8 +104,8 @@ def slowest_table(results: Results, count: int = 15) -> Table:
               style.ratio(r["ratio_vs_torch"]),
               f"{style.ratio(r['ratio_low'])} to {style.ratio(r['ratio_high'])}",
               style.number(r["time_us_p50"]),
-              style.number(r["time_us_p50"] * r["ratio_vs_torch"]), style.number(r["tflops"], 1),
-              _percent(r["pct_of_roof"]), r["config_id"], r["selection_source"])
+              style.number(r["time_us_p50"] * r["ratio_vs_torch"]), style.rate(r["tflops"]),
+              style.percent(r["pct_of_roof"]), r["config_id"], r["selection_source"])
              for r in aggregate.slowest(results.headline, count).to_dict("records")]
     text = {"suite", "problem", "dtype", "layout", "provider", "interval", "config", "chosen by"}
     return _table("slowest", f"The {count} lowest ratios", heads, cells, text,
@@ -230,13 +230,10 @@ def _versions(meta: Mapping[str, Any]) -> str:
                      if flat.get(name))
 
 
-def _percent(value: float) -> str:
-    text = style.number(value, 0)
-    return text if text == "–" else text + " %"
-
-
 def _table(name: str, title: str, heads: Sequence[str], cells: Sequence[Sequence[str]],
            text: set[str], note: str = "") -> Table:
+    if not cells and name != "environment":
+        note = ""  # a note under no table explains nothing; the environment's says what is absent
     return Table(name, title, tuple(heads), tuple(tuple(c) for c in cells),
                  tuple(head not in text for head in heads), note)
 
