@@ -155,8 +155,11 @@ def cache_root() -> Path:
     chosen = current().cache_dir
     if chosen is not None:
         return chosen
-    import platformdirs
-
+    try:
+        import platformdirs
+    except ImportError:  # an offline GPU machine may lack it; its answer on Linux is this one
+        base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+        return Path(base) / "tritongemm"
     return Path(platformdirs.user_cache_dir("tritongemm"))
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
-from tritongemm.errors import DeviceError, UnsupportedError
+from tritongemm.errors import UnsupportedError
 from tritongemm.kernels import shared_bytes
 from tritongemm.measure.roofline import roof_time_us
 from tritongemm.problem import GemmProblem
@@ -100,11 +100,8 @@ def explain(a: torch.Tensor, b: torch.Tensor) -> Explanation:
 
 def explain_problem(problem: GemmProblem, device: DeviceSpec) -> Explanation:
     """What a call of ``problem`` on ``device`` would run; needs no GPU and no torch."""
-    try:
-        roof = roof_time_us(problem, device)
-        roof_us, bound = roof.time_us, roof.bound
-    except DeviceError:  # a device without peaks on record
-        roof_us, bound = None, None
+    roof = roof_time_us(problem, device)  # None for a device without peaks on record
+    roof_us, bound = (roof.time_us, roof.bound) if roof else (None, None)
     try:
         choice = choose(problem, device)
     except UnsupportedError as error:
