@@ -4,7 +4,7 @@ Writes a journal of ROWS results (60 configs a problem, some of them failures) i
 folder through the same code as the sweep, then resumes it in a fresh process and prints seconds,
 bytes a row and the peak of resident memory. The goal: 1,000,000 rows in under 10 s.
 
-    python perf/bench_journal.py [ROWS]
+    python perf/bench_journal.py [ROWS]          # where tritongemm is installed
 """
 
 from __future__ import annotations
