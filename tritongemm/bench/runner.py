@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tritongemm.bench import combine, precompile
@@ -55,6 +55,7 @@ class BenchPlan:
         timeout_s: seconds after which a problem's process is ended.
         device: as :func:`tritongemm.bench.target.resolve` takes it.
         compile_workers: processes that compile beforehand; 0: none; None: one a core.
+        host_time: measure the host's time of a call too, on problems small enough.
         notes: further facts for the sidecar.
         opener: what the measuring process opens.
     """
@@ -70,6 +71,7 @@ class BenchPlan:
     timeout_s: float = DEFAULT_TIMEOUT_S
     device: str = "auto"
     compile_workers: int | None = None
+    host_time: bool = False
     notes: Mapping[str, object] = field(default_factory=dict)
     opener: str = DEFAULT_OPENER
 
@@ -164,6 +166,7 @@ class _Bench:
         if not work:
             return BenchReport(plan.out, 0, skipped, {}, {}, {})
         self._sidecars(plan.out.parent, {})
+        append_rows(plan.out, [])  # a file that cannot take rows is found before hours of them
         self._compile([problem for _, problem in work])
         if self.passes == 1:
             rows = [row for group in self._pass(0, plan.out, work, finished) for row in group]
@@ -208,7 +211,7 @@ class _Bench:
         """Measures ``work`` and appends to ``path`` what ``done`` has not; yields those rows."""
         for count, (shape, problem) in enumerate(work, 1):
             job = Job(problem, self.plan.providers[1:], self.plan.seed + index,
-                      self.plan.budget_s)
+                      self.plan.budget_s, self.plan.host_time)
             measured = self._measure(job)
             order = [*self.plan.providers, CONTROL]
             rows = [self._row((shape, problem), name, measured[name])
@@ -228,13 +231,12 @@ class _Bench:
             ended: dict[str, object] = {"status": lost.status, "error": lost.reason}
         if not job.providers:
             return {BASELINE: ended}
-        alone = Job(job.problem, (), job.seed, job.budget_s)
+        alone = replace(job, providers=())
         if len(job.providers) == 1:
             return {**self._measure(alone), job.providers[0]: ended}
         measured: Columns = {}
         for name in job.providers:
-            one = Job(job.problem, (name,), job.seed, job.budget_s)
-            for provider, columns in self._measure(one).items():
+            for provider, columns in self._measure(replace(job, providers=(name,))).items():
                 # The baseline is measured beside each; its first good row is kept.
                 if measured.get(provider, {}).get("status") != "ok":
                     measured[provider] = columns

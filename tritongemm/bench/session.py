@@ -20,6 +20,9 @@ from tritongemm.problem import GemmProblem
 if TYPE_CHECKING:
     from tritongemm.measure.contender import Measurement
 
+#: A device that takes longer than this a call fills its queue, whose pace the host then waits for.
+HOST_TIME_BELOW_US = 4.0
+
 #: Provider -> columns of its row.
 Columns = dict[str, dict[str, object]]
 
@@ -55,12 +58,15 @@ class Job:
 
     Attributes:
         budget_s: device time for the rounds; None: the protocol's own.
+        host_time: whether the host's time of a call is measured too, where the device is done
+            with a call in less than :data:`HOST_TIME_BELOW_US`.
     """
 
     problem: GemmProblem
     providers: tuple[str, ...]
     seed: int = 0
     budget_s: float | None = None
+    host_time: bool = False
 
 
 class Session:
@@ -120,7 +126,9 @@ class Session:
                 contender = replace(prepared.contender, name=name)
                 ready[name] = Prepared(contender, prepared.columns)
         measured.update(self._run(job, ready))
-        return {name: {**(ready[name].columns if name in ready else {}), **_columns(one)}
+        host_us = self._host_times(job, ready, measured) if job.host_time else {}
+        return {name: {**(ready[name].columns if name in ready else {}), **_columns(one),
+                       **({"host_us_p50": host_us[name]} if name in host_us else {})}
                 for name, one in measured.items()}
 
     def _run(self, job: Job, ready: dict[str, Prepared]) -> dict[str, Measurement]:
@@ -138,6 +146,26 @@ class Session:
         except Exception as error:  # the problem itself cannot be measured: every row says why
             failed = Measurement.failed(error)
             return {name: failed for name in (BASELINE, *ready)}
+
+    def _host_times(self, job: Job, ready: dict[str, Prepared],
+                    measured: dict[str, Measurement]) -> dict[str, float]:
+        """Median host time of a call by provider, rotating over two operand sets; empty where
+        the device would be waited for."""
+        times = [one.time_us_p50 for one in measured.values() if one.time_us_p50 is not None]
+        if self.target.kind != "cuda" or not times or max(times) > HOST_TIME_BELOW_US:
+            return {}
+        import torch
+
+        from tritongemm.measure.host import host_time_us, rotating
+        from tritongemm.measure.operands import draw
+
+        sets = draw(job.problem, sets=2, seed=job.seed, device=self.target.torch_device)
+        baseline = self._providers[BASELINE].prepare(job.problem, self.target)
+        calls = {name: rotating([one.contender.bind(operands) for operands in sets])
+                 for name, one in {BASELINE: baseline, **ready}.items()
+                 if name in measured and measured[name].ok}
+        found = host_time_us(calls, drain=torch.cuda.synchronize, seed=job.seed)
+        return {name: quantiles.p50 for name, quantiles in found.items()}
 
     def _prove(self, job: Job, ready: dict[str, Prepared]) -> dict[str, Measurement]:
         """Each provider's result against the float64 reference, and no time."""

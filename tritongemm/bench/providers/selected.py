@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tritongemm import selection
+from tritongemm.bench.occupancy import occupancy
 from tritongemm.bench.providers import Prepared
+from tritongemm.kernels.compile import launches_of
 from tritongemm.measure.contender import Contender
 from tritongemm.ops.plan import bind_config
 
@@ -49,4 +51,7 @@ class Selected:
             "selection_source": choice.source,
             "compile_s": report.seconds if target.timed and not report.cached else None,
             "registers": report.registers, "spills": report.spills,
-            "shared_bytes": report.shared_bytes or None})
+            "shared_bytes": report.shared_bytes or None,
+            "occupancy": occupancy(
+                target.spec, registers=report.registers, shared_bytes=report.shared_bytes,
+                num_warps=launches_of(problem, choice.config, target.spec)[0].num_warps)})

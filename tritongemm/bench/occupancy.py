@@ -1,0 +1,36 @@
+"""How much of an SM a kernel's programs can fill: resident warps over the most it holds."""
+
+from __future__ import annotations
+
+from tritongemm.device import DeviceSpec
+
+#: Compute capability -> (warps, blocks) an SM holds at most. CUDA C++ Programming Guide,
+#: "Technical Specifications per Compute Capability".
+_LIMITS = {80: (64, 32), 86: (48, 16), 87: (48, 16), 89: (48, 24), 90: (64, 32), 100: (64, 32),
+           103: (64, 32), 120: (48, 24)}
+#: Registers are given to a warp in this unit, and each block takes this much shared memory more
+#: for the system's own use (same guide).
+_REGISTER_UNIT = 256
+_SYSTEM_SHARED_BYTES = 1024
+_WARP = 32
+
+
+def occupancy(device: DeviceSpec, *, num_warps: int, registers: int | None,
+              shared_bytes: int) -> float | None:
+    """Resident warps / the most an SM holds, from 0 to 1; None where the limits or the registers
+    are not known.
+
+    Args:
+        num_warps: warps a block.
+        registers: registers a thread.
+        shared_bytes: shared memory a block.
+    """
+    limits = _LIMITS.get(device.arch)
+    if limits is None or not registers or num_warps < 1:
+        return None
+    most_warps, most_blocks = limits
+    per_warp = -(-registers * _WARP // _REGISTER_UNIT) * _REGISTER_UNIT
+    blocks = min(most_blocks, most_warps // num_warps,
+                 device.registers_per_sm // (per_warp * num_warps),
+                 device.shared_bytes_per_sm // (shared_bytes + _SYSTEM_SHARED_BYTES))
+    return blocks * num_warps / most_warps

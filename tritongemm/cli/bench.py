@@ -1,0 +1,208 @@
+"""``tritongemm bench``: measure providers against torch.matmul and append CSV rows."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from tritongemm.cli.shapes import add_shape_arguments, problems_of, shapes_from
+from tritongemm.errors import UsageError
+
+DEFAULT_OUT = Path("results/bench.csv")
+#: Seconds between lines on what is being compiled, where lines cannot be overwritten.
+_QUIET_S = 5.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verb's arguments."""
+    add_shape_arguments(parser)
+    fresh = parser.add_argument_group("fresh shapes")
+    fresh.add_argument("--fresh", type=int, metavar="SEED",
+                       help="draw new suites of --family with this seed; none of their shapes is "
+                            "in the suite itself")
+    fresh.add_argument("--family", metavar="NAMES", help="suites to draw from, a comma list")
+    fresh.add_argument("--count", type=int, metavar="N",
+                       help="shapes a family (default: as many as the suite has)")
+    group = parser.add_argument_group("measuring")
+    group.add_argument("--providers", default="torch,tritongemm", metavar="LIST",
+                       help="a comma list; torch, the baseline, is always there. --list names "
+                            "them; package.module:Class is one of your own "
+                            "(default %(default)s)")
+    group.add_argument("--device", default="auto", metavar="NAME",
+                       help="cuda, cuda:INDEX or cpu; auto is the current CUDA device, or the "
+                            "interpreter under TRITON_INTERPRET=1, which proves and does not time")
+    group.add_argument("--processes", type=int, default=1, metavar="N",
+                       help="fresh processes over the whole list; the median row of each shape "
+                            "counts (default 1; a headline takes 3)")
+    group.add_argument("--budget", type=float, metavar="SECONDS",
+                       help="device time of one problem's rounds (default: the protocol's)")
+    group.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS",
+                       help="end a problem's process after this long (default %(default)g)")
+    group.add_argument("--seed", type=int, default=0, help="of operands and orders (default 0)")
+    group.add_argument("--compile-workers", type=int, metavar="N",
+                       help="processes that compile beforehand (default: one a core; 0: none)")
+    group.add_argument("--host-time", action="store_true",
+                       help="also the host's time of a call, where the device's is small")
+    output = parser.add_argument_group("output")
+    output.add_argument("--out", type=Path, default=DEFAULT_OUT, metavar="FILE.csv",
+                        help="append here; <run>.meta.json go beside it (default %(default)s)")
+    output.add_argument("--tag", action="append", default=[], metavar="WORD",
+                        help="a word of your own in every row; may be repeated")
+    output.add_argument("--resume", action="store_true",
+                        help="skip what the CSV has already from the same environment")
+    output.add_argument("--list", action="store_true", help="name suites and providers, and end")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Returns 0; 1 where a result was wrong, a control was out of bounds or nothing worked; 130
+    when interrupted. Raises :class:`TritonGemmError` for what cannot be measured at all."""
+    if args.list:
+        return _list()
+    from tritongemm.bench import runner
+
+    plan = runner.BenchPlan(
+        work=_work(args), providers=_words(args.providers), out=args.out,
+        tags=_tags(args.tag), resume=args.resume, processes=args.processes, seed=args.seed,
+        budget_s=args.budget, timeout_s=args.timeout, device=args.device,
+        compile_workers=args.compile_workers, host_time=args.host_time,
+        notes=_notes(args))
+    try:
+        report = runner.bench(plan, _Lines(plan.providers))
+    except KeyboardInterrupt:
+        print(f"\ninterrupted. Every row measured so far is on the disk; the same command with "
+              f"--resume goes on ({args.out})", file=sys.stderr)
+        return 130
+    return _summary(report)
+
+
+def _work(args: argparse.Namespace):
+    if args.fresh is None:
+        if args.family or args.count is not None:
+            raise UsageError("--family and --count go with --fresh SEED")
+        return problems_of(shapes_from(args), args)
+    if not args.family:
+        raise UsageError("--fresh SEED needs --family NAME, a suite to draw from")
+    from tritongemm.bench.fresh import draw
+
+    shapes = []
+    if args.suites or args.shapes or args.m:
+        shapes = shapes_from(args)
+    for family in _words(args.family):
+        shapes += draw(family, args.fresh, args.count)
+    return problems_of(shapes, args)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word for part in text.split(",") if (word := part.strip()))
+
+
+def _tags(words: list[str]) -> str:
+    return ",".join(dict.fromkeys(part for word in words for part in _words(word)))
+
+
+def _notes(args: argparse.Namespace) -> dict[str, object]:
+    """What the sidecar says of the arguments; no paths."""
+    notes: dict[str, object] = {"dtypes": args.dtype, "layouts": args.layout,
+                                "precision": args.precision}
+    if args.fresh is not None:
+        notes["fresh_seed"] = args.fresh
+    return notes
+
+
+def _list() -> int:
+    from tritongemm.bench.providers import PROVIDERS
+    from tritongemm.records.suites import known_suites, read_suite
+
+    print("providers: " + ", ".join(PROVIDERS))
+    print("suites (each also a --family):")
+    for name, path in known_suites().items():
+        print(f"  {name:<16}{len(read_suite(path)):>5} shapes")
+    return 0
+
+
+class _Lines:
+    """One line a problem; on a terminal the compile count is one line overwritten."""
+
+    def __init__(self, providers: tuple[str, ...]) -> None:
+        self._providers = providers
+        self._terminal = sys.stdout.isatty()
+        self._said = self._began = time.monotonic()
+        self._pass = -1
+
+    def __call__(self, event) -> None:
+        getattr(self, f"_{event.stage}")(event)
+
+    def _start(self, event) -> None:
+        print(f"measuring on {event.message}: {', '.join(self._providers)}", flush=True)
+
+    def _compile(self, event) -> None:
+        last = event.done == event.total
+        if self._terminal:
+            print(f"\rcompiled {event.done} of {event.total} kernels", end="\n" if last else "",
+                  flush=True)
+        elif last or time.monotonic() - self._said > _QUIET_S:
+            self._said = time.monotonic()
+            print(f"compiled {event.done} of {event.total} kernels", flush=True)
+
+    def _lost(self, event) -> None:
+        where = f" at {event.problem}" if event.problem is not None else ""
+        print(f"  ! {event.message}{where}; a new process goes on", flush=True)
+
+    def _row(self, event) -> None:
+        if event.pass_index != self._pass:
+            self._pass, self._began = event.pass_index, time.monotonic()
+            if event.passes > 1:
+                print(f"process {event.pass_index + 1} of {event.passes}", flush=True)
+        spent = time.monotonic() - self._began
+        left = event.total - event.done
+        # The first problem's time is not in `spent`: the pass began with its row.
+        eta = f"  {_minutes(spent / (event.done - 1) * left)} left" if left and spent > 10 else ""
+        width = len(str(event.total))
+        parts = [text for row in event.rows if (text := _of_row(row))]
+        print(f"[{event.done:>{width}}/{event.total}] {event.problem!s:<28} "
+              + "; ".join(parts) + eta, flush=True)
+
+
+def _minutes(seconds: float) -> str:
+    return f"{math.ceil(seconds)} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+def _of_row(row: Mapping[str, object]) -> str:
+    """``torch 177.5 us``, ``tritongemm 1.031x (1.020-1.042)``; nothing for the control."""
+    from tritongemm.bench.combine import CONTROL
+    from tritongemm.bench.providers import BASELINE
+
+    name = row["provider"]
+    if name == CONTROL:
+        return ""
+    if row["status"] != "ok":
+        return f"{name} {row['status']}: {str(row.get('error') or '')[:100]}"
+    if row.get("time_us_p50") is None:
+        return f"{name} right (error {row['max_err_ratio']:.2f} of its limit)"
+    if name == BASELINE or row.get("ratio_vs_torch") is None:
+        return f"{name} {row['time_us_p50']:.4g} us"
+    return (f"{name} {row['ratio_vs_torch']:.3f}x ({row['ratio_low']:.3f}-"
+            f"{row['ratio_high']:.3f})")
+
+
+def _summary(report) -> int:
+    if not report.written:
+        print(f"nothing left to measure: all {report.skipped} problems are in {report.out}")
+        return 0
+    ended = ", ".join(f"{count} {status}" for status, count in sorted(report.statuses.items()))
+    skipped = f"; {report.skipped} problems were there already" if report.skipped else ""
+    print(f"{report.written} rows appended to {report.out} ({ended}){skipped}")
+    bad = report.statuses.get("wrong", 0) > 0 or not report.statuses.get("ok")
+    for suite, control in report.controls.items():
+        if control.mean_ratio is None:
+            continue
+        verdict = (f"VOID, {control.reason}" if control.void else
+                   f"torch against torch {control.mean_ratio:.4f} over {control.count} shapes, "
+                   "within its limit")
+        print(f"{suite or 'shapes'}: {verdict}")
+        bad |= control.void
+    return 1 if bad else 0
