@@ -11,7 +11,7 @@ dtype at 1: rounding an output once costs 0.2 eps of its size by RMS, and 0.5 ep
 one, 5.5 times that size among 10**8 normal draws, by maximum: 2.8 eps. The second term is the
 float32 accumulator: a chain of K additions drifts by 0.2 * 2**-23 * sqrt(K) of an output by
 RMS, whatever the order of a correct kernel. With c = 0.5 by RMS and 4 by maximum a correct
-kernel has room of about 1.5 or more, while one product left out of K (1 / sqrt(K) by RMS)
+kernel stays at 0.2 to 0.7 of the limit, while one product left out of K (1 / sqrt(K) by RMS)
 exceeds the RMS limit of bf16 up to K = 60,000. Under ``tf32`` both operands may be truncated to 10
 bits, so eps is 2 * 2**-10.
 

@@ -68,10 +68,10 @@ class _Pool:
         if align < size:
             raise ProblemError(f"align_{what}={align} is less than one element ({size} bytes); "
                                "no tensor is aligned so")
-        natural = alignment(cols * size)
-        # Below its natural alignment the base moves off; above it, rows are kept apart.
-        offset = align // size if align < natural else 0
-        lead = cols if align <= natural else -(-cols * size // align) * align // size
+        # Rows that are too close for the alignment are kept apart; then, if all would be better
+        # aligned than stated, the base moves off.
+        lead = cols if align <= alignment(cols * size) else -(-cols * size // align) * align // size
+        offset = align // size if align < alignment(lead * size) else 0
         used = offset + batch * rows * lead
         stride = -(-(used * size + _GUARD_BYTES) // _BASE_BYTES) * _BASE_BYTES // size
         self.storage = torch.full((sets * stride,), math.nan, dtype=dtype, device=device)

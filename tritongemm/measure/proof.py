@@ -124,13 +124,10 @@ def _rows(problem: GemmProblem, products: int, elements: int) -> int:
 
 
 def _sample(m: int, rows: int, rng: np.random.Generator) -> np.ndarray:
-    """``rows`` of ``m`` row indices, sorted, the last and the first among them."""
-    chosen = {m - 1, 0} if rows > 1 else {m - 1}
-    for row in rng.permutation(m):
-        if len(chosen) >= rows:
-            break
-        chosen.add(int(row))
-    return np.array(sorted(chosen))
+    """``rows`` (fewer than ``m``) row indices, sorted; the last and the first among them."""
+    ends = [0, m - 1][-rows:]
+    between = rng.choice(np.arange(1, m - 1), rows - len(ends), replace=False)
+    return np.sort(np.concatenate((ends, between))).astype(np.int64)
 
 
 def _spread_indices(sets: int, count: int, rng: np.random.Generator) -> list[int]:

@@ -26,7 +26,8 @@ __all__ = ["CONTROL", "TORCH", "Contender", "Measurement", "OperandSet", "PowerB
 def measure(problem: GemmProblem, contenders: Sequence[Contender], *, baseline: str = TORCH,
             seed: int = 0, budget_s: float | None = None,
             device: torch.device | str | int | None = None, coarse: bool = False,
-            control: bool = True, power: str = "auto") -> dict[str, Measurement]:
+            control: bool = True, power: str = "auto",
+            blocks: PowerBlocks | None = None) -> dict[str, Measurement]:
     """Proves and times ``contenders`` and torch on fresh random operands of ``problem``.
 
     A contender that raises, or whose result is wrong, gets its status and reason and no time;
@@ -40,13 +41,15 @@ def measure(problem: GemmProblem, contenders: Sequence[Contender], *, baseline: 
         device: by default the current CUDA device, or the CPU without CUDA.
         coarse: the sweep's fast mode: fewer proofs and replays, no pairing, no ratios.
         control: whether torch is measured a second time as ``torch-control``.
-        power: ``auto``, ``always`` or ``never``: alternating blocks for large problems.
+        power, blocks: ``auto``, ``always`` or ``never``: alternating blocks for large problems,
+            and their length; see :meth:`ProblemBench.compare`.
 
     Returns:
         Measurements by name: ``torch``, ``torch-control`` (not when coarse), the contenders.
 
     Raises:
         UsageError, ProblemError: arguments that cannot be measured.
+        UnsupportedError: torch itself cannot compute the problem.
         DeviceError: no such device, or one that a contender has broken.
     """
     names = [c.name for c in contenders]
@@ -63,4 +66,4 @@ def measure(problem: GemmProblem, contenders: Sequence[Contender], *, baseline: 
             return {TORCH: bench.torch_coarse(), **{c.name: bench.coarse(c) for c in contenders}}
         rounds = Rounds() if budget_s is None else replace(Rounds(), budget_s=budget_s)
         return bench.compare(contenders, baseline=baseline, rounds=rounds, control=control,
-                             power=power)
+                             power=power, blocks=blocks)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tritongemm.device import DeviceSpec
 from tritongemm.problem import GemmProblem
+from tritongemm.records import columns
 
 
 @dataclass(frozen=True)
@@ -17,14 +18,13 @@ class RoofTime:
 
 
 def roof_time_us(problem: GemmProblem, device: DeviceSpec) -> RoofTime | None:
-    """max(flops / peak of the problem's unit, compulsory bytes / memory bandwidth).
+    """The roofline's time and its bound, from the device's peaks (configs/devices says whence).
 
-    The peaks and where they come from are the device's (configs/devices). None where the device
-    has no peak for this unit or no bandwidth.
+    None where the device has no peak for this problem's unit, or no bandwidth.
     """
     peak = device.peak_tflops.get(problem.unit)
-    if not peak or not device.memory_gbps:
+    time_us = columns.roof_time_us(problem, peak, device.memory_gbps)
+    if time_us is None:
         return None
-    compute = problem.flops() / (peak * 1e6)  # 1 TFLOP/s is 1e6 FLOP/us
-    memory = problem.bytes() / (device.memory_gbps * 1e3)  # 1 GB/s is 1e3 bytes/us
-    return RoofTime(compute, "compute") if compute >= memory else RoofTime(memory, "memory")
+    compute_us = problem.flops() / (peak * 1e6)  # type: ignore[operator]
+    return RoofTime(time_us, "compute" if compute_us >= time_us else "memory")

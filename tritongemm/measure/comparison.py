@@ -1,0 +1,172 @@
+"""A few contenders against torch: proved, timed in the same rounds, proved again.
+
+What can be captured is timed by graphs; what cannot, by events in a second group, with the
+baseline beside it timed in the same way; large problems near the card's power cap once more in
+alternating blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tritongemm.errors import UsageError
+from tritongemm.measure.clocks import Reading
+from tritongemm.measure.contender import CONTROL, TORCH, Contender, Measurement
+from tritongemm.measure.entry import Entry, card_fields, time_fields
+from tritongemm.measure.graph import CaptureError
+from tritongemm.measure.power import NEAR_CAP, PowerBlocks
+from tritongemm.measure.rounds import Rounds, compare
+
+if TYPE_CHECKING:
+    from tritongemm.measure.problem_bench import ProblemBench
+
+POWER_MODES = ("auto", "always", "never")
+
+
+class Comparing:
+    """One comparison on one bench; see :meth:`ProblemBench.compare` for the arguments.
+
+    Raises:
+        UsageError: a name twice, an unknown baseline or mode.
+    """
+
+    def __init__(self, bench: ProblemBench, contenders: Sequence[Contender], *, baseline: str,
+                 rounds: Rounds, control: bool, power: str, blocks: PowerBlocks) -> None:
+        added = [bench.torch_contender()]
+        if control:
+            added.append(bench.torch_contender(CONTROL))
+        self.entries = [Entry(c) for c in (*added, *contenders)]
+        names = [e.name for e in self.entries]
+        for name in names:
+            if names.count(name) > 1:
+                raise UsageError(f"two contenders are named {name!r}; {TORCH} and {CONTROL} are "
+                                 "added by the bench itself")
+        if baseline not in names:
+            raise UsageError(f"the baseline {baseline!r} is not among {', '.join(names)}")
+        if power not in POWER_MODES:
+            raise UsageError(f"power={power!r} is not one of {', '.join(POWER_MODES)}")
+        self.bench, self.baseline, self.rounds = bench, baseline, rounds
+        self.power, self.blocks = power, blocks
+        self._reading = Reading()
+
+    def run(self) -> dict[str, Measurement]:
+        """Every contender's measurement by name, torch's first."""
+        for entry in self.entries:
+            self._prepare(entry)
+        kind = self.bench.default_timer
+        # A group is loaded and let go of together: see graph.py on cuBLAS workspaces.
+        group = [e for e in self.entries if e.alive and self._load(e, kind)]
+        self._round(group, kind)
+        if self._blocks_wanted(group):
+            self._alternate(group)
+        self.bench.clear()
+        eager = [e for e in self.entries if e.alive]
+        if eager:
+            if self.baseline not in [e.name for e in eager]:
+                base = next(e for e in self.entries if e.name == self.baseline)
+                eager.insert(0, Entry(base.contender))
+                self._prepare(eager[0])
+            self._round([e for e in eager if e.alive and self._load(e, "event")], "event")
+            self.bench.clear()
+        return {e.name: e.result for e in self.entries}  # type: ignore[misc]
+
+    def _guarded(self, entry: Entry, action: Callable[[], None]) -> None:
+        """Runs ``action``; an exception becomes the entry's result and the others go on."""
+        try:
+            action()
+        except CaptureError:
+            raise
+        except Exception as error:
+            entry.result = self.bench.failure(entry.contender, error)
+
+    def _prepare(self, entry: Entry) -> None:
+        """Proves and binds."""
+        def action() -> None:
+            entry.judge(self.bench.run_proof(entry.contender))
+            if entry.alive:
+                entry.judge(self.bench.run_proof_changed(entry.contender))
+            if entry.alive:
+                entry.calls = self.bench.bind(entry.contender)
+
+        self._guarded(entry, action)
+
+    def _load(self, entry: Entry, kind: str) -> bool:
+        """Makes ready for a timer; False where that failed, or where events must time it."""
+        if kind == "graph" and not entry.contender.capturable:
+            return False
+
+        def action() -> None:
+            entry.timed = self.bench.timer(kind).load(
+                entry.name, entry.calls, context=entry.contender.context,
+                expected_us=self.bench.torch_time_us)
+
+        try:
+            self._guarded(entry, action)
+        except CaptureError as error:
+            self.bench.failure(entry.contender, error)  # raises if the device is lost
+            return False
+        return entry.alive
+
+    def _round(self, entries: list[Entry], kind: str) -> None:
+        """Times ``entries`` in rounds, checks each one's closing replay, writes the results."""
+        if not entries:
+            return
+        names = [e.name for e in entries]
+        # Without its baseline (out of memory, say) the others still get their times.
+        has_baseline = self.baseline in names
+
+        def look() -> None:
+            self._reading = self.bench.sampler.read()
+
+        timer = self.bench.timer(kind)
+        outcome = compare([e.timed for e in entries], timer,  # type: ignore[misc]
+                          baseline=self.baseline if has_baseline else names[0],
+                          seed=self.bench.seed, rounds=self.rounds, while_busy=look)
+        for entry in entries:
+            self._guarded(entry, lambda e=entry: self.bench.check_closing(  # type: ignore[misc]
+                e, timer))
+            if not entry.alive:
+                continue
+            paired = {}
+            if has_baseline:
+                ratio = outcome.ratio(entry.name)
+                paired = {"ratio_vs_torch": ratio.value, "ratio_low": ratio.low,
+                          "ratio_high": ratio.high}
+            entry.finish(**time_fields(outcome.time_us(entry.name)), **paired,
+                         n_rounds=outcome.n_rounds, timer=timer.kind,
+                         **self.bench.common_fields(), **card_fields(self._reading))
+
+    def _blocks_wanted(self, entries: list[Entry]) -> bool:
+        if self.power == "never" or self.bench.default_timer != "graph":
+            return False
+        if self.power == "always":
+            return True
+        times = [e.result.time_us_p50 for e in entries if e.ok]  # type: ignore[union-attr]
+        if not times or max(times) < self.blocks.from_us:  # type: ignore[type-var]
+            return False
+        cap, drawn = self.bench.sampler.power_cap_w(), self._reading.power_w
+        return bool(cap and drawn and drawn >= NEAR_CAP * cap) or bool(self._reading.throttled)
+
+    def _alternate(self, entries: list[Entry]) -> None:
+        """Replaces ratios and times by those of alternating blocks, each contender with the
+        baseline."""
+        base = next((e for e in entries if e.name == self.baseline and e.ok), None)
+        if base is None:
+            return
+        timer = self.bench.timer("graph")
+        for entry in entries:
+            if not entry.ok or entry.name in (self.baseline, TORCH, CONTROL):
+                continue
+            found = self.blocks.compare(base.timed, entry.timed, timer,  # type: ignore[arg-type]
+                                        self.bench.sampler)
+            shared = {"n_rounds": found.pairs, "timer": "blocks"}
+            entry.result = replace(
+                entry.result, **time_fields(found.b.time_us),  # type: ignore[type-var]
+                ratio_vs_torch=found.ratio.value, ratio_low=found.ratio.low,
+                ratio_high=found.ratio.high, energy_mj=found.b.energy_mj,
+                **card_fields(found.b.reading), **shared)
+            base.result = replace(
+                base.result, **time_fields(found.a.time_us),  # type: ignore[type-var]
+                energy_mj=found.a.energy_mj, **card_fields(found.a.reading), **shared)
