@@ -9,7 +9,7 @@ from tritongemm.errors import ConfigError
 
 #: Short forms in ``config_id``, in the order in which they are written.
 _CODES = {"num_warps": "w", "num_stages": "s", "group_m": "g", "split_k": "k",
-          "epilogue_subtile": "e", "cluster_m": "c", "thread_m": "tm", "thread_n": "tn",
+          "epilogue_subtile": "e", "cluster_m": "c", "pingpong": "p", "swap_ab": "x", "thread_m": "tm", "thread_n": "tn",
           "warp_m": "wm", "warp_n": "wn"}
 #: A bound against nonsense and hostile files, far above anything a device can run.
 MAX_VALUE = 65536
@@ -28,6 +28,8 @@ class KernelConfig:
         split_k: parts that K is cut into.
         epilogue_subtile: pieces in which the tile is stored.
         cluster_m: programs of one cluster along M.
+        pingpong: 1: two consumer groups take tiles in turn, 0: they share each tile.
+        swap_ab: 1: computes the transposed product, so that a small M is the narrow side.
         thread_m, thread_n, warp_m, warp_n: register and warp tiles of the CUDA rungs; 0: unused.
 
     Raises:
@@ -44,6 +46,8 @@ class KernelConfig:
     split_k: int = 1
     epilogue_subtile: int = 1
     cluster_m: int = 1
+    pingpong: int = 0
+    swap_ab: int = 0
     thread_m: int = 0
     thread_n: int = 0
     warp_m: int = 0

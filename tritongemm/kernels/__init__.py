@@ -13,9 +13,10 @@ from tritongemm.kernels.constraints import Violation
 from tritongemm.kernels.persistent_tma import PERSISTENT_TMA
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.tiled import TILED
+from tritongemm.kernels.warp_specialized import WARP_SPECIALIZED
 from tritongemm.problem import GemmProblem
 
-SPECS: dict[str, KernelSpec] = {s.name: s for s in (PERSISTENT_TMA, TILED)}
+SPECS: dict[str, KernelSpec] = {s.name: s for s in (WARP_SPECIALIZED, PERSISTENT_TMA, TILED)}
 
 
 def spec_named(name: str) -> KernelSpec:

@@ -208,12 +208,21 @@ def _signature(launch: Launch, names: list[str]) -> tuple[dict[str, str], dict]:
         if isinstance(x, Pointer):
             signature[name], divisor = "*" + dtype_of(x.dtype).triton_name, x.align
         elif isinstance(x, Descriptor):
-            signature[name] = descriptor_type(x)
+            signature[name] = descriptor_type(x, _shared_layout(x) if x.gluon else "")
         else:
             signature[name], divisor = x.type, x.divisor
         if divisor > 1:
             attributes[(index,)] = [["tt.divisibility", divisor]]
     return signature, attributes
+
+
+def _shared_layout(x: Descriptor) -> str:
+    """The constructor call of the shared layout that a box has by default, as Gluon's types
+    spell it."""
+    from triton.experimental.gluon import language as gl
+
+    element = getattr(gl, dtype_of(x.dtype).torch_name)
+    return repr(gl.NVMMASharedLayout.get_default_for(list(x.box), element))
 
 
 def _first_lines(text: str, limit: int = 600) -> str:

@@ -58,7 +58,7 @@ class Pointer:
 class Descriptor:
     """A tensor map over an operand as stored: shape and strides in elements, outermost first.
 
-    ``layout`` is the constructor call of a Gluon shared layout, empty for ``tl`` kernels.
+    ``gluon``: the type names the shared layout of the box, as Gluon kernels want it.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Descriptor:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     box: tuple[int, ...]
-    layout: str = ""
+    gluon: bool = False
 
 
 @dataclass(frozen=True)
@@ -144,10 +144,10 @@ class Launch:
                 "maxnreg": self.maxnreg, "gluon": self.gluon}
 
 
-def descriptor_type(x: Descriptor) -> str:
-    """Triton's name of a descriptor's type."""
+def descriptor_type(x: Descriptor, layout: str = "") -> str:
+    """Triton's name of a descriptor's type; ``layout`` is a Gluon layout's constructor call."""
     inner = f"{dtype_of(x.dtype).triton_name}[{', '.join(map(str, x.box))}]"
-    return f"tensordesc<{inner},{x.layout}>" if x.layout else f"tensordesc<{inner}>"
+    return f"tensordesc<{inner},{layout}>" if layout else f"tensordesc<{inner}>"
 
 
 def divisor_of(value: int, limit: int = 16) -> int:

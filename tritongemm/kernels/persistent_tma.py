@@ -7,50 +7,11 @@ from dataclasses import replace
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.kernels import constraints as rules
-from tritongemm.kernels.launch import Descriptor, Geometry, Launch, Pointer, Scalar, divisor_of
+from tritongemm.kernels.launch import Geometry, Launch, Pointer, Scalar, divisor_of
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.symbol import symbol_of
-from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
-
-
-def tma_store(problem: GemmProblem) -> bool:
-    """Whether C may be stored by the copy engine.
-
-    A descriptor store can write past the inner extent up to the next 16 bytes, so rows of C
-    must be whole multiples of 16 bytes (Triton issue 11583).
-    """
-    row_bytes = problem.n * dtype_of(problem.dtype_out).itemsize
-    return problem.align_c == FULL_ALIGNMENT and row_bytes % FULL_ALIGNMENT == 0
-
-
-def stored_operand(problem: GemmProblem, operand: str, box_rows: int, box_k: int,
-                   geometry: Geometry, layout_of=lambda box, dtype: "") -> Descriptor:
-    """The tensor map of ``a`` or ``b`` as stored; a batch is its outermost axis."""
-    g = geometry
-    if operand == "a":
-        transposed = problem.layout[0] == "t"
-        rows, outer, batch_stride = problem.m, (g.ak if transposed else g.am), g.ab
-    else:
-        transposed = problem.layout[1] == "n"
-        rows, outer, batch_stride = problem.n, (g.bk if transposed else g.bn), g.bb
-    dtype = getattr(problem, f"dtype_{operand}")
-    shape, box = ((problem.k, rows), (box_k, box_rows)) if transposed else (
-        (rows, problem.k), (box_rows, box_k))
-    return batched(problem, f"{operand}_desc", operand, dtype, shape, outer, box, batch_stride,
-                   layout_of(box, dtype))
-
-
-def batched(problem, name, operand, dtype, shape, outer, box, batch_stride, layout) -> Descriptor:
-    """A 2-D tensor map, or a 3-D one where the problem has a batch.
-
-    An axis of one element has any stride in torch; the copy engine wants multiples of 16 bytes.
-    """
-    per_16_bytes = FULL_ALIGNMENT // dtype_of(dtype).itemsize
-    outer = -(-max(outer, 1) // per_16_bytes) * per_16_bytes if shape[0] == 1 else outer
-    if problem.batch == 1:
-        return Descriptor(name, operand, dtype, shape, (outer, 1), box, layout)
-    return Descriptor(name, operand, dtype, (problem.batch, *shape), (batch_stride, outer, 1),
-                      (1, *box), layout)
+from tritongemm.kernels.tensor_map import batched, stored_operand, tma_store
+from tritongemm.problem import GemmProblem, dtype_of
 
 
 def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
@@ -76,8 +37,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     c = Pointer("c", "c", problem.dtype_out, problem.align_c)
     if store:
         c_desc = batched(problem, "c_desc", "c", problem.dtype_out, (problem.m, problem.n),
-                         geometry.cm, (block_m, block_n // config.epilogue_subtile), geometry.cb,
-                         "")
+                         geometry.cm, (block_m, block_n // config.epilogue_subtile), geometry.cb)
     else:
         c_desc = Pointer("c_desc", "c", problem.dtype_out, problem.align_c)
     c_align = max(1, problem.align_c // out_size)
@@ -149,7 +109,8 @@ PERSISTENT_TMA = KernelSpec(
         rules.dtypes("bf16", "fp16", "fp32"), rules.no_epilogue, rules.archs(90, 100),
         rules.tensor_cores, rules.tf32_reads_k_major, rules.tma_extents, rules.tma_operands,
         rules.Constraint("c_stride", _unit_inner_c, of_problem=True),
-        rules.unused("split_k", "cluster_m", "thread_m", "thread_n", "warp_m", "warp_n"),
+        rules.unused("split_k", "cluster_m", "pingpong", "swap_ab",
+                     "thread_m", "thread_n", "warp_m", "warp_n"),
         rules.powers_of_two, rules.dot_shape, rules.Constraint("box", _box),
         rules.Constraint("wgmma", _wgmma), rules.not_oversized, rules.accumulator,
         rules.Constraint("subtile", _subtile), rules.grid, rules.shared_memory(shared_bytes)),

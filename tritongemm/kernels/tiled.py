@@ -8,11 +8,10 @@ from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.kernels import constraints as rules
 from tritongemm.kernels.launch import Geometry, Launch, Pointer, Scalar, divisor_of
+from tritongemm.kernels.reduce import partials_bytes, reduce_launch
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.symbol import symbol_of
 from tritongemm.problem import GemmProblem, dtype_of
-
-_REDUCE_BLOCK = 1024
 
 
 def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
@@ -79,22 +78,10 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     product = Launch(
         "tritongemm.kernels.device.tiled", "tiled", arguments, constants,
         (tiles * problem.batch, split, 1), config.num_warps, config.num_stages,
-        symbol_of(problem, config), scratch_bytes=0 if split == 1 else 4 * split * cs)
+        symbol_of(problem, config), scratch_bytes=partials_bytes(problem, split))
     if split == 1:
         return (product,)
-    total = problem.batch * m * n
-    reduce = Launch(
-        "tritongemm.kernels.device.reduce", "reduce_splits",
-        (Pointer("partials", "scratch", "fp32", 16),
-         Pointer("c", "c", problem.dtype_out, problem.align_c),
-         Scalar("M", m), Scalar("N", n, divisor_of(n, 4)), Scalar("total", total),
-         Scalar("stride_cb", g.cb, divisor_of(g.cb, 4)),
-         Scalar("stride_cm", g.cm, divisor_of(g.cm, 4)),
-         Scalar("stride_cn", g.cn, 1, fold=True)),
-        (("SPLIT_K", split), ("BLOCK", _REDUCE_BLOCK),
-         ("INDEX64", g.max_offset(problem) >= 2**31 or total * split >= 2**31)),
-        (-(-total // _REDUCE_BLOCK), 1, 1), 4, 1, f"tritongemm_reduce_k{split}")
-    return (product, reduce)
+    return (product, reduce_launch(problem, split, geometry))
 
 
 def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
@@ -135,7 +122,8 @@ TILED = KernelSpec(
     archs=(80, 89, 90, 100),
     constraints=(
         rules.dtypes("bf16", "fp16", "fp32"), rules.no_epilogue, rules.min_arch(80),
-        rules.unused("epilogue_subtile", "cluster_m", "thread_m", "thread_n", "warp_m", "warp_n"),
+        rules.unused("epilogue_subtile", "cluster_m", "pingpong", "swap_ab",
+                     "thread_m", "thread_n", "warp_m", "warp_n"),
         rules.powers_of_two, rules.dot_shape, rules.not_oversized, rules.accumulator,
         rules.fma_tile, rules.split_k, rules.grid, rules.shared_memory(shared_bytes)),
     shared_bytes=shared_bytes, launches=launches, default=default)

@@ -1,0 +1,260 @@
+"""Hopper: a producer warp that loads by the copy engine, consumer warpgroups that multiply.
+
+Persistent: each program walks over units (a tile of C, and with SPLIT_K > 1 a part of K). The
+producer runs ahead by up to STAGES buffers, across units too, so the loads of the next unit are
+under way while this one is stored. CONSUMERS warpgroups share a tile by rows or, with PINGPONG,
+take units in turn: one multiplies while the other stores. A barrier keeps the turns in order: a
+group that waited for a stage two rounds ahead would take the parity of the wrong round.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from tritongemm.kernels.device.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma_load,
+    tma_store,
+    tma_store_wait,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from tritongemm.kernels.device.symbol import symbol
+
+
+@gluon.jit
+def locate(unit, M, N, K, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
+           GROUP_M: gl.constexpr, SPLIT_K: gl.constexpr, batches):
+    """Unit number -> (batch, part, first row, first column, first step, last step).
+
+    The parts of K are the outermost, so that programs of one moment share operands in the L2;
+    within a part tiles go in the grouped order of ``order.tile_of``.
+    """
+    num_m = gl.cdiv(M, BLOCK_M)
+    num_n = gl.cdiv(N, BLOCK_N)
+    tiles = num_m * num_n
+    part = unit // (tiles * batches)
+    batch = (unit // tiles) % batches
+    tile = unit % tiles
+    width = GROUP_M * num_n
+    first_m = (tile // width) * GROUP_M
+    size_m = gl.minimum(num_m - first_m, GROUP_M)
+    row = (first_m + (tile % width) % size_m) * BLOCK_M
+    col = ((tile % width) // size_m) * BLOCK_N
+    steps = gl.cdiv(K, BLOCK_K)
+    steps_a_part = gl.cdiv(steps, SPLIT_K)
+    first = gl.minimum(part * steps_a_part, steps)
+    return batch, part, row, col, first, gl.minimum(first + steps_a_part, steps)
+
+
+@gluon.jit
+def load(desc, batch, outer, inner, barrier, buffer, BATCHED: gl.constexpr):
+    """Starts the copy of one box; a batch is the outermost axis of the tensor map."""
+    if BATCHED:
+        tma_load(desc, [batch, outer, inner], barrier, buffer)
+    else:
+        tma_load(desc, [outer, inner], barrier, buffer)
+
+
+@gluon.jit
+def producer(a_desc, b_desc, a_bufs, b_bufs, ready, empty, M, N, K, batches, A_T: gl.constexpr,
+             B_T: gl.constexpr, BATCHED: gl.constexpr, BLOCK_M: gl.constexpr,
+             BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr,
+             SPLIT_K: gl.constexpr, STAGES: gl.constexpr, ROWS: gl.constexpr,
+             STAGE_BYTES: gl.constexpr):
+    """Fills stage after stage, as soon as its consumers have let go of it."""
+    units = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N) * batches * SPLIT_K
+    PIECES: gl.constexpr = BLOCK_M // ROWS
+    it = 0
+    for unit in range(gl.program_id(0), units, gl.num_programs(0)):
+        batch, part, row, col, first, last = locate(unit, M, N, K, BLOCK_M, BLOCK_N, BLOCK_K,
+                                                    GROUP_M, SPLIT_K, batches)
+        for step in range(first, last):
+            k = step * BLOCK_K
+            stage = it % STAGES
+            mbarrier.wait(empty.index(stage), ((it // STAGES) & 1) ^ 1)
+            barrier = ready.index(stage)
+            mbarrier.expect(barrier, STAGE_BYTES)
+            for piece in gl.static_range(PIECES):
+                a_row = row + piece * ROWS
+                buffer = a_bufs.index(PIECES * stage + piece)
+                if A_T:
+                    load(a_desc, batch, k, a_row, barrier, buffer, BATCHED)
+                else:
+                    load(a_desc, batch, a_row, k, barrier, buffer, BATCHED)
+            if B_T:
+                load(b_desc, batch, col, k, barrier, b_bufs.index(stage), BATCHED)
+            else:
+                load(b_desc, batch, k, col, barrier, b_bufs.index(stage), BATCHED)
+            it += 1
+
+
+@gluon.jit
+def flat(buffer, OUTER: gl.constexpr, INNER: gl.constexpr, BATCHED: gl.constexpr):
+    """A [1, OUTER, INNER] buffer as [OUTER, INNER]."""
+    if BATCHED:
+        layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([OUTER, INNER], buffer.dtype)
+        return buffer._reinterpret(buffer.dtype, [OUTER, INNER], layout)
+    else:
+        return buffer
+
+
+@gluon.jit
+def put(c_desc, buffer, value, batch, row, col, BATCHED: gl.constexpr):
+    """Stores a piece of the tile through shared memory by the copy engine."""
+    tma_store_wait(0)  # the piece before this one has left the buffer
+    if BATCHED:
+        view = flat(buffer, value.shape[0], value.shape[1], BATCHED)
+        view.store(value.to(c_desc.dtype))
+    else:
+        buffer.store(value.to(c_desc.dtype))
+    fence_async_shared()
+    if BATCHED:
+        tma_store(c_desc, [batch, row, col], buffer)
+    else:
+        tma_store(c_desc, [row, col], buffer)
+
+
+@gluon.jit
+def write(c_desc, c, buffer, acc, batch, part, row, col, M, N, stride_cb, stride_cm, stride_cn,
+          stride_cs, TMA_STORE: gl.constexpr, SUBTILE: gl.constexpr, BATCHED: gl.constexpr,
+          ROWS: gl.constexpr, BLOCK_N: gl.constexpr, LAYOUT: gl.constexpr):
+    """Stores a consumer's rows of the tile: by the copy engine in SUBTILE pieces, or element by
+    element where C is not aligned, is transposed, or holds float32 parts."""
+    if TMA_STORE:
+        if SUBTILE == 1:
+            put(c_desc, buffer, acc, batch, row, col, BATCHED)
+        elif SUBTILE == 2:
+            left, right = acc.reshape(ROWS, 2, BLOCK_N // 2).permute(0, 2, 1).split()
+            put(c_desc, buffer, left, batch, row, col, BATCHED)
+            put(c_desc, buffer, right, batch, row, col + BLOCK_N // 2, BATCHED)
+        else:
+            left, right = acc.reshape(ROWS, 2, BLOCK_N // 2).permute(0, 2, 1).split()
+            a, b = left.reshape(ROWS, 2, BLOCK_N // 4).permute(0, 2, 1).split()
+            put(c_desc, buffer, a, batch, row, col, BATCHED)
+            put(c_desc, buffer, b, batch, row, col + BLOCK_N // 4, BATCHED)
+            a, b = right.reshape(ROWS, 2, BLOCK_N // 4).permute(0, 2, 1).split()
+            put(c_desc, buffer, a, batch, row, col + BLOCK_N // 2, BATCHED)
+            put(c_desc, buffer, b, batch, row, col + 3 * BLOCK_N // 4, BATCHED)
+    else:
+        rows = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
+        cols = col + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, LAYOUT))
+        base = c + batch.to(gl.int64) * stride_cb + part.to(gl.int64) * stride_cs
+        offsets = (gl.expand_dims(rows.to(gl.int64) * stride_cm, 1)
+                   + gl.expand_dims(cols.to(gl.int64) * stride_cn, 0))
+        inside = gl.expand_dims(rows < M, 1) & gl.expand_dims(cols < N, 0)
+        gl.store(base + offsets, acc.to(c.dtype.element_ty), mask=inside)
+
+
+@gluon.jit
+def consumer(c_desc, c, a_bufs, b_bufs, c_bufs, ready, empty, order, M, N, K, batches, stride_cb,
+             stride_cm, stride_cn, stride_cs, A_T: gl.constexpr, B_T: gl.constexpr,
+             BATCHED: gl.constexpr, TMA_STORE: gl.constexpr, SUBTILE: gl.constexpr,
+             BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
+             GROUP_M: gl.constexpr, SPLIT_K: gl.constexpr, STAGES: gl.constexpr,
+             ROWS: gl.constexpr, PINGPONG: gl.constexpr, WHICH: gl.constexpr):
+    """Multiplies stage after stage; a stage is released while the next one is multiplied."""
+    units = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N) * batches * SPLIT_K
+    PIECES: gl.constexpr = BLOCK_M // ROWS
+    PIECE: gl.constexpr = 0 if PINGPONG else WHICH
+    layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16])
+    it = 0
+    turn = 0
+    for unit in range(gl.program_id(0), units, gl.num_programs(0)):
+        batch, part, row, col, first, last = locate(unit, M, N, K, BLOCK_M, BLOCK_N, BLOCK_K,
+                                                    GROUP_M, SPLIT_K, batches)
+        mine = True
+        if PINGPONG:
+            mine = turn % 2 == WHICH
+        if mine:
+            acc = gl.zeros((ROWS, BLOCK_N), gl.float32, layout=layout)
+            if PINGPONG:
+                mbarrier.wait(order.index(WHICH), ((turn // 2) & 1) ^ (1 - WHICH))
+            for step in range(first, last):
+                stage = it % STAGES
+                mbarrier.wait(ready.index(stage), (it // STAGES) & 1)
+                if A_T:
+                    a = flat(a_bufs.index(PIECES * stage + PIECE), BLOCK_K, ROWS, BATCHED)
+                    a = a.permute((1, 0))
+                else:
+                    a = flat(a_bufs.index(PIECES * stage + PIECE), ROWS, BLOCK_K, BATCHED)
+                if B_T:
+                    b = flat(b_bufs.index(stage), BLOCK_N, BLOCK_K, BATCHED).permute((1, 0))
+                else:
+                    b = flat(b_bufs.index(stage), BLOCK_K, BLOCK_N, BATCHED)
+                token = warpgroup_mma(a, b, acc, is_async=True)
+                acc = warpgroup_mma_wait(1, deps=(token,))
+                mbarrier.arrive(empty.index((it + STAGES - 1) % STAGES), count=1,
+                                pred=step > first)
+                it += 1
+            acc = warpgroup_mma_wait(0, deps=(acc,))
+            mbarrier.arrive(empty.index((it + STAGES - 1) % STAGES), count=1, pred=last > first)
+            if PINGPONG:
+                mbarrier.arrive(order.index(1 - WHICH), count=1)
+            write(c_desc, c, c_bufs.index(WHICH), acc, batch, part, row + PIECE * ROWS, col, M, N,
+                  stride_cb, stride_cm, stride_cn, stride_cs, TMA_STORE, SUBTILE, BATCHED, ROWS,
+                  BLOCK_N, layout)
+        else:
+            it += last - first
+        turn += 1
+    if TMA_STORE:
+        tma_store_wait(0)
+
+
+@gluon.jit(repr=symbol)
+def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, stride_cm, stride_cn,
+                     stride_cs, A_T: gl.constexpr, B_T: gl.constexpr, BATCHED: gl.constexpr,
+                     TMA_STORE: gl.constexpr, SUBTILE: gl.constexpr, BLOCK_M: gl.constexpr,
+                     BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr,
+                     SPLIT_K: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
+                     PINGPONG: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr,
+                     SYMBOL: gl.constexpr):
+    """C[batch, M, N] = A @ B. A is stored [M, K] or, with A_T, [K, M]; B [K, N] or, with B_T,
+    [N, K]. With SPLIT_K > 1, C is [SPLIT_K, batch, M, N] float32."""
+    ROWS: gl.constexpr = BLOCK_M if PINGPONG else BLOCK_M // CONSUMERS
+    PIECES: gl.constexpr = BLOCK_M // ROWS
+    STAGE_BYTES: gl.constexpr = ((BLOCK_M + BLOCK_N) * BLOCK_K
+                                 * (a_desc.dtype.primitive_bitwidth // 8))
+    a_bufs = gl.allocate_shared_memory(a_desc.dtype, [PIECES * STAGES] + a_desc.block_type.shape,
+                                       a_desc.layout)
+    b_bufs = gl.allocate_shared_memory(b_desc.dtype, [STAGES] + b_desc.block_type.shape,
+                                       b_desc.layout)
+    if TMA_STORE:
+        c_bufs = gl.allocate_shared_memory(c_desc.dtype, [CONSUMERS] + c_desc.block_type.shape,
+                                           c_desc.layout)
+    else:
+        c_bufs = b_bufs  # never touched
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    order = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(2):
+        mbarrier.init(order.index(i), count=1)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(ready.index(i), count=1)
+        mbarrier.init(empty.index(i), count=1 if PINGPONG else CONSUMERS)
+    fence_async_shared()
+    if CONSUMERS == 1:
+        gl.warp_specialize([
+            (consumer, (c_desc, c, a_bufs, b_bufs, c_bufs, ready, empty, order, M, N, K, batches,
+                        stride_cb, stride_cm, stride_cn, stride_cs, A_T, B_T, BATCHED, TMA_STORE,
+                        SUBTILE, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, STAGES, ROWS,
+                        PINGPONG, gl.constexpr(0))),
+            (producer, (a_desc, b_desc, a_bufs, b_bufs, ready, empty, M, N, K, batches, A_T, B_T,
+                        BATCHED, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, STAGES, ROWS,
+                        STAGE_BYTES)),
+        ], [1], [24])
+    else:
+        gl.warp_specialize([
+            (consumer, (c_desc, c, a_bufs, b_bufs, c_bufs, ready, empty, order, M, N, K, batches,
+                        stride_cb, stride_cm, stride_cn, stride_cs, A_T, B_T, BATCHED, TMA_STORE,
+                        SUBTILE, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, STAGES, ROWS,
+                        PINGPONG, gl.constexpr(0))),
+            (consumer, (c_desc, c, a_bufs, b_bufs, c_bufs, ready, empty, order, M, N, K, batches,
+                        stride_cb, stride_cm, stride_cn, stride_cs, A_T, B_T, BATCHED, TMA_STORE,
+                        SUBTILE, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, STAGES, ROWS,
+                        PINGPONG, gl.constexpr(1))),
+            (producer, (a_desc, b_desc, a_bufs, b_bufs, ready, empty, M, N, K, batches, A_T, B_T,
+                        BATCHED, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, STAGES, ROWS,
+                        STAGE_BYTES)),
+        ], [4, 1], [CONSUMER_REGISTERS, 24])

@@ -1,0 +1,30 @@
+"""The launch that adds the float32 parts of a split K, in a fixed order."""
+
+from __future__ import annotations
+
+from tritongemm.kernels.launch import Geometry, Launch, Pointer, Scalar, divisor_of
+from tritongemm.problem import GemmProblem
+
+_BLOCK = 1024
+
+
+def partials_bytes(problem: GemmProblem, split: int) -> int:
+    """Scratch of [split, batch, M, N] float32, bytes; none without a split."""
+    return 0 if split == 1 else 4 * split * problem.batch * problem.m * problem.n
+
+
+def reduce_launch(problem: GemmProblem, split: int, geometry: Geometry) -> Launch:
+    """C [batch, M, N] = sum of the parts in ``scratch``."""
+    m, n, g = problem.m, problem.n, geometry
+    total = problem.batch * m * n
+    arguments = (
+        Pointer("partials", "scratch", "fp32", 16),
+        Pointer("c", "c", problem.dtype_out, problem.align_c),
+        Scalar("M", m), Scalar("N", n, divisor_of(n, 8)), Scalar("total", total,
+                                                                 divisor_of(total, 8)),
+        Scalar("stride_cb", g.cb, divisor_of(g.cb, 8)),
+        Scalar("stride_cm", g.cm, divisor_of(g.cm, 8)), Scalar("stride_cn", g.cn, 1, fold=True))
+    constants = (("SPLIT_K", split), ("BLOCK", _BLOCK),
+                 ("INDEX64", g.max_offset(problem) >= 2**31 or total * split >= 2**31))
+    return Launch("tritongemm.kernels.device.reduce", "reduce_splits", arguments, constants,
+                  (-(-total // _BLOCK), 1, 1), 4, 1, f"tritongemm_reduce_k{split}")

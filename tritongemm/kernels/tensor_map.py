@@ -1,0 +1,46 @@
+"""Operands as the copy engine sees them: tensor maps of A, B and C."""
+
+from __future__ import annotations
+
+from tritongemm.kernels.launch import Descriptor, Geometry
+from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
+
+
+def tma_store(problem: GemmProblem) -> bool:
+    """Whether C may be stored by the copy engine.
+
+    A descriptor store can write past the inner extent up to the next 16 bytes, so rows of C
+    must be whole multiples of 16 bytes (Triton issue 11583).
+    """
+    row_bytes = problem.n * dtype_of(problem.dtype_out).itemsize
+    return problem.align_c == FULL_ALIGNMENT and row_bytes % FULL_ALIGNMENT == 0
+
+
+def stored_operand(problem: GemmProblem, operand: str, box_rows: int, box_k: int,
+                   geometry: Geometry, gluon: bool = False) -> Descriptor:
+    """The tensor map of ``a`` or ``b`` as stored; a batch is its outermost axis."""
+    g = geometry
+    if operand == "a":
+        transposed = problem.layout[0] == "t"
+        rows, outer, batch_stride = problem.m, (g.ak if transposed else g.am), g.ab
+    else:
+        transposed = problem.layout[1] == "n"
+        rows, outer, batch_stride = problem.n, (g.bk if transposed else g.bn), g.bb
+    dtype = getattr(problem, f"dtype_{operand}")
+    shape, box = ((problem.k, rows), (box_k, box_rows)) if transposed else (
+        (rows, problem.k), (box_rows, box_k))
+    return batched(problem, f"{operand}_desc", operand, dtype, shape, outer, box, batch_stride, gluon)
+
+
+def batched(problem, name, operand, dtype, shape, outer, box, batch_stride,
+            gluon=False) -> Descriptor:
+    """A 2-D tensor map, or a 3-D one where the problem has a batch.
+
+    An axis of one element has any stride in torch; the copy engine wants multiples of 16 bytes.
+    """
+    per_16_bytes = FULL_ALIGNMENT // dtype_of(dtype).itemsize
+    outer = -(-max(outer, 1) // per_16_bytes) * per_16_bytes if shape[0] == 1 else outer
+    if problem.batch == 1:
+        return Descriptor(name, operand, dtype, shape, (outer, 1), box, gluon)
+    return Descriptor(name, operand, dtype, (problem.batch, *shape), (batch_stride, outer, 1),
+                      (1, *box), gluon)

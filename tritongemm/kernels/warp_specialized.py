@@ -1,0 +1,218 @@
+"""The warp-specialised Hopper kernel in Gluon: fp16 and bf16, any layout, split-K, swapped."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tritongemm.config import KernelConfig
+from tritongemm.device import DeviceSpec
+from tritongemm.kernels import constraints as rules
+from tritongemm.kernels.launch import Geometry, Launch, Pointer, Scalar, divisor_of
+from tritongemm.kernels.reduce import partials_bytes, reduce_launch
+from tritongemm.kernels.spec import KernelSpec
+from tritongemm.kernels.symbol import symbol_of
+from tritongemm.kernels.tensor_map import batched, stored_operand, tma_store
+from tritongemm.problem import GemmProblem, dtype_of
+
+#: Registers a thread that the kernel starts with, by consumers: threads are 128 a consumer and
+#: 128 for the producer's group, and the sum must fit the SM (twice, for one consumer).
+_START_REGISTERS = {1: 128, 2: 168}
+_CONSUMER_REGISTERS = {1: 232, 2: 240}
+_MAX_STAGES = 12
+
+
+def consumers_of(config: KernelConfig) -> int:
+    """Consumer warpgroups: 4 warps each."""
+    return config.num_warps // 4
+
+
+def swapped(problem: GemmProblem) -> GemmProblem:
+    """The transposed product: C.T [N, M] = B.T [N, K] @ A.T [K, M].
+
+    B.T is stored row-major exactly where B is stored transposed, so the letters trade places
+    and flip.
+    """
+    flip = {"n": "t", "t": "n"}
+    return replace(problem, m=problem.n, n=problem.m, dtype_a=problem.dtype_b,
+                   dtype_b=problem.dtype_a, layout=flip[problem.layout[1]] + flip[problem.layout[0]],
+                   align_a=problem.align_b, align_b=problem.align_a)
+
+
+def swapped_geometry(g: Geometry) -> Geometry:
+    """The strides of the transposed product."""
+    return Geometry(g.bb, g.bn, g.bk, g.ab, g.ak, g.am, g.cb, g.cn, g.cm)
+
+
+def _stores_by_tma(problem: GemmProblem, config: KernelConfig) -> bool:
+    return config.split_k == 1 and not config.swap_ab and tma_store(problem)
+
+
+def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
+    """Bytes: STAGES buffers of both operands, a piece of the tile a consumer, the barriers."""
+    stage = (config.block_m + config.block_n) * config.block_k * dtype_of(problem.dtype_a).itemsize
+    piece = 0
+    if _stores_by_tma(problem, config):
+        rows = config.block_m if config.pingpong else config.block_m // consumers_of(config)
+        piece = (rows * config.block_n // config.epilogue_subtile
+                 * dtype_of(problem.dtype_out).itemsize * consumers_of(config))
+    return config.num_stages * stage + piece + 16 * config.num_stages + 256
+
+
+def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
+             geometry: Geometry) -> tuple[Launch, ...]:
+    """The product, and for split_k > 1 the pass that adds the parts in a fixed order."""
+    outer, outer_geometry = problem, geometry
+    names = ("a", "b")
+    if config.swap_ab:
+        problem, geometry, names = swapped(problem), swapped_geometry(geometry), ("b", "a")
+    store, split, consumers = _stores_by_tma(outer, config), config.split_k, consumers_of(config)
+    rows = config.block_m if config.pingpong else config.block_m // consumers
+    a = stored_operand(problem, "a", rows, config.block_k, geometry, gluon=True)
+    b = stored_operand(problem, "b", config.block_n, config.block_k, geometry, gluon=True)
+    a, b = replace(a, operand=names[0]), replace(b, operand=names[1])
+    if split == 1:
+        c = Pointer("c", "c", problem.dtype_out, problem.align_c)
+        cb, cm, cn, cs = geometry.cb, geometry.cm, geometry.cn, 0
+    else:
+        c = Pointer("c", "scratch", "fp32", 16)
+        cb, cm, cn = outer.m * outer.n, outer.n, 1
+        cs = outer.batch * outer.m * outer.n
+        if config.swap_ab:
+            cm, cn = cn, cm
+    if store:
+        c_desc = batched(problem, "c_desc", "c", problem.dtype_out, (problem.m, problem.n),
+                         geometry.cm, (rows, config.block_n // config.epilogue_subtile),
+                         geometry.cb, gluon=True)
+    else:
+        c_desc = replace(c, name="c_desc")
+    units = (-(-problem.m // config.block_m) * -(-problem.n // config.block_n)
+             * problem.batch * split)
+    arguments = (
+        a, b, c_desc, c, Scalar("M", problem.m), Scalar("N", problem.n, divisor_of(problem.n, 8)),
+        Scalar("K", problem.k), Scalar("batches", problem.batch, fold=True),
+        Scalar("stride_cb", cb, divisor_of(cb, 4)),
+        Scalar("stride_cm", cm, divisor_of(cm, 8), fold=True),
+        Scalar("stride_cn", cn, divisor_of(cn, 8), fold=True), Scalar("stride_cs", cs,
+                                                                     divisor_of(cs, 4)))
+    constants = (
+        ("A_T", problem.layout[0] == "t"), ("B_T", problem.layout[1] == "t"),
+        ("BATCHED", problem.batch > 1), ("TMA_STORE", store),
+        ("SUBTILE", config.epilogue_subtile), ("BLOCK_M", config.block_m),
+        ("BLOCK_N", config.block_n), ("BLOCK_K", config.block_k), ("GROUP_M", config.group_m),
+        ("SPLIT_K", split), ("STAGES", config.num_stages), ("CONSUMERS", consumers),
+        ("PINGPONG", bool(config.pingpong)),
+        ("CONSUMER_REGISTERS", _CONSUMER_REGISTERS[consumers]))
+    resident = _resident(outer, config, device)
+    product = Launch(
+        "tritongemm.kernels.device.warp_specialized", "warp_specialized", arguments, constants,
+        (min(device.num_sms * resident, units), 1, 1), 4, 1, symbol_of(outer, config),
+        maxnreg=_START_REGISTERS[consumers], gluon=True,
+        scratch_bytes=partials_bytes(outer, split))
+    if split == 1:
+        return (product,)
+    return (product, reduce_launch(outer, split, outer_geometry))
+
+
+def _resident(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> int:
+    """Programs an SM: two of one consumer where shared memory allows, else one."""
+    if consumers_of(config) > 1:
+        return 1
+    fit = device.shared_bytes_per_sm // (shared_bytes(problem, config) + 1024)
+    return max(1, min(2, fit))
+
+
+def _consumers(problem, config, device):
+    if config.num_warps not in (4, 8):
+        return f"num_warps={config.num_warps}; consumers are one or two groups of 4 warps: 4 or 8"
+    if config.pingpong not in (0, 1) or config.swap_ab not in (0, 1):
+        return f"pingpong={config.pingpong}, swap_ab={config.swap_ab}: each is 0 or 1"
+    if config.pingpong and config.num_warps != 8:
+        return "pingpong=1 needs two consumer groups, num_warps=8"
+    if config.num_stages < 2 or config.num_stages > _MAX_STAGES:
+        return f"num_stages={config.num_stages} is outside 2 to {_MAX_STAGES}"
+    return None
+
+
+def _tile(problem, config, device):
+    rows = config.block_m if config.pingpong else config.block_m // consumers_of(config)
+    if rows not in (64, 128):
+        return (f"block_m={config.block_m} gives a consumer {rows} rows; the tensor instruction "
+                "wants 64, or twice that")
+    if not 16 <= config.block_n <= 256:
+        return f"block_n={config.block_n} is outside 16 to 256, the tensor instruction's width"
+    width = dtype_of(problem.dtype_a).itemsize * config.block_k
+    if width != 128:
+        return (f"block_k={config.block_k} is {width} bytes; one swizzled row of shared memory "
+                "has 128")
+    if rows * config.block_n > 128 * 128:
+        return (f"{rows}x{config.block_n} a consumer is {rows * config.block_n // 128} "
+                "accumulator registers a thread; at most 128")
+    return None
+
+
+def _subtile(problem, config, device):
+    if not _stores_by_tma(problem, config):
+        if config.epilogue_subtile != 1:
+            return "epilogue_subtile is for tiles that the copy engine stores"
+        return None
+    if config.epilogue_subtile not in (1, 2, 4):
+        return f"epilogue_subtile={config.epilogue_subtile} is not 1, 2 or 4"
+    piece = config.block_n // config.epilogue_subtile
+    if config.epilogue_subtile > 1 and piece < 32:
+        return f"epilogue_subtile={config.epilogue_subtile} leaves {piece} columns; at least 32"
+    return None
+
+
+def _oversized(problem, config, device):
+    m, n = (problem.n, problem.m) if config.swap_ab else (problem.m, problem.n)
+    if config.block_m > 64 and config.block_m >= 2 * m:
+        return f"block_m={config.block_m} is at least twice the extent {m}"
+    if config.block_n > 16 and config.block_n >= 2 * n:
+        return f"block_n={config.block_n} is at least twice the extent {n}"
+    return None
+
+
+def _not_swapped_for_nothing(problem, config, device):
+    if config.swap_ab and problem.m > 128:
+        return f"swap_ab=1 is for a small M; {problem.m} is above 128"
+    return None
+
+
+def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
+    """128x256 shared by two groups where that fills the SMs; 128x128 else; small M is swapped."""
+    if problem.m <= 64:
+        block_n = 16
+        while block_n < problem.m:
+            block_n *= 2
+        units = -(-problem.n // 64) * problem.batch
+        split = 1
+        while units * split * 2 <= 2 * device.num_sms and problem.k >= 512 * split:
+            split *= 2
+        config = KernelConfig("warp_specialized", 64, block_n, 64, num_warps=4, num_stages=8,
+                              group_m=8, split_k=split, swap_ab=1)
+    else:
+        tiles = -(-problem.m // 128) * -(-problem.n // 256) * problem.batch
+        wide = tiles >= device.num_sms // 2
+        config = KernelConfig("warp_specialized", 128, 256 if wide else 128, 64, num_warps=8,
+                              num_stages=6, group_m=8, epilogue_subtile=2 if wide else 1)
+        if not tma_store(problem):
+            config = replace(config, epilogue_subtile=1)
+    while config.num_stages > 2 and shared_bytes(problem, config) > device.shared_bytes_per_block:
+        config = replace(config, num_stages=config.num_stages - 1)
+    return config
+
+
+WARP_SPECIALIZED = KernelSpec(
+    name="warp_specialized",
+    idea="a producer warp copies, consumer warpgroups multiply, persistent, split-K, swapped",
+    archs=(90,),
+    constraints=(
+        rules.dtypes("bf16", "fp16"), rules.no_epilogue, rules.archs(90), rules.tma_extents,
+        rules.tma_operands,
+        rules.unused("cluster_m", "thread_m", "thread_n", "warp_m", "warp_n"),
+        rules.powers_of_two, rules.Constraint("consumers", _consumers),
+        rules.Constraint("tile", _tile), rules.Constraint("subtile", _subtile),
+        rules.Constraint("oversized", _oversized),
+        rules.Constraint("swap", _not_swapped_for_nothing), rules.split_k, rules.grid,
+        rules.shared_memory(shared_bytes)),
+    shared_bytes=shared_bytes, launches=launches, default=default)
