@@ -1,0 +1,190 @@
+"""Workers that misbehave on purpose, for child processes: what they do is told by a table.
+
+A behaviour is looked up by "stage size:config_id", "stage *:config_id" and "open size".
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tritongemm.config import KernelConfig
+from tritongemm.device import DeviceSpec, device_named
+from tritongemm.errors import CompileError, DeviceError, LaunchError
+from tritongemm.problem import GemmProblem
+from tritongemm.tuning.candidates import Candidates, PruneReport
+from tritongemm.tuning.jobs import Outcome
+from tritongemm.tuning.sweep import SweepReport, sweep
+
+MEASURER, BUILDER = "fakes:Measurer", "fakes:Builder"
+#: The builder's behaviour is the config's group_m.
+REFUSED, HANGS, DIES, SLOW = 101, 102, 103, 104
+
+
+def config(number: int, group_m: int = 8) -> KernelConfig:
+    """The ``number``-th config; a lower one is faster."""
+    return KernelConfig("tiled", 16 * number, 64, 32, group_m=group_m)
+
+
+def problem(size: int = 64) -> GemmProblem:
+    """``size`` cubed, bf16 nn."""
+    return GemmProblem.contiguous(size, size, size)
+
+
+def size_of(one: GemmProblem) -> str:
+    return f"{one.m}x{one.n}x{one.k}"
+
+
+class CandidateList:
+    """The same configs for every problem."""
+
+    def __init__(self, configs: Sequence[KernelConfig]) -> None:
+        self._configs = tuple(configs)
+
+    def __call__(self, problem: GemmProblem, device: DeviceSpec) -> Candidates:
+        count = len(self._configs)
+        return Candidates(self._configs, PruneReport(considered=count, kept=count))
+
+
+def time_us(one: KernelConfig) -> float:
+    return float(one.block_m)
+
+
+def behave(what: str) -> Outcome | None:
+    """Does what ``what`` says; an outcome where it ends normally."""
+    if what == "hang":
+        time.sleep(600)
+    elif what == "exit":
+        print("last words of /home/somebody/secret/file.py", file=sys.stderr, flush=True)
+        os._exit(3)
+    elif what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif what == "raise":
+        raise LaunchError("too many resources\n asked for")
+    elif what == "unexpected":
+        raise ZeroDivisionError("a slip in the measurer")
+    elif what == "sticky":
+        raise DeviceError("an illegal memory access was encountered")
+    elif what == "wrong":
+        return Outcome("wrong", "off by 3 limits", {"max_err_ratio": 3.0})
+    elif what == "oom":
+        raise MemoryError("no memory for operands")
+    elif what.startswith("slow"):
+        time.sleep(float(what[4:]))
+    else:
+        raise AssertionError(what)
+    return None
+
+
+class Measurer:
+    """Measures nothing: a config's time is its block_m, torch's is 100 us.
+
+    Args:
+        behaviour: see the module.
+        log: one line is appended for each begun config, over all processes.
+        devices, environment, refuse: told by :meth:`info`.
+    """
+
+    def __init__(self, index: int | None, seed: int, behaviour: dict[str, str] | None = None,
+                 log: str = "", devices: int = 1, environment: str = "fake",
+                 refuse: Sequence[int] = (), each_s: float = 0.0) -> None:
+        if index in refuse:
+            raise DeviceError(f"no CUDA device {index}")
+        self._index, self._behaviour, self._log = index, behaviour or {}, log
+        self._devices, self._environment, self._each_s = devices, environment, each_s
+
+    def info(self) -> dict[str, object]:
+        return {"device": device_named("nvidia-h200"), "device_count": self._devices,
+                "environment": {"torch": "2.13.0", "triton": "3.7.1", "driver": "1"},
+                "fingerprint": self._environment}
+
+    def _note(self, *words: object) -> None:
+        if self._log:
+            descriptor = os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            os.write(descriptor, (" ".join(map(str, words)) + "\n").encode())
+            os.close(descriptor)
+
+    def open(self, problem: GemmProblem) -> dict[str, object]:
+        self._note("open", size_of(problem), self._index)
+        what = self._behaviour.get(f"open {size_of(problem)}", "")
+        if what:
+            behave(what)
+        return {"torch_us": 100.0}
+
+    def _does(self, stage: str, problem: GemmProblem, config: KernelConfig) -> Outcome:
+        self._note(stage, f"{size_of(problem)}:{config.config_id}", self._index)
+        if self._each_s:
+            time.sleep(self._each_s)
+        what = (self._behaviour.get(f"{stage} {size_of(problem)}:{config.config_id}")
+                or self._behaviour.get(f"{stage} *:{config.config_id}", ""))
+        outcome = behave(what) if what else None
+        return outcome or Outcome("ok", values={"time_us": time_us(config)})
+
+    def one(self, problem: GemmProblem, config: KernelConfig) -> Outcome:
+        return self._does("coarse", problem, config)
+
+    def together(self, problem: GemmProblem, configs: Sequence[KernelConfig]) -> list[Outcome]:
+        found = [self._does("final", problem, config) for config in configs]
+        return [Outcome("ok", values={
+            "time_us": o.values["time_us"], "ratio_vs_torch": 100 / o.values["time_us"],
+            "ratio_low": 99 / o.values["time_us"], "ratio_high": 101 / o.values["time_us"]})
+            if o.ok else o for o in found]
+
+
+class Builder:
+    """Builds nothing."""
+
+    def __init__(self, device: DeviceSpec) -> None:
+        self._device = device
+
+    def info(self) -> dict[str, object]:
+        return {}
+
+    def one(self, problem: GemmProblem, config: KernelConfig) -> Outcome:
+        if config.group_m == REFUSED:
+            raise CompileError("the assembler gave up in /tmp/somewhere/kernel.ptx")
+        if config.group_m == HANGS:
+            time.sleep(600)
+        if config.group_m == DIES:
+            os._exit(9)
+        if config.group_m == SLOW:
+            time.sleep(0.3)
+        return Outcome("ok", values={"compile_s": 0.5, "registers": 40})
+
+
+class SharedBuilder(Builder):
+    """Configs that differ in num_stages only share a build."""
+
+    @staticmethod
+    def key(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> str:
+        return f"{config.block_m}"
+
+    @staticmethod
+    def stored(key: str) -> bool:
+        return key == "16"
+
+
+class NoBuilder:
+    """Cannot start."""
+
+    def __init__(self, device: DeviceSpec) -> None:
+        raise ImportError("No module named 'triton'")
+
+
+def run(journal: Path | str, configs: Sequence[KernelConfig], *,
+        problems: Sequence[GemmProblem] = (), **options: object) -> SweepReport:
+    """A sweep over fakes: ``measurer_arguments`` are gathered from the options it knows."""
+    ours = {name: options.pop(name) for name in
+            ("behaviour", "log", "devices_there", "environment", "refuse", "each_s")
+            if name in options}
+    if "devices_there" in ours:
+        ours["devices"] = ours.pop("devices_there")
+    settings = {"compile_workers": 1, "per_config_timeout_s": 30.0, "measurer": MEASURER,
+                "builder": BUILDER, **options}
+    return sweep(problems or [problem()], journal, candidates=CandidateList(configs),
+                 measurer_arguments={k: str(v) if k == "log" else v for k, v in ours.items()},
+                 **settings)

@@ -1,0 +1,110 @@
+"""``tritongemm sweep``: the best configuration of each shape, journalling every outcome."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from typing import TYPE_CHECKING
+
+from tritongemm.cli.shapes import add_shape_arguments, integers, problems_from
+from tritongemm.errors import UsageError
+
+if TYPE_CHECKING:
+    from tritongemm.tuning.progress import Progress
+    from tritongemm.tuning.sweep import SweepReport
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the verb."""
+    add_shape_arguments(parser)
+    where = parser.add_argument_group("where and how long")
+    where.add_argument("--journal", metavar="FILE.jsonl",
+                       help="every outcome is appended here as it happens "
+                            "(default sweep-RUN.jsonl)")
+    where.add_argument("--resume", action="store_true",
+                       help="go on with the journal: repeat nothing that was measured in the same "
+                            "environment")
+    where.add_argument("--devices", default="0", metavar="LIST",
+                       help="`all`, or CUDA indices such as 0,1; each takes the next problem "
+                            "(default %(default)s)")
+    where.add_argument("--budget", type=float, metavar="SECONDS",
+                       help="stop after that long; the time is shared out among the problems")
+    where.add_argument("--timeout", type=float, default=20.0, metavar="SECONDS",
+                       help="for proving and timing one config (default %(default)s)")
+    where.add_argument("--compile-timeout", type=float, default=120.0, metavar="SECONDS",
+                       help="for compiling one config (default %(default)s)")
+    where.add_argument("--compile-workers", type=int, metavar="N",
+                       help="compiling processes (default one a core)")
+    what = parser.add_argument_group("which configs")
+    what.add_argument("--kernels", metavar="LIST",
+                      help="of configs/spaces, comma separated (default all)")
+    what.add_argument("--top", type=int, metavar="N",
+                      help="only the N most promising of each problem")
+    what.add_argument("--random", type=int, metavar="N",
+                      help="only N of each problem, drawn with --seed")
+    what.add_argument("--finalists", type=int, default=4, metavar="N",
+                      help="measured again, interleaved with torch (default %(default)s)")
+    what.add_argument("--seed", type=int, default=0, help="of operands, orders and --random")
+    parser.add_argument("--plain", action="store_true",
+                        help="lines instead of the live display, as without a terminal")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Sweeps; 0, 1 where a problem got no winner, 130 on an interrupt."""
+    problems = [problem for _, problem in problems_from(args)]
+    if args.resume and not args.journal:
+        raise UsageError("--resume needs --journal FILE.jsonl, the journal to go on with")
+    from tritongemm.records.run import new_run_id
+    from tritongemm.tuning.sweep import sweep
+
+    journal = args.journal or f"sweep-{new_run_id()}.jsonl"
+    devices = None if args.devices == "all" else integers(args.devices, "devices")
+    kernels = args.kernels.split(",") if args.kernels else None
+    try:
+        report = sweep(
+            problems, journal, devices=devices, kernels=kernels, top=args.top,
+            subset=args.random, budget_s=args.budget, resume=args.resume,
+            compile_workers=args.compile_workers, per_config_timeout_s=args.timeout,
+            compile_timeout_s=args.compile_timeout, finalists=args.finalists, seed=args.seed,
+            progress=_progress(args.plain))
+    except KeyboardInterrupt:
+        print(f"tritongemm sweep: interrupted; {journal} holds every outcome so far. Go on with "
+              f"the same command and --resume --journal {shlex.quote(str(journal))}",
+              file=sys.stderr)
+        return 130
+    _summarise(report)
+    return 0 if all(p.winner is not None or p.note == "measured before"
+                    for p in report.problems) and not report.stopped else 1
+
+
+def _progress(plain: bool) -> Progress:
+    from tritongemm.tuning.progress import Live, Plain
+
+    if not plain and sys.stdout.isatty():
+        try:
+            from rich.console import Console
+        except ImportError:
+            pass  # the lines say the same
+        else:
+            return Live(Console())
+    return Plain(lambda text: print(text, flush=True))
+
+
+def _summarise(report: SweepReport) -> None:
+    for line in report.prune.lines():
+        print(line)
+    text = (f"{report.measured} configs measured in {report.wall_s:.1f} s on {report.device}; "
+            f"GPU busy {report.gpu_busy_s:.1f} s, waiting for compilers "
+            f"{report.gpu_waited_s:.1f} s; compiled for {report.compile_s:.1f} s")
+    if report.resumed:
+        text += f"; {report.resumed} taken over from the journal"
+    print(text)
+    if report.failures:
+        print("failed: " + ", ".join(f"{status} {count}"
+                                     for status, count in sorted(report.failures.items())))
+    if report.stopped:
+        print(f"stopped by the {report.stopped}; go on with --resume --journal "
+              f"{shlex.quote(str(report.journal))}")
+    print(f"journal: {report.journal}\nnext: tritongemm publish "
+          f"{shlex.quote(str(report.journal))}")

@@ -1,0 +1,131 @@
+"""Spaces x constraints -> the configs worth measuring, and how many each rule removed."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tritongemm import selection
+from tritongemm.config import KernelConfig
+from tritongemm.device import DeviceSpec
+from tritongemm.errors import UnsupportedError, UsageError
+from tritongemm.kernels import SPECS, violation
+from tritongemm.problem import GemmProblem
+from tritongemm.records.codec import problem_key
+from tritongemm.records.spaces import Space, combined_hash, load_space, load_spaces
+
+
+@dataclass
+class PruneReport:
+    """What became of the configs of the spaces.
+
+    Attributes:
+        considered: in the spaces, for the problem's dtype.
+        removed: by (kernel, rule), the first rule that each broke.
+        not_chosen: legal, but left out by ``top`` or ``subset``.
+        kept: candidates.
+    """
+
+    considered: int = 0
+    removed: Counter[tuple[str, str]] = field(default_factory=Counter)
+    not_chosen: int = 0
+    kept: int = 0
+
+    def add(self, other: PruneReport) -> None:
+        """Adds another problem's counts."""
+        self.considered += other.considered
+        self.removed += other.removed
+        self.not_chosen += other.not_chosen
+        self.kept += other.kept
+
+    def lines(self) -> list[str]:
+        """One line for the total, one a rule, the strictest first."""
+        lines = [f"{self.kept} candidates of {self.considered} configurations"]
+        lines += [f"  {count:>7} removed by {kernel}: {rule}"
+                  for (kernel, rule), count in self.removed.most_common()]
+        if self.not_chosen:
+            lines.append(f"  {self.not_chosen:>7} legal, but not among those asked for")
+        return lines
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The configs to measure for one problem, the most promising by estimate first."""
+
+    configs: tuple[KernelConfig, ...]
+    report: PruneReport
+
+
+class Planner:
+    """Makes each problem's :class:`Candidates` from the shipped spaces.
+
+    Args:
+        kernels: names of kernels; None: every kernel that has a space.
+        top: only that many, the most promising by the selection's estimate.
+        subset: only that many, drawn at random with ``seed``.
+
+    With ``top`` or ``subset`` the config that is in use now is always among them, so that a
+    sweep compares with what it would replace.
+
+    Raises:
+        UsageError: an unknown kernel, or counts below 1. DataFileError: a bad space.
+    """
+
+    def __init__(self, kernels: Sequence[str] | None = None, *, top: int | None = None,
+                 subset: int | None = None, seed: int = 0) -> None:
+        for name, count in (("top", top), ("subset", subset)):
+            if count is not None and count < 1:
+                raise UsageError(f"{name}={count} is below 1; at least one config is needed")
+        self.spaces: list[Space] = ([load_space(name) for name in dict.fromkeys(kernels)]
+                                    if kernels is not None else
+                                    [s for name, s in load_spaces().items() if name in SPECS])
+        unknown = [space.kernel for space in self.spaces if space.kernel not in SPECS]
+        if unknown:
+            raise UsageError(f"kernel {unknown[0]!r} is not one that tritongemm.matmul runs; use "
+                             f"{', '.join(SPECS)}")
+        self._top, self._subset, self._seed = top, subset, seed
+
+    @property
+    def space_hash(self) -> str:
+        """Of the spaces that candidates come from."""
+        return combined_hash(self.spaces)
+
+    def __call__(self, problem: GemmProblem, device: DeviceSpec) -> Candidates:
+        """The candidates of one problem; deterministic."""
+        report = PruneReport()
+        legal: list[KernelConfig] = []
+        for space in self.spaces:
+            for config in space.configs(dtype=problem.dtype_a):
+                report.considered += 1
+                broken = violation(problem, config, device)
+                if broken is None:
+                    legal.append(config)
+                else:
+                    report.removed[space.kernel, broken.rule] += 1
+        ordered = sorted(legal, key=lambda c: (
+            selection.estimate(problem, c, device).total_us, c.config_id))
+        chosen = ordered
+        if self._subset is not None and self._subset < len(ordered):
+            drawn = set(random.Random(f"{self._seed} {problem_key(problem)}")
+                        .sample(ordered, self._subset))
+            chosen = [config for config in ordered if config in drawn]
+        if self._top is not None:
+            chosen = chosen[:self._top]
+        if len(chosen) < len(ordered):
+            chosen = self._with_present(problem, device, chosen)
+        report.kept = len(chosen)
+        report.not_chosen = len(set(ordered) - set(chosen))
+        return Candidates(tuple(chosen), report)
+
+    def _with_present(self, problem: GemmProblem, device: DeviceSpec,
+                      chosen: list[KernelConfig]) -> list[KernelConfig]:
+        try:
+            present = selection.choose(problem, device).config
+        except UnsupportedError:
+            return chosen
+        swept = {space.kernel for space in self.spaces}
+        if present in chosen or present.kernel not in swept:
+            return chosen
+        return [present, *chosen]

@@ -1,0 +1,77 @@
+"""What the sweep and its child processes say to each other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tritongemm.config import KernelConfig
+from tritongemm.errors import DeviceError, LaunchError
+from tritongemm.measure.contender import failure_kind
+from tritongemm.problem import GemmProblem
+
+#: Stages of a config: built; proved and timed quickly; timed interleaved with torch.
+COMPILE, COARSE, FINAL = "compile", "coarse", "final"
+#: Items of a job that are no config: making the problem's operands, the finalists together.
+OPENING, TOGETHER = -1, -2
+_REASON_LIMIT = 800
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one config at one stage.
+
+    Attributes:
+        status: a word of ``records.rows.STATUSES``.
+        reason: why it failed, one line, without paths.
+        values: what was measured, as JSON values (``time_us`` among them only if ``ok``).
+        fatal: the child that met it can serve no longer (a sticky fault of the device).
+    """
+
+    status: str
+    reason: str = ""
+    values: Mapping[str, object] = field(default_factory=dict)
+    fatal: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether the config did what the stage asks."""
+        return self.status == "ok"
+
+
+@dataclass(frozen=True)
+class Job:
+    """Work for one child: the configs of one problem, at one stage, in order.
+
+    Attributes:
+        timeout_s: for each config; at the final stage, for all together.
+        open_timeout_s: for making the problem's operands.
+    """
+
+    problem: GemmProblem
+    configs: tuple[KernelConfig, ...]
+    stage: str
+    timeout_s: float
+    open_timeout_s: float
+
+
+_FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s/:'\"<>|]+/)+")
+
+
+def one_line(text: str) -> str:
+    """``text`` on one line, bounded, without the folders of paths: journals are published."""
+    text = _FOLDERS.sub("", " ".join(text.split()))
+    return text if len(text) <= _REASON_LIMIT else text[:_REASON_LIMIT] + " ..."
+
+
+def failure(error: BaseException, stage: str) -> Outcome:
+    """The outcome of an exception: a :class:`DeviceError` is fatal, others are the config's."""
+    text = one_line(str(error))
+    reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if isinstance(error, DeviceError):
+        return Outcome("died", f"device fault: {text}", fatal=True)
+    status = failure_kind(error)
+    if status == "launch" and stage == COMPILE and not isinstance(error, LaunchError):
+        status = "compile"
+    return Outcome(status, reason)

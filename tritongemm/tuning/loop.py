@@ -1,0 +1,533 @@
+"""The sweep's loop: one thread that watches pipes and clocks, and never waits for one child.
+
+Problems are opened in order, a few ahead; their configs go to the compile pool; a device takes
+what is built as it comes, its own problem first, the next one while stragglers compile. A problem
+whose configs are all settled gets its finalists measured interleaved with torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from pathlib import Path
+
+from tritongemm.config import KernelConfig
+from tritongemm.device import DeviceSpec
+from tritongemm.errors import DeviceError, TritonGemmError, UsageError
+from tritongemm.problem import GemmProblem
+from tritongemm.records.codec import problem_key
+from tritongemm.tuning.candidates import Candidates, PruneReport
+from tritongemm.tuning.child import resolve
+from tritongemm.tuning.compiling import CompilePool
+from tritongemm.tuning.jobs import COARSE, COMPILE, FINAL, Job, Outcome, failure
+from tritongemm.tuning.ledger import Ledger
+from tritongemm.tuning.progress import OnDevice, Progress, Snapshot
+from tritongemm.tuning.station import (
+    Broken,
+    Event,
+    Finished,
+    Opened,
+    Ready,
+    Refused,
+    Result,
+    Station,
+)
+from tritongemm.tuning.task import ProblemReport, Task
+
+#: Problems opened beyond one a device, so that compiling never runs dry.
+_AHEAD = 6
+#: Configs handed to a device at once.
+_BATCH = 16
+#: Making operands and references may take this many times a config's limit.
+_OPEN_FACTOR = 4.0
+_WAIT_S = 0.2
+_TRIES = 3
+#: So many configs hanging or dying one after another are the device's fault, not theirs.
+_SICK_AFTER = 25
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a sweep runs; see :func:`tritongemm.tuning.sweep.sweep`."""
+
+    devices: tuple[int | None, ...] | None
+    budget_s: float | None
+    compile_workers: int
+    per_config_timeout_s: float
+    compile_timeout_s: float
+    finalists: int
+    seed: int
+    measurer: str
+    measurer_arguments: Mapping[str, object]
+    builder: str
+
+
+@dataclass(eq=False)
+class _Device:
+    """A device, its worker, and the problem it was last on."""
+
+    index: int | None
+    station: Station
+    task: Task | None = None
+    refused: int = 0
+    failed_in_a_row: int = 0
+    broken: bool = False
+    lost: str = ""
+    waited_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return self.station.name
+
+
+class Loop:
+    """One run over ``problems``; :meth:`run` once."""
+
+    def __init__(self, problems: Sequence[GemmProblem],
+                 candidates: Callable[[GemmProblem, DeviceSpec], Candidates], space_hash: str,
+                 journal: Path, options: Options, progress: Progress) -> None:
+        self._problems = list(dict.fromkeys(problems))
+        self._candidates, self._space_hash = candidates, space_hash
+        self._journal, self._options, self.progress = journal, options, progress
+        self._builder = resolve(options.builder)
+        self._devices: list[_Device] = []
+        self._spec: DeviceSpec | None = None
+        self._fingerprint = ""
+        self._pool: CompilePool | None = None
+        self._ledger: Ledger | None = None
+        self._tasks: list[Task] = []
+        self._next = 0
+        self._started = time.monotonic()
+        self._deadline = (self._started + options.budget_s
+                          if options.budget_s is not None else None)
+        self._interrupted = False
+        self._shown = 0.0
+        self.reports: list[ProblemReport] = []
+        self.prune = PruneReport()
+        self.failures: Counter[str] = Counter()
+        self.measured = self.resumed = 0
+        self.stopped = ""
+        self.wall_s = 0.0
+
+    # -- totals ---------------------------------------------------------------------------------
+
+    @property
+    def run_id(self) -> str:
+        return self._ledger.run_id if self._ledger else ""
+
+    @property
+    def device(self) -> str:
+        return self._spec.slug if self._spec else ""
+
+    @property
+    def gpu_busy_s(self) -> float:
+        return sum(d.station.busy_s for d in self._devices)
+
+    @property
+    def gpu_waited_s(self) -> float:
+        return sum(d.waited_s for d in self._devices)
+
+    @property
+    def compile_s(self) -> float:
+        return self._pool.compile_s if self._pool else 0.0
+
+    # -- the loop -------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Runs to the end, the budget's end, or an interrupt.
+
+        Raises:
+            KeyboardInterrupt: SIGINT or SIGTERM came; children are ended, the journal is closed.
+            DeviceError: no device can be used. DataFileError: the journal cannot be written.
+        """
+        with self._signals():
+            try:
+                self._start_devices(self._options.devices or (0,))
+                while True:
+                    if self._interrupted:
+                        raise KeyboardInterrupt
+                    self._revive()
+                    if self._pool is not None:
+                        self._open_tasks()
+                        self._pool.feed()
+                        self._advance_tasks()
+                        self._assign()
+                        if not self._tasks and (self._next == len(self._problems)
+                                                or self._out_of_time()):
+                            break
+                    self._watch()
+            finally:
+                self._close()
+
+    def _close(self) -> None:
+        self.wall_s = time.monotonic() - self._started
+        for device in self._devices:
+            device.station.kill()
+        if self._pool is not None:
+            self._pool.close()
+        self.progress.close()
+        if self._ledger is not None:
+            self._ledger.close()
+        if self._next < len(self._problems) and self._out_of_time():
+            self.stopped = "budget"
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGINT and SIGTERM end the loop between two outcomes; a second one at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def note(number: int, frame: object) -> None:
+            if self._interrupted:
+                raise KeyboardInterrupt
+            self._interrupted = True
+
+        before = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _start_devices(self, indices: Sequence[int | None]) -> None:
+        for index in indices:
+            if any(d.index == index for d in self._devices):
+                continue
+            name = "cpu" if index is None else f"device {index}"
+            arguments = {"index": index, "seed": self._options.seed,
+                         **self._options.measurer_arguments}
+            device = _Device(index, Station(name, self._options.measurer, arguments))
+            self._devices.append(device)
+            device.station.start()
+
+    def _watch(self) -> None:
+        """Waits for news from any child, takes it, and ends what has taken too long."""
+        pool = self._pool
+        compilers = pool.connections() if pool else {}
+        measuring = {d.station.connection: d for d in self._devices if d.station.connection}
+        deadlines = [d.station.deadline for d in self._devices]
+        deadlines += [pool.deadline()] if pool else []
+        start = time.monotonic()
+        timeout = max(0.0, min(_WAIT_S, min(deadlines) - start))
+        idle = [d for d in self._devices if d.station.idle]
+        ready = wait([*compilers, *measuring], timeout)
+        if pool is not None and pool.outstanding:
+            for device in idle:
+                device.waited_s += time.monotonic() - start
+        for connection in ready:
+            if connection in measuring:
+                device = measuring[connection]
+                self._take(device, device.station.read())
+            elif pool is not None:
+                self._take_built(pool.read(compilers[connection]))
+        for device in self._devices:
+            self._take(device, device.station.check())
+        if pool is not None:
+            self._take_built(pool.check())
+        self._show()
+
+    # -- problems -------------------------------------------------------------------------------
+
+    def _out_of_time(self) -> bool:
+        return self._deadline is not None and time.monotonic() >= self._deadline
+
+    def _open_tasks(self) -> None:
+        pool = self._pool
+        assert pool is not None
+        while self._next < len(self._problems) and not self._out_of_time():
+            count = len(self._tasks)
+            working = len(self._devices)
+            if count > working and (pool.queued >= pool.workers or count >= working + _AHEAD):
+                return
+            self._open(self._problems[self._next])
+            self._next += 1
+
+    def _open(self, problem: GemmProblem) -> None:
+        assert self._spec is not None and self._ledger is not None and self._pool is not None
+        found = self._candidates(problem, self._spec)
+        self.prune.add(found.report)
+        todo = [c for c in found.configs if not self._ledger.done(problem, c)]
+        self.resumed += len(found.configs) - len(todo)
+        if found.configs and not todo and self._ledger.finished(problem):
+            self._report(ProblemReport(problem, note="measured before"))
+            return
+        task = Task(problem, len(found.configs), coarse=self._ledger.coarse(problem))
+        self._tasks.append(task)
+        for config in todo:
+            self._build(task, config)
+
+    def _build(self, task: Task, config: KernelConfig) -> None:
+        """Hands a config to the compile pool, unless its binaries are known."""
+        assert self._spec is not None and self._pool is not None
+        key = f"{problem_key(task.problem)} {config.config_id}"
+        if hasattr(self._builder, "key"):
+            try:
+                key = self._builder.key(task.problem, config, self._spec)
+            except TritonGemmError as error:
+                self._settle(task, config, COMPILE, failure(error, COMPILE))
+                return
+            if self._builder.stored(key):
+                task.ready.append(config)
+                return
+        known = self._pool.want((task, config), key, task.problem, config)
+        task.building.add(config)
+        if known is not None:
+            self._built(task, config, known)
+
+    def _take_built(self, answers: list) -> None:
+        for (task, config), outcome in answers:
+            self._built(task, config, outcome)
+
+    def _built(self, task: Task, config: KernelConfig, outcome: Outcome) -> None:
+        if config not in task.building:
+            return  # it was left out meanwhile
+        task.building.discard(config)
+        if outcome.ok:
+            task.built[config] = outcome.values
+            task.ready.append(config)
+        else:
+            self._settle(task, config, COMPILE, outcome)
+
+    def _advance_tasks(self) -> None:
+        """Cuts problems whose time is up; moves on those that are through a stage."""
+        now = time.monotonic()
+        for task in list(self._tasks):
+            if self._out_of_time() or (task.deadline is not None and now >= task.deadline):
+                self._cut(task)
+            if not task.coarse_over or task.final_groups:
+                continue
+            if not task.ranking():
+                group = task.next_finalists(self._options.finalists)
+                if group:
+                    task.final_groups.append(group)
+                    continue
+            self._finish(task)
+
+    def _cut(self, task: Task) -> None:
+        """Leaves out what no device has begun."""
+        task.skipped += len(task.building) + len(task.ready)
+        self._forget(task)
+
+    def _forget(self, task: Task) -> None:
+        assert self._pool is not None
+        if task.building:
+            self._pool.drop(lambda ticket: ticket[0] is task)  # type: ignore[index]
+        task.building.clear()
+        task.ready.clear()
+
+    def _abandon(self, task: Task, outcome: Outcome, job: Job) -> None:
+        """The problem itself cannot be measured: every config left gets its outcome."""
+        task.note = f"{outcome.status}: {outcome.reason}"
+        task.final_groups.clear()
+        left = [*task.ready, *task.building]
+        if job.stage == COARSE:
+            left += [config for config in job.configs if config in task.measuring]
+        self._forget(task)
+        for config in left:
+            self._settle(task, config, COARSE, outcome)
+        task.coarse.clear()
+
+    def _finish(self, task: Task) -> None:
+        assert self._ledger is not None
+        self._tasks.remove(task)
+        report = task.report()
+        if report.winner is not None:
+            self._ledger.winner(report)
+        elif not report.skipped:
+            self._ledger.left_out(report)
+        self._report(report)
+
+    def _report(self, report: ProblemReport) -> None:
+        self.reports.append(report)
+        self.progress.closed(report, len(self.reports), len(self._problems))
+
+    def _settle(self, task: Task, config: KernelConfig, stage: str, outcome: Outcome) -> None:
+        """Journals one outcome, first of all."""
+        assert self._ledger is not None
+        if stage == COARSE:
+            outcome = Outcome(outcome.status, outcome.reason,
+                              {**task.built.pop(config, {}), **outcome.values})
+        self._ledger.result(task.problem, config, stage, outcome)
+        self.measured += stage != FINAL
+        task.measured += stage != FINAL
+        if not outcome.ok:
+            task.failures[outcome.status] += 1
+            self.failures[outcome.status] += 1
+        if stage == FINAL:
+            task.finals[config] = outcome
+        elif stage == COARSE and outcome.ok and "time_us" in outcome.values:
+            task.coarse.append((float(outcome.values["time_us"]), config))  # type: ignore
+
+    # -- devices --------------------------------------------------------------------------------
+
+    def _revive(self) -> None:
+        """Starts workers again that died or were ended, while there is work."""
+        for device in self._devices:
+            if not device.lost and not device.station.alive and (self._tasks or not self._pool):
+                device.station.start()
+
+    def _assign(self) -> None:
+        for device in self._devices:
+            if device.station.idle:
+                task = self._task_for(device)
+                if task is not None:
+                    self._give(device, task)
+
+    def _task_for(self, device: _Device) -> Task | None:
+        """Its own problem while there is something to measure; else the earliest other."""
+        free = [t for t in self._tasks if not t.busy and t.owner in (None, device)
+                and (t.ready or (t.coarse_over and t.final_groups))]
+        return min(free, key=lambda t: t is not device.task, default=None)
+
+    def _give(self, device: _Device, task: Task) -> None:
+        limit = self._options.per_config_timeout_s
+        if task.owner is None:
+            task.owner = device
+            self._share_budget(task)
+        device.task = task
+        if task.ready:
+            configs = tuple(task.ready.popleft() for _ in range(min(_BATCH, len(task.ready))))
+            job = Job(task.problem, configs, COARSE, limit, _OPEN_FACTOR * limit)
+        else:
+            configs = task.final_groups.popleft()
+            job = Job(task.problem, configs, FINAL, (len(configs) + 1) * limit,
+                      _OPEN_FACTOR * limit)
+        task.measuring = set(configs)
+        device.station.give(job)
+
+    def _share_budget(self, task: Task) -> None:
+        """Time is shared out evenly among the problems that have had none."""
+        if self._deadline is not None:
+            waiting = sum(t.owner is None for t in self._tasks) + 1
+            waiting += len(self._problems) - self._next
+            now = time.monotonic()
+            task.deadline = now + (self._deadline - now) / math.ceil(
+                waiting / max(1, len(self._devices)))
+
+    def _take(self, device: _Device, events: list[Event]) -> None:
+        for event in events:
+            task = device.task
+            if isinstance(event, Ready):
+                device.refused = 0
+                self._identify(device, event.info)
+            elif isinstance(event, Refused):
+                self._refused(device, event)
+            elif task is None:
+                continue
+            elif isinstance(event, Opened):
+                torch_us = event.info.get("torch_us")
+                task.torch_us = float(torch_us) if torch_us else None  # type: ignore[arg-type]
+            elif isinstance(event, Result):
+                task.measuring.discard(event.config)
+                self._settle(task, event.config, event.job.stage, event.outcome)
+                self._note_health(device, event.outcome)
+            elif isinstance(event, Broken):
+                device.broken = True
+                self._broken(device, task, event)
+            elif isinstance(event, Finished):
+                self._finished(device, task, event)
+
+    def _finished(self, device: _Device, task: Task, event: Finished) -> None:
+        broken, device.broken = device.broken, False
+        if not task.note and not (broken and event.job.stage == FINAL):
+            self._return(task, event, broken)
+        task.measuring.clear()
+
+    def _return(self, task: Task, event: Finished, broken: bool) -> None:
+        """Puts back what got no outcome; a worker that always dies at once is given up."""
+        if event.rest and len(event.rest) == len(event.job.configs) and not broken:
+            task.breaks += 1
+            if task.breaks >= _TRIES:
+                self._abandon(task, Outcome("died", "the worker died before it began"), event.job)
+                return
+        if event.job.stage == COARSE:
+            task.ready.extendleft(reversed(event.rest))
+        elif event.rest:
+            task.final_groups.appendleft(event.rest)
+
+    def _broken(self, device: _Device, task: Task, event: Broken) -> None:
+        """The operands could not be made, or the finalists failed together."""
+        self._note_health(device, event.outcome)
+        configs = event.job.configs
+        if event.opening:
+            task.breaks += 1
+            if event.outcome.status not in ("died", "timeout") or task.breaks > 1:
+                self._abandon(task, event.outcome, event.job)
+            elif event.job.stage == FINAL:
+                task.final_groups.append(configs)
+        elif len(configs) == 1:
+            self._settle(task, configs[0], FINAL, event.outcome)
+        else:
+            # One of them did it. Alone with torch, each still has its paired ratio.
+            task.final_groups.extend((config,) for config in configs)
+
+    def _note_health(self, device: _Device, outcome: Outcome) -> None:
+        sick = outcome.status in ("died", "timeout")
+        device.failed_in_a_row = device.failed_in_a_row + 1 if sick else 0
+        if device.failed_in_a_row >= _SICK_AFTER:
+            raise DeviceError(f"{device.name}: {_SICK_AFTER} configs in a row hung or died; last: "
+                              f"{outcome.reason}. `tritongemm doctor` may say more; then go on "
+                              "with --resume")
+
+    def _identify(self, device: _Device, info: Mapping[str, object]) -> None:
+        """The first device that is ready says what is measured on; others must be like it."""
+        if self._spec is None:
+            spec, environment = info["device"], info["environment"]
+            assert isinstance(spec, DeviceSpec) and isinstance(environment, Mapping)
+            self._fingerprint = str(info["fingerprint"])
+            self._ledger = Ledger(self._journal, device=spec, environment=environment,
+                                  fingerprint=self._fingerprint, space_hash=self._space_hash,
+                                  seed=self._options.seed)
+            self._pool = CompilePool(self._options.builder, {"device": spec},
+                                     workers=self._options.compile_workers,
+                                     timeout_s=self._options.compile_timeout_s)
+            self._spec = spec
+            if self._options.devices is None:
+                self._start_devices(range(int(info["device_count"])))  # type: ignore
+        elif str(info["fingerprint"]) != self._fingerprint:
+            raise UsageError(f"{device.name} ({getattr(info['device'], 'name', '?')}) is not like "
+                             f"the first one ({self._spec.name}); sweep one kind at a time with "
+                             "--devices")
+
+    def _refused(self, device: _Device, event: Refused) -> None:
+        device.refused += 1
+        if not event.final and device.refused < _TRIES:
+            return  # _revive starts it again
+        device.lost = event.reason
+        for task in self._tasks:
+            if task.owner is device:
+                task.owner = None  # another device takes it
+        if all(d.lost for d in self._devices):
+            raise DeviceError(f"{device.name} cannot be used: {event.reason}")
+        self.progress.say(f"{device.name} is left out: {event.reason}")
+
+    # -- display --------------------------------------------------------------------------------
+
+    def _show(self) -> None:
+        now = time.monotonic()
+        if now - self._shown < _WAIT_S:
+            return
+        self._shown = now
+        elapsed, total = now - self._started, len(self._problems)
+        whole = len(self.reports) + sum(
+            1 - (len(t.building) + len(t.ready) + len(t.measuring)) / t.total
+            for t in self._tasks if t.total)
+        eta = elapsed * (total - whole) / whole if whole > 0 else None
+        if self._deadline is not None:
+            left = max(0.0, self._deadline - now)
+            eta = left if eta is None else min(eta, left)
+        on = [OnDevice(d.name, str(t.problem),
+                       t.total - len(t.building) - len(t.ready) - len(t.measuring), t.total,
+                       t.best_us, t.torch_us)
+              for d in self._devices if (t := d.task) is not None and t in self._tasks]
+        self.progress.update(Snapshot(len(self.reports), total, self.measured, self.failures,
+                                      self._pool.outstanding if self._pool else 0, elapsed, eta,
+                                      on))

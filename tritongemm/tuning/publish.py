@@ -1,0 +1,181 @@
+"""Journals -> tuned tables: winners are merged, and nothing better is replaced in silence."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tritongemm.config import KernelConfig
+from tritongemm.errors import DataFileError
+from tritongemm.kernels import SPECS
+from tritongemm.problem import GemmProblem
+from tritongemm.records.codec import config_from_json, problem_from_json
+from tritongemm.records.journal import read_journal
+from tritongemm.records.run import is_run_id
+from tritongemm.records.tables import TableHeader, TunedRow, merge, path_for
+
+#: A device's slug becomes a folder's name.
+_SLUG = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A winner that did not get in, and why: ``row`` is what stays in the table."""
+
+    table: Path
+    problem: GemmProblem
+    row: TunedRow
+    offered: TunedRow
+    reason: str
+
+
+@dataclass
+class PublishReport:
+    """What publishing did.
+
+    Attributes:
+        tables: every table that winners belong to, with (added, replaced, kept).
+        kept: the winners that did not get in.
+        winners: in the journals, after the best of each problem was taken.
+    """
+
+    tables: dict[Path, tuple[int, int, int]] = field(default_factory=dict)
+    kept: list[Kept] = field(default_factory=list)
+    winners: int = 0
+
+    def _total(self, index: int) -> int:
+        return sum(counts[index] for counts in self.tables.values())
+
+    @property
+    def added(self) -> int:
+        """Rows of problems that had none."""
+        return self._total(0)
+
+    @property
+    def replaced(self) -> int:
+        """Rows that gave way to a faster one."""
+        return self._total(1)
+
+
+@dataclass(frozen=True)
+class _Winner:
+    problem: GemmProblem
+    header: TableHeader
+    row: TunedRow
+
+
+def publish(journals: Iterable[str | os.PathLike[str]], *, force: bool = False) -> PublishReport:
+    """Merges the winners of ``journals`` into ``configs/tuned``, each table under its lock.
+
+    Winners come from the final stage only, where they were measured in the same rounds as torch.
+    A row is replaced by one that is faster and was made with a torch and Triton at least as new;
+    whatever else is offered is reported as kept.
+
+    Args:
+        force: replace rows whatever they hold; the report's ``replaced`` counts them.
+
+    Raises:
+        DataFileError: a journal or a table that cannot be used; the tables are each whole, as
+            they were before or as they are after.
+    """
+    winners: dict[tuple[Path, GemmProblem], _Winner] = {}
+    for path in journals:
+        for winner in _winners(Path(path)):
+            key = (path_for(winner.problem, winner.header.device), winner.problem)
+            known = winners.get(key)
+            if known is None or _why_keep(known.row, winner.row) is None:
+                winners[key] = winner
+    report = PublishReport(winners=len(winners))
+    groups: dict[tuple[Path, TableHeader], list[_Winner]] = {}
+    for (path, _), winner in winners.items():
+        groups.setdefault((path, winner.header), []).append(winner)
+    # Older environments first, so that the table's header names the newest.
+    for (path, header), group in sorted(groups.items(), key=lambda item: (
+            str(item[0][0]), _age(item[0][1].torch, item[0][1].triton))):
+        _merge(report, path, header, group, force)
+    return report
+
+
+def _merge(report: PublishReport, path: Path, header: TableHeader, group: list[_Winner],
+           force: bool) -> None:
+    problems = {winner.row.key: winner.problem for winner in group}
+
+    def replaces(old: TunedRow, new: TunedRow) -> bool:
+        if force:
+            return True
+        reason = _why_keep(old, new)
+        if reason is not None:
+            report.kept.append(Kept(path, problems[new.key], old, new, reason))
+        return reason is None
+
+    found = merge(path, header, [winner.row for winner in group], replaces)
+    before = report.tables.get(path, (0, 0, 0))
+    report.tables[path] = (before[0] + found.added, before[1] + found.replaced,
+                           before[2] + found.kept)
+
+
+def _why_keep(old: TunedRow, new: TunedRow) -> str | None:
+    """Why ``old`` stays, or None where ``new`` takes its place."""
+    if new.run_id == old.run_id and new.config == old.config and new.time_us == old.time_us:
+        return "it is this very row"
+    for name in ("torch", "triton"):
+        ours, theirs = getattr(old, name), getattr(new, name)
+        if ours and theirs and _version(theirs) < _version(ours):
+            return f"the new one was made with {name} {theirs}, older than {ours}"
+    if new.time_us >= old.time_us:
+        return f"the new one is not faster: {new.time_us:.3f} us against {old.time_us:.3f} us"
+    return None
+
+
+def _age(torch: str | None, triton: str | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return _version(torch or ""), _version(triton or "")
+
+
+def _version(text: str) -> tuple[int, ...]:
+    """``2.11.0+cu130`` -> (2, 11, 0): the release, without a local or pre-release part."""
+    found = re.match(r"\d+(?:\.\d+)*", text)
+    return tuple(int(part) for part in found.group().split(".")) if found else ()
+
+
+def _winners(path: Path) -> Iterable[_Winner]:
+    """The winners of one journal, checked: a file may come from anywhere."""
+    for number, record in enumerate(read_journal(path), 1):
+        if record["kind"] == "winner":
+            yield _winner(path, number, record)
+
+
+def _winner(path: Path, number: int, record: Mapping[str, object]) -> _Winner:
+    def bad(name: str, what: str) -> DataFileError:
+        return DataFileError(path, f"{record.get(name)!r:.80} {what}", row=number, field=name)
+
+    problem = problem_from_json(record["problem"])  # type: ignore[arg-type]
+    config: KernelConfig = config_from_json(record["config"])  # type: ignore[arg-type]
+    if config.kernel not in SPECS:
+        raise bad("config", f"has a kernel that is not known; known: {', '.join(SPECS)}")
+    device, arch = record.get("device"), record.get("arch")
+    if not isinstance(device, str) or not _SLUG.fullmatch(device):
+        raise bad("device", "is not a device's slug such as nvidia-h200")
+    if isinstance(arch, bool) or not isinstance(arch, int) or not 10 <= arch < 10_000:
+        raise bad("arch", "is not a compute capability such as 90")
+    words = {}
+    for name in ("space_hash", "torch", "triton"):
+        value = record.get(name)
+        if not isinstance(value, str) or not value or len(value) > 80:
+            raise bad(name, "is not a word")
+        words[name] = value
+    if not is_run_id(record.get("run_id")):
+        raise bad("run_id", "is not the id of a run")
+    time_us, margin = record.get("time_us"), record.get("margin_vs_second")
+    if isinstance(time_us, bool) or not isinstance(time_us, (int, float)) or not 0 < time_us < 1e12:
+        raise bad("time_us", "is not a time in microseconds")
+    if margin is not None and (isinstance(margin, bool) or not isinstance(margin, (int, float))
+                               or not 0 <= margin < 1e12):
+        raise bad("margin_vs_second", "is not a margin of at least 0, or null")
+    header = TableHeader.of(problem, device=device, arch=arch, **words)
+    row = TunedRow.of(problem, config, time_us=round(float(time_us), 4),
+                      margin_vs_second=None if margin is None else round(float(margin), 5),
+                      run_id=str(record["run_id"]), **words)
+    return _Winner(problem, header, row)

@@ -1,0 +1,188 @@
+"""The door of the sweep: :func:`sweep` for a journal, :func:`tune` for Python."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tritongemm import selection, settings
+from tritongemm.device import DeviceSpec
+from tritongemm.errors import UsageError
+from tritongemm.problem import GemmProblem
+from tritongemm.records.run import new_run_id
+from tritongemm.records.suites import Shape
+from tritongemm.tuning.candidates import Candidates, Planner, PruneReport
+from tritongemm.tuning.ledger import check_journal
+from tritongemm.tuning.loop import Loop, Options
+from tritongemm.tuning.progress import Progress
+from tritongemm.tuning.task import ProblemReport
+
+if TYPE_CHECKING:
+    from tritongemm.tuning.publish import PublishReport
+
+MEASURER = "tritongemm.tuning.measurer:Measurer"
+BUILDER = "tritongemm.tuning.builder:Builder"
+PER_CONFIG_TIMEOUT_S = 20.0
+COMPILE_TIMEOUT_S = 120.0
+FINALISTS = 4
+
+
+@dataclass(frozen=True)
+class SweepReport:
+    """What a sweep did.
+
+    Attributes:
+        run_id, journal, device: of this run; the device's slug.
+        problems: one report each, in the order in which they ended.
+        prune: how many configs each rule removed, over all problems.
+        measured: configs with an outcome of this run; resumed: those of earlier runs.
+        failures: outcomes other than ok of this run, by status.
+        wall_s, gpu_busy_s, compile_s: seconds; compile_s summed over the processes.
+        gpu_waited_s: seconds that a device waited while configs were being compiled.
+        stopped: ``budget`` where time ran out before every problem was begun, else "".
+        published: what :func:`tune` published.
+    """
+
+    run_id: str
+    journal: Path
+    device: str
+    problems: tuple[ProblemReport, ...]
+    prune: PruneReport
+    measured: int
+    resumed: int
+    failures: Mapping[str, int]
+    wall_s: float
+    gpu_busy_s: float
+    gpu_waited_s: float
+    compile_s: float
+    stopped: str = ""
+    published: PublishReport | None = None
+
+    @property
+    def winners(self) -> tuple[ProblemReport, ...]:
+        """The problems that have a winner of this run."""
+        return tuple(p for p in self.problems if p.winner is not None)
+
+    @property
+    def gpu_waited_share(self) -> float:
+        """Share of the devices' measuring time lost to compiling."""
+        total = self.gpu_busy_s + self.gpu_waited_s
+        return self.gpu_waited_s / total if total else 0.0
+
+
+def sweep(problems: Iterable[GemmProblem], journal: str | os.PathLike[str], *,
+          devices: Sequence[int | None] | None = (0,), kernels: Sequence[str] | None = None,
+          top: int | None = None, subset: int | None = None, budget_s: float | None = None,
+          resume: bool = False, compile_workers: int | None = None,
+          per_config_timeout_s: float = PER_CONFIG_TIMEOUT_S,
+          compile_timeout_s: float = COMPILE_TIMEOUT_S, finalists: int = FINALISTS,
+          seed: int = 0, progress: Progress | None = None,
+          candidates: Callable[[GemmProblem, DeviceSpec], Candidates] | None = None,
+          measurer: str = MEASURER, measurer_arguments: Mapping[str, object] | None = None,
+          builder: str = BUILDER) -> SweepReport:
+    """Measures the candidates of each problem and journals every outcome as it happens.
+
+    Args:
+        problems: repeats are left out.
+        journal: the file; one that exists is refused unless ``resume``, which repeats nothing
+            that was measured in the same environment.
+        devices: CUDA indices, each taking the next problem; None: all; (None,): the CPU, by
+            Triton's interpreter.
+        kernels, top, subset: see :class:`~tritongemm.tuning.candidates.Planner`.
+        budget_s: seconds for everything, shared out evenly among the problems; what was begun is
+            finished, so that it may take a few more.
+        compile_workers: processes; by default one a core.
+        per_config_timeout_s: for proving and timing one config; a worker that takes longer is
+            ended and the config's status is ``timeout``.
+        compile_timeout_s: for compiling one config.
+        finalists: at most that many of each problem are measured again, interleaved with torch.
+        seed: of operands, orders and ``subset``.
+        progress: what to show; nothing by default.
+        candidates, measurer, measurer_arguments, builder: other parts, for tests.
+
+    Raises:
+        UsageError: a bad argument, or a journal that exists. DataFileError: a journal that cannot
+            be used or written. DeviceError: no usable device. CompileError: no process that
+            compiles can start.
+        KeyboardInterrupt: on SIGINT or SIGTERM, with all processes ended and the journal whole.
+    """
+    for name, value in (("budget_s", budget_s), ("per_config_timeout_s", per_config_timeout_s),
+                        ("compile_timeout_s", compile_timeout_s)):
+        if value is not None and not 0 < value < float("inf"):
+            raise UsageError(f"{name}={value} is not a positive number of seconds")
+    for name, count in (("finalists", finalists), ("compile_workers", compile_workers)):
+        if count is not None and count < 1:
+            raise UsageError(f"{name}={count} is below 1")
+    if devices is not None and not devices:
+        raise UsageError("no device named; give indices, or None for all")
+    path = check_journal(journal, resume)
+    space_hash = "none"
+    if candidates is None:
+        candidates = planner = Planner(kernels, top=top, subset=subset, seed=seed)
+        space_hash = planner.space_hash
+    options = Options(
+        devices=tuple(devices) if devices is not None else None, budget_s=budget_s,
+        compile_workers=compile_workers or len(os.sched_getaffinity(0)),
+        per_config_timeout_s=per_config_timeout_s, compile_timeout_s=compile_timeout_s,
+        finalists=finalists, seed=seed, measurer=measurer,
+        measurer_arguments=dict(measurer_arguments or {}), builder=builder)
+    loop = Loop(list(problems), candidates, space_hash, path, options, progress or Progress())
+    loop.run()
+    return SweepReport(
+        run_id=loop.run_id, journal=path, device=loop.device, problems=tuple(loop.reports),
+        prune=loop.prune, measured=loop.measured, resumed=loop.resumed,
+        failures=dict(Counter(loop.failures)), wall_s=loop.wall_s, gpu_busy_s=loop.gpu_busy_s,
+        gpu_waited_s=loop.gpu_waited_s, compile_s=loop.compile_s, stopped=loop.stopped)
+
+
+def tune(problems: Iterable[GemmProblem | Shape | tuple[int, ...]], *, dtype: str = "bf16",
+         layout: str = "nn", precision: str = "ieee", publish: bool = True,
+         journal: str | os.PathLike[str] | None = None, **options: object) -> SweepReport:
+    """Finds the best config of each problem on this machine's GPU, for ``tritongemm.matmul``.
+
+    Args:
+        problems: problems, shapes of a suite, or tuples (m, n, k) or (batch, m, n, k).
+        dtype, layout, precision: for what does not say it itself.
+        publish: whether the winners go into the tuned tables, where ``tritongemm.matmul`` finds
+            them from the next call of a new problem on. Slower ones never replace better ones.
+        journal: by default a new file in the cache folder.
+        options: of :func:`sweep`, e.g. ``top=60, budget_s=120, devices=None``.
+
+    Returns:
+        The report; ``report.winners`` has configs, times and ratios to torch.
+
+    Raises:
+        ProblemError: a problem that cannot exist. And as :func:`sweep`.
+    """
+    from dataclasses import replace
+
+    from tritongemm.tuning.publish import publish as publish_journals
+
+    wanted = [_problem(item, dtype, layout, precision) for item in problems]
+    if not wanted:
+        raise UsageError("no problems to tune")
+    path = (Path(journal) if journal is not None else
+            settings.cache_root() / "journals" / f"tune-{new_run_id()}.jsonl")
+    report = sweep(wanted, path, **options)  # type: ignore[arg-type]
+    if publish:
+        report = replace(report, published=publish_journals([path]))
+        selection.reload()
+    return report
+
+
+def _problem(item: object, dtype: str, layout: str, precision: str) -> GemmProblem:
+    if isinstance(item, GemmProblem):
+        return item
+    own = getattr(item, "dtype", "") or dtype
+    precision = precision if own == "fp32" else "ieee"
+    if isinstance(item, Shape):
+        return item.problem(dtype=dtype, layout=layout, precision=precision)
+    if isinstance(item, (tuple, list)) and len(item) in (3, 4):
+        batch, m, n, k = item if len(item) == 4 else (1, *item)
+        return GemmProblem.contiguous(m, n, k, batch=batch, dtype=dtype, layout=layout,
+                                      precision=precision)
+    raise UsageError(f"{item!r} is no problem; use a GemmProblem, (m, n, k) or (batch, m, n, k)")

@@ -1,0 +1,130 @@
+"""One problem on its way through the sweep: what is to compile, ready, measured, final."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tritongemm.config import KernelConfig
+from tritongemm.problem import GemmProblem
+from tritongemm.tuning.jobs import Outcome
+
+#: A finalist is at most this many times slower than the fastest of the coarse stage.
+FINALIST_FACTOR = 1.25
+
+
+@dataclass(frozen=True)
+class ProblemReport:
+    """What a sweep found for one problem.
+
+    Attributes:
+        winner: None where no config reached the end.
+        time_us, ratio_vs_torch, ratio_low, ratio_high: the winner's, interleaved with torch.
+        margin_vs_second: time of the second finalist / the winner's, minus 1, paired.
+        measured, skipped: configs with an outcome of this run; left out for lack of time.
+        failures: outcomes other than ok, by status.
+        note: why there is no winner, or that there was nothing left to do.
+    """
+
+    problem: GemmProblem
+    winner: KernelConfig | None = None
+    time_us: float | None = None
+    ratio_vs_torch: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    margin_vs_second: float | None = None
+    measured: int = 0
+    skipped: int = 0
+    failures: Mapping[str, int] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass(eq=False)
+class Task:
+    """The state of one problem. A config is in one place at a time: ``building`` (with the
+    compile pool), ``ready`` (built), ``measuring`` (with a device), or settled.
+
+    Attributes:
+        coarse: (time in microseconds, config) of what has passed the coarse stage.
+        owner: the device that measures it: times of two cards are not compared.
+        deadline: when its share of the budget is used up.
+        final_groups: finalists still to be measured, each group in the same rounds.
+    """
+
+    problem: GemmProblem
+    total: int
+    building: set[KernelConfig] = field(default_factory=set)
+    ready: deque[KernelConfig] = field(default_factory=deque)
+    measuring: set[KernelConfig] = field(default_factory=set)
+    built: dict[KernelConfig, Mapping[str, object]] = field(default_factory=dict)
+    coarse: list[tuple[float, KernelConfig]] = field(default_factory=list)
+    owner: object | None = None
+    deadline: float | None = None
+    torch_us: float | None = None
+    final_groups: deque[tuple[KernelConfig, ...]] = field(default_factory=deque)
+    finals: dict[KernelConfig, Outcome] = field(default_factory=dict)
+    failures: Counter[str] = field(default_factory=Counter)
+    measured: int = 0
+    skipped: int = 0
+    breaks: int = 0
+    note: str = ""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a device is on it."""
+        return bool(self.measuring)
+
+    @property
+    def coarse_over(self) -> bool:
+        """Whether every config has passed or failed the coarse stage, or was left out."""
+        return not (self.building or self.ready or self.measuring)
+
+    @property
+    def best_us(self) -> float | None:
+        """The fastest coarse time so far."""
+        return min((time_us for time_us, _ in self.coarse), default=None)
+
+    def next_finalists(self, count: int) -> tuple[KernelConfig, ...]:
+        """The best ``count`` of the coarse stage that have not been in the final one."""
+        left = sorted((t, c.config_id, c) for t, c in self.coarse if c not in self.finals)[:count]
+        return tuple(c for t, _, c in left if t <= FINALIST_FACTOR * left[0][0])
+
+    def ranking(self) -> list[tuple[KernelConfig, Outcome]]:
+        """Finalists that are right, the best first: by the ratio to torch, which is paired."""
+        good = [(c, o) for c, o in self.finals.items() if o.ok]
+        paired = all(o.values.get("ratio_vs_torch") for _, o in good)
+
+        def order(item: tuple[KernelConfig, Outcome]) -> tuple[float, str]:
+            config, outcome = item
+            key = (-float(outcome.values["ratio_vs_torch"]) if paired  # type: ignore[arg-type]
+                   else float(outcome.values["time_us"]))  # type: ignore[arg-type]
+            return key, config.config_id
+
+        return sorted(good, key=order)
+
+    def report(self) -> ProblemReport:
+        """What is known at the end."""
+        ranking = self.ranking()
+        counts = {"measured": self.measured, "skipped": self.skipped,
+                  "failures": dict(self.failures)}
+        if not ranking:
+            note = self.note or ("no config passed the final stage" if self.coarse else
+                                 "no config was right" if self.measured else
+                                 "no config is legal here" if self.total == 0 else
+                                 "no time was left")
+            return ProblemReport(self.problem, note=note, **counts)  # type: ignore[arg-type]
+        (winner, first), *others = ranking
+        values = first.values
+        ratio = values.get("ratio_vs_torch")
+        margin = None
+        if others:
+            second = others[0][1].values
+            margin = (float(ratio) / float(second["ratio_vs_torch"])  # type: ignore[arg-type]
+                      if ratio and second.get("ratio_vs_torch") else
+                      float(second["time_us"]) / float(values["time_us"])  # type: ignore
+                      ) - 1
+        return ProblemReport(
+            self.problem, winner, values["time_us"], ratio,  # type: ignore[arg-type]
+            values.get("ratio_low"), values.get("ratio_high"), margin,  # type: ignore[arg-type]
+            note=self.note, **counts)  # type: ignore[arg-type]
