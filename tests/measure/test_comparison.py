@@ -8,19 +8,19 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tritongemm.errors import DeviceError  # noqa: E402
-from tritongemm.measure.clocks import Reading, Sampler  # noqa: E402
-from tritongemm.measure.comparison import Comparing  # noqa: E402
-from tritongemm.measure.contender import (  # noqa: E402
+from tritongemm.errors import DeviceError
+from tritongemm.measure.clocks import Reading, Sampler
+from tritongemm.measure.comparison import Comparing
+from tritongemm.measure.contender import (
     CONTROL,
     TORCH,
     Contender,
     Measurement,
 )
-from tritongemm.measure.graph import CaptureError  # noqa: E402
-from tritongemm.measure.numerics import ErrorReport  # noqa: E402
-from tritongemm.measure.power import PowerBlocks  # noqa: E402
-from tritongemm.measure.rounds import Rounds  # noqa: E402
+from tritongemm.measure.graph import CaptureError
+from tritongemm.measure.numerics import ErrorReport
+from tritongemm.measure.power import PowerBlocks
+from tritongemm.measure.rounds import Rounds
 
 TIMES = {TORCH: 2000.0, CONTROL: 2000.0, "fast": 1000.0, "eager": 4000.0, "secret": 500.0}
 

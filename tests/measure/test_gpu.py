@@ -103,6 +103,18 @@ def test_a_wrong_contender_has_no_time(coarse):
     assert found[TORCH].ok
 
 
+def test_a_hopeless_candidate_is_not_timed_over_a_rotation():
+    def slow(operands):
+        def call():
+            torch.cuda._sleep(4_000_000)
+            torch.matmul(operands.a, operands.b, out=operands.out)
+        return call
+
+    with ProblemBench(PROBLEM) as bench:
+        found = bench.coarse(Contender("slow", slow))
+    assert found.ok and found.timer == "host" and found.n_rounds == 1
+
+
 def test_out_of_memory_is_one_contenders_failure():
     def greedy(operands):
         return lambda: operands.out.copy_(torch.empty(2**50, device="cuda")[0])
@@ -140,6 +152,7 @@ def test_a_failed_capture_leaves_the_timer_usable(device):
         with pytest.raises(CaptureError, match="waits"):
             timer.load("waits", bench.bind(Contender("waits", waits)))
         assert all(t > 0 for t in timer.run([good, good]))
+        torch.cuda.empty_cache()  # raises where the allocator believes a capture is on
         again = timer.load("again", bench.bind(Contender("again", right)))
         assert all(t > 0 for t in timer.run([again, good]))
         timer.clear()
@@ -183,7 +196,7 @@ def test_memory_is_given_back():
     for _ in range(3):
         measure(PROBLEM, [Contender("mine", allocates)], coarse=True)
         measure(PROBLEM, [Contender("mine", allocates)], budget_s=0.1)
-    assert used() <= before + 2**20
+    assert used() <= before + 2**27  # one round's operands are more
 
 
 def test_host_time_is_taken_of_same_and_rotating_pointers():
@@ -211,7 +224,7 @@ try:
     measure(GemmProblem.contiguous(64, 64, 64), [Contender("faults", faults)], coarse={coarse})
 except DeviceError as error:
     assert "faults" in str(error), error
-    print("named")
+    print("named", flush=True)
 """
 
 

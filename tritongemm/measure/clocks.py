@@ -122,7 +122,8 @@ def sampler(index: int) -> Sampler:
     try:
         if uuid is None:
             return Sampler(nvml, nvml.nvmlDeviceGetHandleByIndex(index))
-        return Sampler(nvml, nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
+        name = str(uuid) if str(uuid).startswith("GPU-") else f"GPU-{uuid}"
+        return Sampler(nvml, nvml.nvmlDeviceGetHandleByUUID(name))
     except nvml.NVMLError:
         return Sampler()
 

@@ -118,30 +118,34 @@ class GraphTimer:
 
     def _capture(self, name: str, calls: Sequence[Callable[[], None]],
                  rotations: int) -> CapturedCalls:
-        graph = torch.cuda.CUDAGraph()
+        graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         self._graphs.append(graph)
         self.stream.synchronize()
         # Not torch.cuda.graph(): that empties the allocator's cache at every capture.
         with torch.cuda.stream(self.stream), gc_paused():
             # "thread_local": other threads (a clock sampler, a compiler) may go on.
-            graph.capture_begin(capture_error_mode="thread_local")
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 for _ in range(rotations):
                     for call in calls:
                         call()
+                graph.capture_end()
             except BaseException as error:
-                with contextlib.suppress(RuntimeError):  # the first error is the reason
-                    graph.capture_end()
+                self._abandon(graph, pool)
                 if not isinstance(error, Exception):
                     raise
                 raise CaptureError(f"{name} cannot be captured into a CUDA graph: "
                                    f"{type(error).__name__}: {error}") from error
-            try:
-                graph.capture_end()
-            except RuntimeError as error:
-                raise CaptureError(f"{name} cannot be captured into a CUDA graph: "
-                                   f"{error}") from error
         return CapturedCalls(name, rotations * len(calls), graph)
+
+    def _abandon(self, graph: torch.cuda.CUDAGraph, pool: tuple[int, int]) -> None:
+        """Ends a capture that failed; the first error is the reason, so others are left out."""
+        with contextlib.suppress(RuntimeError):
+            graph.capture_end()
+        # Before torch 2.12 a capture_end that raises leaves the allocator believing that a
+        # capture is on, and then it can no longer empty its cache (pytorch pull request 180395).
+        with contextlib.suppress(RuntimeError, AttributeError):
+            torch._C._cuda_endAllocateToPool(self.stream.device.index, pool)
 
     def run(self, order: Sequence[CapturedCalls],
             while_busy: Callable[[], None] | None = None) -> list[float]:

@@ -7,6 +7,7 @@ comparison of a few contenders in rounds is the same bench's other question.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -32,6 +33,9 @@ from tritongemm.problem import GemmProblem
 _COARSE_REPLAYS, _COARSE_SLOW = 5, 2
 #: A candidate this many times slower than torch is not timed again.
 _HOPELESS = 4.0
+#: One that is so even for a whole call seen from the host is not captured: a rotation of it
+#: could take seconds. Factor, and the cost of seeing it in microseconds.
+_BEYOND_HOPE, _LOOK_US = 20.0, 300.0
 #: A replay longer than this is repeated less often, microseconds.
 _LONG_REPLAY_US = 10_000
 #: On a host a rotation costs too much time to be drawn in hundreds.
@@ -326,10 +330,25 @@ class ProblemBench:
         best = min(range(len(items)), key=lambda i: float(np.median(times[i])))
         return items[best].name, Quantiles.of(times[best])
 
+    def _seen_from_host(self, contender: Contender) -> float:
+        """Microseconds from a call to the end of its work, launch and waiting included."""
+        call, = self.bind(contender, self.proof.sets[:1])
+        with contender.context():
+            self._synchronize()
+            start = time.perf_counter_ns()
+            call()
+            self._synchronize()
+        return (time.perf_counter_ns() - start) * 1e-3
+
     def _coarse(self, entry: Entry) -> None:
         contender = entry.contender
         entry.judge(self.run_proof(contender, self.proof.sets[:1]))
         if not entry.alive:
+            return
+        seen_us = self._seen_from_host(contender) if self._on_gpu else 0.0
+        if seen_us > _BEYOND_HOPE * self.torch_time_us + _LOOK_US:
+            entry.finish(**time_fields(Quantiles(seen_us, seen_us, seen_us)), n_rounds=1,
+                         timer="host", **self.common_fields())
             return
         entry.calls = self.bind(contender)
         timer = self.timer(self.default_timer if contender.capturable else "event")
