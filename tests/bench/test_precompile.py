@@ -1,0 +1,30 @@
+"""Compiling ahead never stops a bench."""
+
+import bench_fakes
+
+from tritongemm.bench import precompile
+from tritongemm.bench.precompile import build_one, compile_ahead
+from tritongemm.config import KernelConfig
+from tritongemm.device import representative
+from tritongemm.problem import GemmProblem
+
+
+def test_every_build_is_done_and_counted():
+    seen = []
+    done = compile_ahead(["a", "b", "c"], workers=2, compiler=bench_fakes.compile_fake,
+                         progress=lambda at, total: seen.append((at, total)))
+    assert done == 3 and seen == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_nothing_to_build_starts_no_process():
+    assert compile_ahead([], compiler=None) == 0
+
+
+def test_a_worker_that_dies_leaves_the_rest_to_the_rows(monkeypatch):
+    monkeypatch.setattr(precompile, "TIMEOUT_S", 2.0)
+    assert compile_ahead(["dies"], workers=1, compiler=bench_fakes.compile_fake) == 0
+
+
+def test_an_illegal_config_is_no_error_here():
+    config = KernelConfig("no_such_kernel", 64, 64, 64)
+    assert build_one((GemmProblem.contiguous(64, 64, 64), config, representative(90))) is False
