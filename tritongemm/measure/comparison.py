@@ -143,8 +143,8 @@ class Comparing:
             return False
         if self.power == "always":
             return True
-        times = [e.result.time_us_p50 for e in entries if e.ok]  # type: ignore[union-attr]
-        if not times or max(times) < self.blocks.from_us:  # type: ignore[type-var]
+        times = [e.result.time_us_p50 or 0.0 for e in entries if e.ok and e.result]
+        if max(times, default=0.0) < self.blocks.from_us:
             return False
         cap, drawn = self.bench.sampler.power_cap_w(), self._reading.power_w
         return bool(cap and drawn and drawn >= NEAR_CAP * cap) or bool(self._reading.throttled)

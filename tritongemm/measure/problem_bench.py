@@ -219,9 +219,10 @@ class ProblemBench:
         """The bench's timer of a kind, made at first use; on a CPU always the host's."""
         kind = kind if self._on_gpu else "host"
         if kind not in self._timers:
-            self._timers[kind] = (GraphTimer(self.device) if kind == "graph" else
-                                  EventTimer(self.device) if kind == "event" else
-                                  host.HostTimer())
+            # Each timer runs what it has loaded itself.
+            self._timers[kind] = (GraphTimer(self.device)  # type: ignore[assignment]
+                                  if kind == "graph" else EventTimer(self.device)
+                                  if kind == "event" else host.HostTimer())
         return self._timers[kind]
 
     def clear(self) -> None:
