@@ -1,0 +1,146 @@
+"""``tritongemm bench`` and ``tritongemm demo`` as commands."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tritongemm import settings
+from tritongemm.cli import demo, main
+from tritongemm.cli.doctor import interpreter_obstacle
+from tritongemm.errors import UsageError
+from tritongemm.records.rows import read_rows
+
+
+def test_list_names_suites_and_providers(capsys):
+    assert main(["bench", "--list"]) == 0
+    said = capsys.readouterr().out
+    assert "numpy_blocked" in said and "stream_k" in said
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    ([], "no problems named"), (["no_such"], "neither a file nor"),
+    (["square", "--providers", "cublas"], "provider 'cublas' is not known"),
+    (["square", "--dtype", "int4"], "dtype 'int4' is not known"),
+    (["square", "--layout", "nx"], "layout 'nx' is not known"),
+    (["square", "--device", "tpu"], "device 'tpu' is not known"),
+    (["square", "--processes", "0"], "processes=0"),
+    (["--fresh", "1"], "needs --family"), (["square", "--family", "odd"], "go with --fresh"),
+    (["--fresh", "1", "--family", "nope"], "family 'nope' is not known"),
+])
+def test_a_wrong_argument_is_one_line_and_status_2(tmp_path, monkeypatch, capsys, words, says):
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", *words]) == 2
+    said = capsys.readouterr().err
+    assert says in said and said.count("\n") == 1 and "Traceback" not in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_gpu_bench_says_what_to_do(tmp_path, monkeypatch, capsys):
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "square"]) == 2
+    assert "--device cpu" in capsys.readouterr().err
+
+
+def test_host_rows_end_to_end(tmp_path, capsys):
+    pytest.importorskip("torch")
+    out = tmp_path / "rows" / "host.csv"
+    words = ["bench", "--m", "16,32", "--n", "24", "--k", "8", "--dtype", "fp32", "--device", "cpu",
+             "--providers", "numpy_blocked", "--budget", "0.05", "--tag", "a", "--tag", "b,a",
+             "--out", str(out)]
+    assert main(words) in (0, 1)  # 1: the machine was too busy, and the run says it is void
+    rows = list(read_rows(out))
+    assert len(rows) == 6 and {r["tags"] for r in rows} == {"a,b"}
+    assert {r["status"] for r in rows} == {"ok"} and all(r["time_us_p50"] > 0 for r in rows)
+    [meta] = out.parent.glob("*.meta.json")
+    record = json.loads(meta.read_text())
+    assert record["dtypes"] == "fp32" and str(tmp_path) not in meta.read_text()
+    if not record["void"]:
+        capsys.readouterr()
+        assert main([*words, "--resume"]) == 0
+        assert "nothing left to measure" in capsys.readouterr().out
+
+
+def test_fresh_shapes_are_benched_as_a_suite_of_their_own(tmp_path):
+    pytest.importorskip("torch")
+    out = tmp_path / "fresh.csv"
+    main(["bench", "--fresh", "5", "--family", "odd", "--count", "6", "--max-extent", "600",
+          "--dtype", "fp32", "--device", "cpu", "--providers", "torch", "--budget", "0.05",
+          "--out", str(out)])
+    assert {r["suite"] for r in read_rows(out)} == {"odd-fresh-5"}
+    [meta] = tmp_path.glob("*.meta.json")
+    assert json.loads(meta.read_text())["fresh_seed"] == 5
+
+
+def test_interpreter_rows_are_right_and_have_no_time(tmp_path):
+    pytest.importorskip("torch")
+    if obstacle := interpreter_obstacle():
+        pytest.skip(obstacle)
+    out = tmp_path / "interpreter.csv"
+    done = subprocess.run(
+        [sys.executable, "-m", "tritongemm", "bench", "--m", "33", "--n", "20", "--k", "1,40",
+         "--dtype", "fp16,fp32", "--layout", "nt", "--out", str(out)],
+        env=settings.child_environment(TRITON_INTERPRET="1"), capture_output=True, text=True,
+        timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = list(read_rows(out))
+    ours = [r for r in rows if r["provider"] == "tritongemm"]
+    assert len(ours) == 4 and {r["status"] for r in ours} == {"ok"}
+    assert {r["device"] for r in rows} == {"interpreter"}
+    assert all(r["kernel"] and r["config_id"] and r["selection_source"] for r in ours)
+    assert not any(r["time_us_p50"] or r["ratio_vs_torch"] for r in rows)
+
+
+def test_the_demo_clears_only_what_a_demo_made(tmp_path):
+    out = tmp_path / "out"
+    demo._clear(out)
+    (out / "old.csv").touch()
+    demo._clear(out)
+    assert not (out / "old.csv").exists()
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(UsageError, match="not a demo's"):
+        demo._clear(tmp_path)
+    assert (tmp_path / "thesis.tex").exists()
+    with pytest.raises(UsageError, match="is a file"):
+        demo._clear(tmp_path / "thesis.tex")
+
+
+@pytest.mark.parametrize(("status", "good"), [(0, True), (1, False)])
+def test_a_step_of_the_demo_tells_a_bad_answer_from_a_good_one(monkeypatch, status, good):
+    monkeypatch.setattr(sys, "executable", _python_that_exits(status, monkeypatch))
+    assert demo._step(["bench"]) is good
+
+
+@pytest.mark.parametrize(("status", "error"), [(2, demo.TritonGemmError),
+                                               (130, KeyboardInterrupt)])
+def test_a_step_that_cannot_be_done_ends_the_demo(monkeypatch, status, error):
+    monkeypatch.setattr(sys, "executable", _python_that_exits(status, monkeypatch))
+    with pytest.raises(error):
+        demo._step(["bench"])
+
+
+def _python_that_exits(status, monkeypatch):
+    """Lets every step be a Python that ends with ``status`` at once."""
+    real, start = sys.executable, subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda _, env: start(
+        [real, "-c", f"raise SystemExit({status})"], env=env))
+    return real
+
+
+@pytest.mark.slow
+def test_the_demo_without_a_gpu_ends_by_naming_files_that_are_there(tmp_path):
+    pytest.importorskip("torch")
+    out = tmp_path / "demo"
+    done = subprocess.run([sys.executable, "-m", "tritongemm", "demo", "--no-gpu", "--out",
+                           str(out)], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Not done here" in done.stdout
+    named = [line.split()[0] for line in done.stdout.partition("\nOpen:\n")[2].splitlines()[:-1]]
+    assert str(out / "demo.csv") in named
+    from pathlib import Path
+
+    assert all(Path(name).exists() for name in named)
