@@ -17,6 +17,8 @@ from tritongemm.device import DeviceSpec
 from tritongemm.problem import GemmProblem
 
 Build = tuple[GemmProblem, KernelConfig, DeviceSpec]
+#: The problem, the config's id, and the seconds that it took; None: it was there, or it failed.
+Built = tuple[GemmProblem, str, "float | None"]
 #: A compile that takes longer is left to the measuring process, whose row then says so.
 TIMEOUT_S = 120.0
 
@@ -30,8 +32,8 @@ def cores() -> int:
 
 def compile_ahead(builds: Sequence[Build], *, workers: int | None = None,
                   progress: Callable[[int, int], None] | None = None,
-                  compiler: Callable[[Build], bool] | None = None) -> int:
-    """Compiles ``builds``; returns how many ended, well or not. Failures are left to the rows.
+                  compiler: Callable[[Build], Built] | None = None) -> list[Built]:
+    """Compiles ``builds``; what came of those that ended. Failures are left to the rows.
 
     Args:
         workers: processes, by default one a core.
@@ -39,32 +41,32 @@ def compile_ahead(builds: Sequence[Build], *, workers: int | None = None,
         compiler: called in a worker process with one build.
     """
     if not builds:
-        return 0
+        return []
     count = min(workers or cores(), len(builds))
     context = multiprocessing.get_context("spawn")
-    done = 0
+    done: list[Built] = []
     with context.Pool(count, initializer=_begin) as pool:  # terminated on the way out
         results = pool.imap_unordered(compiler or build_one, builds)
         for _ in builds:
             try:
-                results.next(TIMEOUT_S)
+                done.append(results.next(TIMEOUT_S))
             except multiprocessing.TimeoutError:
                 break  # a worker hangs or was killed by the system; the rest is compiled later
-            done += 1
             if progress is not None:
-                progress(done, len(builds))
+                progress(len(done), len(builds))
     return done
 
 
-def build_one(build: Build) -> bool:
-    """Compiles one; whether it went well. The measuring process meets the reason again."""
+def build_one(build: Build) -> Built:
+    """Compiles one. Where that fails the measuring process meets the reason again, in its row."""
     from tritongemm.kernels.compile import build as compile_one
 
+    problem, config, device = build
     try:
-        compile_one(*build)
+        report = compile_one(problem, config, device)
     except Exception:  # an illegal config, the compiler, a full disk: its row will say
-        return False
-    return True
+        return problem, config.config_id, None
+    return problem, config.config_id, None if report.cached else report.seconds
 
 
 def _begin() -> None:

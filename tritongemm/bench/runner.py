@@ -156,6 +156,8 @@ class _Bench:
         self.suites = list(dict.fromkeys(shape.suite for shape, _ in plan.work))
         self.run_ids = {suite: new_run_id() for suite in self.suites}
         self.started = utc_now()
+        #: (problem, config's id) -> seconds that compiling took beforehand.
+        self.compile_s: dict[tuple[GemmProblem, object], float | None] = {}
 
     def run(self) -> BenchReport:
         plan = self.plan
@@ -250,10 +252,11 @@ class _Bench:
         except ChildLost as lost:
             self.progress(Progress("lost", message=lost.reason))
             return
-        precompile.compile_ahead(
+        built = precompile.compile_ahead(
             [(problem, config, self.hello.device) for problem, config in wanted],
             workers=self.plan.compile_workers,
             progress=lambda done, total: self.progress(Progress("compile", done, total)))
+        self.compile_s.update(((problem, config), seconds) for problem, config, seconds in built)
 
     # -- rows and sidecars --------------------------------------------------------------------
 
@@ -268,7 +271,7 @@ class _Bench:
         device = self.hello.device
         row = {"run_id": self.run_ids[work[0].suite], "timestamp_utc": utc_now(),
                "arch": device.arch or None, "n_processes": 1, **self._base(work, provider),
-               **columns}
+               "compile_s": self.compile_s.get((work[1], columns.get("config_id"))), **columns}
         return derive(row, unit_peak_tflops=device.peak_tflops.get(work[1].unit),
                       memory_gbps=device.memory_gbps)
 

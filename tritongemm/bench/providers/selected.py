@@ -46,11 +46,12 @@ class Selected:
             return lambda: launch(a, b, out)
 
         report = launch.report
+        # What was compiled beforehand comes from the store here; its time is known elsewhere.
+        compiled = {} if report.cached else {"compile_s": report.seconds}
         return Prepared(Contender(self.name, bind), {
             "kernel": choice.config.kernel, "config_id": choice.config.config_id,
             "selection_source": choice.source,
-            "compile_s": report.seconds if target.timed and not report.cached else None,
-            "registers": report.registers, "spills": report.spills,
+            **compiled, "registers": report.registers, "spills": report.spills,
             "shared_bytes": report.shared_bytes or None,
             "occupancy": occupancy(
                 target.spec, registers=report.registers, shared_bytes=report.shared_bytes,
