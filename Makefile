@@ -10,7 +10,7 @@ DEMO_ARGS ?=
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.made
 
-.PHONY: help demo test lint clean
+.PHONY: help demo test lint ruff mypy clean
 
 help:
 	@echo "make demo   the whole job on a small suite; ends by naming the files to open"
@@ -24,8 +24,12 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(RUN) -m pytest $(PYTEST_ARGS)
 
-lint: $(STAMP)
+lint: ruff mypy
+
+ruff: $(STAMP)
 	$(RUN) -m ruff check .
+
+mypy: $(STAMP)
 	$(RUN) -m mypy
 
 clean:
