@@ -20,25 +20,17 @@ from pathlib import Path
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
-from tritongemm.errors import DeviceError, TritonGemmError, UsageError
+from tritongemm.errors import TritonGemmError
 from tritongemm.problem import GemmProblem
 from tritongemm.records.codec import problem_key
 from tritongemm.tuning.candidates import Candidates, PruneReport
 from tritongemm.tuning.child import resolve
 from tritongemm.tuning.compiling import CompilePool
+from tritongemm.tuning.crew import Crew, Device
 from tritongemm.tuning.jobs import COARSE, COMPILE, FINAL, Job, Outcome, failure
 from tritongemm.tuning.ledger import Ledger
 from tritongemm.tuning.progress import OnDevice, Progress, Snapshot
-from tritongemm.tuning.station import (
-    Broken,
-    Event,
-    Finished,
-    Opened,
-    Ready,
-    Refused,
-    Result,
-    Station,
-)
+from tritongemm.tuning.station import Broken, Event, Finished, Opened, Result
 from tritongemm.tuning.task import ProblemReport, Task
 
 #: Problems opened beyond one a device, so that compiling never runs dry.
@@ -49,8 +41,6 @@ _BATCH = 16
 _OPEN_FACTOR = 4.0
 _WAIT_S = 0.2
 _TRIES = 3
-#: So many configs hanging or dying one after another are the device's fault, not theirs.
-_SICK_AFTER = 25
 
 
 @dataclass(frozen=True)
@@ -69,24 +59,6 @@ class Options:
     builder: str
 
 
-@dataclass(eq=False)
-class _Device:
-    """A device, its worker, and the problem it was last on."""
-
-    index: int | None
-    station: Station
-    task: Task | None = None
-    refused: int = 0
-    failed_in_a_row: int = 0
-    broken: bool = False
-    lost: str = ""
-    waited_s: float = 0.0
-
-    @property
-    def name(self) -> str:
-        return self.station.name
-
-
 class Loop:
     """One run over ``problems``; :meth:`run` once."""
 
@@ -97,9 +69,10 @@ class Loop:
         self._candidates, self._space_hash = candidates, space_hash
         self._journal, self._options, self.progress = journal, options, progress
         self._builder = resolve(options.builder)
-        self._devices: list[_Device] = []
+        self._crew = Crew(options.measurer,
+                          {"seed": options.seed, **options.measurer_arguments},
+                          options.devices, progress.say)
         self._spec: DeviceSpec | None = None
-        self._fingerprint = ""
         self._pool: CompilePool | None = None
         self._ledger: Ledger | None = None
         self._tasks: list[Task] = []
@@ -128,11 +101,11 @@ class Loop:
 
     @property
     def gpu_busy_s(self) -> float:
-        return sum(d.station.busy_s for d in self._devices)
+        return sum(d.station.busy_s for d in self._crew)
 
     @property
     def gpu_waited_s(self) -> float:
-        return sum(d.waited_s for d in self._devices)
+        return sum(d.waited_s for d in self._crew)
 
     @property
     def compile_s(self) -> float:
@@ -149,11 +122,11 @@ class Loop:
         """
         with self._signals():
             try:
-                self._start_devices(self._options.devices or (0,))
                 while True:
                     if self._interrupted:
                         raise KeyboardInterrupt
-                    self._revive()
+                    if self._tasks or self._pool is None:
+                        self._crew.start()
                     if self._pool is not None:
                         self._open_tasks()
                         self._pool.feed()
@@ -168,8 +141,7 @@ class Loop:
 
     def _close(self) -> None:
         self.wall_s = time.monotonic() - self._started
-        for device in self._devices:
-            device.station.kill()
+        self._crew.close()
         if self._pool is not None:
             self._pool.close()
         self.progress.close()
@@ -197,41 +169,48 @@ class Loop:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _start_devices(self, indices: Sequence[int | None]) -> None:
-        for index in indices:
-            if any(d.index == index for d in self._devices):
-                continue
-            name = "cpu" if index is None else f"device {index}"
-            arguments = {"index": index, "seed": self._options.seed,
-                         **self._options.measurer_arguments}
-            device = _Device(index, Station(name, self._options.measurer, arguments))
-            self._devices.append(device)
-            device.station.start()
+    def _begin(self) -> None:
+        """The first worker is ready: opens the journal and the compile pool for its device."""
+        identity, options = self._crew.identity, self._options
+        if identity is None or self._pool is not None:
+            return
+        self._ledger = Ledger(self._journal, device=identity.spec,
+                              environment=identity.environment,
+                              fingerprint=identity.fingerprint, space_hash=self._space_hash,
+                              seed=options.seed)
+        self._spec = identity.spec
+        self._pool = CompilePool(options.builder, {"device": identity.spec},
+                                 workers=options.compile_workers,
+                                 timeout_s=options.compile_timeout_s)
 
     def _watch(self) -> None:
         """Waits for news from any child, takes it, and ends what has taken too long."""
-        pool = self._pool
+        pool, crew = self._pool, self._crew
         compilers = pool.connections() if pool else {}
-        measuring = {d.station.connection: d for d in self._devices if d.station.connection}
-        deadlines = [d.station.deadline for d in self._devices]
-        deadlines += [pool.deadline()] if pool else []
+        measuring = crew.connections()
         start = time.monotonic()
-        timeout = max(0.0, min(_WAIT_S, min(deadlines) - start))
-        idle = [d for d in self._devices if d.station.idle]
-        ready = wait([*compilers, *measuring], timeout)
+        deadline = min(crew.deadline(), pool.deadline() if pool else math.inf)
+        idle = [d for d in crew if d.station.idle]
+        ready = wait([*compilers, *measuring], max(0.0, min(_WAIT_S, deadline - start)))
         if pool is not None and pool.outstanding:
             for device in idle:
                 device.waited_s += time.monotonic() - start
         for connection in ready:
             if connection in measuring:
                 device = measuring[connection]
-                self._take(device, device.station.read())
+                for event in crew.read(device):
+                    self._take(device, event)
             elif pool is not None:
                 self._take_built(pool.read(compilers[connection]))
-        for device in self._devices:
-            self._take(device, device.station.check())
+        for device, event in crew.check():
+            self._take(device, event)
         if pool is not None:
             self._take_built(pool.check())
+        self._begin()
+        for device in crew:
+            if device.lost:  # another device takes over its problems
+                for task in self._tasks:
+                    task.owner = None if task.owner is device else task.owner
         self._show()
 
     # -- problems -------------------------------------------------------------------------------
@@ -244,7 +223,7 @@ class Loop:
         assert pool is not None
         while self._next < len(self._problems) and not self._out_of_time():
             count = len(self._tasks)
-            working = len(self._devices)
+            working = len(self._crew)
             if count > working and (pool.queued >= pool.workers or count >= working + _AHEAD):
                 return
             self._open(self._problems[self._next])
@@ -368,26 +347,20 @@ class Loop:
 
     # -- devices --------------------------------------------------------------------------------
 
-    def _revive(self) -> None:
-        """Starts workers again that died or were ended, while there is work."""
-        for device in self._devices:
-            if not device.lost and not device.station.alive and (self._tasks or not self._pool):
-                device.station.start()
-
     def _assign(self) -> None:
-        for device in self._devices:
+        for device in self._crew:
             if device.station.idle:
                 task = self._task_for(device)
                 if task is not None:
                     self._give(device, task)
 
-    def _task_for(self, device: _Device) -> Task | None:
+    def _task_for(self, device: Device) -> Task | None:
         """Its own problem while there is something to measure; else the earliest other."""
         free = [t for t in self._tasks if not t.busy and t.owner in (None, device)
                 and (t.ready or (t.coarse_over and t.final_groups))]
         return min(free, key=lambda t: t is not device.task, default=None)
 
-    def _give(self, device: _Device, task: Task) -> None:
+    def _give(self, device: Device, task: Task) -> None:
         limit = self._options.per_config_timeout_s
         if task.owner is None:
             task.owner = device
@@ -410,32 +383,25 @@ class Loop:
             waiting += len(self._problems) - self._next
             now = time.monotonic()
             task.deadline = now + (self._deadline - now) / math.ceil(
-                waiting / max(1, len(self._devices)))
+                waiting / len(self._crew))
 
-    def _take(self, device: _Device, events: list[Event]) -> None:
-        for event in events:
-            task = device.task
-            if isinstance(event, Ready):
-                device.refused = 0
-                self._identify(device, event.info)
-            elif isinstance(event, Refused):
-                self._refused(device, event)
-            elif task is None:
-                continue
-            elif isinstance(event, Opened):
-                torch_us = event.info.get("torch_us")
-                task.torch_us = float(torch_us) if torch_us else None  # type: ignore[arg-type]
-            elif isinstance(event, Result):
-                task.measuring.discard(event.config)
-                self._settle(task, event.config, event.job.stage, event.outcome)
-                self._note_health(device, event.outcome)
-            elif isinstance(event, Broken):
-                device.broken = True
-                self._broken(device, task, event)
-            elif isinstance(event, Finished):
-                self._finished(device, task, event)
+    def _take(self, device: Device, event: Event) -> None:
+        task = device.task
+        assert task is not None
+        if isinstance(event, Opened):
+            torch_us = event.info.get("torch_us")
+            task.torch_us = float(torch_us) if torch_us else None  # type: ignore[arg-type]
+        elif isinstance(event, Result):
+            task.measuring.discard(event.config)
+            self._settle(task, event.config, event.job.stage, event.outcome)
+            self._crew.note(device, event.outcome)
+        elif isinstance(event, Broken):
+            device.broken = True
+            self._broken(device, task, event)
+        elif isinstance(event, Finished):
+            self._finished(device, task, event)
 
-    def _finished(self, device: _Device, task: Task, event: Finished) -> None:
+    def _finished(self, device: Device, task: Task, event: Finished) -> None:
         broken, device.broken = device.broken, False
         if not task.note and not (broken and event.job.stage == FINAL):
             self._return(task, event, broken)
@@ -453,9 +419,9 @@ class Loop:
         elif event.rest:
             task.final_groups.appendleft(event.rest)
 
-    def _broken(self, device: _Device, task: Task, event: Broken) -> None:
+    def _broken(self, device: Device, task: Task, event: Broken) -> None:
         """The operands could not be made, or the finalists failed together."""
-        self._note_health(device, event.outcome)
+        self._crew.note(device, event.outcome)
         configs = event.job.configs
         if event.opening:
             task.breaks += 1
@@ -468,46 +434,6 @@ class Loop:
         else:
             # One of them did it. Alone with torch, each still has its paired ratio.
             task.final_groups.extend((config,) for config in configs)
-
-    def _note_health(self, device: _Device, outcome: Outcome) -> None:
-        sick = outcome.status in ("died", "timeout")
-        device.failed_in_a_row = device.failed_in_a_row + 1 if sick else 0
-        if device.failed_in_a_row >= _SICK_AFTER:
-            raise DeviceError(f"{device.name}: {_SICK_AFTER} configs in a row hung or died; last: "
-                              f"{outcome.reason}. `tritongemm doctor` may say more; then go on "
-                              "with --resume")
-
-    def _identify(self, device: _Device, info: Mapping[str, object]) -> None:
-        """The first device that is ready says what is measured on; others must be like it."""
-        if self._spec is None:
-            spec, environment = info["device"], info["environment"]
-            assert isinstance(spec, DeviceSpec) and isinstance(environment, Mapping)
-            self._fingerprint = str(info["fingerprint"])
-            self._ledger = Ledger(self._journal, device=spec, environment=environment,
-                                  fingerprint=self._fingerprint, space_hash=self._space_hash,
-                                  seed=self._options.seed)
-            self._pool = CompilePool(self._options.builder, {"device": spec},
-                                     workers=self._options.compile_workers,
-                                     timeout_s=self._options.compile_timeout_s)
-            self._spec = spec
-            if self._options.devices is None:
-                self._start_devices(range(int(info["device_count"])))  # type: ignore
-        elif str(info["fingerprint"]) != self._fingerprint:
-            raise UsageError(f"{device.name} ({getattr(info['device'], 'name', '?')}) is not like "
-                             f"the first one ({self._spec.name}); sweep one kind at a time with "
-                             "--devices")
-
-    def _refused(self, device: _Device, event: Refused) -> None:
-        device.refused += 1
-        if not event.final and device.refused < _TRIES:
-            return  # _revive starts it again
-        device.lost = event.reason
-        for task in self._tasks:
-            if task.owner is device:
-                task.owner = None  # another device takes it
-        if all(d.lost for d in self._devices):
-            raise DeviceError(f"{device.name} cannot be used: {event.reason}")
-        self.progress.say(f"{device.name} is left out: {event.reason}")
 
     # -- display --------------------------------------------------------------------------------
 
@@ -527,7 +453,7 @@ class Loop:
         on = [OnDevice(d.name, str(t.problem),
                        t.total - len(t.building) - len(t.ready) - len(t.measuring), t.total,
                        t.best_us, t.torch_us)
-              for d in self._devices if (t := d.task) is not None and t in self._tasks]
+              for d in self._crew if (t := d.task) is not None and t in self._tasks]
         self.progress.update(Snapshot(len(self.reports), total, self.measured, self.failures,
                                       self._pool.outstanding if self._pool else 0, elapsed, eta,
                                       on))

@@ -1,0 +1,95 @@
+"""Candidates: legal ones only, counted by rule, the most promising first."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tritongemm import settings
+from tritongemm.device import device_named, representative
+from tritongemm.errors import DataFileError, UsageError
+from tritongemm.kernels import SPECS, violation
+from tritongemm.problem import OPERAND_DTYPES, GemmProblem
+from tritongemm.selection import choose, estimate
+from tritongemm.tuning.candidates import Planner
+
+H200 = device_named("nvidia-h200")
+LARGE = GemmProblem.contiguous(2048, 2048, 2048)
+
+
+def test_every_candidate_is_legal_and_every_other_config_is_counted_under_a_rule():
+    found = Planner()(LARGE, H200)
+    assert found.configs
+    assert all(violation(LARGE, c, H200) is None for c in found.configs)
+    report = found.report
+    assert report.kept == len(found.configs) == len(set(found.configs))
+    assert report.considered == report.kept + sum(report.removed.values())
+    assert all(kernel in SPECS for kernel, _ in report.removed)
+
+
+def test_the_most_promising_come_first():
+    times = [estimate(LARGE, c, H200).total_us for c in Planner()(LARGE, H200).configs]
+    assert times == sorted(times)
+
+
+def test_top_takes_the_first_and_the_present_choice():
+    everything = Planner()(LARGE, H200).configs
+    found = Planner(top=5)(LARGE, H200)
+    assert set(everything[:5]) <= set(found.configs)
+    assert set(found.configs) - set(everything[:5]) <= {choose(LARGE, H200).config}
+    assert found.report.not_chosen >= len(everything) - 6
+
+
+def test_a_random_subset_is_the_same_for_a_seed_and_differs_between_seeds():
+    first, again, other = (Planner(subset=8, seed=s)(LARGE, H200).configs for s in (1, 1, 2))
+    assert first == again != other
+    assert 8 <= len(first) <= 9
+
+
+def test_only_the_kernels_asked_for():
+    found = Planner(["tiled"])(LARGE, H200)
+    assert {c.kernel for c in found.configs} == {"tiled"}
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"kernels": ["nonsense"]}, "nonsense"), ({"top": 0}, "top=0"), ({"subset": -1}, "subset=-1"),
+])
+def test_bad_options_are_named(options, words):
+    with pytest.raises(UsageError, match=words):
+        Planner(**options)
+
+
+def test_a_malformed_space_is_an_error_naming_the_file(tmp_path):
+    (tmp_path / "spaces").mkdir()
+    (tmp_path / "spaces" / "tiled.json").write_text(
+        json.dumps({"schema_version": 1, "kernel": "tiled", "axes": {"block_m": [0]}}))
+    with settings.override(config_dir=tmp_path), pytest.raises(DataFileError, match="tiled.json"):
+        Planner()
+
+
+def test_a_dtype_that_no_kernel_takes_has_no_candidates():
+    found = Planner()(GemmProblem.contiguous(64, 64, 64, dtype="fp64"), H200)
+    assert found.configs == () and found.report.kept == 0
+
+
+@given(st.integers(0, 5000), st.integers(0, 5000), st.integers(0, 5000),
+       st.sampled_from(OPERAND_DTYPES), st.sampled_from(("nn", "nt", "tn", "tt")),
+       st.sampled_from((80, 90, 100)))
+def test_any_problem_has_legal_candidates_only(m, n, k, dtype, layout, arch):
+    problem = GemmProblem.contiguous(m, n, k, dtype=dtype, layout=layout)
+    device = representative(arch)
+    for config in Planner(["tiled"], top=3)(problem, device).configs:
+        assert violation(problem, config, device) is None
+
+
+def test_the_lines_of_a_report_name_rules_and_counts():
+    report = Planner(top=3)(LARGE, H200).report
+    lines = report.lines()
+    assert lines[0].startswith(f"{report.kept} candidates of {report.considered} ")
+    assert len(lines) == 2 + len(report.removed)
+    both = Planner()(LARGE, H200).report
+    both.add(report)
+    assert both.considered == 2 * report.considered

@@ -1,0 +1,129 @@
+"""``tritongemm sweep`` on the command line, over fake workers."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import fakes
+import pytest
+from test_interrupts import wait_for
+
+import tritongemm.tuning.sweep as door
+from tritongemm.cli import main
+from tritongemm.records.journal import read_journal
+
+HERE = Path(__file__).resolve().parent
+SHAPE = ["--m", "64", "--n", "64", "--k", "64"]
+
+
+@pytest.fixture
+def faked(monkeypatch, tmp_path):
+    """The verb with fake parts, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+    def use(**arguments):
+        monkeypatch.setattr(door, "sweep", functools.partial(
+            door.sweep, measurer=fakes.MEASURER, builder=fakes.BUILDER,
+            measurer_arguments=arguments))
+    use()
+    return use
+
+
+def test_a_sweep_of_ranges_reports_rules_times_and_the_next_command(faked, capsys):
+    assert main(["sweep", *SHAPE, "--m", "64,128", "--top", "3", "--journal", "j.jsonl"]) == 0
+    out = capsys.readouterr().out
+    assert "[2/2]" in out and "128x64x64" in out
+    assert "removed by tiled: " in out
+    assert "configs measured in" in out and "GPU busy" in out
+    assert "tritongemm publish j.jsonl" in out
+    assert sum(r["kind"] == "winner" for r in read_journal("j.jsonl")) == 2
+
+
+def test_a_suite_file_and_kernels_and_a_random_subset(faked, tmp_path, capsys):
+    (tmp_path / "mine.csv").write_text("m,n,k\n64,64,64\n96,64,64\n")
+    assert main(["sweep", "--shapes", "mine.csv", "--kernels", "tiled", "--random", "2",
+                 "--seed", "7", "--journal", "j.jsonl"]) == 0
+    kernels = {r["config"]["kernel"] for r in read_journal("j.jsonl") if r["kind"] == "result"}
+    assert kernels == {"tiled"}
+
+
+def test_without_a_name_the_journal_is_named_after_the_run(faked, tmp_path, capsys):
+    assert main(["sweep", *SHAPE, "--top", "1"]) == 0
+    (journal,) = tmp_path.glob("sweep-*.jsonl")
+    assert journal.name in capsys.readouterr().out
+
+
+def test_a_problem_without_a_winner_is_answered_by_status_1(faked, capsys):
+    faked(behaviour={"open 64x64x64": "oom"})
+    assert main(["sweep", *SHAPE, "--top", "2", "--journal", "j.jsonl"]) == 1
+    out = capsys.readouterr().out
+    assert "oom" in out and "failed: oom" in out
+
+
+def test_resume_goes_on_and_says_what_was_taken_over(faked, capsys):
+    arguments = ["sweep", *SHAPE, "--top", "2", "--journal", "j.jsonl"]
+    assert main(arguments) == 0
+    assert main(arguments) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert main([*arguments, "--resume"]) == 0
+    assert "taken over from the journal" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    ([*SHAPE, "--resume"], "--journal"), ([*SHAPE, "--dtype", "int3"], "int3"),
+    ([*SHAPE, "--layout", "xx"], "xx"), (["no_such_suite"], "no_such_suite"),
+    ([*SHAPE, "--kernels", "mystery"], "mystery"), ([*SHAPE, "--top", "0"], "top=0"),
+    ([*SHAPE, "--budget", "-3"], "budget_s"), ([*SHAPE, "--timeout", "0"], "timeout"),
+    ([*SHAPE, "--devices", "one"], "one"), ([], "no problems named"),
+])
+def test_a_wrong_argument_is_named_and_nothing_is_left(faked, tmp_path, capsys, arguments, words):
+    assert main(["sweep", *arguments]) == 2
+    assert words in capsys.readouterr().err
+    assert list(tmp_path.glob("*.jsonl*")) == []
+
+
+def test_no_gpu_is_a_clear_error(faked, monkeypatch, capsys):
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device here")
+    monkeypatch.setattr(door, "sweep", door.sweep.func)
+    assert main(["sweep", *SHAPE, "--journal", "j.jsonl"]) == 2
+    assert "no CUDA device" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_with_130_and_says_how_to_go_on(tmp_path):
+    code = (f"import sys; sys.path[:0] = [{str(HERE)!r}, {str(HERE.parents[1])!r}]\n"
+            "import functools, fakes\nimport tritongemm.tuning.sweep as door\n"
+            "from tritongemm.cli import main\n"
+            "door.sweep = functools.partial(door.sweep, measurer=fakes.MEASURER,\n"
+            "    builder=fakes.BUILDER, measurer_arguments={'log': 'log', 'each_s': 0.2})\n"
+            "sys.exit(main(['sweep', '--m', '64', '--n', '64', '--k', '64', "
+            "'--journal', 'my j.jsonl']))")
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_for(lambda: (tmp_path / "log").exists())
+    os.kill(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "--resume --journal 'my j.jsonl'" in err
+    assert "Traceback" not in err
+    assert all(r for r in read_journal(tmp_path / "my j.jsonl"))
+
+
+def test_a_terminal_gets_the_live_display(tmp_path):
+    rich = pytest.importorskip("rich.console")
+    from tritongemm.tuning.progress import Live
+
+    with open(tmp_path / "screen", "w+") as screen:
+        display = Live(rich.Console(file=screen, force_terminal=True, width=120))
+        fakes.run(tmp_path / "j.jsonl", [fakes.config(1), fakes.config(2)], each_s=0.3,
+                  progress=display, behaviour={f"coarse *:{fakes.config(2).config_id}": "wrong"})
+        screen.seek(0)
+        text = screen.read()
+    assert "0/1 problems" in text and "device 0" in text
+    assert "[1/1] 64x64x64 bf16 nn: tiled_16x64x32" in text
