@@ -9,7 +9,8 @@ from tritongemm.errors import ConfigError
 
 #: Short forms in ``config_id``, in the order in which they are written.
 _CODES = {"num_warps": "w", "num_stages": "s", "group_m": "g", "split_k": "k",
-          "epilogue_subtile": "e", "cluster_m": "c", "pingpong": "p", "swap_ab": "x", "thread_m": "tm", "thread_n": "tn",
+          "epilogue_subtile": "e", "cluster_m": "c", "pingpong": "p", "swap_ab": "x",
+          "pad_operands": "a", "thread_m": "tm", "thread_n": "tn",
           "warp_m": "wm", "warp_n": "wn"}
 #: A bound against nonsense and hostile files, far above anything a device can run.
 MAX_VALUE = 65536
@@ -30,6 +31,7 @@ class KernelConfig:
         cluster_m: programs of one cluster along M.
         pingpong: 1: two consumer groups take tiles in turn, 0: they share each tile.
         swap_ab: 1: computes the transposed product, so that a small M is the narrow side.
+        pad_operands: 1: operands that the copy engine cannot read are copied to aligned scratch.
         thread_m, thread_n, warp_m, warp_n: register and warp tiles of the CUDA rungs; 0: unused.
 
     Raises:
@@ -48,6 +50,7 @@ class KernelConfig:
     cluster_m: int = 1
     pingpong: int = 0
     swap_ab: int = 0
+    pad_operands: int = 0
     thread_m: int = 0
     thread_n: int = 0
     warp_m: int = 0
@@ -72,14 +75,14 @@ class KernelConfig:
         parts = [self.kernel, f"{self.block_m}x{self.block_n}x{self.block_k}"]
         for name, code in _CODES.items():
             value = getattr(self, name)
-            if name in ("num_warps", "num_stages", "group_m") or value != _DEFAULTS[name]:
+            if name in ("num_warps", "num_stages", "group_m") or value != DEFAULTS[name]:
                 parts.append(f"{code}{value}")
         return "_".join(parts)
 
     def to_json(self) -> dict[str, int]:
         """The parameters without the kernel's name; those at their default are left out."""
         return {f.name: getattr(self, f.name) for f in fields(self)
-                if f.name != "kernel" and getattr(self, f.name) != _DEFAULTS.get(f.name)}
+                if f.name != "kernel" and getattr(self, f.name) != DEFAULTS.get(f.name)}
 
     @classmethod
     def from_json(cls, kernel: str, values: Mapping[str, object]) -> KernelConfig:
@@ -100,6 +103,7 @@ class KernelConfig:
         return self.config_id
 
 
-_DEFAULTS = {f.name: f.default for f in fields(KernelConfig) if isinstance(f.default, int)}
+#: Parameter -> its default, for those that have one.
+DEFAULTS = {f.name: f.default for f in fields(KernelConfig) if isinstance(f.default, int)}
 #: The names a space may use as axes.
 PARAMETERS = tuple(f.name for f in fields(KernelConfig) if f.name != "kernel")

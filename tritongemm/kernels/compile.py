@@ -95,7 +95,7 @@ def build_launches(launches: tuple[Launch, ...], arch: int) -> tuple[tuple[Binar
         binary, hit = _get(launch, arch)
         binaries.append(binary)
         cached &= hit
-    main = binaries[0]
+    main = max(binaries, key=lambda b: (b.shared_bytes, b.registers or 0))
     return tuple(binaries), BuildReport(time.perf_counter() - start, cached, main.registers,
                                         main.spills, main.shared_bytes)
 

@@ -214,7 +214,7 @@ def _split_k(problem, config, device):
 
 split_k = Constraint("split_k", _split_k)
 #: Bound of the scratch a launch may take from torch's allocator.
-MAX_SCRATCH_BYTES = 256 * 2**20
+MAX_SCRATCH_BYTES = 2**30
 
 
 def _grid(problem, config, device):

@@ -113,12 +113,13 @@ class Launcher:
         base = -(-ctypes.addressof(self._memory) // 64) * 64
         shift = base - ctypes.addressof(self._memory)
         self._parameters = (ctypes.c_void_p * len(offsets))(*(base + o for o in offsets))
-        self._addresses: list[tuple[int, int]] = []  # operand's index, offset in memory
+        self._addresses: list[tuple[int, int, int]] = []  # operand, place in memory, offset
         self._maps: list[_TensorMap] = []
         metas = iter(binary.maps)
         for (size, _, value), offset in zip(fields, offsets):
             if isinstance(value, Pointer):
-                self._addresses.append((operands.index(value.operand), shift + offset))
+                self._addresses.append((operands.index(value.operand), shift + offset,
+                                        value.offset))
             elif isinstance(value, Descriptor):
                 self._maps.append(_TensorMap(value, next(metas), base + offset,
                                              operands.index(value.operand), self._cuda))
@@ -142,10 +143,10 @@ class Launcher:
     def __call__(self, addresses: Sequence[int], stream: int) -> None:
         """Launches on ``stream`` with the operands at ``addresses``. Raises LaunchError."""
         with self._lock:
-            for index, offset in self._addresses:
-                struct.pack_into("Q", self._memory, offset, addresses[index])
+            for index, place, offset in self._addresses:
+                struct.pack_into("Q", self._memory, place, addresses[index] + offset)
             for tensor_map in self._maps:
-                tensor_map.point_at(addresses[tensor_map.operand])
+                tensor_map.point_at(addresses[tensor_map.operand] + tensor_map.offset)
             status = self._start(stream)
         if status != _SUCCESS:
             self._failed(status, stream)
@@ -175,7 +176,7 @@ class _TensorMap:
 
     def __init__(self, descriptor: Descriptor, meta: dict, address: int, operand: int,
                  cuda: ctypes.CDLL) -> None:
-        self.operand = operand
+        self.operand, self.offset = operand, descriptor.offset
         self._cuda, self._address, self._name = cuda, address, descriptor.name
         self._base: int | None = None
         rank = len(descriptor.shape)

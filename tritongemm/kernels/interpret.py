@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tritongemm.errors import LaunchError
 from tritongemm.kernels.launch import Descriptor, Launch, Pointer
+from tritongemm.problem import torch_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -34,10 +35,17 @@ def interpret(launch: Launch, operands: Mapping[str, torch.Tensor]) -> None:
         values["INTERPRETED"] = True
     for x in launch.arguments:
         if isinstance(x, Pointer):
-            values[x.name] = operands[x.operand]
+            values[x.name] = _at(operands[x.operand], x)
         elif isinstance(x, Descriptor):
-            values[x.name] = TensorDescriptor(operands[x.operand], list(x.shape),
+            values[x.name] = TensorDescriptor(_at(operands[x.operand], x), list(x.shape),
                                               list(x.strides), list(x.box))
         else:
             values[x.name] = x.value
     function[launch.grid](**values)
+
+
+def _at(operand: torch.Tensor, x: Pointer | Descriptor) -> torch.Tensor:
+    """The operand itself, or scratch from the argument's offset on, as its dtype."""
+    if x.operand != "scratch":
+        return operand
+    return operand[x.offset // 4:].view(torch_dtype(x.dtype))

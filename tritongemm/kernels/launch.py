@@ -46,19 +46,21 @@ class Geometry:
 
 @dataclass(frozen=True)
 class Pointer:
-    """The base address of an operand (``a``, ``b``, ``c`` or ``scratch``)."""
+    """The base address of an operand (``a``, ``b``, ``c`` or ``scratch``) plus ``offset`` bytes."""
 
     name: str
     operand: str
     dtype: str
     align: int
+    offset: int = 0
 
 
 @dataclass(frozen=True)
 class Descriptor:
     """A tensor map over an operand as stored: shape and strides in elements, outermost first.
 
-    ``gluon``: the type names the shared layout of the box, as Gluon kernels want it.
+    ``gluon``: the type names the shared layout of the box, as Gluon kernels want it. ``offset``:
+    bytes from the operand's base.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Descriptor:
     strides: tuple[int, ...]
     box: tuple[int, ...]
     gluon: bool = False
+    offset: int = 0
 
 
 @dataclass(frozen=True)

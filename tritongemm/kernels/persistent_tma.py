@@ -110,6 +110,7 @@ PERSISTENT_TMA = KernelSpec(
         rules.tensor_cores, rules.tf32_reads_k_major, rules.tma_extents, rules.tma_operands,
         rules.Constraint("c_stride", _unit_inner_c, of_problem=True),
         rules.unused("split_k", "cluster_m", "pingpong", "swap_ab",
+                     "pad_operands",
                      "thread_m", "thread_n", "warp_m", "warp_n"),
         rules.powers_of_two, rules.dot_shape, rules.Constraint("box", _box),
         rules.Constraint("wgmma", _wgmma), rules.not_oversized, rules.accumulator,

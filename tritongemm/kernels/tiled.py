@@ -123,6 +123,7 @@ TILED = KernelSpec(
     constraints=(
         rules.dtypes("bf16", "fp16", "fp32"), rules.no_epilogue, rules.min_arch(80),
         rules.unused("epilogue_subtile", "cluster_m", "pingpong", "swap_ab",
+                     "pad_operands",
                      "thread_m", "thread_n", "warp_m", "warp_n"),
         rules.powers_of_two, rules.dot_shape, rules.not_oversized, rules.accumulator,
         rules.fma_tile, rules.split_k, rules.grid, rules.shared_memory(shared_bytes)),

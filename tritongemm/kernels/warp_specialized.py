@@ -8,11 +8,12 @@ from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.kernels import constraints as rules
 from tritongemm.kernels.launch import Geometry, Launch, Pointer, Scalar, divisor_of
+from tritongemm.kernels.padding import pad_operands, padded_bytes
 from tritongemm.kernels.reduce import partials_bytes, reduce_launch
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.symbol import symbol_of
 from tritongemm.kernels.tensor_map import batched, stored_operand, tma_store
-from tritongemm.problem import GemmProblem, dtype_of
+from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
 
 #: Registers a thread that the kernel starts with, by consumers: threads are 128 a consumer and
 #: 128 for the producer's group, and the sum must fit the SM (twice, for one consumer).
@@ -62,6 +63,10 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
              geometry: Geometry) -> tuple[Launch, ...]:
     """The product, and for split_k > 1 the pass that adds the parts in a fixed order."""
     outer, outer_geometry = problem, geometry
+    padding = None
+    if config.pad_operands:
+        padding = pad_operands(problem, geometry, partials_bytes(problem, config.split_k))
+        problem, geometry = padding.problem, padding.geometry
     names = ("a", "b")
     if config.swap_ab:
         problem, geometry, names = swapped(problem), swapped_geometry(geometry), ("b", "a")
@@ -70,6 +75,8 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     a = stored_operand(problem, "a", rows, config.block_k, geometry, gluon=True)
     b = stored_operand(problem, "b", config.block_n, config.block_k, geometry, gluon=True)
     a, b = replace(a, operand=names[0]), replace(b, operand=names[1])
+    if padding is not None:
+        a, b = padding.moved(a), padding.moved(b)
     if split == 1:
         c = Pointer("c", "c", problem.dtype_out, problem.align_c)
         cb, cm, cn, cs = geometry.cb, geometry.cm, geometry.cn, 0
@@ -107,10 +114,10 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         "tritongemm.kernels.device.warp_specialized", "warp_specialized", arguments, constants,
         (min(device.num_sms * resident, units), 1, 1), 4, 1, symbol_of(outer, config),
         maxnreg=_START_REGISTERS[consumers], gluon=True,
-        scratch_bytes=partials_bytes(outer, split))
-    if split == 1:
-        return (product,)
-    return (product, reduce_launch(outer, split, outer_geometry))
+        scratch_bytes=(padding.scratch_bytes if padding else partials_bytes(outer, split)))
+    before = (padding.launch,) if padding else ()
+    after = (reduce_launch(outer, split, outer_geometry),) if split > 1 else ()
+    return (*before, product, *after)
 
 
 def _resident(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> int:
@@ -172,6 +179,21 @@ def _oversized(problem, config, device):
     return None
 
 
+def _aligned_or_padded(problem, config, device):
+    unaligned = min(problem.align_a, problem.align_b) < FULL_ALIGNMENT
+    if config.pad_operands not in (0, 1):
+        return f"pad_operands={config.pad_operands} is neither 0 nor 1"
+    if not config.pad_operands:
+        return rules.tma_operands.check(problem, config, device)
+    if not unaligned:
+        return "pad_operands=1 for operands that are aligned already"
+    need = padded_bytes(problem) + partials_bytes(problem, config.split_k)
+    if need > rules.MAX_SCRATCH_BYTES:
+        return (f"pad_operands=1 needs {need} bytes of scratch; at most "
+                f"{rules.MAX_SCRATCH_BYTES}")
+    return None
+
+
 def _not_swapped_for_nothing(problem, config, device):
     if config.swap_ab and problem.m > 128:
         return f"swap_ab=1 is for a small M; {problem.m} is above 128"
@@ -197,6 +219,8 @@ def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
                               num_stages=6, group_m=8, epilogue_subtile=2 if wide else 1)
         if not tma_store(problem):
             config = replace(config, epilogue_subtile=1)
+    if min(problem.align_a, problem.align_b) < FULL_ALIGNMENT:
+        config = replace(config, pad_operands=1)
     while config.num_stages > 2 and shared_bytes(problem, config) > device.shared_bytes_per_block:
         config = replace(config, num_stages=config.num_stages - 1)
     return config
@@ -208,11 +232,11 @@ WARP_SPECIALIZED = KernelSpec(
     archs=(90,),
     constraints=(
         rules.dtypes("bf16", "fp16"), rules.no_epilogue, rules.archs(90), rules.tma_extents,
-        rules.tma_operands,
         rules.unused("cluster_m", "thread_m", "thread_n", "warp_m", "warp_n"),
         rules.powers_of_two, rules.Constraint("consumers", _consumers),
         rules.Constraint("tile", _tile), rules.Constraint("subtile", _subtile),
         rules.Constraint("oversized", _oversized),
+        rules.Constraint("alignment", _aligned_or_padded),
         rules.Constraint("swap", _not_swapped_for_nothing), rules.split_k, rules.grid,
         rules.shared_memory(shared_bytes)),
     shared_bytes=shared_bytes, launches=launches, default=default)

@@ -71,7 +71,8 @@ class Explanation:
             lines.append(f"roof       {self.roof_time_us:.2f} us, bound by {self.roof_bound}")
         lines.append(
             f"estimate   {e.total_us:.2f} us: launch {e.launch_us:.2f} + fill {e.fill_us:.2f} + "
-            f"K loop {e.k_loop_us:.2f} + store {e.store_us:.2f} + split {e.split_us:.2f}")
+            f"K loop {e.k_loop_us:.2f} + store {e.store_us:.2f} + split {e.split_us:.2f} + "
+            f"padding {e.pad_us:.2f}")
         if self.measured_us is not None:
             line = f"measured   {self.measured_us:.2f} us"
             if self.roof_time_us:

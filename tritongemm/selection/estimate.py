@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.kernels import shared_bytes
+from tritongemm.kernels.padding import padded_bytes
 from tritongemm.problem import GemmProblem, dtype_of
 
 #: Microseconds from a launch to its first instruction and from its last to the next launch's
@@ -21,8 +22,14 @@ _LAUNCH_US = 1.5
 _FILL_US = 0.8
 #: L2 bandwidth over device-memory bandwidth: about 1.7 on Hopper and Ampere.
 _L2_RATIO = 1.7
+#: Share of the copy bandwidth that a pass over unaligned rows reaches.
+_PAD_SHARE = 0.5
 #: Used where a device has no peaks on record, so that the order still means something.
 _UNKNOWN_TFLOPS, _UNKNOWN_GBPS = {"fp32": 50.0}, 2000.0
+
+
+#: Kernels whose next tile's loads run under this one's store.
+PERSISTENT = frozenset({"persistent_tma", "warp_specialized"})
 
 
 @dataclass(frozen=True)
@@ -36,11 +43,13 @@ class Estimate:
     k_loop_us: float
     store_us: float
     split_us: float
+    pad_us: float
 
     @property
     def total_us(self) -> float:
         """The sum of the terms."""
-        return self.launch_us + self.fill_us + self.k_loop_us + self.store_us + self.split_us
+        return (self.launch_us + self.fill_us + self.k_loop_us + self.store_us + self.split_us
+                + self.pad_us)
 
 
 def estimate(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> Estimate:
@@ -50,7 +59,8 @@ def estimate(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> 
     tiles = (-(-problem.m // bm) * -(-problem.n // bn) * problem.batch * config.split_k)
     resident = max(1, min(device.shared_bytes_per_sm // max(shared_bytes(problem, config), 1),
                           2048 // (32 * config.num_warps), 8))
-    slots = device.num_sms * (1 if config.kernel.startswith("persistent") else resident)
+    overlapped = config.kernel in PERSISTENT
+    slots = device.num_sms * (min(resident, 2) if overlapped else resident)
     waves = -(-tiles // slots)
     share = min(tiles, slots) / device.num_sms  # programs that share an SM's rates
     share = max(share, 1.0)
@@ -70,9 +80,11 @@ def estimate(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> 
     if config.split_k > 1:
         partials = 4.0 * problem.batch * problem.m * problem.n * (config.split_k + 1)
         split_us = _LAUNCH_US + _FILL_US + partials / (gbps * 1e3 * _L2_RATIO)
-    overlapped = config.kernel.startswith("persistent")
+    pad_us = 0.0
+    if config.pad_operands:
+        pad_us = _LAUNCH_US + _FILL_US + 2 * padded_bytes(problem) / (gbps * 1e3 * _PAD_SHARE)
     return Estimate(tiles, waves, _LAUNCH_US, _FILL_US * (1 if overlapped else waves),
-                    waves * k_loop, store_us * (1 if overlapped else waves), split_us)
+                    waves * k_loop, store_us * (1 if overlapped else waves), split_us, pad_us)
 
 
 def _tile_efficiency(problem: GemmProblem, config: KernelConfig) -> float:
@@ -83,4 +95,7 @@ def _tile_efficiency(problem: GemmProblem, config: KernelConfig) -> float:
     if problem.unit == "fp32":
         return min(0.8, 0.25 + 0.01 * (config.block_m * config.block_n / 32 / config.num_warps))
     edge = (config.block_m * config.block_n) ** 0.5
+    if config.kernel not in PERSISTENT:
+        # Elements of 2 bytes on odd addresses are loaded one by one, through registers.
+        edge *= {1: 0.1, 2: 0.1, 4: 0.4, 8: 0.6}.get(min(problem.align_a, problem.align_b), 0.8)
     return min(0.82, 0.9 * edge / (edge + 30.0)) * min(1.0, 0.7 + 0.1 * config.num_stages)

@@ -1,0 +1,117 @@
+"""Operands that the copy engine cannot read, copied to aligned scratch by one launch before it.
+
+Only the operand that needs it is copied; rows keep their extent and get a leading dimension of
+whole 128-byte lines. The copies live in the call's scratch: nothing outlives the call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tritongemm.kernels.launch import Descriptor, Geometry, Launch, Pointer, Scalar, divisor_of
+from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
+
+_LINE = 128
+_BLOCK_ROWS, _BLOCK_COLS = 8, 256
+
+
+@dataclass(frozen=True)
+class Padding:
+    """The copy's launch, the problem and geometry that the product then sees, and where the
+    copies lie in scratch (bytes)."""
+
+    launch: Launch
+    problem: GemmProblem
+    geometry: Geometry
+    offsets: dict[str, int]
+    scratch_bytes: int
+
+    def moved(self, descriptor: Descriptor) -> Descriptor:
+        """The tensor map over the copy, where its operand was copied."""
+        if descriptor.operand not in self.offsets:
+            return descriptor
+        return replace(descriptor, operand="scratch", offset=self.offsets[descriptor.operand])
+
+
+def _stored(problem: GemmProblem, operand: str) -> tuple[int, int]:
+    """(rows, columns) of an operand as it lies in memory."""
+    if operand == "a":
+        return (problem.m, problem.k) if problem.layout[0] == "n" else (problem.k, problem.m)
+    return (problem.k, problem.n) if problem.layout[1] == "n" else (problem.n, problem.k)
+
+
+def _lead(problem: GemmProblem, operand: str) -> int:
+    """Elements between rows of the copy."""
+    per_line = _LINE // dtype_of(getattr(problem, f"dtype_{operand}")).itemsize
+    return -(-_stored(problem, operand)[1] // per_line) * per_line
+
+
+def _copied(problem: GemmProblem) -> list[str]:
+    return [x for x in ("a", "b") if getattr(problem, f"align_{x}") < FULL_ALIGNMENT]
+
+
+def _bytes(problem: GemmProblem, operand: str) -> int:
+    rows = _stored(problem, operand)[0] * problem.batch
+    size = dtype_of(getattr(problem, f"dtype_{operand}")).itemsize
+    return -(-rows * _lead(problem, operand) * size // _LINE) * _LINE
+
+
+def padded_bytes(problem: GemmProblem) -> int:
+    """Scratch of the copies, bytes."""
+    return sum(_bytes(problem, x) for x in _copied(problem))
+
+
+def pad_operands(problem: GemmProblem, geometry: Geometry, start: int) -> Padding:
+    """Copies of the unaligned operands, from byte ``start`` of scratch on."""
+    start = -(-start // _LINE) * _LINE
+    offsets, strides, arguments, blocks = {}, {}, [], []
+    for x in ("a", "b"):
+        dtype = getattr(problem, f"dtype_{x}")
+        align = getattr(problem, f"align_{x}")
+        rows, cols = _stored(problem, x)
+        lead = _lead(problem, x)
+        if x in _copied(problem):
+            offsets[x] = start
+            start += _bytes(problem, x)
+            blocks.append(-(-rows * problem.batch // _BLOCK_ROWS) * -(-cols // _BLOCK_COLS))
+            strides[x] = (rows * lead, lead)
+        else:
+            blocks.append(0)
+        batch_stride, outer, inner = _strides(problem, geometry, x)
+        unit = max(1, align // dtype_of(dtype).itemsize)
+        arguments += [
+            Pointer(f"{x}", x, dtype, align),
+            Pointer(f"{x}_copy", "scratch" if x in offsets else x, dtype,
+                    16 if x in offsets else align, offsets.get(x, 0)),
+            Scalar(f"rows_{x}", rows), Scalar(f"cols_{x}", cols, divisor_of(cols, 16)),
+            Scalar(f"batch_{x}", batch_stride, divisor_of(batch_stride, unit)),
+            Scalar(f"outer_{x}", outer, divisor_of(outer, unit)),
+            Scalar(f"inner_{x}", inner, fold=True), Scalar(f"lead_{x}", lead, 16)]
+    arguments += [Scalar("blocks_a", blocks[0]), Scalar("batches", problem.batch)]
+    launch = Launch(
+        "tritongemm.kernels.device.pad", "pad_operands", tuple(arguments),
+        (("COPY_A", blocks[0] > 0), ("COPY_B", blocks[1] > 0), ("BLOCK_ROWS", _BLOCK_ROWS),
+         ("BLOCK_COLS", _BLOCK_COLS)),
+        (sum(blocks), 1, 1), 4, 1, f"tritongemm_pad_{problem.dtype_a}_{''.join(offsets)}")
+    aligned = replace(problem, align_a=FULL_ALIGNMENT, align_b=FULL_ALIGNMENT)
+    return Padding(launch, aligned, _padded(problem, geometry, strides), offsets, start)
+
+
+def _strides(problem: GemmProblem, g: Geometry, operand: str) -> tuple[int, int, int]:
+    """(batch, between rows as stored, along a row) of an operand, elements."""
+    if operand == "a":
+        return (g.ab, g.am, g.ak) if problem.layout[0] == "n" else (g.ab, g.ak, g.am)
+    return (g.bb, g.bk, g.bn) if problem.layout[1] == "n" else (g.bb, g.bn, g.bk)
+
+
+def _padded(problem: GemmProblem, g: Geometry, strides: dict[str, tuple[int, int]]) -> Geometry:
+    """The geometry with the copies' strides in place of the originals'."""
+    if "a" in strides:
+        batch, lead = strides["a"]
+        am, ak = (lead, 1) if problem.layout[0] == "n" else (1, lead)
+        g = replace(g, ab=batch, am=am, ak=ak)
+    if "b" in strides:
+        batch, lead = strides["b"]
+        bk, bn = (lead, 1) if problem.layout[1] == "n" else (1, lead)
+        g = replace(g, bb=batch, bk=bk, bn=bn)
+    return g
