@@ -119,7 +119,7 @@ def override(**values: object) -> Iterator[Settings]:
     unknown = set(values) - {f.name for f in fields(Settings)}
     if unknown:
         raise UsageError(f"no setting is named {', '.join(sorted(unknown))}")
-    _current = replace(before, **values)
+    _current = replace(before, **values)  # type: ignore[arg-type]
     try:
         yield _current
     finally:

@@ -23,8 +23,7 @@ from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.errors import CompileError, MissingDependencyError
 from tritongemm.kernels import spec_named
-from tritongemm.kernels.launch import (Descriptor, Geometry, Launch, Pointer, Scalar,
-                                       descriptor_type)
+from tritongemm.kernels.launch import Descriptor, Geometry, Launch, Pointer, Scalar, descriptor_type
 from tritongemm.problem import GemmProblem, dtype_of
 from tritongemm.records.atomic import write_atomic
 

@@ -29,7 +29,8 @@ def stored_operand(problem: GemmProblem, operand: str, box_rows: int, box_k: int
     dtype = getattr(problem, f"dtype_{operand}")
     shape, box = ((problem.k, rows), (box_k, box_rows)) if transposed else (
         (rows, problem.k), (box_rows, box_k))
-    return batched(problem, f"{operand}_desc", operand, dtype, shape, outer, box, batch_stride, gluon)
+    return batched(problem, f"{operand}_desc", operand, dtype, shape, outer, box, batch_stride,
+                   gluon)
 
 
 def batched(problem, name, operand, dtype, shape, outer, box, batch_stride,

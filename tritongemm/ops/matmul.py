@@ -12,7 +12,7 @@ from tritongemm import settings
 from tritongemm.device import DeviceSpec, cuda_device, interpreter_device
 from tritongemm.errors import CompileError, LaunchError, TritonGemmError, UnsupportedError
 from tritongemm.kernels.launch import Geometry
-from tritongemm.ops.plan import InterpretedPlan, Plan, geometry_of, make_plan
+from tritongemm.ops.plan import InterpretedPlan, Plan, geometry_of, make_plan, strides_of
 from tritongemm.problem import GemmProblem, alignment
 from tritongemm.selection import choose
 
@@ -255,14 +255,10 @@ def _prepare(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None
     if out is None:
         m, n = problem.m, problem.n
         strides_c = (0 if x.dim() == 2 else m * n, n, 1)
-        geometry = Geometry(*_three(x), *_three(y), *strides_c)
+        geometry = Geometry(*strides_of(x), *strides_of(y), *strides_c)
     else:
         geometry = geometry_of(x, y, _matrices(out, x))
     return _plans.get(problem, geometry, a.device), x, y, shape
-
-
-def _three(x: torch.Tensor) -> tuple[int, ...]:
-    return x.stride() if x.dim() == 3 else (0, *x.stride())
 
 
 def _result_shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:

@@ -134,6 +134,10 @@ class BoundConfig:
 
 def geometry_of(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Geometry:
     """The strides of A [M, K] or [batch, M, K], B and C alike."""
-    def three(x: torch.Tensor) -> tuple[int, ...]:
-        return x.stride() if x.dim() == 3 else (0, *x.stride())
-    return Geometry(*three(a), *three(b), *three(c))
+    return Geometry(*strides_of(a), *strides_of(b), *strides_of(c))
+
+
+def strides_of(x: torch.Tensor) -> tuple[int, int, int]:
+    """(batch, row, column) strides of a matrix, whose batch stride is 0, or of a batch."""
+    batch, row, column = x.stride() if x.dim() == 3 else (0, *x.stride())
+    return batch, row, column

@@ -68,7 +68,7 @@ def estimate(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> 
     gbps = device.memory_gbps or _UNKNOWN_GBPS
     flops_us = tflops * 1e6 / device.num_sms * _tile_efficiency(problem, config)
     l2_bytes_us = gbps * 1e3 * _L2_RATIO / device.num_sms
-    steps = -(--(-problem.k // bk) // config.split_k)
+    steps = -((-problem.k // bk) // config.split_k)
     step_flops = 2.0 * bm * bn * bk
     step_bytes = (bm + bn) * bk * size
     step_us = max(step_flops / flops_us, step_bytes / l2_bytes_us) * share

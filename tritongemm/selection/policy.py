@@ -1,4 +1,4 @@
-"""exact row of the tuned table -> nearest legal row -> rule default, each choice with its source."""
+"""exact tuned row -> nearest legal row -> rule default, each choice with its source."""
 
 from __future__ import annotations
 
