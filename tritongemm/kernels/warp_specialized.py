@@ -36,7 +36,8 @@ def swapped(problem: GemmProblem) -> GemmProblem:
     flip = {"n": "t", "t": "n"}
     layout = flip[problem.layout[1]] + flip[problem.layout[0]]
     return replace(problem, m=problem.n, n=problem.m, dtype_a=problem.dtype_b,
-                   dtype_b=problem.dtype_a, layout=layout, align_a=problem.align_b, align_b=problem.align_a)
+                   dtype_b=problem.dtype_a, layout=layout,
+                   align_a=problem.align_b, align_b=problem.align_a)
 
 
 def swapped_geometry(g: Geometry) -> Geometry:
