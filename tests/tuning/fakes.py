@@ -5,6 +5,7 @@ A behaviour is looked up by "stage size:config_id", "stage *:config_id" and "ope
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -71,6 +72,8 @@ def behave(what: str) -> Outcome | None:
         raise DeviceError("an illegal memory access was encountered")
     elif what == "wrong":
         return Outcome("wrong", "off by 3 limits", {"max_err_ratio": 3.0})
+    elif what == "full":
+        raise CompileError("writing the binary failed") from OSError(errno.ENOSPC, "disk full")
     elif what == "oom":
         raise MemoryError("no memory for operands")
     elif what.startswith("slow"):

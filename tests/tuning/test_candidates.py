@@ -75,6 +75,11 @@ def test_a_dtype_that_no_kernel_takes_has_no_candidates():
     assert found.configs == () and found.report.kept == 0
 
 
+@pytest.mark.parametrize("extents", [(0, 64, 64), (64, 0, 64), (64, 64, 0)])
+def test_an_empty_product_has_no_candidates(extents):
+    assert Planner()(GemmProblem.contiguous(*extents), H200).configs == ()
+
+
 @given(st.integers(0, 5000), st.integers(0, 5000), st.integers(0, 5000),
        st.sampled_from(OPERAND_DTYPES), st.sampled_from(("nn", "nt", "tn", "tt")),
        st.sampled_from((80, 90, 100)))

@@ -297,6 +297,24 @@ def test_a_full_disk_ends_the_sweep_with_everything_before_it_kept(tmp_path, mon
     assert (again.measured, again.resumed) == (2, 2)
 
 
+def test_a_disk_that_is_full_for_a_worker_is_not_held_against_the_config(tmp_path):
+    bad = FOUR[1].config_id
+    with pytest.raises(DeviceError, match="fault of this machine.*--resume"):
+        run(tmp_path / "j.jsonl", FOUR, behaviour={f"coarse *:{bad}": "full"})
+    assert bad not in statuses(tmp_path / "j.jsonl")
+    again = run(tmp_path / "j.jsonl", FOUR, resume=True)
+    assert again.resumed >= 1 and statuses(tmp_path / "j.jsonl")[bad] == "ok"
+
+
+def test_a_system_that_starts_no_process_is_a_clear_error(tmp_path, monkeypatch):
+    def refuse(*_: object, **__: object):
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr("tritongemm.tuning.station.subprocess.Popen", refuse)
+    with pytest.raises(DeviceError, match="no process can be started"):
+        run(tmp_path / "j.jsonl", FOUR)
+
+
 def test_an_unwritable_journal_is_a_clear_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataFileError, match="file"):

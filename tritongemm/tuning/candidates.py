@@ -93,8 +93,11 @@ class Planner:
         return combined_hash(self.spaces)
 
     def __call__(self, problem: GemmProblem, device: DeviceSpec) -> Candidates:
-        """The candidates of one problem; deterministic."""
+        """The candidates of one problem; deterministic. An empty product has none: there is
+        nothing to measure."""
         report = PruneReport()
+        if problem.batch * problem.m * problem.n * problem.k == 0:
+            return Candidates((), report)
         legal: list[KernelConfig] = []
         for space in self.spaces:
             for config in space.configs(dtype=problem.dtype_a):

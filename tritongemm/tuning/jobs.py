@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tritongemm.config import KernelConfig
-from tritongemm.errors import DeviceError, LaunchError
+from tritongemm.errors import DataFileError, DeviceError, LaunchError
 from tritongemm.measure.contender import failure_kind
 from tritongemm.problem import GemmProblem
 
@@ -27,12 +28,15 @@ class Outcome:
         reason: why it failed, one line, without paths.
         values: what was measured, as JSON values (``time_us`` among them only if ``ok``).
         fatal: the child that met it can serve no longer (a sticky fault of the device).
+        stop: it is the machine's fault (a full disk, say), so that it must not be journalled as
+            the config's: the sweep ends.
     """
 
     status: str
     reason: str = ""
     values: Mapping[str, object] = field(default_factory=dict)
     fatal: bool = False
+    stop: bool = False
 
     @property
     def ok(self) -> bool:
@@ -65,10 +69,28 @@ def one_line(text: str) -> str:
     return text if len(text) <= _REASON_LIMIT else text[:_REASON_LIMIT] + " ..."
 
 
+#: What a full or failing machine says; no config is to blame.
+_MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EMFILE, errno.ENFILE,
+            errno.EIO}
+
+
+def _machine_failed(error: BaseException | None) -> bool:
+    """Whether the exception, or one that it came from, is the machine's fault."""
+    while error is not None:
+        if isinstance(error, DataFileError) or (isinstance(error, OSError)
+                                                and error.errno in _MACHINE):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def failure(error: BaseException, stage: str) -> Outcome:
-    """The outcome of an exception: a :class:`DeviceError` is fatal, others are the config's."""
+    """The outcome of an exception: a :class:`DeviceError` is fatal, a full disk stops the sweep,
+    others are the config's."""
     text = one_line(str(error))
     reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if _machine_failed(error):
+        return Outcome("died", text, stop=True)
     if isinstance(error, DeviceError):
         return Outcome("died", f"device fault: {text}", fatal=True)
     status = failure_kind(error)

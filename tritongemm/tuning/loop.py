@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
-from tritongemm.errors import TritonGemmError
+from tritongemm.errors import DeviceError, TritonGemmError
 from tritongemm.problem import GemmProblem
 from tritongemm.records.codec import problem_key
 from tritongemm.tuning.candidates import Candidates, PruneReport
@@ -118,7 +118,8 @@ class Loop:
 
         Raises:
             KeyboardInterrupt: SIGINT or SIGTERM came; children are ended, the journal is closed.
-            DeviceError: no device can be used. DataFileError: the journal cannot be written.
+            DeviceError: no device can be used, or a worker's disk is full. DataFileError: the
+                journal cannot be written.
         """
         with self._signals():
             try:
@@ -331,6 +332,7 @@ class Loop:
     def _settle(self, task: Task, config: KernelConfig, stage: str, outcome: Outcome) -> None:
         """Journals one outcome, first of all."""
         assert self._ledger is not None
+        _stop_if_asked(outcome)
         if stage == COARSE:
             outcome = Outcome(outcome.status, outcome.reason,
                               {**task.built.pop(config, {}), **outcome.values})
@@ -421,6 +423,7 @@ class Loop:
 
     def _broken(self, device: Device, task: Task, event: Broken) -> None:
         """The operands could not be made, or the finalists failed together."""
+        _stop_if_asked(event.outcome)
         self._crew.note(device, event.outcome)
         configs = event.job.configs
         if event.opening:
@@ -457,3 +460,9 @@ class Loop:
         self.progress.update(Snapshot(len(self.reports), total, self.measured, self.failures,
                                       self._pool.outstanding if self._pool else 0, elapsed, eta,
                                       on))
+
+
+def _stop_if_asked(outcome: Outcome) -> None:
+    if outcome.stop:
+        raise DeviceError(f"a worker met a fault of this machine: {outcome.reason}. Mend it and "
+                          "go on with --resume; nothing that was journalled is lost")

@@ -18,6 +18,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
 from tritongemm.config import KernelConfig
+from tritongemm.errors import DeviceError
 from tritongemm.tuning.jobs import COMPILE, FINAL, OPENING, TOGETHER, Job, Outcome, one_line
 
 #: Importing torch from a cold disk and making a context can take a minute.
@@ -116,10 +117,16 @@ class Station:
         Not ``multiprocessing``: that would run the caller's ``__main__`` again in the child. A
         session of its own keeps the terminal's Ctrl-C away and lets :meth:`kill` end the
         compilers that the child started. CUDA is never forked.
+
+        Raises:
+            DeviceError: the system refuses another process.
         """
         assert self._process is None
-        ours, theirs = Pipe()
-        self._words = tempfile.TemporaryFile()
+        try:
+            ours, theirs = Pipe()
+            self._words = tempfile.TemporaryFile()
+        except OSError as error:
+            raise DeviceError(f"no process can be started: {error}") from error
         code = (f"import sys; sys.path[:] = {sys.path!r}; "
                 "from tritongemm.tuning.child import main; "
                 f"main({theirs.fileno()}, {os.getpid()})")
@@ -127,9 +134,10 @@ class Station:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code], stdin=subprocess.DEVNULL, stdout=self._words,
                 stderr=self._words, pass_fds=(theirs.fileno(),), start_new_session=True)
-        except BaseException:
+        except OSError as error:
             ours.close()
-            raise
+            self._words.close()
+            raise DeviceError(f"no process can be started: {error}") from error
         finally:
             theirs.close()
         self.connection = ours

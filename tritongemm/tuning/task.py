@@ -111,7 +111,7 @@ class Task:
         if not ranking:
             note = self.note or ("no config passed the final stage" if self.coarse else
                                  "no config was right" if self.measured else
-                                 "no config is legal here" if self.total == 0 else
+                                 "no config is legal here, or it is empty" if self.total == 0 else
                                  "no time was left")
             return ProblemReport(self.problem, note=note, **counts)  # type: ignore[arg-type]
         (winner, first), *others = ranking
