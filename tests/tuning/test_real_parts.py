@@ -122,3 +122,13 @@ def test_a_real_sweep_finds_a_winner_and_names_its_environment(tmp_path):
     assert header["versions"]["driver"]
     again = door.sweep([problem], tmp_path / "j.jsonl", top=4, resume=True)
     assert again.measured == 0
+
+
+@pytest.mark.gpu
+def test_all_devices_of_the_host_share_a_real_sweep(tmp_path):
+    torch = pytest.importorskip("torch")
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    problems = [GemmProblem.contiguous(n, n, n) for n in (256, 384, 512, 640)]
+    report = door.sweep(problems, tmp_path / "j.jsonl", top=4, devices=None)
+    assert {p.problem for p in report.winners} == set(problems)
