@@ -32,7 +32,8 @@ def _as_cpp(text: str) -> str:
 
 
 def emulate(rung: CudaRung, config: KernelConfig, cases: list[tuple], folder: Path, *,
-            aligned: bool, lazy: bool = False) -> str:
+            aligned: bool, lazy: bool = False,
+            source: Path | None = None) -> str:
     """Builds the rung and runs ``cases`` of (m, n, k, alpha, beta); "" or what went wrong."""
     padded = rung.padded(config)
     runs = []
@@ -47,7 +48,7 @@ def emulate(rung: CudaRung, config: KernelConfig, cases: list[tuple], folder: Pa
 #define LAZY {int(lazy)}
 #include "{SHIM}"
 {"".join(f"#define {k} {v}{chr(10)}" for k, v in rung.macros(config, aligned).items())}
-{_as_cpp(rung.source.read_text(encoding="utf-8"))}
+{_as_cpp((source or rung.source).read_text(encoding="utf-8"))}
 #undef BM
 #undef BN
 #define BM 8
@@ -83,10 +84,10 @@ int main() {{
     return !ok;
 }}
 """
-    source, binary = folder / "rung.cpp", folder / "rung"
-    source.write_text(program, encoding="utf-8")
+    written, binary = folder / "rung.cpp", folder / "rung"
+    written.write_text(program, encoding="utf-8")
     built = subprocess.run([COMPILER, "-O1", "-w", "-std=c++17", "-fsanitize=address,undefined",
-                            "-fno-sanitize=vptr", "-o", binary, source],
+                            "-fno-sanitize=vptr", "-o", binary, written],
                            capture_output=True, text=True)
     if built.returncode:
         return built.stderr[:3000]

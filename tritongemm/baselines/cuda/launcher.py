@@ -97,7 +97,8 @@ class _Loaded:
         self._streams: dict[int, object] = {}
         self._checked = False
         with torch.cuda.device(device):
-            torch.cuda.current_stream(device).cuda_stream  # noqa: B018 - makes the context
+            if not torch.cuda.is_current_stream_capturing():
+                torch.empty(1, device=f"cuda:{device}")  # torch makes the context, not we
             try:
                 # The object file must outlive the kernel: its handle belongs to the library.
                 self._object = ObjectCode.from_cubin(kernel.code, name=kernel.name)

@@ -1,0 +1,39 @@
+"""The ordered list of the ladder: complete, in order, and each rung said in full."""
+
+import pytest
+
+from tritongemm.baselines import CUDA_RUNGS, HOST_RUNGS
+from tritongemm.bench import ladder
+from tritongemm.errors import UsageError
+
+
+def test_list_holds_every_rung_in_order():
+    assert tuple(r.name for r in ladder.rungs("host")) == HOST_RUNGS
+    assert [r.name for r in ladder.rungs("cuda")] == list(CUDA_RUNGS)
+    names = [r.name for r in ladder.RUNGS]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("rung", ladder.RUNGS, ids=lambda r: r.name)
+def test_rung_says_source_idea_and_lesson(rung):
+    assert rung.sources and rung.idea.endswith(".") and rung.lesson.endswith(".")
+    assert (rung.kind == "cuda") == bool(rung.variants) == bool(rung.parameters)
+    for figure in rung.figures:
+        assert figure.value > 0 and figure.m == figure.n == figure.k
+
+
+def test_figures_of_the_sources_are_all_there():
+    by_source = {}
+    for rung in ladder.RUNGS:
+        for figure in rung.figures:
+            by_source.setdefault(figure.source, []).append(figure.value)
+    assert len(by_source["S1"]) == 3 * 9
+    assert sorted(by_source["S2"]) == [0.35, 1.55, 3.32, 3.44, 3.65, 5.09, 6.31]
+    assert by_source["S3"] == [500, 52, 31, 11, 10.3, 9.4, 9.19]
+    assert len(by_source["S4"]) == 4 * 5
+    assert [f.m for f in ladder.S2_BY_SIZE] == [1022, 2044, 3135, 4088, 6132, 8176]
+
+
+def test_unknown_rung_lists_the_known_ones():
+    with pytest.raises(UsageError, match="'v9'.*cpu_naive.*warp_tiled_async"):
+        ladder.rung("v9")
