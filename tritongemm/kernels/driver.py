@@ -20,6 +20,7 @@ from tritongemm.problem import dtype_of
 
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+_DEPENDENT_LAUNCH = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _SUCCESS, _INVALID_CONTEXT, _OUT_OF_MEMORY = 0, 201, 2
 _TENSOR_MAP_BYTES = 128
 #: CUtensorMapDataType by the compiler's element type: the values differ on host and device.
@@ -49,6 +50,7 @@ def _cuda() -> ctypes.CDLL:
             raise LaunchError(f"the CUDA driver has no {name}; it is older than CUDA 12.0")
     u, p = ctypes.c_uint, ctypes.c_void_p
     cuda.cuLaunchKernel.argtypes = (p, u, u, u, u, u, u, u, p, p, p)
+    cuda.cuLaunchKernelEx.argtypes = (p, p, p, p)
     cuda.cuTensorMapReplaceAddress.argtypes = (p, p)
     _check(cuda, cuda.cuInit(0), "initialising the driver")
     return cuda
@@ -78,6 +80,12 @@ def _load(cubin: bytes, symbol: str, shared_bytes: int, device: int) -> int:
         _check(cuda, cuda.cuKernelSetAttribute(_MAX_DYNAMIC_SHARED, shared_bytes, kernel, handle),
                f"opting {symbol} into {shared_bytes} bytes of shared memory")
     return kernel.value or 0
+
+
+def _attribute(kind: int, *values: int) -> _Attribute:
+    attribute = _Attribute(kind)
+    attribute.value[:len(values)] = values
+    return attribute
 
 
 class Launcher:
@@ -130,15 +138,18 @@ class Launcher:
         self._launch_arguments = (kernel, *launch.grid, 32 * binary.num_warps, 1, 1,
                                   binary.shared_bytes)
         self._config = None
+        attributes = []
         if binary.num_ctas > 1:
-            attribute = _Attribute(_CLUSTER_DIMENSION)
-            attribute.value[:3] = (binary.num_ctas, 1, 1)
+            attributes.append(_attribute(_CLUSTER_DIMENSION, binary.num_ctas, 1, 1))
+        if launch.dependent:
+            attributes.append(_attribute(_DEPENDENT_LAUNCH, 1))
+        if attributes:
             x, y, z = launch.grid
-            self._attribute = attribute
+            self._attributes = (_Attribute * len(attributes))(*attributes)
             self._config = _LaunchConfig(
                 (x * binary.num_ctas, y, z), (32 * binary.num_warps, 1, 1), binary.shared_bytes,
-                None, ctypes.pointer(attribute), 1)
-            self._kernel = ctypes.c_void_p(kernel)
+                None, self._attributes, len(attributes))
+            self._config_reference = ctypes.byref(self._config)
 
     def __call__(self, addresses: Sequence[int], stream: int) -> None:
         """Launches on ``stream`` with the operands at ``addresses``. Raises LaunchError."""
@@ -156,7 +167,7 @@ class Launcher:
             return self._cuda.cuLaunchKernel(*self._launch_arguments, stream, self._parameters,
                                              None)
         self._config.stream = stream
-        return self._cuda.cuLaunchKernelEx(ctypes.byref(self._config), self._kernel,
+        return self._cuda.cuLaunchKernelEx(self._config_reference, self._launch_arguments[0],
                                            self._parameters, None)
 
     def _failed(self, status: int, stream: int) -> None:

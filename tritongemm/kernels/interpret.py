@@ -30,7 +30,7 @@ def interpret(launch: Launch, operands: Mapping[str, torch.Tensor]) -> None:
     if not isinstance(function, InterpretedFunction):
         raise LaunchError("TRITON_INTERPRET=1 must be set before the kernels are loaded")
     values: dict[str, object] = dict(launch.constants)
-    values["SYMBOL"] = launch.symbol
+    values["SYMBOL"], values["DEPENDENT"] = launch.symbol, False
     if "INTERPRETED" in values:
         values["INTERPRETED"] = True
     for x in launch.arguments:

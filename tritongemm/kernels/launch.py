@@ -110,6 +110,8 @@ class Launch:
         constants: the kernel's constexpr parameters.
         grid: programs along x, y, z.
         symbol: the name that profilers show.
+        dependent: it waits for its predecessor itself, and may be launched before that one ends
+            (programmatic dependent launch).
         scratch_bytes: what ``scratch`` must hold.
     """
 
@@ -124,12 +126,15 @@ class Launch:
     num_ctas: int = 1
     maxnreg: int | None = None
     gluon: bool = False
+    dependent: bool = False
     scratch_bytes: int = field(default=0, compare=False)
 
     def all_constants(self) -> tuple[tuple[str, object], ...]:
         """The constexpr parameters, the symbol and the folded scalars among them."""
         folded = tuple((x.name, 1) for x in self.arguments if isinstance(x, Scalar) and x.folded)
-        return (*self.constants, ("SYMBOL", self.symbol), *folded)
+        named = (("SYMBOL", self.symbol),) if self.gluon else (
+            ("DEPENDENT", self.dependent), ("SYMBOL", self.symbol))
+        return (*self.constants, *named, *folded)
 
     def static_key(self) -> dict[str, object]:
         """Everything that the binary depends on, as JSON: two launches with equal keys share it."""
@@ -151,6 +156,11 @@ def descriptor_type(x: Descriptor, layout: str = "") -> str:
     """Triton's name of a descriptor's type; ``layout`` is a Gluon layout's constructor call."""
     inner = f"{dtype_of(x.dtype).triton_name}[{', '.join(map(str, x.box))}]"
     return f"tensordesc<{inner},{layout}>" if layout else f"tensordesc<{inner}>"
+
+
+def may_depend(arch: int) -> bool:
+    """Whether the architecture has programmatic dependent launch."""
+    return arch >= 90
 
 
 def divisor_of(value: int, limit: int = 16) -> int:

@@ -7,7 +7,14 @@ from dataclasses import replace
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.kernels import constraints as rules
-from tritongemm.kernels.launch import Geometry, Launch, Pointer, Scalar, divisor_of
+from tritongemm.kernels.launch import (
+    Geometry,
+    Launch,
+    Pointer,
+    Scalar,
+    divisor_of,
+    may_depend,
+)
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.symbol import symbol_of
 from tritongemm.kernels.tensor_map import batched, stored_operand, tma_store
@@ -58,7 +65,8 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         ("FLATTEN", device.arch == 90), ("PRECISION", problem.precision), ("INTERPRETED", False))
     return (Launch("tritongemm.kernels.device.persistent_tma", "persistent_tma", arguments,
                    constants, (min(device.num_sms, tiles), 1, 1), config.num_warps,
-                   config.num_stages, symbol_of(problem, config)),)
+                   config.num_stages, symbol_of(problem, config),
+                   dependent=may_depend(device.arch)),)
 
 
 def _unit_inner_c(problem, config, device):

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from tritongemm.kernels.launch import Geometry, Launch, Pointer, Scalar, divisor_of
+from tritongemm.device import DeviceSpec
+from tritongemm.kernels.launch import (
+    Geometry,
+    Launch,
+    Pointer,
+    Scalar,
+    divisor_of,
+    may_depend,
+)
 from tritongemm.problem import GemmProblem
 
 _BLOCK = 1024
@@ -13,7 +21,8 @@ def partials_bytes(problem: GemmProblem, split: int) -> int:
     return 0 if split == 1 else 4 * split * problem.batch * problem.m * problem.n
 
 
-def reduce_launch(problem: GemmProblem, split: int, geometry: Geometry) -> Launch:
+def reduce_launch(problem: GemmProblem, split: int, geometry: Geometry,
+                  device: DeviceSpec) -> Launch:
     """C [batch, M, N] = sum of the parts in ``scratch``."""
     m, n, g = problem.m, problem.n, geometry
     total = problem.batch * m * n
@@ -27,4 +36,5 @@ def reduce_launch(problem: GemmProblem, split: int, geometry: Geometry) -> Launc
     constants = (("SPLIT_K", split), ("BLOCK", _BLOCK),
                  ("INDEX64", g.max_offset(problem) >= 2**31 or total * split >= 2**31))
     return Launch("tritongemm.kernels.device.reduce", "reduce_splits", arguments, constants,
-                  (-(-total // _BLOCK), 1, 1), 4, 1, f"tritongemm_reduce_k{split}")
+                  (-(-total // _BLOCK), 1, 1), 4, 1, f"tritongemm_reduce_k{split}",
+                  dependent=may_depend(device.arch))

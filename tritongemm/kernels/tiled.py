@@ -7,7 +7,14 @@ from dataclasses import replace
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.kernels import constraints as rules
-from tritongemm.kernels.launch import Geometry, Launch, Pointer, Scalar, divisor_of
+from tritongemm.kernels.launch import (
+    Geometry,
+    Launch,
+    Pointer,
+    Scalar,
+    divisor_of,
+    may_depend,
+)
 from tritongemm.kernels.reduce import partials_bytes, reduce_launch
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.symbol import symbol_of
@@ -78,10 +85,11 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     product = Launch(
         "tritongemm.kernels.device.tiled", "tiled", arguments, constants,
         (tiles * problem.batch, split, 1), config.num_warps, config.num_stages,
-        symbol_of(problem, config), scratch_bytes=partials_bytes(problem, split))
+        symbol_of(problem, config), dependent=may_depend(device.arch),
+        scratch_bytes=partials_bytes(problem, split))
     if split == 1:
         return (product,)
-    return (product, reduce_launch(problem, split, geometry))
+    return (product, reduce_launch(problem, split, geometry, device))
 
 
 def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:

@@ -17,8 +17,8 @@ from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
 
 #: Registers a thread that the kernel starts with, by consumers: threads are 128 a consumer and
 #: 128 for the producer's group, and the sum must fit the SM (twice, for one consumer).
-_START_REGISTERS = {1: 128, 2: 168}
-_CONSUMER_REGISTERS = {1: 232, 2: 240}
+_START_REGISTERS = {1: 128, 2: 168, 3: 128}
+_CONSUMER_REGISTERS = {1: 232, 2: 240, 3: 160}
 _MAX_STAGES = 12
 
 
@@ -66,7 +66,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     outer, outer_geometry = problem, geometry
     padding = None
     if config.pad_operands:
-        padding = pad_operands(problem, geometry, partials_bytes(problem, config.split_k))
+        padding = pad_operands(problem, geometry, device, partials_bytes(problem, config.split_k))
         problem, geometry = padding.problem, padding.geometry
     names = ("a", "b")
     if config.swap_ab:
@@ -114,10 +114,10 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     product = Launch(
         "tritongemm.kernels.device.warp_specialized", "warp_specialized", arguments, constants,
         (min(device.num_sms * resident, units), 1, 1), 4, 1, symbol_of(outer, config),
-        maxnreg=_START_REGISTERS[consumers], gluon=True,
+        maxnreg=_START_REGISTERS[consumers], gluon=True, dependent=True,
         scratch_bytes=(padding.scratch_bytes if padding else partials_bytes(outer, split)))
     before = (padding.launch,) if padding else ()
-    after = (reduce_launch(outer, split, outer_geometry),) if split > 1 else ()
+    after = (reduce_launch(outer, split, outer_geometry, device),) if split > 1 else ()
     return (*before, product, *after)
 
 
@@ -130,14 +130,23 @@ def _resident(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) ->
 
 
 def _consumers(problem, config, device):
-    if config.num_warps not in (4, 8):
-        return f"num_warps={config.num_warps}; consumers are one or two groups of 4 warps: 4 or 8"
+    if config.num_warps not in (4, 8, 12):
+        return (f"num_warps={config.num_warps}; consumers are one to three groups of 4 warps: 4, "
+                "8 or 12")
     if config.pingpong not in (0, 1) or config.swap_ab not in (0, 1):
         return f"pingpong={config.pingpong}, swap_ab={config.swap_ab}: each is 0 or 1"
     if config.pingpong and config.num_warps != 8:
         return "pingpong=1 needs two consumer groups, num_warps=8"
     if config.num_stages < 2 or config.num_stages > _MAX_STAGES:
         return f"num_stages={config.num_stages} is outside 2 to {_MAX_STAGES}"
+    return None
+
+
+def _powers(problem, config, device):
+    for name in ("block_n", "block_k"):
+        value = getattr(config, name)
+        if value & (value - 1):
+            return f"{name}={value} is not a power of two, which a box must be"
     return None
 
 
@@ -152,6 +161,10 @@ def _tile(problem, config, device):
     if width != 128:
         return (f"block_k={config.block_k} is {width} bytes; one swizzled row of shared memory "
                 "has 128")
+    if rows * consumers_of(config) != config.block_m and not config.pingpong:
+        return f"block_m={config.block_m} does not divide among {consumers_of(config)} consumers"
+    if consumers_of(config) == 3 and rows * config.block_n > 64 * 128:
+        return f"{rows}x{config.block_n} a consumer is too much for three consumers' registers"
     if rows * config.block_n > 128 * 128:
         return (f"{rows}x{config.block_n} a consumer is {rows * config.block_n // 128} "
                 "accumulator registers a thread; at most 128")
@@ -234,7 +247,7 @@ WARP_SPECIALIZED = KernelSpec(
     constraints=(
         rules.dtypes("bf16", "fp16"), rules.no_epilogue, rules.archs(90), rules.tma_extents,
         rules.unused("cluster_m", "thread_m", "thread_n", "warp_m", "warp_n"),
-        rules.powers_of_two, rules.Constraint("consumers", _consumers),
+        rules.Constraint("powers", _powers), rules.Constraint("consumers", _consumers),
         rules.Constraint("tile", _tile), rules.Constraint("subtile", _subtile),
         rules.Constraint("oversized", _oversized),
         rules.Constraint("alignment", _aligned_or_padded),

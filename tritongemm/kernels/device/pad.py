@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from tritongemm.kernels.device.dependent_launch import wait_for_predecessor
 from tritongemm.kernels.device.symbol import symbol
 
 
@@ -24,8 +25,11 @@ def copy_block(source, copy, rows, cols, stride_batch, stride_outer, stride_inne
 def pad_operands(a, a_copy, rows_a, cols_a, batch_a, outer_a, inner_a, lead_a,
                  b, b_copy, rows_b, cols_b, batch_b, outer_b, inner_b, lead_b,
                  blocks_a, batches, COPY_A: tl.constexpr, COPY_B: tl.constexpr,
-                 BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, SYMBOL: tl.constexpr):
+                 BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, DEPENDENT: tl.constexpr,
+                 SYMBOL: tl.constexpr):
     """One launch for both: the first ``blocks_a`` programs copy A, the others B."""
+    if DEPENDENT:
+        wait_for_predecessor()
     block = tl.program_id(0)
     if COPY_A and COPY_B:
         if block < blocks_a:

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from tritongemm.kernels.device.dependent_launch import wait_for_predecessor
 from tritongemm.kernels.device.dot import dot
 from tritongemm.kernels.device.order import tile_of
 from tritongemm.kernels.device.symbol import symbol
@@ -39,9 +40,12 @@ def persistent_tma(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, strid
                    TMA_STORE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
                    BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SUBTILE: tl.constexpr,
                    FLATTEN: tl.constexpr, PRECISION: tl.constexpr,
-                   INTERPRETED: tl.constexpr, SYMBOL: tl.constexpr):
+                   INTERPRETED: tl.constexpr, DEPENDENT: tl.constexpr,
+                   SYMBOL: tl.constexpr):
     """C[batch, M, N] = A @ B. A is stored [M, K] or, with A_T, [K, M]; B [K, N] or, with B_T,
     [N, K]. What lies past an edge is loaded as zero and not stored."""
+    if DEPENDENT:
+        wait_for_predecessor()
     num_m = tl.cdiv(M, BLOCK_M)
     num_n = tl.cdiv(N, BLOCK_N)
     tiles = num_m * num_n

@@ -3,14 +3,17 @@
 import triton
 import triton.language as tl
 
+from tritongemm.kernels.device.dependent_launch import wait_for_predecessor
 from tritongemm.kernels.device.symbol import symbol
 
 
 @triton.jit(repr=symbol)
 def reduce_splits(partials, c, M, N, total, stride_cb, stride_cm, stride_cn,
                   SPLIT_K: tl.constexpr, BLOCK: tl.constexpr, INDEX64: tl.constexpr,
-                  SYMBOL: tl.constexpr):
+                  DEPENDENT: tl.constexpr, SYMBOL: tl.constexpr):
     """C[batch, M, N] = sum over the first axis of partials[SPLIT_K, batch, M, N] (float32)."""
+    if DEPENDENT:
+        wait_for_predecessor()
     start = tl.program_id(0)
     if INDEX64:
         start = start.to(tl.int64)

@@ -7,6 +7,7 @@ along M and N; the store is masked. K is masked only where it is not a multiple 
 import triton
 import triton.language as tl
 
+from tritongemm.kernels.device.dependent_launch import wait_for_predecessor
 from tritongemm.kernels.device.dot import dot
 from tritongemm.kernels.device.order import tile_of
 from tritongemm.kernels.device.symbol import symbol
@@ -18,9 +19,11 @@ def tiled(a, b, c, M, N, K, stride_ab, stride_am, stride_ak, stride_bb, stride_b
           BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
           GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr,
           INDEX64: tl.constexpr, PRECISION: tl.constexpr,
-          INTERPRETED: tl.constexpr, SYMBOL: tl.constexpr):
+          INTERPRETED: tl.constexpr, DEPENDENT: tl.constexpr, SYMBOL: tl.constexpr):
     """C[batch, M, N] = A[batch, M, K] @ B[batch, K, N]; with SPLIT_K > 1, C is
     [SPLIT_K, batch, M, N] float32 and each part holds the sum over its steps of K."""
+    if DEPENDENT:
+        wait_for_predecessor()
     num_m = tl.cdiv(M, BLOCK_M)
     num_n = tl.cdiv(N, BLOCK_N)
     program = tl.program_id(0)

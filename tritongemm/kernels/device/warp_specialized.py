@@ -2,14 +2,15 @@
 
 Persistent: each program walks over units (a tile of C, and with SPLIT_K > 1 a part of K). The
 producer runs ahead by up to STAGES buffers, across units too, so the loads of the next unit are
-under way while this one is stored. CONSUMERS warpgroups share a tile by rows or, with PINGPONG,
-take units in turn: one multiplies while the other stores. A barrier keeps the turns in order: a
+under way while this one is stored. CONSUMERS warpgroups share a tile by rows (three: 192 rows, a
+size that powers of two miss) or, with PINGPONG, two take units in turn: one multiplies while the other stores. A barrier keeps the turns in order: a
 group that waited for a stage two rounds ahead would take the parity of the wrong round.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from tritongemm.kernels.device.dependent_launch import wait_for_predecessor_gluon
 from tritongemm.kernels.device.hopper import (
     fence_async_shared,
     mbarrier,
@@ -234,6 +235,8 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
         mbarrier.init(ready.index(i), count=1)
         mbarrier.init(empty.index(i), count=1 if PINGPONG else CONSUMERS)
     fence_async_shared()
+    wait_for_predecessor_gluon()
+    # A tuple in a variable would turn its constants into values: the lists are written out.
     if CONSUMERS == 1:
         gl.warp_specialize([
             (consumer, (c_desc, c, a_bufs, b_bufs, c_bufs, ready, empty, order, M, N, K, batches,
@@ -244,7 +247,7 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
                         BATCHED, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, STAGES, ROWS,
                         STAGE_BYTES)),
         ], [1], [24])
-    else:
+    elif CONSUMERS == 2:
         gl.warp_specialize([
             (consumer, (c_desc, c, a_bufs, b_bufs, c_bufs, ready, empty, order, M, N, K, batches,
                         stride_cb, stride_cm, stride_cn, stride_cs, A_T, B_T, BATCHED, TMA_STORE,
@@ -258,3 +261,21 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
                         BATCHED, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, STAGES, ROWS,
                         STAGE_BYTES)),
         ], [4, 1], [CONSUMER_REGISTERS, 24])
+    else:
+        gl.warp_specialize([
+            (consumer, (c_desc, c, a_bufs, b_bufs, c_bufs, ready, empty, order, M, N, K, batches,
+                        stride_cb, stride_cm, stride_cn, stride_cs, A_T, B_T, BATCHED, TMA_STORE,
+                        SUBTILE, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, STAGES, ROWS,
+                        PINGPONG, gl.constexpr(0))),
+            (consumer, (c_desc, c, a_bufs, b_bufs, c_bufs, ready, empty, order, M, N, K, batches,
+                        stride_cb, stride_cm, stride_cn, stride_cs, A_T, B_T, BATCHED, TMA_STORE,
+                        SUBTILE, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, STAGES, ROWS,
+                        PINGPONG, gl.constexpr(1))),
+            (consumer, (c_desc, c, a_bufs, b_bufs, c_bufs, ready, empty, order, M, N, K, batches,
+                        stride_cb, stride_cm, stride_cn, stride_cs, A_T, B_T, BATCHED, TMA_STORE,
+                        SUBTILE, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, STAGES, ROWS,
+                        PINGPONG, gl.constexpr(2))),
+            (producer, (a_desc, b_desc, a_bufs, b_bufs, ready, empty, M, N, K, batches, A_T, B_T,
+                        BATCHED, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, STAGES, ROWS,
+                        STAGE_BYTES)),
+        ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, 24])
