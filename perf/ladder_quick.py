@@ -21,26 +21,23 @@ from tritongemm.baselines.cuda.gemm import bind_cuda, build
 from tritongemm.baselines.cuda.rungs import CUDA_RUNGS, config_violation
 from tritongemm.device import cuda_device
 from tritongemm.errors import TritonGemmError
+from tritongemm.measure import numerics
 from tritongemm.problem import GemmProblem
 
 
 def check(bound, a, b, alpha: float = 1.0, beta: float = 0.0) -> float:
-    """Largest error over its limit: the larger of twice torch's and 4 eps sqrt(K) rms rms."""
-    m, n, k = a.shape[0], b.shape[1], a.shape[1]
+    """Largest error over its limit (tritongemm.measure.numerics): right up to 1."""
+    m, n = a.shape[0], b.shape[1]
     start = torch.full((m, n), float("nan"), device="cuda") if beta == 0 else torch.randn(
         m, n, device="cuda")
     out = start.clone()
     bound(a, b, out, alpha, beta)
-    want = alpha * (a.double() @ b.double())
-    if beta:
-        want += beta * start.double()
-    if not out.numel():
-        return 0.0
-    theirs = torch.addmm(start, a, b, beta=beta, alpha=alpha) if beta else alpha * (a @ b)
-    limit = max(2 * (theirs.double() - want).abs().max().item(),
-                4 * 2**-23 * (abs(alpha) * max(k, 1) ** 0.5 + abs(beta)))
-    error = (out.double() - want).abs().max().item()
-    return error / limit if error == error else float("inf")
+    addend = beta * start.double() if beta else None
+    want = alpha * numerics.reference(a, b)
+    theirs = torch.addmm(start, a, b, beta=beta, alpha=alpha)
+    report = numerics.check(out, a, b, want if addend is None else want + addend, theirs,
+                            alpha=alpha, addend=addend)
+    return max(report.max_err_ratio, 0.0 if report.ok else report.rms_err_ratio)
 
 
 def time_us(call, floor_ms: float = 60.0) -> float:

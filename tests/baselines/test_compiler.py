@@ -103,6 +103,22 @@ def test_absent_kernel_name_is_said(cache, nvrtc):
         compile_cuda(SCALE, "sacle", {"THREADS": 256}, arch=90)
 
 
+def test_binary_from_nvrtcs_own_cache_is_compiled_again_for_its_log(cache, nvrtc, monkeypatch):
+    real, asked = compiler._compile, []
+
+    def silent(*args, fresh=False):
+        code, log = real(*args, fresh=fresh)
+        asked.append(fresh)
+        return code, log if fresh else ""
+
+    monkeypatch.setattr(compiler, "_compile", silent)
+    kernel = compile_cuda(SCALE, "scale", {"THREADS": 256}, arch=90)
+    assert kernel.resources.registers > 0 and asked == [False, True]
+    monkeypatch.setattr(compiler, "_compile", lambda *a, fresh=False: (real(*a)[0], ""))
+    with pytest.raises(CompileError, match="does not say what 'scale' takes"):
+        compile_cuda(SCALE, "scale", {"THREADS": 128}, arch=90)
+
+
 def test_architecture_unknown_to_the_compiler_is_a_compile_error(cache, nvrtc):
     with pytest.raises(CompileError, match="sm_10"):
         compile_cuda(SCALE, "scale", {"THREADS": 256}, arch=10)

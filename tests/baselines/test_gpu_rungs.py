@@ -11,6 +11,7 @@ from tritongemm.errors import ConstraintError, LaunchError, ProblemError, UsageE
 from tritongemm.problem import GemmProblem
 
 torch = pytest.importorskip("torch")
+numerics = pytest.importorskip("tritongemm.measure.numerics")
 pytestmark = pytest.mark.gpu
 
 SCALES = ((1.0, 0.0), (0.0, 0.0), (1.0, 1.0), (0.0, 1.0), (-1.37, 0.61))
@@ -49,17 +50,12 @@ def _assert_right(rung, config, m, n, k, alpha=1.0, beta=0.0, offset=0):
     if beta == 0:
         out.fill_(float("nan"))
     cuda_gemm(rung.name, a, b, out=out, alpha=alpha, beta=beta, config=config)
-    want = alpha * (a.double() @ b.double())
-    if beta:
-        want += beta * start.double()
-    theirs = torch.addmm(start, a, b, alpha=alpha, beta=beta).double()
-    if out.numel() == 0:
-        return
-    # DESIGN: the larger of twice torch's own error and 4 eps sqrt(K) rms|a| rms|b| (both 1).
-    floor = 4 * 2.0**-23 * (abs(alpha) * max(k, 1) ** 0.5 + abs(beta))
-    limit = max(2 * (theirs - want).abs().max().item(), floor)
-    error = (out.double() - want).abs().max().item()
-    assert error <= limit, f"{m}x{n}x{k} alpha={alpha} beta={beta}: {error} > {limit}"
+    addend = beta * start.double() if beta else None
+    want = alpha * numerics.reference(a, b)
+    theirs = torch.addmm(start, a, b, alpha=alpha, beta=beta)
+    report = numerics.check(out, a, b, want if addend is None else want + addend, theirs,
+                            alpha=alpha, addend=addend)
+    assert report.ok, f"{m}x{n}x{k} alpha={alpha} beta={beta}: {report.message}"
 
 
 @pytest.mark.parametrize("rung, config", VARIANTS)

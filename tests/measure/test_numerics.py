@@ -167,3 +167,21 @@ def test_poison_is_nan():
     out = torch.zeros(3)
     numerics.poison(out)
     assert out.isnan().all()
+
+
+def test_scaled_product_with_an_addend_is_judged_by_both_their_sizes():
+    generator = torch.Generator().manual_seed(3)
+    a, b, c = (torch.randn(*shape, generator=generator) for shape in ((70, 40), (40, 60), (70, 60)))
+    alpha, addend = -1.37, 1e4 * c.double()
+    ref = alpha * numerics.reference(a, b) + addend
+    out = (alpha * (a @ b) + addend.float()).clone()
+    assert numerics.check(out, a, b, ref, alpha=alpha, addend=addend).ok
+    assert not numerics.check(out, a, b, ref, alpha=alpha).ok  # the addend's rounding counts
+    assert not numerics.check(out + 0.1, a, b, ref, alpha=alpha, addend=addend).ok
+
+
+def test_product_scaled_by_zero_must_be_exact():
+    a, b = torch.ones(4, 5), torch.ones(5, 6)
+    ref = torch.zeros(4, 6, dtype=torch.float64)
+    assert numerics.check(torch.zeros(4, 6), a, b, ref, alpha=0.0).ok
+    assert not numerics.check(torch.full((4, 6), 1e-30), a, b, ref, alpha=0.0).ok

@@ -127,11 +127,18 @@ def output_size(a: torch.Tensor, b: torch.Tensor) -> float:
     return math.sqrt(k) * norms[0] / math.sqrt(a.numel()) * norms[1] / math.sqrt(b.numel())
 
 
-def floor(dtype_out: torch.dtype, k: int, size: float, precision: str = "ieee") -> Limit:
-    """The limit that holds however lucky torch was; ``size`` is :func:`output_size`."""
+def floor(dtype_out: torch.dtype, k: int, size: float, precision: str = "ieee",
+          addend: float = 0.0) -> Limit:
+    """The limit that holds however lucky torch was.
+
+    Args:
+        size: :func:`output_size`, times ``|alpha|`` where the product is scaled.
+        addend: root mean square of what is added to the product (``beta * C``); it is rounded
+            with the output but never accumulated.
+    """
     eps = _EPS_TF32 if precision == "tf32" else _EPS[dtype_out]
     accumulate = min(_EPS_ACCUMULATE, eps) * math.sqrt(k)
-    unit = (eps + accumulate) * size
+    unit = (eps + accumulate) * size + eps * addend
     return Limit(C_MAX * unit, C_RMS * unit)
 
 
@@ -200,16 +207,21 @@ def _ratio(error: float, allowed: float) -> float:
 
 
 def check(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, ref: torch.Tensor,
-          torch_out: torch.Tensor | None = None, *, precision: str = "ieee") -> ErrorReport:
-    """Whether ``out`` is ``a @ b`` to within the module's limit.
+          torch_out: torch.Tensor | None = None, *, precision: str = "ieee", alpha: float = 1.0,
+          addend: torch.Tensor | None = None) -> ErrorReport:
+    """Whether ``out`` is ``alpha * a @ b + addend`` to within the module's limit.
 
     Args:
         out: the result, [..., M, N].
         a, b: the operands it was made from.
-        ref: :func:`reference` of them.
+        ref: what it should be, float64: :func:`reference` of them, scaled and added to.
         torch_out: torch's own result in the same dtypes, where there is one.
         precision: ``ieee`` or ``tf32``.
+        alpha: the product's factor.
+        addend: what was added to the product, ``beta * C``.
     """
-    lowest = floor(out.dtype, a.shape[-1], output_size(a, b), precision)
+    added = 0.0 if addend is None or not addend.numel() else (
+        torch.linalg.vector_norm(addend, dtype=torch.float64).item() / math.sqrt(addend.numel()))
+    lowest = floor(out.dtype, a.shape[-1], abs(alpha) * output_size(a, b), precision, added)
     own = None if torch_out is None else error_of(torch_out, ref)
     return judge(error_of(out, ref), limit(lowest, own))

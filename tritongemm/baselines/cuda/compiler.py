@@ -94,9 +94,16 @@ def compile_cuda(source: str | Path, name: str, macros: Mapping[str, object] | N
     start = time.perf_counter()
     code, log = _compile(text, label, defines, target, options)
     resources = read_resources(log, name)
-    if resources is None:
+    if resources is None and defines_kernel(code, name):
+        # With a driver at hand NVRTC keeps binaries in its own cache, and a hit has no log.
+        code, log = _compile(text, label, defines, target, options, fresh=True)
+        resources = read_resources(log, name)
+    if not defines_kernel(code, name):
         raise CompileError(f"{label} defines no kernel {name!r} for {target}; declare it "
                            f'extern "C" __global__. The compiler said:\n{log}')
+    if resources is None:
+        raise CompileError(f"{label} compiled for {target}, but NVRTC {version} does not say what "
+                           f"{name!r} takes. It said:\n{log or '(nothing)'}")
     _store(path, code, log, resources)
     return CudaKernel(name, target, code, resources, log, time.perf_counter() - start,
                       cached=False)
@@ -118,6 +125,11 @@ def read_resources(log: str, name: str) -> Resources | None:
         spill_bytes=number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads"),
         stack_bytes=number(r"(\d+) bytes stack frame"),
         shared_bytes=number(r"(\d+) bytes smem"))
+
+
+def defines_kernel(code: bytes, name: str) -> bool:
+    """Whether a cubin holds code under the plain (``extern "C"``) name ``name``."""
+    return b".text." + name.encode() + b"\0" in code
 
 
 def _source_text(source: str | Path, name: str) -> tuple[str, str]:
@@ -179,13 +191,15 @@ def _nvrtc_version() -> str:
 
 
 def _compile(text: str, label: str, defines: list[tuple[str, str]], target: str,
-             options: Sequence[str]) -> tuple[bytes, str]:
+             options: Sequence[str], fresh: bool = False) -> tuple[bytes, str]:
+    """The cubin and what the compiler said; ``fresh``: never from NVRTC's own cache."""
     from cuda.core import Program, ProgramOptions
 
     log = io.StringIO()
     try:
         program = Program(text, "c++", ProgramOptions(
-            name=label, arch=target, define_macro=defines or None, ptxas_options=["-v", *options]))
+            name=label, arch=target, define_macro=defines or None, ptxas_options=["-v", *options],
+            no_cache=fresh or None))
         code = program.compile("cubin", logs=log).code
     except Exception as error:  # cuda.core keeps its error classes private
         shown = " ".join(f"-D{k}={v}" for k, v in defines)
