@@ -1,0 +1,112 @@
+"""Compiling with no GPU present, and reading what came of it; for the tests of this folder."""
+
+from __future__ import annotations
+
+import random
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Iterable
+
+import pytest
+
+pytest.importorskip("triton", reason="compiling needs triton")
+
+from tritongemm.config import KernelConfig
+from tritongemm.device import DeviceSpec
+from tritongemm.errors import CompileError
+from tritongemm.kernels import SPECS, shared_bytes, violation
+from tritongemm.kernels.compile import (
+    Binary,
+    build_launches,
+    disassembler,
+    launches_of,
+)
+from tritongemm.problem import LAYOUTS, GemmProblem
+
+#: (kernel, architecture) that must compile.
+TARGETS = tuple((name, arch) for name, spec in SPECS.items() for arch in spec.archs)
+
+_OPCODE = re.compile(r"^\s+(?:/\*\w+\*/\s+)?(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]+)", re.MULTILINE)
+_LABEL = re.compile(r"\.L_\w+:$")
+_BRANCH = re.compile(r"\bBRA\b.*`\((\.L_\w+)\)")
+_LOCAL = re.compile(r"\b(?:LDL|STL)\b")
+
+
+def compiled(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> tuple[Binary, ...]:
+    """The binaries of a config's launches; equal launches are compiled once a test session."""
+    return build_launches(launches_of(problem, config, device), device.arch)[0]
+
+
+def drawn(rng: random.Random, dtypes: Iterable[str] = ("bf16", "fp16", "fp32")) -> GemmProblem:
+    """A problem of any layout, dtype, alignment and batch, from single rows to whole matrices."""
+    dtype = rng.choice(tuple(dtypes))
+    unit = rng.choice((1, 2, 4, 8, 64))
+    m, n, k = (unit * max(1, int(2 ** rng.uniform(0, 13) / unit)) for _ in range(3))
+    return GemmProblem.contiguous(
+        m, n, k, batch=rng.choice((1, 1, 1, 3)), dtype=dtype, layout=rng.choice(LAYOUTS),
+        dtype_out=rng.choice((dtype, dtype, "fp32")),
+        precision=rng.choice(("ieee", "tf32")) if dtype == "fp32" else "ieee")
+
+
+def legal_problem(rng: random.Random, config: KernelConfig, device: DeviceSpec,
+                  dtypes: Iterable[str] = ("bf16", "fp16", "fp32"),
+                  tries: int = 60) -> GemmProblem | None:
+    """A random problem for which ``config`` is legal, or None where none was met."""
+    for _ in range(tries):
+        problem = drawn(rng, dtypes)
+        if violation(problem, config, device) is None:
+            return problem
+    return None
+
+
+def fault(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> str | None:
+    """What is wrong with the build of a legal config, or None."""
+    name = f"{config} for {problem} on {device.sm}"
+    try:
+        binaries = compiled(problem, config, device)
+    except CompileError as error:
+        return f"{name} does not compile: {error}"
+    found, said = max(b.shared_bytes for b in binaries), shared_bytes(problem, config)
+    if found > said:
+        return f"{name} takes {found} bytes of shared memory, the estimate says {said}"
+    return None
+
+
+def disassembled(binary: Binary) -> str:
+    """The text of a binary's instructions. Skips where there is no disassembler."""
+    tool = disassembler("nvdisasm")
+    if tool is None:
+        pytest.skip("this Triton brings no nvdisasm")
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary.cubin)
+        file.flush()
+        done = subprocess.run([tool, "-c", file.name], capture_output=True, text=True, check=True,
+                              timeout=120)
+    return done.stdout
+
+
+def sass(binary: Binary) -> Counter:
+    """Opcodes of a binary and how often each is in its text."""
+    opcodes = Counter(_OPCODE.findall(disassembled(binary)))
+    assert opcodes["EXIT"], "this disassembly cannot be read"
+    return opcodes
+
+
+def local_accesses_in_loops(text: str) -> list[str]:
+    """Instructions on local memory between a label and a branch back to it."""
+    lines = text.splitlines()
+    labels = {line.rstrip(":"): at for at, line in enumerate(lines) if _LABEL.match(line)}
+    inside: set[int] = set()
+    for at, line in enumerate(lines):
+        for target in _BRANCH.findall(line):
+            inside.update(range(labels.get(target, at), at))
+    return [lines[at].strip() for at in sorted(inside) if _LOCAL.search(lines[at])]
+
+
+def count(opcodes: Counter, *prefixes: str) -> int:
+    """How many instructions begin with one of ``prefixes``."""
+    return sum(times for name, times in opcodes.items() if name.startswith(prefixes))
+
+

@@ -1,0 +1,126 @@
+"""What a kernel is for shows in its instructions: bulk copies, tensor cores, wide loads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+from compiled import compiled, count, sass
+
+from tritongemm.config import KernelConfig
+from tritongemm.device import representative
+from tritongemm.kernels import violation
+from tritongemm.kernels.tensor_map import tma_store
+from tritongemm.problem import LAYOUTS, GemmProblem
+
+#: Tensor-core instructions by architecture.
+TENSOR = {80: "HMMA", 89: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}
+
+
+@dataclass(frozen=True)
+class Case:
+    arch: int
+    config: KernelConfig
+    problem: GemmProblem
+
+    def __str__(self) -> str:
+        return f"sm_{self.arch}-{self.config}-{self.problem}".replace(" ", "-")
+
+
+def shape(layout: str = "nt", **changes) -> GemmProblem:
+    return GemmProblem.contiguous(2048, 1536, 1024, layout=layout, **changes)
+
+
+PERSISTENT = KernelConfig("persistent_tma", 128, 128, 64, num_warps=8, num_stages=3)
+SUBTILED = KernelConfig("persistent_tma", 128, 256, 64, num_warps=8, num_stages=3,
+                        epilogue_subtile=2)
+TF32 = KernelConfig("persistent_tma", 128, 128, 32, num_warps=8, num_stages=3)
+SHARED = KernelConfig("warp_specialized", 128, 256, 64, num_warps=8, num_stages=4,
+                      epilogue_subtile=2)
+PINGPONG = KernelConfig("warp_specialized", 64, 256, 64, num_warps=8, num_stages=4, pingpong=1)
+SINGLE = KernelConfig("warp_specialized", 64, 128, 64, num_warps=4, num_stages=4, split_k=4)
+SWAPPED = KernelConfig("warp_specialized", 64, 16, 64, num_warps=4, num_stages=8, split_k=2,
+                       swap_ab=1)
+PADDED = replace(SHARED, num_stages=3, epilogue_subtile=1, pad_operands=1)
+UNALIGNED = GemmProblem.contiguous(2047, 1535, 1023, layout="nt")
+
+COPIED = (
+    *(Case(arch, PERSISTENT, shape(layout)) for arch in (90, 100) for layout in LAYOUTS),
+    *(Case(arch, SUBTILED, shape(dtype="fp16", batch=3)) for arch in (90, 100)),
+    *(Case(arch, TF32, shape(dtype="fp32", precision="tf32")) for arch in (90, 100)),
+    Case(90, PERSISTENT, GemmProblem.contiguous(2048, 1531, 1024, layout="nt")),
+    *(Case(90, SHARED, shape(layout)) for layout in LAYOUTS),
+    Case(90, SHARED, shape(dtype="fp16", batch=3)), Case(90, PINGPONG, shape()),
+    Case(90, SINGLE, shape()), Case(90, PADDED, UNALIGNED),
+    Case(90, SWAPPED, GemmProblem.contiguous(16, 4096, 4096, layout="nt")),
+)
+
+
+def main_of(case: Case):
+    """The opcodes of the product's own kernel."""
+    device = representative(case.arch)
+    assert violation(case.problem, case.config, device) is None
+    binary, = (b for b in compiled(case.problem, case.config, device)
+               if case.config.config_id in b.symbol)
+    return binary, sass(binary)
+
+
+@pytest.mark.parametrize("case", COPIED, ids=str)
+def test_tma_kernels_load_by_the_copy_engine_into_tensor_cores(case):
+    binary, opcodes = main_of(case)
+    assert binary.spills == 0 or case.arch != 90
+    assert count(opcodes, "UTMALDG") >= 2, opcodes
+    assert count(opcodes, TENSOR[case.arch]), opcodes
+    assert not count(opcodes, "LDG.", "LDGSTS"), "operands are also loaded by pointer"
+    stores_by_pointer = case.config.split_k > 1 or case.config.swap_ab or not tma_store(
+        case.problem)
+    assert bool(count(opcodes, "UTMASTG")) != bool(stores_by_pointer), opcodes
+    assert bool(count(opcodes, "STG")) == bool(stores_by_pointer), opcodes
+
+
+ROWS_64 = KernelConfig("tiled", 128, 64, 64, num_warps=4, num_stages=3)
+FMA = KernelConfig("tiled", 64, 64, 16, num_warps=4, num_stages=2)
+WIDE = tuple(
+    Case(arch, FMA if dtype == "fp32" else ROWS_64, shape(layout, dtype=dtype))
+    for arch in (80, 89, 90, 100) for dtype, layouts in (("bf16", LAYOUTS), ("fp32", ("nn", "nt")))
+    for layout in layouts)
+
+
+@pytest.mark.parametrize("case", WIDE, ids=str)
+def test_tiled_moves_aligned_operands_128_bits_at_a_time(case):
+    binary, opcodes = main_of(case)
+    loads = {name: times for name, times in opcodes.items()
+             if name.startswith(("LDG.", "LDGSTS."))}
+    assert loads and all(name.split(".")[-1] == "128" or ".128" in name for name in loads), loads
+    stores = {name for name in opcodes if name.startswith("STG")}
+    assert stores and all(".64" in name or ".128" in name for name in stores), stores
+    if case.problem.dtype_a == "bf16":
+        assert count(opcodes, TENSOR[case.arch]), opcodes
+    else:
+        assert count(opcodes, "FFMA") and not count(opcodes, TENSOR[case.arch]), opcodes
+
+
+def test_tiled_assumes_no_alignment_that_is_not_there():
+    case = Case(90, ROWS_64, UNALIGNED)
+    _, opcodes = main_of(case)
+    assert not count(opcodes, "LDGSTS"), "an asynchronous copy moves at least 4 aligned bytes"
+    assert all(".U16" in name for name in opcodes if name.startswith("LDG.")), opcodes
+    assert all(".U16" in name for name in opcodes if name.startswith("STG.")), opcodes
+
+
+@pytest.mark.parametrize(("align", "wide"), ((2, ".U16"), (4, "LDGSTS.E"), (8, ".64"),
+                                             (16, ".128")))
+def test_a_load_is_as_wide_as_the_operand_is_aligned(align, wide):
+    problem = replace(shape(), align_a=align, align_b=align)
+    binary, = compiled(problem, ROWS_64, representative(90))
+    loads = {name for name in sass(binary) if name.startswith(("LDG.", "LDGSTS."))}
+    assert loads and all(wide in name for name in loads), loads
+
+
+def test_padding_copies_both_operands_before_the_product():
+    device = representative(90)
+    copy, product = compiled(UNALIGNED, PADDED, device)
+    assert copy.symbol == "tritongemm_pad_bf16_ab" and not copy.maps
+    opcodes = sass(copy)
+    assert count(opcodes, "LDG") and count(opcodes, "STG") and not count(opcodes, "UTMALDG")
+    assert len(product.maps) >= 2

@@ -1,0 +1,68 @@
+"""Every config of every shipped table, built for the table's own architecture as it would run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from compiled import compiled, disassembled, fault, local_accesses_in_loops
+
+from tritongemm import settings
+from tritongemm.device import DeviceSpec, known_devices
+from tritongemm.kernels import violation
+from tritongemm.kernels.compile import Binary
+from tritongemm.problem import GemmProblem
+from tritongemm.records.tables import TunedRow, read_table
+
+TABLES = tuple(sorted(p for p in (settings.config_root() / "tuned").glob("*/*.json")
+                      if not p.name.startswith("ladder-")))
+
+
+def rows_of(path) -> Iterator[tuple[GemmProblem, TunedRow, DeviceSpec]]:
+    """The rows of a table, and the device that it is for."""
+    table = read_table(path)
+    device = known_devices()[table.header.device]
+    assert device.arch == table.header.arch
+    for row in table.rows.values():
+        yield row.problem(table.header), row, device
+
+
+def spill(binary: Binary) -> str | None:
+    """What a binary spills to local memory while it multiplies, or None.
+
+    A value that is put away once before the K loop and fetched once after it is the compiler's
+    trade for a further program an SM (fp32 tiles of 96 registers) and is let pass.
+    """
+    if not binary.spills:
+        return None
+    found = local_accesses_in_loops(disassembled(binary))
+    return f"{binary.symbol} spills in a loop: {found[:3]}" if found else None
+
+
+@pytest.mark.skipif(not TABLES, reason="no tuned table is shipped in configs/tuned")
+@pytest.mark.parametrize("path", TABLES, ids=lambda p: f"{p.parent.name}-{p.stem}")
+def test_every_row_is_legal_and_builds_within_its_estimate_without_a_spill(path):
+    wrong = []
+    for problem, row, device in rows_of(path):
+        broken = violation(problem, row.config, device)
+        if broken is not None:
+            wrong.append(f"{row.config} for {problem}: {broken.message}")
+        elif (message := fault(problem, row.config, device)) is not None:
+            wrong.append(message)
+        else:
+            wrong += filter(None, map(spill, compiled(problem, row.config, device)))
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_spill_in_a_loop_is_seen():
+    text = """
+.L_x_0:
+        /*0000*/                   STL [R1], R18 ;
+.L_x_1:
+        /*0010*/                   LDL.LU R47, [R1] ;
+        /*0020*/               @P0 BRA `(.L_x_1) ;
+        /*0030*/               @P1 BRA `(.L_x_2) ;
+        /*0040*/                   LDL R48, [R1] ;
+.L_x_2:
+"""
+    assert local_accesses_in_loops(text) == ["/*0010*/                   LDL.LU R47, [R1] ;"]
