@@ -25,8 +25,9 @@ class Explanation:
     """A choice laid open. ``str()`` is what ``tritongemm explain`` prints.
 
     Attributes:
-        source: ``exact``, ``nearest``, ``rule``, or ``torch`` where no kernel runs the problem.
-        estimate: the rough prediction, term by term; orders candidates, is no measurement.
+        source: ``exact``, ``model``, ``nearest``, ``rule``, or ``torch`` where no kernel runs
+            the problem.
+        estimate: the model's prediction, term by term; no measurement.
         roof_time_us: the least time that the device's peaks allow; None: no peaks on record.
         measured_us: of the tuned row, where the choice is exact.
         foreign: what the row was made with where that is another Triton than this one's.
@@ -71,8 +72,8 @@ class Explanation:
             lines.append(f"roof       {self.roof_time_us:.2f} us, bound by {self.roof_bound}")
         lines.append(
             f"estimate   {e.total_us:.2f} us: launch {e.launch_us:.2f} + fill {e.fill_us:.2f} + "
-            f"K loop {e.k_loop_us:.2f} + store {e.store_us:.2f} + split {e.split_us:.2f} + "
-            f"padding {e.pad_us:.2f}")
+            f"K loop {e.k_loop_us:.2f} + units {e.unit_us:.2f} + store {e.store_us:.2f} + "
+            f"split {e.split_us:.2f} + padding {e.pad_us:.2f}")
         if self.measured_us is not None:
             line = f"measured   {self.measured_us:.2f} us"
             if self.roof_time_us:

@@ -1,8 +1,8 @@
-"""Which config a problem gets, and from where: exact tuned row, nearest legal row, rule default."""
+"""Which config a problem gets, and from where: tuned row, model, nearest row, rule default."""
 
 from __future__ import annotations
 
-from tritongemm.selection.estimate import Estimate, estimate
+from tritongemm.selection.model import Estimate, estimate
 from tritongemm.selection.policy import Choice, candidates, choose, default_config, reload
 
 __all__ = ["Choice", "Estimate", "candidates", "choose", "default_config", "estimate", "reload"]

@@ -1,4 +1,4 @@
-"""exact tuned row -> nearest legal row -> rule default, each choice with its source."""
+"""exact tuned row -> calibrated model -> nearest legal row -> rule default, with its source."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from tritongemm.kernels import SPECS, violation
 from tritongemm.problem import GemmProblem
 from tritongemm.records.spaces import load_spaces
 from tritongemm.records.tables import TunedRow, TunedTable, key_of, path_for, read_table
-from tritongemm.selection.estimate import estimate
+from tritongemm.selection.model import forget, model_for
+from tritongemm.settings import config_root
 
 #: A row further than this from a problem says little about it: the sum over batch, m, n and k of
 #: |log2| of the ratios, e.g. two extents each twice as long.
@@ -26,15 +27,17 @@ class Choice:
 
     Attributes:
         config: what to launch.
-        source: ``exact``, ``nearest`` or ``rule``.
+        source: ``exact``, ``model``, ``nearest`` or ``rule``.
         row: the tuned row behind it, where there is one.
         note: one line for ``explain`` and the log.
+        predicted_us: by the model, where that made the choice.
     """
 
     config: KernelConfig
     source: str
     row: TunedRow | None = None
     note: str = ""
+    predicted_us: float | None = None
 
 
 @functools.lru_cache(maxsize=256)
@@ -47,8 +50,10 @@ def _table(path: str) -> TunedTable | None:
 
 
 def reload() -> None:
-    """Forgets the tables read so far, so that a newly published one is seen."""
+    """Forgets the tables, spaces and calibrations read so far, so that new ones are seen."""
     _table.cache_clear()
+    _shipped_configs.cache_clear()
+    forget()
 
 
 def table_for(problem: GemmProblem, device: DeviceSpec) -> TunedTable | None:
@@ -62,19 +67,55 @@ def choose(problem: GemmProblem, device: DeviceSpec) -> Choice:
 
     Raises:
         UnsupportedError: no kernel of this package runs it; the message names each one's reason.
-        DataFileError: the tuned table is damaged.
+        DataFileError: the tuned table, the calibration or a space is damaged.
     """
     table = table_for(problem, device)
     if table is not None:
         row = table.rows.get(key_of(problem))
         if row is not None and violation(problem, row.config, device) is None:
             return Choice(row.config, "exact", row, f"tuned row of run {row.run_id}")
+    best = by_model(problem, device)
+    if best is not None:
+        return best
+    if table is not None:
         near = _nearest(problem, device, table)
         if near is not None:
             distance, row = near
             return Choice(row.config, "nearest", row,
                           f"tuned for {row.batch}x{row.m}x{row.n}x{row.k}, {distance:.2f} away")
     return Choice(default_config(problem, device), "rule", None, "rule default")
+
+
+def by_model(problem: GemmProblem, device: DeviceSpec) -> Choice | None:
+    """The legal config of the shipped spaces with the least predicted time, ties by its id.
+
+    None where no calibration of ``device`` holds problems of this kind, or none of the config
+    classes that it measured is legal.
+    """
+    model = model_for(problem, device)
+    if model.section is None or problem.batch * problem.m * problem.n * problem.k == 0:
+        return None
+    predicted = sorted(((model.estimate(problem, config).total_us, config.config_id, config)
+                        for config in shipped_configs(problem) if model.knows(config)),
+                       key=lambda x: x[:2])
+    for total_us, _, config in predicted:  # few are asked: the first legal one is the choice
+        if violation(problem, config, device) is None:
+            note = (f"predicted {total_us:.2f} us, calibrated by {model.section.results} timings "
+                    f"of {model.section.problems} problems")
+            return Choice(config, "model", None, note, total_us)
+    return None
+
+
+@functools.lru_cache(maxsize=16)
+def _shipped_configs(root: str, dtype: str) -> tuple[KernelConfig, ...]:
+    found = {config: None for space in load_spaces().values() if space.kernel in SPECS
+             for config in space.configs(dtype=dtype)}
+    return tuple(found)
+
+
+def shipped_configs(problem: GemmProblem) -> tuple[KernelConfig, ...]:
+    """Every config of the shipped spaces for operands of the problem's dtype, legal or not."""
+    return _shipped_configs(str(config_root()), problem.dtype_a)
 
 
 def distance(problem: GemmProblem, row: TunedRow) -> float:
@@ -119,14 +160,14 @@ def default_config(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
     if not legal:
         raise UnsupportedError(f"no kernel runs {problem} on {device.name}: "
                                + "; ".join(reasons))
-    return min(legal, key=lambda c: estimate(problem, c, device).total_us)
+    model = model_for(problem, device)
+    return min(legal, key=lambda c: model.estimate(problem, c).total_us)
 
 
 def candidates(problem: GemmProblem, device: DeviceSpec,
                top: int | None = None) -> list[KernelConfig]:
     """The legal configs of every shipped space, the most promising by estimate first."""
-    found = {config for space in load_spaces().values()
-             for config in space.configs(dtype=problem.dtype_a)
-             if violation(problem, config, device) is None}
-    ordered = sorted(found, key=lambda c: (estimate(problem, c, device).total_us, c.config_id))
+    model = model_for(problem, device)
+    legal = [c for c in shipped_configs(problem) if violation(problem, c, device) is None]
+    ordered = sorted(legal, key=lambda c: (model.estimate(problem, c).total_us, c.config_id))
     return ordered if top is None else ordered[:top]

@@ -1,0 +1,191 @@
+"""The model's constants of a device: ``configs/calibration/<device>.json``.
+
+A file holds sections, one for each group of units (dtypes) whose kernels run alike::
+
+    {"schema_version": 1, "device": "nvidia-h200", "arch": 90, "sections": [
+      {"units": ["bf16", "fp16"], "run_ids": [...], "triton": "3.6.0", "problems": 62,
+       "results": 17127, "rms_log_error": 0.15,
+       "constants": {"memory": {"dram_gbps": 4100.0, ...}, "tiled": {...},
+                     "tiled_128x128x64_w8": {...}, ...},
+       "factors": {"tiled_128x128x64_w8_s3_g8": 1.02, ...}}]}
+
+What the constants mean is said in ``tritongemm.selection.model``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tritongemm import settings
+from tritongemm.errors import DataFileError
+from tritongemm.problem import DTYPES
+from tritongemm.records import atomic
+from tritongemm.records.reading import Fields, read_json
+
+SCHEMA_VERSION = 1
+_TOP = ("schema_version", "device", "arch", "sections")
+_SECTION = ("units", "run_ids", "triton", "problems", "results", "rms_log_error", "constants",
+            "factors")
+_UNITS = (*DTYPES, "tf32")
+#: A bound against damage: times are microseconds, rates GB/s, shares of a peak.
+_HIGHEST = 1e9
+
+
+@dataclass(frozen=True)
+class Section:
+    """The constants for problems of some units.
+
+    Attributes:
+        units: as :attr:`GemmProblem.unit`.
+        run_ids: of the sweeps whose timings were fitted; triton: what they ran with.
+        problems, results: how many were fitted.
+        rms_log_error: root mean square of log(predicted / measured) over configs within 1.3 of
+            their problem's best.
+        constants: owner (``memory``, a kernel, or a class of configs) -> name -> value.
+        factors: config without its split and copies -> measured over predicted time.
+    """
+
+    units: tuple[str, ...]
+    run_ids: tuple[str, ...]
+    triton: str
+    problems: int
+    results: int
+    rms_log_error: float
+    constants: Mapping[str, Mapping[str, float]]
+    factors: Mapping[str, float] = field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The sections of one device; no unit is in two."""
+
+    device: str
+    arch: int
+    sections: tuple[Section, ...]
+
+    def section(self, unit: str) -> Section | None:
+        """The section for problems of ``unit``, or None."""
+        return next((s for s in self.sections if unit in s.units), None)
+
+
+def calibration_path(device: str) -> Path:
+    """``configs/calibration/<device>.json``."""
+    return settings.config_root() / "calibration" / f"{device}.json"
+
+
+def read_calibration(path: str | os.PathLike[str]) -> Calibration:
+    """Reads and validates a calibration.
+
+    Raises:
+        DataFileError: naming the file, the section (1 is the first) and the field.
+    """
+    top = Fields(path, read_json(path), what="calibration").only(_TOP)
+    top.version(SCHEMA_VERSION)
+    entries = top.values["sections"]
+    if not isinstance(entries, list):
+        raise top.error("sections", "is not a list")
+    sections = tuple(_section(Fields(path, entry, number, what="section"))
+                     for number, entry in enumerate(entries, 1))
+    units = [unit for section in sections for unit in section.units]
+    for unit in units:
+        if units.count(unit) > 1:
+            raise top.error("units", f"{unit} is in more than one section; keep one")
+    return Calibration(top.word("device"), top.integer("arch", 1, 10_000), sections)
+
+
+def _section(entry: Fields) -> Section:
+    entry.only(_SECTION)
+    units = _words(entry, "units")
+    for unit in units:
+        if unit not in _UNITS:
+            raise entry.error("units", f"{unit} is not one of {', '.join(_UNITS)}")
+    if not units:
+        raise entry.error("units", "is empty; name at least one")
+    owners = entry.values["constants"]
+    if not isinstance(owners, dict):
+        raise entry.error("constants", "is not an object")
+    constants = {owner: _numbers(entry, f"constants.{owner}"[:80], values)
+                 for owner, values in owners.items()}
+    return Section(units, _words(entry, "run_ids"), entry.word("triton"),
+                   entry.integer("problems", 1, 10**9), entry.integer("results", 1, 10**9),
+                   entry.number("rms_log_error", 0.0), constants,
+                   _numbers(entry, "factors", entry.values["factors"]))
+
+
+def _words(entry: Fields, name: str) -> tuple[str, ...]:
+    values = entry.values[name]
+    if not isinstance(values, list):
+        raise entry.error(name, "is not a list")
+    return tuple(Fields(entry.path, {name: value}, entry.row).word(name) for value in values)
+
+
+def _numbers(entry: Fields, name: str, values: object) -> dict[str, float]:
+    """Names with positive numbers: every constant is a time, a rate or a ratio."""
+    if not isinstance(values, dict):
+        raise entry.error(name, "is not an object")
+    fields = Fields(entry.path, values, entry.row)
+    found = {}
+    for key in values:
+        found[key] = fields.number(key)
+        if not 0.0 < found[key] <= _HIGHEST:
+            raise entry.error(f"{name}.{key}"[:80], f"{found[key]:g} is outside 0 to "
+                              f"{_HIGHEST:g}; a constant is a positive time, rate or ratio")
+    return found
+
+
+def write_calibration(path: str | os.PathLike[str], calibration: Calibration) -> None:
+    """Writes a calibration atomically, one owner of constants a line, sorted.
+
+    Raises:
+        DataFileError: a value that could not be read again, or not writable; the file is as it
+            was.
+    """
+    for number, section in enumerate(calibration.sections, 1):
+        _section(Fields(path, _values(section), number, what="section"))
+    head = {"schema_version": SCHEMA_VERSION, "device": calibration.device,
+            "arch": calibration.arch}
+    text = "{\n" + "".join(f"{json.dumps(k)}: {json.dumps(v)},\n" for k, v in head.items())
+    text += '"sections": [\n' + ",\n".join(_lines(s) for s in calibration.sections) + "\n]\n}\n"
+    atomic.write_atomic(path, text)
+
+
+def _values(section: Section) -> dict[str, object]:
+    values: dict[str, object] = {name: getattr(section, name) for name in _SECTION}
+    values.update(units=list(section.units), run_ids=list(section.run_ids),
+                  constants={k: dict(v) for k, v in sorted(section.constants.items())},
+                  factors=dict(sorted(section.factors.items())))
+    return values
+
+
+def _lines(section: Section) -> str:
+    values = _values(section)
+    lines = []
+    for name in _SECTION[:-2]:
+        lines.append(f"{json.dumps(name)}: {json.dumps(values[name], allow_nan=False)}")
+    for name in ("constants", "factors"):
+        inside = [f"  {json.dumps(k)}: {json.dumps(v, allow_nan=False)}"
+                  for k, v in values[name].items()]  # type: ignore[attr-defined]
+        lines.append(f"{json.dumps(name)}: {{\n" + ",\n".join(inside) + "\n}")
+    return "{" + ",\n".join(lines) + "}"
+
+
+def read_shipped(device: str) -> Calibration | None:
+    """The calibration in ``configs/`` for the device with that slug; None where none is.
+
+    Raises:
+        DataFileError: the file is damaged, or is of another device.
+    """
+    path = calibration_path(device)
+    if not path.exists():
+        return None
+    calibration = read_calibration(path)
+    if calibration.device != device:
+        raise DataFileError(path, f"is of {calibration.device}, not of {device}", field="device")
+    return calibration

@@ -1,0 +1,236 @@
+"""The time of a config for a problem: the sum that a person would write, term by term.
+
+launch + fill + K loop + units + store + pass over a split's parts + copies of unaligned operands.
+The counts come from ``work.py``, the constants from a calibration of the device
+(``tritongemm calibrate`` fits them to the sweep's timings) or, where there is none, from the
+datasheet's peaks and usual shares of them. The K loop takes as long as the slowest of what bounds
+it: the unit's rate at this tile, the pace of one program's dependent steps, what an SM loads,
+what the L2 delivers, what the memory delivers.
+
+Constants, by owner:
+    memory: dram_gbps, l2_gbps, sm_gbps (into one SM), split_us and split_gbps (the adding pass),
+        pad_us, pad_gbps, pad_kelement_us_<alignment> (the copies).
+    a kernel: fill_us (from launch to the first product), latency_us (of a load: a program's step
+        waits for it once in ``num_stages``), store_kib_us_<how> (that an SM stores),
+        load_kelement_us_<alignment> (thousand elements that an SM's threads load).
+    a class of configs: peak_share (of the unit's rate that the tile reaches), pace_us (least time
+        of a program's step), unit_us (start and end of a unit).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+from tritongemm.config import KernelConfig
+from tritongemm.device import DeviceSpec
+from tritongemm.problem import GemmProblem
+from tritongemm.records.calibration import Section, calibration_path, read_shipped
+from tritongemm.selection.work import PERSISTENT, Work, class_of, work_of
+
+#: Microseconds of an empty kernel in a CUDA graph on Hopper.
+LAUNCH_US = 1.5
+#: Order of the norm that joins the bounds of the K loop: near the slowest of them, and somewhat
+#: above it where two are close.
+_SHARPNESS = 4.0
+#: Used where a device has no peaks on record, so that the order still means something.
+_UNKNOWN_TFLOPS, _UNKNOWN_GBPS = {"fp32": 50.0}, 2000.0
+
+
+class Estimate(NamedTuple):
+    """The terms, each in microseconds, and what they are made of."""
+
+    tiles: int
+    waves: int
+    launch_us: float
+    fill_us: float
+    k_loop_us: float
+    unit_us: float
+    store_us: float
+    split_us: float
+    pad_us: float
+
+    @property
+    def total_us(self) -> float:
+        """The sum of the terms."""
+        return (self.launch_us + self.fill_us + self.k_loop_us + self.unit_us + self.store_us
+                + self.split_us + self.pad_us)
+
+
+class Rates(NamedTuple):
+    """The constants that one config meets in one problem; rates are a microsecond."""
+
+    fill_us: float
+    flops: float
+    pace_us: float
+    latency_us: float
+    unit_us: float
+    sm_bytes: float
+    l2_bytes: float
+    dram_bytes: float
+    load_a_us: float
+    load_b_us: float
+    store_us: float
+    split_us: float
+    split_bytes: float
+    pad_us: float
+    pad_bytes: float
+    pad_element_us: float
+
+
+Key = tuple[str, str]
+
+
+def keys_of(config: KernelConfig, work: Work) -> tuple[Key, ...]:
+    """(owner, name) of the constant behind each field of :class:`Rates`, in order."""
+    kernel, name, memory = config.kernel, class_of(config), "memory"
+    return ((kernel, "fill_us"), (name, "peak_share"), (name, "pace_us"), (kernel, "latency_us"),
+            (name, "unit_us"), (memory, "sm_gbps"), (memory, "l2_gbps"), (memory, "dram_gbps"),
+            (kernel, "load_kelement_us_" + work.loads_a),
+            (kernel, "load_kelement_us_" + work.loads_b),
+            (kernel, "store_kib_us_" + work.store), (memory, "split_us"), (memory, "split_gbps"),
+            (memory, "pad_us"), (memory, "pad_gbps"),
+            (memory, "pad_kelement_us_" + (work.pads or "align16")))
+
+
+def scales(problem: GemmProblem, device: DeviceSpec) -> Rates:
+    """What turns a constant into a rate: the unit's peak of one SM, and bytes a us in a GB/s."""
+    tflops = device.peak_tflops.get(problem.unit, _UNKNOWN_TFLOPS.get(problem.unit, 300.0))
+    return Rates(1.0, tflops * 1e6 / device.num_sms, 1.0, 1.0, 1.0, 1e3, 1e3, 1e3, 1.0, 1.0, 1.0,
+                 1.0, 1e3, 1.0, 1e3, 1.0)
+
+
+def predict(work: Work, rates: Rates, factor: float = 1.0) -> Estimate:
+    """The terms. Arithmetic only, so that fields may be numbers or arrays of numbers.
+
+    Args:
+        factor: measured over predicted time of what the product's kernel does.
+    """
+    p = _SHARPNESS
+    k_loop = ((work.per_sm * work.steps * work.step_flops / rates.flops) ** p
+              + (work.waves * work.steps
+                 * (rates.pace_us + rates.latency_us / work.stages)) ** p
+              + (work.sm_bytes / rates.sm_bytes) ** p
+              + (work.l2_bytes / rates.l2_bytes) ** p
+              + (work.dram_bytes / rates.dram_bytes) ** p) ** (1.0 / p)
+    k_loop = k_loop + work.load_a * rates.load_a_us + work.load_b * rates.load_b_us
+    return Estimate(
+        work.tiles, work.waves, LAUNCH_US, factor * rates.fill_us, factor * k_loop,
+        factor * work.waves * rates.unit_us, factor * work.store_kib * rates.store_us,
+        (work.split > 1) * rates.split_us + work.split_bytes / rates.split_bytes,
+        (work.pad_bytes > 0) * rates.pad_us + work.pad_bytes / rates.pad_bytes
+        + work.pad_elements * rates.pad_element_us)
+
+
+def usual(key: Key, config: KernelConfig, device: DeviceSpec, unit: str) -> float:
+    """A constant where no calibration holds it: usual shares of the datasheet's peaks, and times
+    as they are on Hopper."""
+    name = key[1]
+    gbps = device.memory_gbps or _UNKNOWN_GBPS
+    if name in _USUAL_US:
+        return _USUAL_US[name]
+    if name in _USUAL_SHARE:
+        return gbps * _USUAL_SHARE[name]
+    if name == "sm_gbps":
+        return gbps * 2.0 / device.num_sms
+    if name == "peak_share":
+        return _usual_share(config, unit)
+    if name == "pace_us":
+        return 0.1 if unit != "fp32" else 0.4
+    if name.startswith("load_kelement_us_"):
+        return _USUAL_LOAD_US[name.rpartition("_")[2]]
+    if name.startswith("store_kib_us_"):
+        return _USUAL_STORE_US[name.rpartition("_")[2]]
+    return _USUAL_PAD_US[name.rpartition("_")[2]]
+
+
+_USUAL_US = {"fill_us": 0.8, "latency_us": 0.6, "unit_us": 0.5, "split_us": 2.0, "pad_us": 2.0}
+#: Of the memory's datasheet bandwidth.
+_USUAL_SHARE = {"dram_gbps": 0.85, "l2_gbps": 1.2, "split_gbps": 1.0, "pad_gbps": 0.7}
+_USUAL_LOAD_US = {"align16": 0.002, "align8": 0.01, "align4": 0.03, "align2": 0.1}
+_USUAL_STORE_US = {"engine": 0.01, "align16": 0.01, "align8": 0.02, "align4": 0.04,
+                   "align2": 0.06, "swapped": 0.05, "split": 0.02}
+_USUAL_PAD_US = {"align16": 1e-4, "align8": 1e-4, "align4": 2e-4, "align2": 4e-4}
+
+
+def _usual_share(config: KernelConfig, unit: str) -> float:
+    """The share of the unit's rate that a tile can reach: small tiles feed it too slowly."""
+    if unit == "fp32":
+        return min(0.8, 0.25 + 0.01 * (config.block_m * config.block_n / 32 / config.num_warps))
+    edge = (config.block_m * config.block_n) ** 0.5
+    if config.kernel not in PERSISTENT:
+        edge *= 0.8
+    return min(0.82, 0.9 * edge / (edge + 30.0))
+
+
+def factor_id(config: KernelConfig) -> str:
+    """The config without its split and copies, which have terms of their own."""
+    return (f"{class_of(config)}_s{config.num_stages}_g{config.group_m}"
+            f"_e{config.epilogue_subtile}")
+
+
+class Model:
+    """The model of one kind of problem on one device, with what it looked up so far.
+
+    Attributes:
+        section: its calibration; None: usual constants.
+    """
+
+    def __init__(self, section: Section | None, device: DeviceSpec, unit: str,
+                 scale: Rates) -> None:
+        self.section, self._device, self._unit, self._scale = section, device, unit, scale
+        self._rates: dict[tuple, Rates] = {}
+
+    def knows(self, config: KernelConfig) -> bool:
+        """Whether configs of this class were measured when it was calibrated."""
+        return self.section is not None and class_of(config) in self.section.constants
+
+    def estimate(self, problem: GemmProblem, config: KernelConfig) -> Estimate:
+        """The terms of ``config`` for ``problem``."""
+        work = work_of(problem, config, self._device)
+        factor = 1.0
+        if self.section is not None:
+            factor = self.section.factors.get(factor_id(config), 1.0)
+        return predict(work, self._rates_of(config, work), factor)
+
+    def _rates_of(self, config: KernelConfig, work: Work) -> Rates:
+        key = (class_of(config), work.store, work.loads_a, work.loads_b, work.pads)
+        found = self._rates.get(key)
+        if found is None:
+            constants = self.section.constants if self.section is not None else {}
+            values = (constants.get(owner, {}).get(name)
+                      or usual((owner, name), config, self._device, self._unit)
+                      for owner, name in keys_of(config, work))
+            found = Rates(*(v * s for v, s in zip(values, self._scale, strict=True)))
+            self._rates[key] = found
+        return found
+
+
+@functools.lru_cache(maxsize=64)
+def _section(path: str, slug: str, unit: str) -> Section | None:
+    """The section of the calibration at ``path``, read once."""
+    calibration = read_shipped(slug)
+    return calibration.section(unit) if calibration is not None else None
+
+
+@functools.lru_cache(maxsize=64)
+def _model(section: Section | None, device: DeviceSpec, unit: str, scale: Rates) -> Model:
+    return Model(section, device, unit, scale)
+
+
+def model_for(problem: GemmProblem, device: DeviceSpec) -> Model:
+    """The model for problems like ``problem``. Raises :class:`DataFileError` for a damaged
+    calibration."""
+    section = _section(str(calibration_path(device.slug)), device.slug, problem.unit)
+    return _model(section, device, problem.unit, scales(problem, device))
+
+
+def forget() -> None:
+    """Forgets the calibrations read so far."""
+    _section.cache_clear()
+    _model.cache_clear()
+
+
+def estimate(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> Estimate:
+    """The predicted time of ``config`` for ``problem`` on ``device``, term by term."""
+    return model_for(problem, device).estimate(problem, config)

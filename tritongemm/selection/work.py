@@ -1,0 +1,161 @@
+"""What a config makes of a problem, counted: tiles, waves, steps, bytes. No rates, no times."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tritongemm.config import KernelConfig
+from tritongemm.device import DeviceSpec
+from tritongemm.kernels import shared_bytes
+from tritongemm.kernels.padding import padded_bytes
+from tritongemm.kernels.tensor_map import tma_store
+from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
+
+#: Kernels whose programs walk over tiles; the others have a program a tile.
+PERSISTENT = frozenset({"persistent_tma", "warp_specialized"})
+#: How a tile reaches memory: by the copy engine, by the threads with rows of C aligned to so many
+#: bytes, transposed by the threads, or as float32 parts of a split K.
+STORES = ("engine", "align16", "align8", "align4", "align2", "swapped", "split")
+#: How the threads of a pointer kernel load an operand: bytes of its alignment.
+LOADS = ("align16", "align8", "align4", "align2")
+#: Programs of one SM at most, by the hardware's limit of threads.
+_MAX_THREADS = 2048
+#: Registers a thread beside the accumulator, as compiled for sm_90.
+_BASE_REGISTERS = 64
+
+
+class Work(NamedTuple):
+    """Counts of one (problem, config, device); extents of 0 count as 1, so that all are positive.
+
+    Attributes:
+        tiles: units of work: tiles of C, the parts of a split K counted each.
+        waves: units that one program, or one slot of an SM, does one after another.
+        per_sm: units that the busiest SM does.
+        steps: of the K loop in a unit.
+        step_flops: operations of a step.
+        sm_bytes: that the busiest SM loads.
+        l2_bytes: that all SMs load and store.
+        dram_bytes: that cross the memory's pins: operands once, those that outgrow the L2 as
+            often as the tile order comes back to them, and the result.
+        stages: of the pipeline.
+        load_a, load_b: elements of A and of B that the busiest SM's threads load, in thousands;
+            0 where the copy engine does.
+        store_kib: that the busiest SM stores, KiB.
+        split: parts of K.
+        split_bytes: float32 parts read, and the result written, by the adding pass.
+        pad_bytes: read and written by the copy of unaligned operands.
+        pad_elements: of the copies, in thousands.
+        store: of :data:`STORES`; loads_a, loads_b: of :data:`LOADS`; pads: of LOADS, or "".
+    """
+
+    tiles: int
+    waves: int
+    per_sm: int
+    steps: int
+    step_flops: float
+    sm_bytes: float
+    l2_bytes: float
+    dram_bytes: float
+    stages: int
+    load_a: float
+    load_b: float
+    store_kib: float
+    split: int
+    split_bytes: float
+    pad_bytes: float
+    pad_elements: float
+    store: str
+    loads_a: str
+    loads_b: str
+    pads: str
+
+
+#: The fields of :class:`Work` that are numbers.
+NUMBERS = tuple(n for n in Work._fields if n not in ("store", "loads_a", "loads_b", "pads"))
+
+
+def class_of(config: KernelConfig) -> str:
+    """The config's class: what decides the rate of its K loop. Stages, order, split and copies
+    are counted in :class:`Work` instead."""
+    name = (f"{config.kernel}_{config.block_m}x{config.block_n}x{config.block_k}"
+            f"_w{config.num_warps}")
+    if config.pingpong:
+        name += "_p1"
+    return name + "_x1" if config.swap_ab else name
+
+
+def resident_programs(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> int:
+    """Units that an SM works on at a time."""
+    shared = shared_bytes(problem, config)
+    if config.kernel == "persistent_tma":
+        return 1
+    if config.kernel == "warp_specialized":
+        if config.num_warps > 4:
+            return 2 if config.pingpong else 1  # in turn: one multiplies, the other stores
+        return max(1, min(2, device.shared_bytes_per_sm // (shared + 1024)))
+    accumulator = config.block_m * config.block_n // (config.num_warps * 32)
+    registers = min(255, accumulator + _BASE_REGISTERS) * 32 * config.num_warps
+    return max(1, min(device.shared_bytes_per_sm // (shared + 1024),
+                      device.registers_per_sm // registers,
+                      _MAX_THREADS // (32 * config.num_warps)))
+
+
+def work_of(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> Work:
+    """Counts what ``config`` does for ``problem`` on ``device``."""
+    m, n, k = max(problem.m, 1), max(problem.n, 1), max(problem.k, 1)
+    batch = max(problem.batch, 1)
+    align_a, align_b = problem.align_a, problem.align_b
+    if config.swap_ab:
+        m, n, align_a, align_b = n, m, align_b, align_a
+    if config.pad_operands:
+        align_a = align_b = FULL_ALIGNMENT
+    size, out = dtype_of(problem.dtype_a).itemsize, dtype_of(problem.dtype_out).itemsize
+    bm, bn, bk, split = config.block_m, config.block_n, config.block_k, config.split_k
+    rows, cols = -(-m // bm), -(-n // bn)
+    tiles = rows * cols * batch * split
+    slots = device.num_sms * resident_programs(problem, config, device)
+    waves, per_sm = -(-tiles // slots), -(-tiles // device.num_sms)
+    all_steps = -(-k // bk)
+    steps = -(-all_steps // split)
+    loaded = batch * k * size * (float(cols) * m + float(rows) * n)
+    result = float(batch) * m * n * out
+    stored = result if split == 1 else 4.0 * split * batch * m * n
+    store = "split" if split > 1 else (
+        "swapped" if config.swap_ab else
+        "engine" if config.kernel in PERSISTENT and tma_store(problem) else
+        f"align{max(problem.align_c, 2)}")
+    threads_load = 0.0 if config.kernel in PERSISTENT else per_sm * steps * bk / 1e3
+    padded = padded_bytes(problem) if config.pad_operands else 0
+    least = min(problem.align_a, problem.align_b)
+    return Work(
+        tiles, waves, per_sm, steps, 2.0 * bm * bn * bk,
+        float(per_sm) * steps * (bm + bn) * bk * size, loaded + stored,
+        _dram_bytes(m, n, k, batch, size, rows, cols, min(slots, tiles), config, device) + result,
+        config.num_stages, threads_load * bm, threads_load * bn,
+        per_sm * bm * bn * (4 if split > 1 else out) / 1024, split,
+        stored + result if split > 1 else 0.0, 2.0 * padded, padded / size / 1e3, store,
+        f"align{max(align_a, 2)}", f"align{max(align_b, 2)}",
+        f"align{max(least, 2)}" if padded else "")
+
+
+def _dram_bytes(m: int, n: int, k: int, batch: int, size: int, rows: int, cols: int, running: int,
+                config: KernelConfig, device: DeviceSpec) -> float:
+    """Bytes of operands that come from memory.
+
+    Tiles go down a group of ``group_m`` rows, column by column. The group's part of A is used
+    again at once; B comes round again with every group, and is still in the L2 as far as it
+    fits there.
+    """
+    group = min(config.group_m, rows)
+    a, b = float(m) * k * size, float(n) * k * size
+    panel = float(group) * config.block_m * k * size
+    again_b = -(-rows // group) - 1
+    again_a = max(0, -(-cols * group // max(running, 1)) - 1)
+    return batch * (a * (1.0 + again_a * _missing(panel, device.l2_bytes))
+                    + b * (1.0 + again_b * _missing(b + panel, device.l2_bytes)))
+
+
+def _missing(needed: float, l2_bytes: int) -> float:
+    """The share that has left an L2 of ``l2_bytes`` when ``needed`` bytes went through it."""
+    ratio = needed / (0.6 * l2_bytes)
+    return ratio ** 4 / (1.0 + ratio ** 4)
