@@ -14,6 +14,7 @@ VERBS = {
     "sweep": "find the best configuration of each shape, journalling every outcome",
     "publish": "merge the winners of sweep journals into the tuned tables",
     "calibrate": "fit the selection's model to the timings of sweep journals",
+    "regret": "how near the best the model's choices come, leave-one-out over journals",
     "bench": "measure providers against torch.matmul and append CSV rows",
     "report": "tables, plots and one HTML page from bench CSVs",
     "compare": "say for each row of two CSVs: SAME, FASTER, SLOWER or AMBIGUOUS",

@@ -78,7 +78,7 @@ def choose(problem: GemmProblem, device: DeviceSpec) -> Choice:
     if best is not None:
         return best
     if table is not None:
-        near = _nearest(problem, device, table)
+        near = nearest_row(problem, device, table)
         if near is not None:
             distance, row = near
             return Choice(row.config, "nearest", row,
@@ -130,9 +130,10 @@ def distance(problem: GemmProblem, row: TunedRow) -> float:
     return total
 
 
-def _nearest(problem: GemmProblem, device: DeviceSpec,
-             table: TunedTable) -> tuple[float, TunedRow] | None:
-    """The closest row whose config is legal here, ties by the table's order."""
+def nearest_row(problem: GemmProblem, device: DeviceSpec,
+                table: TunedTable) -> tuple[float, TunedRow] | None:
+    """(distance, row) of the closest row whose config is legal here, ties by the table's order;
+    None: none within :data:`NEAREST_LIMIT`."""
     rows = ((distance(problem, row), index, row)
             for index, row in enumerate(table.rows.values()) if row.epilogue == problem.epilogue)
     for far, _, row in sorted(rows, key=lambda x: x[:2]):

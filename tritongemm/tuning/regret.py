@@ -1,0 +1,208 @@
+"""What choosing without measuring costs: leave-one-out over the problems of sweep journals.
+
+For every measured problem the model is fitted to the timings of the other problems alone, and its
+choice among the problem's measured configs is looked up in the journal: best time / chosen time,
+1 where the choice is the best. The nearest tuned row, made of the other problems' best configs,
+is judged the same way. Problems of equal extents are left out together, whatever their dtype.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tritongemm.device import DeviceSpec
+from tritongemm.errors import UsageError
+from tritongemm.problem import GemmProblem
+from tritongemm.records.atomic import write_atomic
+from tritongemm.records.tables import TableHeader, TunedRow, TunedTable, path_for
+from tritongemm.selection.policy import nearest_row
+from tritongemm.tuning.calibrate import (
+    TOGETHER,
+    Table,
+    Timing,
+    fit,
+    predicted,
+    read_timings,
+)
+
+#: Seed of the order in which problems are dealt into folds.
+_SEED = 0
+COLUMNS = ("batch", "m", "n", "k", "dtype", "layout", "precision", "align_a", "align_b",
+           "align_c", "configs", "best_config", "best_us", "model_config", "model_us",
+           "predicted_us", "model_share", "nearest_config", "nearest_us", "nearest_share")
+
+
+@dataclass(frozen=True)
+class Regret:
+    """One problem: the best measured config, and what each way of choosing would have taken.
+
+    ``model`` and ``nearest`` are None where that way has no answer: no other problem, or none
+    near enough.
+    """
+
+    problem: GemmProblem
+    configs: int
+    best: Timing
+    model: Timing | None
+    predicted_us: float | None
+    nearest: Timing | None
+
+    def share(self, timing: Timing | None) -> float | None:
+        """Best time over the chosen config's: the share of the speed that the choice reaches."""
+        return None if timing is None else self.best.time_us / timing.time_us
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Shares of one way of choosing over problems: how many, geometric mean, worst."""
+
+    count: int
+    mean: float
+    worst: float
+
+    @classmethod
+    def of(cls, shares: Sequence[float]) -> Summary:
+        """Of ``shares``; all 0 where there are none."""
+        if not shares:
+            return cls(0, 0.0, 0.0)
+        return cls(len(shares), math.exp(sum(map(math.log, shares)) / len(shares)), min(shares))
+
+
+def regret(journals: Iterable[str | os.PathLike[str]], device: str | None = None,
+           folds: int | None = None) -> list[Regret]:
+    """Judges the model and the nearest row on the problems of ``journals``.
+
+    Args:
+        folds: parts into which the problems are dealt, each left out at a time; None: as many as
+            there are extents, so that one is left out at a time (slow: a fit each).
+
+    Raises:
+        UsageError: fewer than two folds. DataFileError: a bad journal.
+    """
+    if folds is not None and folds < 2:
+        raise UsageError(f"folds={folds}; at least 2, so that something is left to fit")
+    source = read_timings(journals, device)
+    found: list[Regret] = []
+    for units in TOGETHER:
+        timings = [t for t in source.timings if t.problem.unit in units]
+        if timings:
+            found += _judge(timings, source.device, folds)
+    return found
+
+
+def _judge(timings: list[Timing], device: DeviceSpec, folds: int | None) -> list[Regret]:
+    table = Table(timings, device)
+    extents = sorted({_extents(p) for p in table.problems})
+    random.Random(_SEED).shuffle(extents)
+    parts = min(folds or len(extents), len(extents))
+    part_of = {x: number % parts for number, x in enumerate(extents)}
+    part = np.array([part_of[_extents(t.problem)] for t in timings])
+    expected = np.full(len(timings), np.inf)
+    for one in range(parts):
+        others, these = np.flatnonzero(part != one), np.flatnonzero(part == one)
+        if len(others):
+            training = table.rows(others)
+            share = 1  # the column of peak_share: one constant a class
+            known = np.isin(table.index[these, share], training.index[:, share])
+            expected[these] = np.where(known, predicted(table.rows(these), fit(training)), np.inf)
+    best = {p: min((t for t in timings if t.problem == p), key=lambda t: t.time_us)
+            for p in table.problems}
+    rows = np.argsort(table.problem, kind="stable")
+    found = []
+    for mine in np.split(rows, np.flatnonzero(np.diff(table.problem[rows])) + 1):
+        problem = timings[mine[0]].problem
+        first = mine[np.argmin(expected[mine])]
+        chosen = timings[first] if np.isfinite(expected[first]) else None
+        away = {p: t for p, t in best.items() if _extents(p) != _extents(problem)}
+        near = _nearest(problem, device, [timings[i] for i in mine], away)
+        found.append(Regret(problem, len(mine), best[problem], chosen,
+                            float(expected[first]) if chosen else None, near))
+    return found
+
+
+def _extents(problem: GemmProblem) -> tuple[int, ...]:
+    return problem.batch, problem.m, problem.n, problem.k
+
+
+def _nearest(problem: GemmProblem, device: DeviceSpec, measured: list[Timing],
+             best: dict[GemmProblem, Timing]) -> Timing | None:
+    """The choice of a table of the other problems' best configs."""
+    times = {t.config: t for t in measured}
+    header = TableHeader.of(problem, device=device.slug, arch=device.arch, space_hash="-",
+                            torch="-", triton="-")
+    table = TunedTable(header)
+    for other, timing in best.items():
+        if path_for(other, device.slug) == path_for(problem, device.slug) and (
+                timing.config in times):
+            row = TunedRow.of(other, timing.config, time_us=timing.time_us,
+                              margin_vs_second=None, run_id="-")
+            table.rows[row.key] = row
+    near = nearest_row(problem, device, table)
+    return None if near is None else times[near[1].config]
+
+
+def summaries(found: Sequence[Regret]) -> dict[str, tuple[Summary, Summary]]:
+    """Kind of problem -> (model, nearest row), ``all`` last.
+
+    Both are taken over the problems where both have an answer, so that they compare.
+    """
+    kinds: dict[str, list[Regret]] = {}
+    for one in found:
+        if one.model is not None:
+            kinds.setdefault(kind_of(one.problem), []).append(one)
+            kinds.setdefault("all", []).append(one)
+    return {kind: (Summary.of([s for x in kinds[kind] if (s := x.share(x.model)) is not None]),
+                   Summary.of([s for x in kinds[kind] if (s := x.share(x.nearest)) is not None]))
+            for kind in sorted(kinds, key=lambda k: (k == "all", k))}
+
+
+def kind_of(problem: GemmProblem) -> str:
+    """The dtype and ``square``, ``decode`` (M at most 64), ``unaligned`` or ``other``."""
+    if problem.m == problem.n == problem.k:
+        kind = "square"
+    elif problem.m <= 64:
+        kind = "decode"
+    elif min(problem.align_a, problem.align_b, problem.align_c) < 16:
+        kind = "unaligned"
+    else:
+        kind = "other"
+    return f"{problem.unit} {kind}"
+
+
+def write_csv(path: str | os.PathLike[str], found: Sequence[Regret]) -> Path:
+    """One row a problem, columns :data:`COLUMNS`; times in microseconds, shares of the best.
+
+    Raises:
+        DataFileError: not writable.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for one in found:
+        p = one.problem
+        writer.writerow([p.batch, p.m, p.n, p.k, p.dtype_a, p.layout, p.precision, p.align_a,
+                         p.align_b, p.align_c, one.configs, *_cells(one.best),
+                         *_cells(one.model), _figure(one.predicted_us, 3),
+                         _figure(one.share(one.model), 4), *_cells(one.nearest),
+                         _figure(one.share(one.nearest), 4)])
+    write_atomic(path, text.getvalue())
+    return Path(path)
+
+
+def _cells(timing: Timing | None) -> tuple[str, str]:
+    if timing is None:
+        return "", ""
+    return timing.config.config_id, _figure(timing.time_us, 3)
+
+
+def _figure(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
