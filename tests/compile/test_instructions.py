@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 import pytest
-from compiled import compiled, count, sass
+from compiled import compiled, count, disassembled, sass
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import representative
 from tritongemm.kernels import violation
+from tritongemm.kernels.compile import launches_of
 from tritongemm.kernels.tensor_map import tma_store
 from tritongemm.problem import LAYOUTS, GemmProblem
 
 #: Tensor-core instructions by architecture.
 TENSOR = {80: "HMMA", 89: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}
+#: The wait of a programmatic dependent launch, and what reads or writes global memory.
+_WAIT_OR_MEMORY = re.compile(r"\bACQBULK\b|\b(?:LDG|LDGSTS|STG|RED|ATOMG|UTMALDG|UTMASTG)\b")
 
 
 @dataclass(frozen=True)
@@ -124,3 +128,23 @@ def test_padding_copies_both_operands_before_the_product():
     opcodes = sass(copy)
     assert count(opcodes, "LDG") and count(opcodes, "STG") and not count(opcodes, "UTMALDG")
     assert len(product.maps) >= 2
+
+
+WAITING = (Case(90, SHARED, shape()), Case(90, SINGLE, shape()), Case(90, PADDED, UNALIGNED),
+           Case(90, PERSISTENT, shape()), Case(100, PERSISTENT, shape()),
+           Case(90, ROWS_64, shape()), Case(100, replace(ROWS_64, split_k=2), shape()),
+           Case(80, replace(ROWS_64, split_k=2), shape()), Case(90, FMA, shape(dtype="fp32")))
+
+
+@pytest.mark.parametrize("case", WAITING, ids=str)
+def test_a_kernel_that_may_start_early_waits_before_it_touches_memory(case):
+    device = representative(case.arch)
+    launches = launches_of(case.problem, case.config, device)
+    for launch, binary in zip(launches, compiled(case.problem, case.config, device), strict=True):
+        order = [match.group() for match in _WAIT_OR_MEMORY.finditer(disassembled(binary))]
+        if not launch.dependent:
+            assert case.arch < 90 and "ACQBULK" not in order
+            continue
+        assert order.count("ACQBULK") == 1, launch.symbol
+        if not launch.gluon:  # a warp-specialised text lists the other warps' code first
+            assert order[0] == "ACQBULK", order[:3]
