@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from tritongemm.kernels.device.dependent_launch import wait_for_predecessor
+from tritongemm.kernels.device.dependent_launch import release, wait
 from tritongemm.kernels.device.symbol import symbol
 
 
@@ -29,7 +29,8 @@ def pad_operands(a, a_copy, rows_a, cols_a, batch_a, outer_a, inner_a, lead_a,
                  SYMBOL: tl.constexpr):
     """One launch for both: the first ``blocks_a`` programs copy A, the others B."""
     if DEPENDENT:
-        wait_for_predecessor()
+        wait()
+        release()
     block = tl.program_id(0)
     if COPY_A and COPY_B:
         if block < blocks_a:

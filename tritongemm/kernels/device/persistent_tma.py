@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from tritongemm.kernels.device.dependent_launch import wait_for_predecessor
+from tritongemm.kernels.device.dependent_launch import release, wait
 from tritongemm.kernels.device.dot import dot
 from tritongemm.kernels.device.order import tile_of
 from tritongemm.kernels.device.symbol import symbol
@@ -45,7 +45,7 @@ def persistent_tma(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, strid
     """C[batch, M, N] = A @ B. A is stored [M, K] or, with A_T, [K, M]; B [K, N] or, with B_T,
     [N, K]. What lies past an edge is loaded as zero and not stored."""
     if DEPENDENT:
-        wait_for_predecessor()
+        wait()
     num_m = tl.cdiv(M, BLOCK_M)
     num_n = tl.cdiv(N, BLOCK_N)
     tiles = num_m * num_n
@@ -74,3 +74,5 @@ def persistent_tma(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, strid
             acc = dot(x, y, acc, PRECISION, INTERPRETED)
         store_tile(c_desc, c, acc, batch, row, col, M, N, stride_cb, stride_cm, SUBTILE,
                    TMA_STORE, BATCHED, BLOCK_M, BLOCK_N)
+    if DEPENDENT:
+        release()

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from tritongemm.kernels.device.dependent_launch import wait_for_predecessor
+from tritongemm.kernels.device.dependent_launch import release, wait
 from tritongemm.kernels.device.symbol import symbol
 
 
@@ -13,7 +13,8 @@ def reduce_splits(partials, c, M, N, total, stride_cb, stride_cm, stride_cn,
                   DEPENDENT: tl.constexpr, SYMBOL: tl.constexpr):
     """C[batch, M, N] = sum over the first axis of partials[SPLIT_K, batch, M, N] (float32)."""
     if DEPENDENT:
-        wait_for_predecessor()
+        wait()
+        release()
     start = tl.program_id(0)
     if INDEX64:
         start = start.to(tl.int64)

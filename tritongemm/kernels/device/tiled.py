@@ -7,7 +7,7 @@ along M and N; the store is masked. K is masked only where it is not a multiple 
 import triton
 import triton.language as tl
 
-from tritongemm.kernels.device.dependent_launch import wait_for_predecessor
+from tritongemm.kernels.device.dependent_launch import release, wait
 from tritongemm.kernels.device.dot import dot
 from tritongemm.kernels.device.order import tile_of
 from tritongemm.kernels.device.symbol import symbol
@@ -23,7 +23,7 @@ def tiled(a, b, c, M, N, K, stride_ab, stride_am, stride_ak, stride_bb, stride_b
     """C[batch, M, N] = A[batch, M, K] @ B[batch, K, N]; with SPLIT_K > 1, C is
     [SPLIT_K, batch, M, N] float32 and each part holds the sum over its steps of K."""
     if DEPENDENT:
-        wait_for_predecessor()
+        wait()
     num_m = tl.cdiv(M, BLOCK_M)
     num_n = tl.cdiv(N, BLOCK_N)
     program = tl.program_id(0)
@@ -70,6 +70,8 @@ def tiled(a, b, c, M, N, K, stride_ab, stride_am, stride_ak, stride_bb, stride_b
         a_ptrs += BLOCK_K * stride_ak
         b_ptrs += BLOCK_K * stride_bk
 
+    if DEPENDENT:
+        release()
     c_ptrs = (c + batch * stride_cb + split.to(tl.int64) * stride_cs
               + (rows[:, None] * stride_cm + cols[None, :] * stride_cn))
     inside = (rows[:, None] < M) & (cols[None, :] < N)

@@ -10,7 +10,7 @@ group that waited for a stage two rounds ahead would take the parity of the wron
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tritongemm.kernels.device.dependent_launch import wait_for_predecessor_gluon
+from tritongemm.kernels.device.dependent_launch import gluon_release, gluon_wait
 from tritongemm.kernels.device.hopper import (
     fence_async_shared,
     mbarrier,
@@ -88,6 +88,7 @@ def producer(a_desc, b_desc, a_bufs, b_bufs, ready, empty, M, N, K, batches, A_T
             else:
                 load(b_desc, batch, k, col, barrier, b_bufs.index(stage), BATCHED)
             it += 1
+    gluon_release()
 
 
 @gluon.jit
@@ -235,7 +236,7 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
         mbarrier.init(ready.index(i), count=1)
         mbarrier.init(empty.index(i), count=1 if PINGPONG else CONSUMERS)
     fence_async_shared()
-    wait_for_predecessor_gluon()
+    gluon_wait()
     # A tuple in a variable would turn its constants into values: the lists are written out.
     if CONSUMERS == 1:
         gl.warp_specialize([
