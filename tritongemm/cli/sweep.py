@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tritongemm.cli.shapes import add_shape_arguments, integers, problems_from
@@ -39,6 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("which configs")
     what.add_argument("--kernels", metavar="LIST",
                       help="of configs/spaces, comma separated (default all)")
+    what.add_argument("--rungs", metavar="LIST",
+                      help="CUDA rungs of the ladder instead (configs/spaces/ladder), or `all`; "
+                           "takes --dtype fp32; a journal each; winners go to tables of their own")
     what.add_argument("--top", type=int, metavar="N",
                       help="only the N most promising of each problem")
     what.add_argument("--random", type=int, metavar="N",
@@ -61,19 +65,39 @@ def run(args: argparse.Namespace) -> int:
     journal = args.journal or f"sweep-{new_run_id()}.jsonl"
     devices = None if args.devices == "all" else integers(args.devices, "devices")
     kernels = args.kernels.split(",") if args.kernels else None
+    options = {
+        "devices": devices, "top": args.top, "subset": args.random, "budget_s": args.budget,
+        "resume": args.resume, "compile_workers": args.compile_workers,
+        "per_config_timeout_s": args.timeout, "compile_timeout_s": args.compile_timeout,
+        "finalists": args.finalists, "seed": args.seed, "progress": _progress(args.plain)}
     try:
-        report = sweep(
-            problems, journal, devices=devices, kernels=kernels, top=args.top,
-            subset=args.random, budget_s=args.budget, resume=args.resume,
-            compile_workers=args.compile_workers, per_config_timeout_s=args.timeout,
-            compile_timeout_s=args.compile_timeout, finalists=args.finalists, seed=args.seed,
-            progress=_progress(args.plain))
+        if args.rungs:
+            return _sweep_rungs(args.rungs, problems, journal, kernels, options)
+        report = sweep(problems, journal, kernels=kernels, **options)
     except KeyboardInterrupt:
         print(f"tritongemm sweep: interrupted; {journal} holds every outcome so far. Go on with "
               f"the same command and --resume --journal {shlex.quote(str(journal))}",
               file=sys.stderr)
         return 130
     _summarise(report)
+    return _status(report)
+
+
+def _sweep_rungs(text: str, problems: list, journal: str, kernels: object,
+                 options: dict[str, object]) -> int:
+    """One rung after another; the worst of their statuses."""
+    from tritongemm.tuning.rungs import sweep_rungs, sweepable
+
+    if kernels:
+        raise UsageError("--kernels and --rungs exclude each other")
+    rungs = sweepable() if text == "all" else text.split(",")
+    reports = sweep_rungs(problems, Path(journal), rungs, **options)  # type: ignore[arg-type]
+    for report in reports:
+        _summarise(report)
+    return max(map(_status, reports))
+
+
+def _status(report: SweepReport) -> int:
     return 0 if all(p.winner is not None or p.note == "measured before"
                     for p in report.problems) and not report.stopped else 1
 

@@ -8,6 +8,9 @@ or the union of several, each of which may be limited to some operand dtypes::
 
     {"schema_version": 1, "kernel": "tiled",
      "products": [{"axes": {...}}, {"dtypes": ["fp32"], "axes": {...}}]}
+
+``configs/spaces/ladder/`` holds those of the ladder's rungs, which ``matmul`` never runs and a
+sweep only takes when a rung is named.
 """
 
 from __future__ import annotations
@@ -173,8 +176,8 @@ def _product(path: Path, entry: object, row: int | None) -> Product:
     return Product(axes, tuple(dtypes))
 
 
-def _space_files() -> dict[str, Path]:
-    folder = settings.config_root() / "spaces"
+def _space_files(*below: str) -> dict[str, Path]:
+    folder = settings.config_root().joinpath("spaces", *below)
     return {path.stem: path for path in sorted(folder.glob("*.json"))}
 
 
@@ -195,3 +198,22 @@ def load_space(kernel: str) -> Space:
 def load_spaces() -> dict[str, Space]:
     """Every space of ``configs/spaces`` by kernel. Raises :class:`DataFileError`."""
     return {kernel: read_space(path) for kernel, path in _space_files().items()}
+
+
+def rung_spaces() -> tuple[str, ...]:
+    """The rungs of the ladder that have a space."""
+    return tuple(_space_files("ladder"))
+
+
+def load_rung_space(rung: str) -> Space:
+    """The space of a rung of the ladder, ``configs/spaces/ladder/<rung>.json``.
+
+    Raises:
+        UsageError: there is none; it lists those there are.
+        DataFileError: the file is bad.
+    """
+    files = _space_files("ladder")
+    if rung not in files:
+        raise UsageError(f"rung {str(rung)[:100]!r} has no space; there is one for "
+                         f"{', '.join(files) or 'none'}")
+    return read_space(files[rung])

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any, Protocol
 
 import torch
 
 from tritongemm import device as devices
 from tritongemm import settings
 from tritongemm.config import KernelConfig
+from tritongemm.device import DeviceSpec
 from tritongemm.errors import DeviceError
 from tritongemm.measure import environment
 from tritongemm.measure.protocol import Contender, Measurement, OperandSet, ProblemBench, Rounds
-from tritongemm.ops.plan import BoundConfig, bind_config
+from tritongemm.ops.plan import bind_config
 from tritongemm.problem import GemmProblem
 from tritongemm.tuning.builder import build_values
 from tritongemm.tuning.jobs import COARSE, FINAL, Outcome, failure, one_line
@@ -26,6 +28,15 @@ from tritongemm.tuning.jobs import COARSE, FINAL, Outcome, failure, one_line
 _VALUES = ("time_us_p20", "time_us_p80", "ratio_vs_torch", "ratio_low", "ratio_high", "n_rounds",
            "timer", "l2_state", "torch_backend", "max_err_ratio", "rms_err_ratio", "sm_clock_mhz",
            "power_w", "throttled")
+
+
+class Bound(Protocol):
+    """A config bound to a problem: it launches on the current stream; ``report`` says what
+    building it took (``seconds, cached, registers, spills, shared_bytes``)."""
+
+    report: Any
+
+    def __call__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None: ...
 
 
 class Measurer:
@@ -47,6 +58,11 @@ class Measurer:
             self._device = devices.cuda_device(index)
             torch.cuda.set_device(index)
             torch.zeros(1, device="cuda")  # makes the context while nothing waits for it
+
+    def make(self, problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> Bound:
+        """The config as a callable (a, b, out) with a build report; other kinds of kernel
+        replace this."""
+        return bind_config(problem, config, device)
 
     def info(self) -> dict[str, object]:
         """The device's spec, the environment, and how many devices there are."""
@@ -80,7 +96,7 @@ class Measurer:
         """Times the finalists and torch in the same rounds. Raises :class:`DeviceError`."""
         assert self._bench is not None
         outcomes: dict[KernelConfig, Outcome] = {}
-        bound: dict[KernelConfig, BoundConfig] = {}
+        bound: dict[KernelConfig, Bound] = {}
         for config in configs:
             one, outcomes[config] = self._bind(problem, config, FINAL)
             if one is not None:
@@ -94,9 +110,9 @@ class Measurer:
         return [outcomes[config] for config in configs]
 
     def _bind(self, problem: GemmProblem, config: KernelConfig, stage: str
-              ) -> tuple[BoundConfig | None, Outcome]:
+              ) -> tuple[Bound | None, Outcome]:
         try:
-            return bind_config(problem, config, self._device), Outcome("ok")
+            return self.make(problem, config, self._device), Outcome("ok")
         except Exception as error:  # the config's outcome, unless the device is lost
             if self._index is not None:
                 try:
@@ -106,14 +122,14 @@ class Measurer:
             return None, failure(error, stage)
 
 
-def _contender(config: KernelConfig, bound: BoundConfig) -> Contender:
+def _contender(config: KernelConfig, bound: Bound) -> Contender:
     def bind(operands: OperandSet) -> Callable[[], None]:
         a, b, out = operands.a, operands.b, operands.out
         return lambda: bound(a, b, out)
     return Contender(config.config_id, bind)
 
 
-def _outcome(found: Measurement, bound: BoundConfig) -> Outcome:
+def _outcome(found: Measurement, bound: Bound) -> Outcome:
     values: dict[str, object] = {name: value for name in _VALUES
                                  if (value := getattr(found, name)) not in (None, "")}
     values.update(build_values(bound.report))

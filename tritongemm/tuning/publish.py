@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tritongemm.baselines.cuda.rungs import CUDA_RUNGS
 from tritongemm.config import KernelConfig
 from tritongemm.errors import DataFileError
 from tritongemm.kernels import SPECS
@@ -15,7 +16,7 @@ from tritongemm.problem import GemmProblem
 from tritongemm.records.codec import config_from_json, problem_from_json
 from tritongemm.records.journal import read_journal
 from tritongemm.records.run import is_run_id
-from tritongemm.records.tables import TableHeader, TunedRow, merge, path_for
+from tritongemm.records.tables import LADDER, TableHeader, TunedRow, merge, path_for
 
 #: A device's slug becomes a folder's name.
 _SLUG = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
@@ -81,10 +82,14 @@ def publish(journals: Iterable[str | os.PathLike[str]], *, force: bool = False) 
         DataFileError: a journal or a table that cannot be used; the tables are each whole, as
             they were before or as they are after.
     """
-    winners: dict[tuple[Path, GemmProblem], _Winner] = {}
+    winners: dict[tuple[Path, tuple], _Winner] = {}
     for path in journals:
         for winner in _winners(Path(path)):
-            key = (path_for(winner.problem, winner.header.device), winner.problem)
+            header = winner.header
+            table = path_for(winner.problem, header.device, header.op)
+            # A ladder's table holds one winner a rung, the others one a problem.
+            rung = winner.row.config.kernel if header.op == LADDER else ""
+            key = (table, (winner.problem, rung))
             known = winners.get(key)
             if known is None or _why_keep(known.row, winner.row) is None:
                 winners[key] = winner
@@ -153,8 +158,9 @@ def _winner(path: Path, number: int, record: Mapping[str, object]) -> _Winner:
 
     problem = problem_from_json(record["problem"])  # type: ignore[arg-type]
     config: KernelConfig = config_from_json(record["config"])  # type: ignore[arg-type]
-    if config.kernel not in SPECS:
-        raise bad("config", f"has a kernel that is not known; known: {', '.join(SPECS)}")
+    if config.kernel not in SPECS and config.kernel not in CUDA_RUNGS:
+        raise bad("config", f"has a kernel that is not known; known: {', '.join(SPECS)}, and the "
+                  "CUDA rungs of the ladder")
     device, arch = record.get("device"), record.get("arch")
     if not isinstance(device, str) or not _SLUG.fullmatch(device):
         raise bad("device", "is not a device's slug such as nvidia-h200")
@@ -174,7 +180,8 @@ def _winner(path: Path, number: int, record: Mapping[str, object]) -> _Winner:
     if margin is not None and (isinstance(margin, bool) or not isinstance(margin, (int, float))
                                or not 0 <= margin < 1e12):
         raise bad("margin_vs_second", "is not a margin of at least 0, or null")
-    header = TableHeader.of(problem, device=device, arch=arch, **words)
+    header = TableHeader.of(problem, device=device, arch=arch, **words,
+                            op=LADDER if config.kernel in CUDA_RUNGS else None)
     row = TunedRow.of(problem, config, time_us=round(float(time_us), 4),
                       margin_vs_second=None if margin is None else round(float(margin), 5),
                       run_id=str(record["run_id"]), **words)

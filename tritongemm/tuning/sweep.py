@@ -120,10 +120,9 @@ def sweep(problems: Iterable[GemmProblem], journal: str | os.PathLike[str], *,
     if devices is not None and not devices:
         raise UsageError("no device named; give indices, or None for all")
     path = check_journal(journal, resume)
-    space_hash = "none"
     if candidates is None:
-        candidates = planner = Planner(kernels, top=top, subset=subset, seed=seed)
-        space_hash = planner.space_hash
+        candidates = Planner(kernels, top=top, subset=subset, seed=seed)
+    space_hash = getattr(candidates, "space_hash", "none")
     options = Options(
         devices=tuple(devices) if devices is not None else None, budget_s=budget_s,
         compile_workers=compile_workers or len(os.sched_getaffinity(0)),
