@@ -1,7 +1,8 @@
 """The kernels: specs that need neither triton nor torch; device code is loaded at first launch.
 
-``SPECS`` is the one list; ``violation`` and ``shared_bytes`` are the one legality that the sweep,
-the selection and the tests share.
+``SPECS`` is the one list of what ``matmul`` runs; ``RUNG_SPECS`` are the ladder's, for study.
+``violation`` and ``shared_bytes`` are the one legality that the sweep, the selection and the tests
+share.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.errors import ConfigError
 from tritongemm.kernels.constraints import Violation
+from tritongemm.kernels.ladder import RUNG_SPECS
 from tritongemm.kernels.persistent_tma import PERSISTENT_TMA
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.tiled import TILED
@@ -20,11 +22,13 @@ SPECS: dict[str, KernelSpec] = {s.name: s for s in (WARP_SPECIALIZED, PERSISTENT
 
 
 def spec_named(name: str) -> KernelSpec:
-    """The spec ``name``. Raises :class:`ConfigError` for an unknown one."""
-    try:
-        return SPECS[name]
-    except KeyError:
-        raise ConfigError(f"kernel {name!r} is not known; known: {', '.join(SPECS)}") from None
+    """The spec ``name``, of a kernel or of a rung of the ladder. Raises :class:`ConfigError` for
+    an unknown one."""
+    spec = SPECS.get(name) or RUNG_SPECS.get(name)
+    if spec is None:
+        raise ConfigError(f"kernel {name!r} is not known; known: "
+                          f"{', '.join((*SPECS, *RUNG_SPECS))}")
+    return spec
 
 
 def violation(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> Violation | None:
