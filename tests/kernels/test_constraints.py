@@ -1,0 +1,205 @@
+"""Each legality rule of each kernel: a problem or a config that breaks it, and what is said."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tritongemm.config import KernelConfig
+from tritongemm.device import DeviceSpec, representative
+from tritongemm.errors import ConfigError, ConstraintError
+from tritongemm.kernels import SPECS, shared_bytes, spec_named, violation
+from tritongemm.problem import LAYOUTS, GemmProblem
+
+H200 = representative(90)
+#: A legal config of each kernel for SQUARE, from which each case departs.
+LEGAL = {
+    "tiled": KernelConfig("tiled", 128, 128, 64, num_warps=8, num_stages=3),
+    "persistent_tma": KernelConfig("persistent_tma", 128, 128, 64, num_warps=8, num_stages=3),
+    "warp_specialized": KernelConfig("warp_specialized", 128, 128, 64, num_warps=8, num_stages=4),
+}
+SQUARE = GemmProblem.contiguous(4096, 4096, 4096, layout="nt")
+FP32 = GemmProblem.contiguous(4096, 4096, 4096, dtype="fp32")
+HUGE = replace(SQUARE, m=2**31 - 1, n=2**31 - 1)
+
+
+@dataclass(frozen=True)
+class Breach:
+    """``kernel``'s legal config with ``changes``, or another problem, breaks ``rule``."""
+
+    kernel: str
+    rule: str
+    says: str
+    changes: dict = field(default_factory=dict)
+    problem: GemmProblem = SQUARE
+    arch: int = 90
+
+    def __str__(self) -> str:
+        return "-".join([self.kernel, self.rule, *(f"{k}={v}" for k, v in self.changes.items())])
+
+
+def everywhere(rule: str, says: str, kernels: tuple[str, ...] = tuple(SPECS), **more):
+    return tuple(Breach(kernel, rule, says, **more) for kernel in kernels)
+
+
+TL = ("tiled", "persistent_tma")
+TMA = ("persistent_tma", "warp_specialized")
+SPLITS = ("tiled", "warp_specialized")
+BREACHES = (
+    *everywhere("dtype", "operands of two dtypes, bf16 and fp16",
+                problem=replace(SQUARE, dtype_b="fp16")),
+    *everywhere("dtype", "takes .*, not fp64", problem=replace(
+        SQUARE, dtype_a="fp64", dtype_b="fp64", dtype_out="fp64")),
+    *everywhere("dtype", "writes bf16 or fp32, not fp16", problem=replace(
+        SQUARE, dtype_out="fp16")),
+    Breach("warp_specialized", "dtype", "takes bf16, fp16, not fp32", problem=FP32),
+    *everywhere("epilogue", "no epilogue 'relu'", problem=replace(SQUARE, epilogue="relu")),
+    Breach("persistent_tma", "arch", "runs on sm_90, sm_100; NVIDIA A100.* is sm_80", arch=80),
+    Breach("warp_specialized", "arch", "runs on sm_90; NVIDIA B200 is sm_100", arch=100),
+    Breach("persistent_tma", "precision", "fp32 at precision ieee does not", problem=FP32),
+    Breach("persistent_tma", "tf32_layout", "nt only", problem=replace(FP32, precision="tf32")),
+    *(breach for extent in ("m", "n", "k", "batch") for breach in everywhere(
+        "empty", "empty extent", TMA, problem=replace(SQUARE, **{extent: 0}))),
+    *(breach for x in "ab" for breach in everywhere(
+        "alignment", f"operand {x.upper()} is aligned to 8 bytes; the copy engine needs 16", TMA,
+        problem=replace(SQUARE, **{f"align_{x}": 8}))),
+    Breach("warp_specialized", "alignment", "aligned already", {"pad_operands": 1}),
+    Breach("warp_specialized", "alignment", "neither 0 nor 1", {"pad_operands": 2}),
+    Breach("warp_specialized", "alignment", r"needs \d+ bytes of scratch; at most 1073741824",
+           {"pad_operands": 1}, replace(SQUARE, m=2**18, align_a=2)),
+    Breach("persistent_tma", "c_stride", "inner stride of 1", problem=replace(SQUARE, align_c=1)),
+    *(Breach(kernel, "unused", f"{name}={value}: this kernel has no such parameter", {name: value})
+      for kernel, names in (("tiled", ("epilogue_subtile", "cluster_m", "swap_ab")),
+                            ("persistent_tma", ("split_k", "pingpong", "pad_operands")),
+                            ("warp_specialized", ("cluster_m", "thread_m", "warp_n")))
+      for name, value in ((n, 2) for n in names)),
+    *(breach for name in ("block_m", "block_n", "block_k", "num_warps")
+      for breach in everywhere("power_of_two", f"{name}=96 is not a power of two", TL,
+                               changes={name: 96})),
+    *(Breach("warp_specialized", "powers", f"{name}=96 is not a power of two", {name: 96})
+      for name in ("block_n", "block_k")),
+    *(breach for name in ("block_m", "block_n", "block_k")
+      for breach in everywhere("dot_shape", f"{name}=8 is below 16", TL, changes={name: 8})),
+    Breach("persistent_tma", "box", "block_n=512; a tensor map's box has at most 256",
+           {"block_n": 512}),
+    Breach("persistent_tma", "wgmma", "groups of 4 warps", {"num_warps": 2}),
+    Breach("persistent_tma", "wgmma", "16 rows a warp", {"block_m": 64}),
+    *everywhere("oversized", "block_m=128 is at least", problem=replace(SQUARE, m=30)),
+    *everywhere("oversized", "block_n=128 is at least", problem=replace(SQUARE, n=32)),
+    *everywhere("oversized", "block_k=64 is at least four times the extent 16", TL,
+                problem=replace(SQUARE, k=16)),
+    *everywhere("registers", "256 accumulator registers a thread; at most 128. Use more warps", TL,
+                changes={"block_n": 256, "block_m": 128, "num_warps": 4}),
+    Breach("tiled", "registers", "at least 2. Use fewer warps",
+           {"block_m": 16, "block_n": 16, "num_warps": 8}),
+    Breach("persistent_tma", "registers", "at least 2. Use fewer warps",
+           {"block_m": 256, "block_n": 16, "num_warps": 128}, arch=100),
+    Breach("tiled", "fma_tile", "unrolls 8192 multiply-adds of 64 results a thread; at most 4096",
+           {"block_k": 128}, FP32),
+    Breach("persistent_tma", "subtile", "leaves pieces of 16 columns", {"epilogue_subtile": 8}),
+    Breach("warp_specialized", "subtile", "is not 1, 2 or 4", {"epilogue_subtile": 8}),
+    Breach("warp_specialized", "subtile", "leaves 16 columns; at least 32",
+           {"epilogue_subtile": 4, "block_n": 64}),
+    Breach("warp_specialized", "subtile", "tiles that the copy engine stores",
+           {"epilogue_subtile": 2, "split_k": 2}),
+    Breach("warp_specialized", "consumers", "num_warps=2; consumers are", {"num_warps": 2}),
+    Breach("warp_specialized", "consumers", "each is 0 or 1", {"pingpong": 2}),
+    Breach("warp_specialized", "consumers", "pingpong=1 needs two consumer groups",
+           {"pingpong": 1, "num_warps": 4, "block_m": 64}),
+    Breach("warp_specialized", "consumers", "num_stages=1 is outside 2 to 12", {"num_stages": 1}),
+    Breach("warp_specialized", "consumers", "num_stages=13", {"num_stages": 13}),
+    Breach("warp_specialized", "tile", "32 rows", {"block_m": 64}),
+    Breach("warp_specialized", "tile", "block_n=8 is outside 16 to 256", {"block_n": 8}),
+    Breach("warp_specialized", "tile", "block_k=32 is 64 bytes; one swizzled row",
+           {"block_k": 32}),
+    Breach("warp_specialized", "tile", "256 accumulator registers a thread; at most 128",
+           {"block_m": 256, "block_n": 256}),
+    Breach("warp_specialized", "tile", "does not divide among 3",
+           {"block_m": 193, "num_warps": 12}),
+    Breach("warp_specialized", "tile", "too much for three consumers",
+           {"block_m": 192, "block_n": 256, "num_warps": 12}),
+    Breach("warp_specialized", "swap", "swap_ab=1 is for a small M; 4096 is above 128",
+           {"swap_ab": 1}),
+    *everywhere("split_k", "split_k=128 cuts 64 steps of block_k=64", SPLITS,
+                changes={"split_k": 128}),
+    *everywhere("split_k", r"split_k=64 needs \d+ bytes of float32 partials; at most 1073741824",
+                SPLITS, changes={"split_k": 64}),
+    *everywhere("grid", "a grid has at most 2147483647 programs", problem=HUGE),
+    *everywhere("shared_memory",
+                r"num_stages=12 needs \d+ bytes of shared memory; sm_90 allows 232448. Use fewer "
+                "stages or epilogue_subtile=2", changes={"num_stages": 12}),
+    Breach("tiled", "shared_memory", "sm_80 allows 166912", {"num_stages": 6}, arch=80),
+)
+#: No shipped device is older than the rule allows.
+OLD = replace(representative(80), name="Tesla V100", arch=70)
+
+
+@pytest.mark.parametrize("kernel", SPECS)
+def test_the_configs_that_cases_depart_from_are_legal(kernel):
+    assert violation(SQUARE, LEGAL[kernel], H200) is None
+
+
+@pytest.mark.parametrize("breach", BREACHES, ids=str)
+def test_a_rule_says_what_is_wrong(breach: Breach):
+    config = replace(LEGAL[breach.kernel], **breach.changes)
+    found = violation(breach.problem, config, representative(breach.arch))
+    assert found is not None and found.rule == breach.rule, found
+    assert re.search(breach.says, found.message), found.message
+    with pytest.raises(ConstraintError, match=f"breaks the rule '{breach.rule}'"):
+        SPECS[breach.kernel].require(breach.problem, config, representative(breach.arch))
+
+
+def test_tiled_needs_ampere():
+    found = violation(SQUARE, LEGAL["tiled"], OLD)
+    assert found.rule == "arch" and found.message == "needs sm_80 or later; Tesla V100 is sm_70"
+
+
+def test_every_rule_of_every_kernel_has_a_case():
+    rules = {(name, c.rule) for name, spec in SPECS.items() for c in spec.constraints}
+    assert rules - {(b.kernel, b.rule) for b in BREACHES} == {("tiled", "arch")}
+
+
+def test_an_unknown_kernel_is_a_violation_and_its_spec_an_error():
+    config = replace(LEGAL["tiled"], kernel="nonsense")
+    assert violation(SQUARE, config, H200).rule == "kernel"
+    with pytest.raises(ConfigError, match="'nonsense' is not known; known: "):
+        spec_named("nonsense")
+
+
+def extents():
+    return st.one_of(st.integers(0, 300), st.integers(0, 2**31 - 1))
+
+
+DTYPES = st.sampled_from(("bf16", "fp16", "fp32", "fp64"))
+ALIGNS = st.sampled_from((1, 2, 4, 8, 16))
+PROBLEMS = st.builds(
+    GemmProblem, extents(), extents(), extents(), st.integers(0, 5), DTYPES, DTYPES, DTYPES,
+    st.sampled_from(LAYOUTS), ALIGNS, ALIGNS, ALIGNS, st.sampled_from(("none", "relu")))
+BLOCKS = st.one_of(st.sampled_from((16, 32, 64, 128, 256)), st.integers(1, 65536))
+CONFIGS = st.builds(
+    KernelConfig, st.sampled_from(tuple(SPECS)), BLOCKS, BLOCKS, BLOCKS,
+    num_warps=st.integers(1, 64), num_stages=st.integers(1, 16), group_m=st.integers(1, 64),
+    split_k=st.integers(1, 64), epilogue_subtile=st.integers(1, 8), pingpong=st.integers(0, 2),
+    swap_ab=st.integers(0, 2), pad_operands=st.integers(0, 2))
+DEVICES = st.sampled_from([representative(arch) for arch in (80, 89, 90, 100)])
+
+
+@given(PROBLEMS, CONFIGS, DEVICES)
+def test_any_config_is_legal_or_says_why_not(problem, config, device: DeviceSpec):
+    spec, found = SPECS[config.kernel], violation(problem, config, device)
+    if found is None:
+        assert shared_bytes(problem, config) <= device.shared_bytes_per_block
+        assert spec.supports(problem, device) is None
+        spec.require(problem, config, device)
+    else:
+        assert found.rule in {c.rule for c in spec.constraints} and len(found.message) > 10
+
+
+@given(PROBLEMS, CONFIGS, DEVICES)
+def test_what_a_kernel_does_not_support_no_config_of_it_can_do(problem, config, device):
+    if SPECS[config.kernel].supports(problem, device) is not None:
+        assert violation(problem, config, device) is not None

@@ -1,0 +1,253 @@
+"""A launch as data: what two problems may share, and that no promise to the compiler is false."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tritongemm.config import KernelConfig
+from tritongemm.device import representative
+from tritongemm.kernels import SPECS, violation
+from tritongemm.kernels.compile import binary_key, launches_of
+from tritongemm.kernels.driver import _fields
+from tritongemm.kernels.launch import Descriptor, Geometry, Pointer, Scalar, divisor_of
+from tritongemm.kernels.padding import pad_operands, padded_bytes
+from tritongemm.kernels.symbol import symbol_of
+from tritongemm.problem import LAYOUTS, GemmProblem, alignment, dtype_of
+
+H200 = representative(90)
+CONFIGS = {
+    "tiled": KernelConfig("tiled", 64, 64, 32),
+    "split": KernelConfig("tiled", 64, 64, 32, split_k=4),
+    "persistent_tma": KernelConfig("persistent_tma", 64, 64, 64, num_stages=3),
+    "warp_specialized": KernelConfig("warp_specialized", 128, 64, 64, num_warps=8, num_stages=4),
+    "swapped": KernelConfig("warp_specialized", 64, 64, 64, num_stages=4, split_k=2, swap_ab=1),
+}
+BASE = GemmProblem.contiguous(128, 512, 1024, layout="nt")
+
+
+def keys(problem: GemmProblem, config: KernelConfig, geometry: Geometry | None = None) -> list:
+    return [launch.static_key() for launch in launches_of(problem, config, H200, geometry)]
+
+
+SHARED = {
+    "longer": GemmProblem.contiguous(96, 1024, 2048, layout="nt"),
+    "ragged-rows": GemmProblem.contiguous(111, 512, 1024, layout="nt"),
+}
+
+
+@pytest.mark.parametrize("config", [name for name in CONFIGS if name != "swapped"])
+@pytest.mark.parametrize("other", SHARED)
+def test_extents_with_the_same_divisors_share_a_binary(config, other):
+    assert keys(BASE, CONFIGS[config]) == keys(SHARED[other], CONFIGS[config])
+
+
+DIFFERENT = {
+    "dtype": replace(BASE, dtype_a="fp16", dtype_b="fp16", dtype_out="fp16"),
+    "dtype_out": replace(BASE, dtype_out="fp32"),
+    "layout-a": replace(BASE, layout="tt"), "layout-b": replace(BASE, layout="nn"),
+    "n-divisor": GemmProblem.contiguous(128, 500, 1024, layout="nt"),
+    "align-c": replace(BASE, align_c=4),
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("other", DIFFERENT)
+def test_what_a_binary_is_specialised_on_makes_another(config, other):
+    mine, others = keys(BASE, CONFIGS[config]), keys(DIFFERENT[other], CONFIGS[config])
+    assert not any(a == b for a, b in zip(mine, others, strict=True)) or (
+        len(mine) == 2 and mine != others)
+
+
+@pytest.mark.parametrize("operand", ("align_a", "align_b", "align_c"))
+def test_alignment_makes_another_tiled_binary(operand):
+    found = {str(keys(replace(BASE, **{operand: align}), CONFIGS["tiled"]))
+             for align in (2, 4, 8, 16)}
+    assert len(found) == 4
+
+
+def test_a_ragged_k_a_unit_stride_and_a_far_offset_make_other_tiled_binaries():
+    config, one = CONFIGS["tiled"], Geometry.contiguous(BASE)
+    others = [keys(BASE, config),
+              keys(GemmProblem.contiguous(128, 512, 1040, layout="nt"), config),
+              keys(BASE, config, replace(one, ak=2)), keys(BASE, config, replace(one, cn=2)),
+              keys(BASE, config, replace(one, am=2**33)),
+              keys(BASE, config, replace(one, am=2**25))]
+    assert len({str(key) for key in others}) == len(others)
+
+
+@pytest.mark.parametrize("config", ("persistent_tma", "warp_specialized"))
+def test_a_batch_makes_another_tma_binary_but_its_length_does_not(config):
+    two, five = (replace(BASE, batch=batch) for batch in (2, 5))
+    assert keys(BASE, CONFIGS[config]) != keys(two, CONFIGS[config])
+    assert keys(two, CONFIGS[config]) == keys(five, CONFIGS[config])
+
+
+@pytest.mark.parametrize("change", ({"block_m": 128}, {"num_warps": 8}, {"num_stages": 3},
+                                    {"group_m": 4}, {"split_k": 2}), ids=str)
+def test_every_parameter_makes_another_binary(change):
+    config = CONFIGS["tiled"]
+    assert keys(BASE, config)[0] != keys(BASE, replace(config, **change))[0]
+
+
+def test_architecture_triton_and_device_code_make_other_files(monkeypatch):
+    from tritongemm.kernels import compile as compiling
+
+    launch = launches_of(BASE, CONFIGS["tiled"], H200)[0]
+    found = {binary_key(launch, 90), binary_key(launch, 100)}
+    monkeypatch.setattr(compiling, "triton_version", lambda: "0.0.1")
+    found.add(binary_key(launch, 90))
+    monkeypatch.setattr(compiling, "device_code_digest", lambda: "another")
+    found.add(binary_key(launch, 90))
+    assert len(found) == 4 and all(re.fullmatch("[0-9a-f]{64}", key) for key in found)
+
+
+@given(st.integers(0, 2**40), st.sampled_from((1, 2, 4, 8, 16)))
+def test_a_divisor_divides_and_is_the_largest_up_to_its_limit(value, limit):
+    found = divisor_of(value, limit)
+    assert value % found == 0 and found <= limit and found & (found - 1) == 0
+    assert found == limit or value % (2 * found) != 0
+
+
+@st.composite
+def operands(draw) -> tuple[GemmProblem, Geometry]:
+    """A problem and strides such as torch may hand over, with the alignment that they have."""
+    dtype = draw(st.sampled_from(("bf16", "fp16", "fp32")))
+    size = dtype_of(dtype).itemsize
+    m, n, k = (draw(st.one_of(st.integers(1, 20), st.integers(1, 5000),
+                              st.sampled_from((64, 128, 1024, 4096)))) for _ in range(3))
+    batch, layout = draw(st.sampled_from((1, 1, 3))), draw(st.sampled_from(LAYOUTS))
+    gap = st.one_of(st.just(0), st.sampled_from((1, 8, 64)), st.integers(0, 100))
+    base = st.sampled_from((2, 4, 8, 16))
+
+    def strides(rows: int, cols: int, letter: str) -> tuple[int, int, int, int]:
+        inner = draw(st.sampled_from((1, 1, 1, 3)))
+        lead = (cols if letter == "n" else rows) * inner + draw(gap)
+        whole = (rows if letter == "n" else cols) * lead + draw(gap)
+        align = max(size, draw(base))
+        align = min(align, alignment(lead * size), alignment(whole * size))
+        if inner != 1:
+            align = size
+        outer_inner = (lead, inner) if letter == "n" else (inner, lead)
+        return whole, *outer_inner, align
+
+    ab, am, ak, align_a = strides(m, k, layout[0])
+    bb, bk, bn, align_b = strides(k, n, layout[1])
+    cb, cm, cn, align_c = strides(m, n, "n")
+    problem = GemmProblem(m, n, k, batch, dtype, dtype, dtype, layout, align_a, align_b, align_c)
+    return problem, Geometry(ab, am, ak, bb, bk, bn, cb, cm, cn)
+
+
+def aligned_operand(x: Pointer | Descriptor, problem: GemmProblem) -> int:
+    """The alignment in bytes that the operand really has: scratch is torch's own."""
+    return 16 if x.operand == "scratch" else getattr(problem, f"align_{x.operand}")
+
+
+@given(operands())
+def test_no_promise_to_the_compiler_is_false(drawn):
+    problem, geometry = drawn
+    padded = [replace(config, pad_operands=1) for config in CONFIGS.values()]
+    legal = [config for config in (*CONFIGS.values(), *padded)
+             if violation(problem, config, H200) is None]
+    for config in legal:
+        check_promises(problem, geometry, config)
+
+
+def check_promises(problem: GemmProblem, geometry: Geometry, config: KernelConfig) -> None:
+    launches = launches_of(problem, config, H200, geometry)
+    need = max(launch.scratch_bytes for launch in launches)
+    for launch in launches:
+        assert min(launch.grid) >= 1 and launch.grid[1] < 2**16
+        constants = dict(launch.all_constants())
+        for x in launch.arguments:
+            if isinstance(x, Scalar):
+                assert x.value % x.divisor == 0 and x.type == ("i32" if x.value < 2**31 else "i64")
+                assert not x.folded or constants[x.name] == 1
+                continue
+            aligned = aligned_operand(x, problem)
+            assert x.offset % 128 == 0 and x.offset <= need
+            if isinstance(x, Pointer):
+                assert x.align <= aligned
+            else:
+                size = dtype_of(x.dtype).itemsize
+                assert aligned == 16 and x.strides[-1] == 1
+                assert all(s * size % 16 == 0 for s in x.strides[:-1])
+                assert max(x.box) <= 256
+        for vector, extent in (("VEC_M", problem.m), ("VEC_N", problem.n)):
+            assert extent % constants.get(vector, 1) == 0
+        if constants.get("EVEN_K"):
+            assert problem.k % (config.block_k * config.split_k) == 0
+
+
+@given(operands(), operands(), st.sampled_from(("tiled", "split")))
+def test_launches_with_one_key_are_packed_alike(one, other, name):
+    found = [SPECS["tiled"].launches(problem, CONFIGS[name], H200, geometry)[0]
+             for problem, geometry in (one, other)]
+    shapes = [[(size, align) for size, align, _ in _fields(launch)] for launch in found]
+    if found[0].static_key() == found[1].static_key():
+        assert shapes[0] == shapes[1]
+
+
+@given(operands(), st.integers(0, 10_000))
+def test_padded_copies_are_aligned_whole_and_apart(drawn, start):
+    problem, geometry = drawn
+    if min(problem.align_a, problem.align_b) == 16:
+        problem = replace(problem, align_b=8)
+    padding = pad_operands(problem, geometry, H200, start)
+    copied = [x for x in "ab" if getattr(problem, f"align_{x}") < 16]
+    assert sorted(padding.offsets) == copied
+    assert padding.problem == replace(problem, align_a=16, align_b=16)
+    end, g, old = start, padding.geometry, geometry
+    sides = {"a": (problem.layout[0] == "n", problem.m, problem.k, (g.ab, g.am, g.ak),
+                   (old.ab, old.am, old.ak)),
+             "b": (problem.layout[1] == "n", problem.k, problem.n, (g.bb, g.bk, g.bn),
+                   (old.bb, old.bk, old.bn))}
+    for x, (plain, rows, cols, new_strides, old_strides) in sides.items():
+        if x not in copied:
+            assert new_strides == old_strides
+            continue
+        size = dtype_of(problem.dtype_a).itemsize
+        batch, lead, inner = new_strides if plain else (
+            new_strides[0], new_strides[2], new_strides[1])
+        stored_rows, stored_cols = (rows, cols) if plain else (cols, rows)
+        assert inner == 1 and lead >= stored_cols and lead * size % 128 == 0
+        assert batch == stored_rows * lead
+        assert padding.offsets[x] % 128 == 0 and padding.offsets[x] >= end
+        end = padding.offsets[x] + problem.batch * batch * size
+    assert end <= padding.scratch_bytes
+    assert padding.scratch_bytes - start <= padded_bytes(problem) + 128
+    assert (g.cb, g.cm, g.cn) == (old.cb, old.cm, old.cn)
+
+
+def test_symbols_say_what_is_multiplied_and_how():
+    assert symbol_of(BASE, CONFIGS["split"]) == "tritongemm_bf16_nt_tiled_64x64x32_w4_s2_g8_k4"
+    mixed = GemmProblem.contiguous(8, 8, 8, dtype="fp32", dtype_out="fp32", precision="tf32")
+    assert symbol_of(mixed, CONFIGS["tiled"]).startswith("tritongemm_fp32_tf32_nn_tiled_")
+    assert symbol_of(replace(BASE, dtype_out="fp32"), CONFIGS["tiled"]).startswith(
+        "tritongemm_bf16_fp32_nt_")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_symbol_is_a_name_in_c_and_holds_the_config(name):
+    launches = launches_of(BASE, CONFIGS[name], H200)
+    assert all(re.fullmatch(r"tritongemm_\w+", launch.symbol) for launch in launches)
+    assert CONFIGS[name].config_id in "".join(launch.symbol for launch in launches)
+    assert len({launch.symbol for launch in launches}) == len(launches)
+
+
+@pytest.mark.parametrize("kernel", SPECS)
+def test_the_grid_covers_every_tile_of_the_rule_default(kernel):
+    spec = SPECS[kernel]
+    problem = GemmProblem.contiguous(1111, 777, 512, layout="nt", batch=3)
+    config = spec.default(problem, H200)
+    if (broken := violation(problem, config, H200)) is not None:
+        pytest.fail(f"the default is not legal: {broken.message}")
+    product = next(x for x in launches_of(problem, config, H200) if config.config_id in x.symbol)
+    m, n = (problem.n, problem.m) if config.swap_ab else (problem.m, problem.n)
+    units = -(-m // config.block_m) * -(-n // config.block_n) * problem.batch * config.split_k
+    x, y, z = product.grid
+    assert x * y * z == units or x * y * z in (H200.num_sms, 2 * H200.num_sms)
