@@ -10,6 +10,7 @@ import functools
 import hashlib
 import importlib
 import json
+import logging
 import re
 import subprocess
 import tempfile
@@ -21,12 +22,13 @@ from pathlib import Path
 from tritongemm import settings
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
-from tritongemm.errors import CompileError, MissingDependencyError
+from tritongemm.errors import CompileError, DataFileError, MissingDependencyError
 from tritongemm.kernels import spec_named
 from tritongemm.kernels.launch import Descriptor, Geometry, Launch, Pointer, Scalar, descriptor_type
 from tritongemm.problem import GemmProblem, dtype_of
 from tritongemm.records.atomic import write_atomic
 
+_log = logging.getLogger("tritongemm")
 #: Changes when the layout of a stored binary changes.
 _STORE_VERSION = 1
 
@@ -73,8 +75,9 @@ def build(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> Bui
 
     Raises:
         ConstraintError: the config is illegal. CompileError: the compiler refused it.
+        DataFileError: the store cannot be written, so no other process would find the binary.
     """
-    return build_launches(launches_of(problem, config, device), device.arch)[1]
+    return build_launches(launches_of(problem, config, device), device.arch, must_keep=True)[1]
 
 
 def launches_of(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
@@ -85,13 +88,16 @@ def launches_of(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     return spec.launches(problem, config, device, geometry or Geometry.contiguous(problem))
 
 
-def build_launches(launches: tuple[Launch, ...], arch: int) -> tuple[tuple[Binary, ...],
-                                                                     BuildReport]:
-    """The binaries of ``launches`` and what getting them took."""
+def build_launches(launches: tuple[Launch, ...], arch: int, *,
+                   must_keep: bool = False) -> tuple[tuple[Binary, ...], BuildReport]:
+    """The binaries of ``launches`` and what getting them took.
+
+    A store that cannot be written is a warning, or with ``must_keep`` a :class:`DataFileError`.
+    """
     start = time.perf_counter()
     binaries, cached = [], True
     for launch in launches:
-        binary, hit = _get(launch, arch)
+        binary, hit = _get(launch, arch, must_keep)
         binaries.append(binary)
         cached &= hit
     main = max(binaries, key=lambda b: (b.shared_bytes, b.registers or 0))
@@ -131,14 +137,20 @@ def store_path(key: str) -> Path:
     return settings.cache_root() / "binaries" / key[:2] / f"{key}.bin"
 
 
-def _get(launch: Launch, arch: int) -> tuple[Binary, bool]:
+def _get(launch: Launch, arch: int, must_keep: bool) -> tuple[Binary, bool]:
     path = store_path(binary_key(launch, arch))
     stored = _read(path)
     if stored is not None:
         return stored, True
     binary = compile_launch(launch, arch)
     head = {k: v for k, v in asdict(binary).items() if k != "cubin"}
-    write_atomic(path, json.dumps(head).encode() + b"\n" + binary.cubin)
+    try:
+        write_atomic(path, json.dumps(head).encode() + b"\n" + binary.cubin)
+    except DataFileError as error:
+        if must_keep:
+            raise
+        _log.warning("tritongemm: the compiled %s is not kept for other processes: %s",
+                     binary.symbol, error)
     return binary, False
 
 

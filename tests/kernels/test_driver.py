@@ -1,0 +1,185 @@
+"""What the launcher writes into the parameter buffer, with a driver that only takes notes."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+
+import pytest
+
+from tritongemm.config import KernelConfig
+from tritongemm.device import representative
+from tritongemm.errors import LaunchError
+from tritongemm.kernels import driver
+from tritongemm.kernels.compile import Binary, launches_of
+from tritongemm.kernels.driver import Launcher, _fields
+from tritongemm.kernels.launch import Descriptor, Launch, Pointer
+from tritongemm.problem import GemmProblem
+
+H200 = representative(90)
+OPERANDS = ("a", "b", "c", "scratch")
+ADDRESSES = (0x7000_0000_0000, 0x7100_0000_0000, 0x7200_0000_0000, 0x7300_0000_0000)
+TILED = KernelConfig("tiled", 64, 64, 32)
+PERSISTENT = KernelConfig("persistent_tma", 64, 64, 64, num_stages=3)
+PADDED = KernelConfig("warp_specialized", 128, 64, 64, num_warps=8, num_stages=4, pad_operands=1,
+                      split_k=2)
+PROBLEM = GemmProblem.contiguous(256, 512, 1024, layout="nt")
+RAGGED = GemmProblem.contiguous(256, 510, 1022, layout="nt", batch=2)
+
+
+class Notes:
+    """Stands for libcuda: every call succeeds, or returns ``status``, and is kept."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.launches: list[tuple] = []
+        self.encoded: list[tuple] = []
+        self.moved: list[tuple] = []
+
+    def _launched(self, parameters, launch: Launch) -> None:
+        self.launches.append([
+            value_at(parameters[i], size, field)
+            for i, (size, _, field) in enumerate(_fields(launch))])
+
+    def cuLaunchKernel(self, *arguments):
+        self.arguments = arguments[:9]
+        self._launched(arguments[9], self.launch)
+        return self.status
+
+    def cuLaunchKernelEx(self, config, kernel, parameters, extra):
+        found = config._obj
+        self.arguments = (kernel, *found.grid, *found.block, found.shared, found.stream)
+        self.attributes = {found.attributes[i].id: tuple(found.attributes[i].value)[:3]
+                           for i in range(found.count)}
+        self._launched(parameters, self.launch)
+        return self.status
+
+    def cuTensorMapEncodeTiled(self, place, kind, rank, base, shape, strides, box, steps, *rest):
+        self.encoded.append((base.value, list(shape), list(strides)[:rank.value - 1], list(box)))
+        return self.status
+
+    def cuTensorMapReplaceAddress(self, place, base):
+        self.moved.append(base)
+        return self.status
+
+    def cuGetErrorString(self, status, text):
+        text._obj.value = b"an error of this test"
+        return 0
+
+
+def value_at(address: int, size: int, field):
+    """The parameter at ``address``; of a tensor map only that it is 64-byte aligned."""
+    if isinstance(field, Descriptor):
+        return address % 64
+    kind = {4: ctypes.c_int, 8: ctypes.c_longlong}[size]
+    return kind.from_address(address).value
+
+
+@pytest.fixture
+def notes(monkeypatch):
+    made = Notes()
+    monkeypatch.setattr(driver, "_cuda", lambda: made)
+    monkeypatch.setattr(driver, "_load", lambda *_: 4242)
+    return made
+
+
+def binary_of(launch: Launch, **changes) -> Binary:
+    """A binary that takes what the launch gives."""
+    sizes = tuple((size, align) for size, align, _ in _fields(launch))
+    maps = tuple({"swizzle": 3, "elem_type": 10, "elem_size": 2, "block_size": list(x.box)}
+                 for x in launch.arguments if isinstance(x, Descriptor))
+    binary = Binary(launch.symbol, b"", 4, 1, 1000, 32, 0, maps, (*sizes, (8, 8), (8, 8)))
+    return replace(binary, **changes)
+
+
+def launcher(notes: Notes, launch: Launch, **changes) -> Launcher:
+    notes.launch = launch
+    return Launcher(launch, binary_of(launch, **changes), 0, OPERANDS)
+
+
+def expected(launch: Launch, addresses=ADDRESSES) -> list[int]:
+    """What each parameter must hold."""
+    found = []
+    for _, _, field in _fields(launch):
+        if isinstance(field, Pointer):
+            found.append(addresses[OPERANDS.index(field.operand)] + field.offset)
+        else:
+            found.append(0 if isinstance(field, Descriptor) else field)
+    return found
+
+
+@pytest.mark.parametrize(("problem", "config"), [
+    (PROBLEM, TILED), (PROBLEM, replace(TILED, split_k=2)), (PROBLEM, PERSISTENT),
+    (replace(PROBLEM, batch=3), PERSISTENT), (RAGGED, PADDED)], ids=str)
+def test_addresses_offsets_and_scalars_are_where_the_kernel_reads_them(notes, problem, config):
+    for launch in launches_of(problem, config, H200):
+        launcher(notes, launch)(ADDRESSES, 77)
+        assert notes.launches[-1] == expected(launch)
+        x, y, z = launch.grid
+        assert tuple(notes.arguments) == (4242, x, y, z, 128, 1, 1, 1000, 77)
+
+
+def test_a_second_call_writes_the_new_addresses_only(notes):
+    launch, = launches_of(PROBLEM, TILED, H200)
+    launch_it = launcher(notes, launch)
+    launch_it(ADDRESSES, 0)
+    others = tuple(address + 4096 for address in ADDRESSES)
+    launch_it(others, 0)
+    assert notes.launches == [expected(launch), expected(launch, others)]
+
+
+def test_a_tensor_map_is_encoded_once_and_moved_when_its_address_changes(notes):
+    launch, = launches_of(PROBLEM, PERSISTENT, H200)
+    launch_it = launcher(notes, launch)
+    launch_it(ADDRESSES, 0)
+    assert [base for base, *_ in notes.encoded] == list(ADDRESSES[:3]) and not notes.moved
+    _, shape, strides, box = notes.encoded[0]
+    assert (shape, strides, box) == ([1024, 256], [2048], [64, 64])  # innermost first, in bytes
+    launch_it(ADDRESSES, 0)
+    assert len(notes.encoded) == 3 and not notes.moved
+    launch_it((ADDRESSES[0] + 256, *ADDRESSES[1:]), 0)
+    assert len(notes.encoded) == 3 and notes.moved == [ADDRESSES[0] + 256]
+
+
+def test_a_map_over_scratch_points_behind_its_offset(notes):
+    copy, product, _ = launches_of(RAGGED, PADDED, H200)
+    offsets = [x.offset for x in product.arguments if isinstance(x, Descriptor)]
+    assert offsets[0] % 128 == 0 and offsets[1] > offsets[0] > 0
+    launcher(notes, product)(ADDRESSES, 0)
+    assert [base - ADDRESSES[3] for base, *_ in notes.encoded] == offsets
+
+
+def test_early_starts_and_clusters_are_asked_for_by_attribute(notes):
+    launch, = launches_of(PROBLEM, TILED, H200)
+    launcher(notes, replace(launch, dependent=True), num_ctas=2)(ADDRESSES, 5)
+    assert notes.attributes[4] == (2, 1, 1) and notes.attributes[6][0] == 1
+    assert notes.arguments[1] == 2 * launch.grid[0]
+    del notes.attributes
+    launcher(notes, replace(launch, dependent=False))(ADDRESSES, 5)
+    assert not hasattr(notes, "attributes")
+
+
+@pytest.mark.parametrize("parameters", [(), ((8, 8),) * 3, ((8, 8), (4, 4)) * 12])
+def test_parameters_that_are_not_known_are_refused_before_a_launch(notes, parameters):
+    launch, = launches_of(PROBLEM, TILED, H200)
+    with pytest.raises(LaunchError, match="launch interface is not supported. Install triton"):
+        launcher(notes, launch, parameters=parameters)
+
+
+@pytest.mark.parametrize("config", [TILED, PERSISTENT], ids=str)
+def test_a_refused_launch_names_the_kernel_and_the_reason(notes, config):
+    launch, = launches_of(PROBLEM, config, H200)
+    launch_it = launcher(notes, launch)
+    notes.status = 2
+    with pytest.raises(LaunchError, match="CUDA error 2, an error of this test"):
+        launch_it(ADDRESSES, 0)
+
+
+def test_no_driver_is_a_clear_error(monkeypatch):
+    def missing(name):
+        raise OSError(f"{name}: cannot open shared object file")
+
+    driver._cuda.cache_clear()
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    with pytest.raises(LaunchError, match="driver library cannot be loaded: libcuda.so.1"):
+        driver._cuda()
