@@ -10,7 +10,7 @@ from tritongemm.errors import ConfigError
 #: Short forms in ``config_id``, in the order in which they are written.
 _CODES = {"num_warps": "w", "num_stages": "s", "group_m": "g", "split_k": "k",
           "epilogue_subtile": "e", "cluster_m": "c", "pingpong": "p", "swap_ab": "x",
-          "pad_operands": "a", "thread_m": "tm", "thread_n": "tn",
+          "pad_operands": "a", "dependent_launch": "d", "thread_m": "tm", "thread_n": "tn",
           "warp_m": "wm", "warp_n": "wn"}
 #: A bound against nonsense and hostile files, far above anything a device can run.
 MAX_VALUE = 65536
@@ -32,6 +32,7 @@ class KernelConfig:
         pingpong: 1: two consumer groups take tiles in turn, 0: they share each tile.
         swap_ab: 1: computes the transposed product, so that a small M is the narrow side.
         pad_operands: 1: operands that the copy engine cannot read are copied to aligned scratch.
+        dependent_launch: 1: the launch may start under its predecessor's tail (sm_90 and later).
         thread_m, thread_n, warp_m, warp_n: register and warp tiles of the CUDA rungs; 0: unused.
 
     Raises:
@@ -51,6 +52,7 @@ class KernelConfig:
     pingpong: int = 0
     swap_ab: int = 0
     pad_operands: int = 0
+    dependent_launch: int = 1
     thread_m: int = 0
     thread_n: int = 0
     warp_m: int = 0
@@ -63,7 +65,7 @@ class KernelConfig:
             if field.name == "kernel":
                 continue
             value = getattr(self, field.name)
-            low = 0 if field.default == 0 else 1
+            low = LEAST.get(field.name, 1)
             if isinstance(value, bool) or not isinstance(value, int):
                 raise ConfigError(f"{field.name}={value!r} is not an integer")
             if not low <= value <= MAX_VALUE:
@@ -103,6 +105,9 @@ class KernelConfig:
         return self.config_id
 
 
+#: Parameters that may be 0; the others start at 1.
+LEAST = {f.name: 0 for f in fields(KernelConfig)
+         if f.default == 0 or f.name == "dependent_launch"}
 #: Parameter -> its default, for those that have one.
 DEFAULTS = {f.name: f.default for f in fields(KernelConfig) if isinstance(f.default, int)}
 #: The names a space may use as axes.

@@ -141,11 +141,15 @@ def cuda_device(index: int) -> DeviceSpec:
         sources=shipped.sources if shipped else {})
 
 
+#: Slug of the stand-in under TRITON_INTERPRET=1.
+INTERPRETER = "interpreter"
+
+
 @functools.cache
 def interpreter_device() -> DeviceSpec:
     """The stand-in under TRITON_INTERPRET=1: sm_90's rules, one program at a time."""
     base = representative(90)
-    return DeviceSpec("interpreter", "Triton interpreter", 90, 4, base.shared_bytes_per_block,
+    return DeviceSpec(INTERPRETER, "Triton interpreter", 90, 4, base.shared_bytes_per_block,
                       base.shared_bytes_per_sm, base.registers_per_sm, base.l2_bytes)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tritongemm.config import KernelConfig
-from tritongemm.device import DeviceSpec
+from tritongemm.device import INTERPRETER, DeviceSpec
 from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
 
 Check = Callable[[GemmProblem, KernelConfig, DeviceSpec], "str | None"]
@@ -53,6 +53,13 @@ def archs(*allowed: int) -> Constraint:
             return None
         return f"runs on {', '.join(f'sm_{a}' for a in allowed)}; {device.name} is {device.sm}"
     return Constraint("arch", check, of_problem=True)
+
+
+def _not_interpreted(problem, config, device):
+    return "Gluon kernels have no interpreter" if device.slug == INTERPRETER else None
+
+
+not_interpreted = Constraint("interpreter", _not_interpreted, of_problem=True)
 
 
 def dtypes(*allowed: str) -> Constraint:
@@ -135,6 +142,16 @@ def _powers_of_two(problem, config, device):
 
 
 powers_of_two = Constraint("power_of_two", _powers_of_two)
+
+
+def _flags(problem, config, device):
+    for name in ("pingpong", "swap_ab", "pad_operands", "dependent_launch"):
+        if getattr(config, name) not in (0, 1):
+            return f"{name}={getattr(config, name)} is neither 0 nor 1"
+    return None
+
+
+flags = Constraint("flags", _flags)
 
 
 def unused(*names: str) -> Constraint:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tritongemm.config import KernelConfig
+from tritongemm.device import DeviceSpec
 from tritongemm.problem import GemmProblem, dtype_of
 
 
@@ -110,8 +112,9 @@ class Launch:
         constants: the kernel's constexpr parameters.
         grid: programs along x, y, z.
         symbol: the name that profilers show.
-        dependent: it waits for its predecessor itself, and may be launched before that one ends
-            (programmatic dependent launch).
+        waits: its code waits for its predecessor in the stream before it touches memory.
+        dependent: it is launched before its predecessor ends (programmatic dependent launch),
+            which only a kernel that waits may be.
         scratch_bytes: what ``scratch`` must hold.
     """
 
@@ -126,6 +129,7 @@ class Launch:
     num_ctas: int = 1
     maxnreg: int | None = None
     gluon: bool = False
+    waits: bool = False
     dependent: bool = False
     scratch_bytes: int = field(default=0, compare=False)
 
@@ -133,7 +137,7 @@ class Launch:
         """The constexpr parameters, the symbol and the folded scalars among them."""
         folded = tuple((x.name, 1) for x in self.arguments if isinstance(x, Scalar) and x.folded)
         named = (("SYMBOL", self.symbol),) if self.gluon else (
-            ("DEPENDENT", self.dependent), ("SYMBOL", self.symbol))
+            ("DEPENDENT", self.waits), ("SYMBOL", self.symbol))
         return (*self.constants, *named, *folded)
 
     def static_key(self) -> dict[str, object]:
@@ -158,9 +162,10 @@ def descriptor_type(x: Descriptor, layout: str = "") -> str:
     return f"tensordesc<{inner},{layout}>" if layout else f"tensordesc<{inner}>"
 
 
-def may_depend(arch: int) -> bool:
-    """Whether the architecture has programmatic dependent launch."""
-    return arch >= 90
+def dependence(config: KernelConfig, device: DeviceSpec) -> dict[str, bool]:
+    """``waits`` and ``dependent`` of a config's launches: only from sm_90 on."""
+    waits = device.arch >= 90
+    return {"waits": waits, "dependent": waits and bool(config.dependent_launch)}
 
 
 def divisor_of(value: int, limit: int = 16) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.kernels.launch import (
     Descriptor,
@@ -15,8 +16,8 @@ from tritongemm.kernels.launch import (
     Launch,
     Pointer,
     Scalar,
+    dependence,
     divisor_of,
-    may_depend,
 )
 from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
 
@@ -70,8 +71,8 @@ def padded_bytes(problem: GemmProblem) -> int:
     return sum(_bytes(problem, x) for x in _copied(problem))
 
 
-def pad_operands(problem: GemmProblem, geometry: Geometry, device: DeviceSpec,
-                 start: int) -> Padding:
+def pad_operands(problem: GemmProblem, config: KernelConfig, geometry: Geometry,
+                 device: DeviceSpec, start: int) -> Padding:
     """Copies of the unaligned operands, from byte ``start`` of scratch on."""
     start = -(-start // _LINE) * _LINE
     offsets, strides, arguments, blocks = {}, {}, [], []
@@ -103,7 +104,7 @@ def pad_operands(problem: GemmProblem, geometry: Geometry, device: DeviceSpec,
         (("COPY_A", blocks[0] > 0), ("COPY_B", blocks[1] > 0), ("BLOCK_ROWS", _BLOCK_ROWS),
          ("BLOCK_COLS", _BLOCK_COLS)),
         (sum(blocks), 1, 1), 4, 1, f"tritongemm_pad_{problem.dtype_a}_{''.join(offsets)}",
-        dependent=may_depend(device.arch))
+        **dependence(config, device))
     aligned = replace(problem, align_a=FULL_ALIGNMENT, align_b=FULL_ALIGNMENT)
     return Padding(launch, aligned, _padded(problem, geometry, strides), offsets, start)
 

@@ -12,8 +12,8 @@ from tritongemm.kernels.launch import (
     Launch,
     Pointer,
     Scalar,
+    dependence,
     divisor_of,
-    may_depend,
 )
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.symbol import symbol_of
@@ -66,7 +66,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     return (Launch("tritongemm.kernels.device.persistent_tma", "persistent_tma", arguments,
                    constants, (min(device.num_sms, tiles), 1, 1), config.num_warps,
                    config.num_stages, symbol_of(problem, config),
-                   dependent=may_depend(device.arch)),)
+                   **dependence(config, device)),)
 
 
 def _unit_inner_c(problem, config, device):
@@ -120,7 +120,7 @@ PERSISTENT_TMA = KernelSpec(
         rules.unused("split_k", "cluster_m", "pingpong", "swap_ab",
                      "pad_operands",
                      "thread_m", "thread_n", "warp_m", "warp_n"),
-        rules.powers_of_two, rules.dot_shape, rules.Constraint("box", _box),
+        rules.flags, rules.powers_of_two, rules.dot_shape, rules.Constraint("box", _box),
         rules.Constraint("wgmma", _wgmma), rules.not_oversized, rules.accumulator,
         rules.Constraint("subtile", _subtile), rules.grid, rules.shared_memory(shared_bytes)),
     shared_bytes=shared_bytes, launches=launches, default=default)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.kernels.launch import (
     Geometry,
     Launch,
     Pointer,
     Scalar,
+    dependence,
     divisor_of,
-    may_depend,
 )
 from tritongemm.problem import GemmProblem
 
@@ -21,10 +22,10 @@ def partials_bytes(problem: GemmProblem, split: int) -> int:
     return 0 if split == 1 else 4 * split * problem.batch * problem.m * problem.n
 
 
-def reduce_launch(problem: GemmProblem, split: int, geometry: Geometry,
+def reduce_launch(problem: GemmProblem, config: KernelConfig, geometry: Geometry,
                   device: DeviceSpec) -> Launch:
     """C [batch, M, N] = sum of the parts in ``scratch``."""
-    m, n, g = problem.m, problem.n, geometry
+    m, n, g, split = problem.m, problem.n, geometry, config.split_k
     total = problem.batch * m * n
     arguments = (
         Pointer("partials", "scratch", "fp32", 16),
@@ -37,4 +38,4 @@ def reduce_launch(problem: GemmProblem, split: int, geometry: Geometry,
                  ("INDEX64", g.max_offset(problem) >= 2**31 or total * split >= 2**31))
     return Launch("tritongemm.kernels.device.reduce", "reduce_splits", arguments, constants,
                   (-(-total // _BLOCK), 1, 1), 4, 1, f"tritongemm_reduce_k{split}",
-                  dependent=may_depend(device.arch))
+                  **dependence(config, device))

@@ -12,8 +12,8 @@ from tritongemm.kernels.launch import (
     Launch,
     Pointer,
     Scalar,
+    dependence,
     divisor_of,
-    may_depend,
 )
 from tritongemm.kernels.reduce import partials_bytes, reduce_launch
 from tritongemm.kernels.spec import KernelSpec
@@ -85,11 +85,11 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     product = Launch(
         "tritongemm.kernels.device.tiled", "tiled", arguments, constants,
         (tiles * problem.batch, split, 1), config.num_warps, config.num_stages,
-        symbol_of(problem, config), dependent=may_depend(device.arch),
+        symbol_of(problem, config), **dependence(config, device),
         scratch_bytes=partials_bytes(problem, split))
     if split == 1:
         return (product,)
-    return (product, reduce_launch(problem, split, geometry, device))
+    return (product, reduce_launch(problem, config, geometry, device))
 
 
 def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
@@ -133,6 +133,6 @@ TILED = KernelSpec(
         rules.unused("epilogue_subtile", "cluster_m", "pingpong", "swap_ab",
                      "pad_operands",
                      "thread_m", "thread_n", "warp_m", "warp_n"),
-        rules.powers_of_two, rules.dot_shape, rules.not_oversized, rules.accumulator,
+        rules.flags, rules.powers_of_two, rules.dot_shape, rules.not_oversized, rules.accumulator,
         rules.fma_tile, rules.split_k, rules.grid, rules.shared_memory(shared_bytes)),
     shared_bytes=shared_bytes, launches=launches, default=default)

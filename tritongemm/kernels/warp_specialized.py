@@ -7,7 +7,14 @@ from dataclasses import replace
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.kernels import constraints as rules
-from tritongemm.kernels.launch import Geometry, Launch, Pointer, Scalar, divisor_of
+from tritongemm.kernels.launch import (
+    Geometry,
+    Launch,
+    Pointer,
+    Scalar,
+    dependence,
+    divisor_of,
+)
 from tritongemm.kernels.padding import pad_operands, padded_bytes
 from tritongemm.kernels.reduce import partials_bytes, reduce_launch
 from tritongemm.kernels.spec import KernelSpec
@@ -66,7 +73,8 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     outer, outer_geometry = problem, geometry
     padding = None
     if config.pad_operands:
-        padding = pad_operands(problem, geometry, device, partials_bytes(problem, config.split_k))
+        padding = pad_operands(problem, config, geometry, device,
+                               partials_bytes(problem, config.split_k))
         problem, geometry = padding.problem, padding.geometry
     names = ("a", "b")
     if config.swap_ab:
@@ -114,10 +122,10 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     product = Launch(
         "tritongemm.kernels.device.warp_specialized", "warp_specialized", arguments, constants,
         (min(device.num_sms * resident, units), 1, 1), 4, 1, symbol_of(outer, config),
-        maxnreg=_START_REGISTERS[consumers], gluon=True, dependent=True,
+        maxnreg=_START_REGISTERS[consumers], gluon=True, **dependence(config, device),
         scratch_bytes=(padding.scratch_bytes if padding else partials_bytes(outer, split)))
     before = (padding.launch,) if padding else ()
-    after = (reduce_launch(outer, split, outer_geometry, device),) if split > 1 else ()
+    after = (reduce_launch(outer, config, outer_geometry, device),) if split > 1 else ()
     return (*before, product, *after)
 
 
@@ -133,8 +141,6 @@ def _consumers(problem, config, device):
     if config.num_warps not in (4, 8, 12):
         return (f"num_warps={config.num_warps}; consumers are one to three groups of 4 warps: 4, "
                 "8 or 12")
-    if config.pingpong not in (0, 1) or config.swap_ab not in (0, 1):
-        return f"pingpong={config.pingpong}, swap_ab={config.swap_ab}: each is 0 or 1"
     if config.pingpong and config.num_warps != 8:
         return "pingpong=1 needs two consumer groups, num_warps=8"
     if config.num_stages < 2 or config.num_stages > _MAX_STAGES:
@@ -195,8 +201,6 @@ def _oversized(problem, config, device):
 
 def _aligned_or_padded(problem, config, device):
     unaligned = min(problem.align_a, problem.align_b) < FULL_ALIGNMENT
-    if config.pad_operands not in (0, 1):
-        return f"pad_operands={config.pad_operands} is neither 0 nor 1"
     if not config.pad_operands:
         return rules.tma_operands.check(problem, config, device)
     if not unaligned:
@@ -245,9 +249,10 @@ WARP_SPECIALIZED = KernelSpec(
     idea="a producer warp copies, consumer warpgroups multiply, persistent, split-K, swapped",
     archs=(90,),
     constraints=(
-        rules.dtypes("bf16", "fp16"), rules.no_epilogue, rules.archs(90), rules.tma_extents,
+        rules.dtypes("bf16", "fp16"), rules.no_epilogue, rules.archs(90), rules.not_interpreted,
+        rules.tma_extents,
         rules.unused("cluster_m", "thread_m", "thread_n", "warp_m", "warp_n"),
-        rules.Constraint("powers", _powers), rules.Constraint("consumers", _consumers),
+        rules.flags, rules.Constraint("powers", _powers), rules.Constraint("consumers", _consumers),
         rules.Constraint("tile", _tile), rules.Constraint("subtile", _subtile),
         rules.Constraint("oversized", _oversized),
         rules.Constraint("alignment", _aligned_or_padded),

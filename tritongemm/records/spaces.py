@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tritongemm import settings
-from tritongemm.config import DEFAULTS, MAX_VALUE, PARAMETERS, KernelConfig
+from tritongemm.config import LEAST, MAX_VALUE, PARAMETERS, KernelConfig
 from tritongemm.errors import ConfigError, DataFileError, UsageError
 from tritongemm.problem import OPERAND_DTYPES
 from tritongemm.records.reading import Fields, read_json
@@ -129,7 +129,7 @@ def _check_axes(axes: object) -> dict[str, tuple[int, ...]]:
                 raise ConfigError(f"axis {name}: {value!r:.80} is not an integer")
         if len(set(values)) != len(values):
             raise ConfigError(f"axis {name} holds a value twice")
-        low = 0 if DEFAULTS.get(name) == 0 else 1
+        low = LEAST.get(name, 1)
         if min(values) < low or max(values) > MAX_VALUE:
             raise ConfigError(f"axis {name} has a value outside {low} to {MAX_VALUE}")
     return {name: tuple(axes[name]) for name in PARAMETERS if name in axes}

@@ -3,8 +3,9 @@
 Persistent: each program walks over units (a tile of C, and with SPLIT_K > 1 a part of K). The
 producer runs ahead by up to STAGES buffers, across units too, so the loads of the next unit are
 under way while this one is stored. CONSUMERS warpgroups share a tile by rows (three: 192 rows, a
-size that powers of two miss) or, with PINGPONG, two take units in turn: one multiplies while the other stores. A barrier keeps the turns in order: a
-group that waited for a stage two rounds ahead would take the parity of the wrong round.
+size that powers of two miss) or, with PINGPONG, two take units in turn: one multiplies while the
+other stores. A barrier keeps the turns in order: a group that waited for a stage two rounds ahead
+would take the parity of the wrong round.
 """
 
 from triton.experimental import gluon
