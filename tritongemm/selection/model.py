@@ -12,7 +12,8 @@ Constants, by owner:
         pad_us, pad_gbps, pad_kelement_us_<alignment> (the copies).
     a kernel: fill_us (from launch to the first product), latency_us (of a load: a program's step
         waits for it once in ``num_stages``), store_kib_us_<how> (that an SM stores),
-        load_kelement_us_<alignment> (thousand elements that an SM's threads load).
+        load_kelement_us_<alignment> (thousand elements that a scheduler's warps load).
+    Times of launches have another constant, ``..._dependent``, for configs of dependent launch.
     a class of configs: peak_share (of the unit's rate that the tile reaches), pace_us (least time
         of a program's step), unit_us (start and end of a unit).
 """
@@ -84,12 +85,13 @@ Key = tuple[str, str]
 def keys_of(config: KernelConfig, work: Work) -> tuple[Key, ...]:
     """(owner, name) of the constant behind each field of :class:`Rates`, in order."""
     kernel, name, memory = config.kernel, class_of(config), "memory"
-    return ((kernel, "fill_us"), (name, "peak_share"), (name, "pace_us"), (kernel, "latency_us"),
+    early = "_dependent" if config.dependent_launch else ""
+    return ((kernel, "fill_us" + early), (name, "peak_share"), (name, "pace_us"), (kernel, "latency_us"),
             (name, "unit_us"), (memory, "sm_gbps"), (memory, "l2_gbps"), (memory, "dram_gbps"),
             (kernel, "load_kelement_us_" + work.loads_a),
             (kernel, "load_kelement_us_" + work.loads_b),
-            (kernel, "store_kib_us_" + work.store), (memory, "split_us"), (memory, "split_gbps"),
-            (memory, "pad_us"), (memory, "pad_gbps"),
+            (kernel, "store_kib_us_" + work.store), (memory, "split_us" + early),
+            (memory, "split_gbps"), (memory, "pad_us" + early), (memory, "pad_gbps"),
             (memory, "pad_kelement_us_" + (work.pads or "align16")))
 
 
@@ -127,8 +129,8 @@ def usual(key: Key, config: KernelConfig, device: DeviceSpec, unit: str) -> floa
     as they are on Hopper."""
     name = key[1]
     gbps = device.memory_gbps or _UNKNOWN_GBPS
-    if name in _USUAL_US:
-        return _USUAL_US[name]
+    if name.removesuffix("_dependent") in _USUAL_US:
+        return _USUAL_US[name.removesuffix("_dependent")]
     if name in _USUAL_SHARE:
         return gbps * _USUAL_SHARE[name]
     if name == "sm_gbps":
@@ -147,7 +149,7 @@ def usual(key: Key, config: KernelConfig, device: DeviceSpec, unit: str) -> floa
 _USUAL_US = {"fill_us": 0.8, "latency_us": 0.6, "unit_us": 0.5, "split_us": 2.0, "pad_us": 2.0}
 #: Of the memory's datasheet bandwidth.
 _USUAL_SHARE = {"dram_gbps": 0.85, "l2_gbps": 1.2, "split_gbps": 1.0, "pad_gbps": 0.7}
-_USUAL_LOAD_US = {"align16": 0.002, "align8": 0.01, "align4": 0.03, "align2": 0.1}
+_USUAL_LOAD_US = {"align16": 0.008, "align8": 0.04, "align4": 0.12, "align2": 0.4}
 _USUAL_STORE_US = {"engine": 0.01, "align16": 0.01, "align8": 0.02, "align4": 0.04,
                    "align2": 0.06, "swapped": 0.05, "split": 0.02}
 _USUAL_PAD_US = {"align16": 1e-4, "align8": 1e-4, "align4": 2e-4, "align2": 4e-4}
@@ -182,8 +184,11 @@ class Model:
         self._rates: dict[tuple, Rates] = {}
 
     def knows(self, config: KernelConfig) -> bool:
-        """Whether configs of this class were measured when it was calibrated."""
-        return self.section is not None and class_of(config) in self.section.constants
+        """Whether configs of this class, launched this way, were measured to calibrate it."""
+        if self.section is None or class_of(config) not in self.section.constants:
+            return False
+        early = "_dependent" if config.dependent_launch else ""
+        return "fill_us" + early in self.section.constants.get(config.kernel, {})
 
     def estimate(self, problem: GemmProblem, config: KernelConfig) -> Estimate:
         """The terms of ``config`` for ``problem``."""

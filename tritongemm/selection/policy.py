@@ -13,7 +13,7 @@ from tritongemm.kernels import SPECS, violation
 from tritongemm.problem import GemmProblem
 from tritongemm.records.spaces import load_spaces
 from tritongemm.records.tables import TunedRow, TunedTable, key_of, path_for, read_table
-from tritongemm.selection.model import forget, model_for
+from tritongemm.selection.model import Model, forget, model_for
 from tritongemm.settings import config_root
 
 #: A row further than this from a problem says little about it: the sum over batch, m, n and k of
@@ -53,6 +53,7 @@ def reload() -> None:
     """Forgets the tables, spaces and calibrations read so far, so that new ones are seen."""
     _table.cache_clear()
     _shipped_configs.cache_clear()
+    _groups.cache_clear()
     forget()
 
 
@@ -95,15 +96,43 @@ def by_model(problem: GemmProblem, device: DeviceSpec) -> Choice | None:
     model = model_for(problem, device)
     if model.section is None or problem.batch * problem.m * problem.n * problem.k == 0:
         return None
-    predicted = sorted(((model.estimate(problem, config).total_us, config.config_id, config)
-                        for config in shipped_configs(problem) if model.knows(config)),
-                       key=lambda x: x[:2])
+    predicted = sorted(
+        (model.estimate(problem, config).total_us, order, config)
+        for first, group in _groups(str(config_root()), problem.dtype_a, model)
+        if not _refused(problem, first, device) for order, config in group)
     for total_us, _, config in predicted:  # few are asked: the first legal one is the choice
         if violation(problem, config, device) is None:
             note = (f"predicted {total_us:.2f} us, calibrated by {model.section.results} timings "
                     f"of {model.section.problems} problems")
             return Choice(config, "model", None, note, total_us)
     return None
+
+
+Group = tuple[KernelConfig, tuple[tuple[int, KernelConfig], ...]]
+
+
+@functools.lru_cache(maxsize=16)
+def _groups(root: str, dtype: str, model: Model) -> tuple[Group, ...]:
+    """The shipped configs that ``model`` knows, numbered in the order of their ids, in groups
+    that :data:`_ASKED_ONCE` treats alike; each with the member least likely to be refused."""
+    groups: dict[tuple, list[tuple[int, KernelConfig]]] = {}
+    known = sorted((c for c in _shipped_configs(root, dtype) if model.knows(c)),
+                   key=lambda c: c.config_id)
+    for order, config in enumerate(known):
+        key = (config.kernel, config.swap_ab, config.pad_operands)
+        groups.setdefault(key, []).append((order, config))
+    return tuple((min((c for _, c in group), key=lambda c: c.split_k), tuple(group))
+                 for group in groups.values())
+
+
+#: Rules that most of the shipped configs break, and a whole group with them.
+_ASKED_ONCE = {"alignment", "swap"}
+
+
+def _refused(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> bool:
+    """Whether one of those rules refuses ``config``, and so its group."""
+    return any(c.check(problem, config, device) is not None
+               for c in SPECS[config.kernel].constraints if c.rule in _ASKED_ONCE)
 
 
 @functools.lru_cache(maxsize=16)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from tritongemm.config import KernelConfig
@@ -20,6 +21,10 @@ STORES = ("engine", "align16", "align8", "align4", "align2", "swapped", "split")
 LOADS = ("align16", "align8", "align4", "align2")
 #: Programs of one SM at most, by the hardware's limit of threads.
 _MAX_THREADS = 2048
+#: Bytes of a line of the L2.
+_LINE = 128
+#: Warp schedulers of an SM.
+_SCHEDULERS = 4
 #: Registers a thread beside the accumulator, as compiled for sm_90.
 _BASE_REGISTERS = 64
 
@@ -33,13 +38,13 @@ class Work(NamedTuple):
         per_sm: units that the busiest SM does.
         steps: of the K loop in a unit.
         step_flops: operations of a step.
-        sm_bytes: that the busiest SM loads.
-        l2_bytes: that all SMs load and store.
+        sm_bytes: that the busiest SM loads, in whole lines.
+        l2_bytes: that all SMs load, in whole lines, and store.
         dram_bytes: that cross the memory's pins: operands once, those that outgrow the L2 as
             often as the tile order comes back to them, and the result.
         stages: of the pipeline.
-        load_a, load_b: elements of A and of B that the busiest SM's threads load, in thousands;
-            0 where the copy engine does.
+        load_a, load_b: elements of A and of B that the warps of one scheduler load, in
+            thousands; 0 where the copy engine does.
         store_kib: that the busiest SM stores, KiB.
         split: parts of K.
         split_bytes: float32 parts read, and the result written, by the adding pass.
@@ -117,25 +122,45 @@ def work_of(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> W
     waves, per_sm = -(-tiles // slots), -(-tiles // device.num_sms)
     all_steps = -(-k // bk)
     steps = -(-all_steps // split)
-    loaded = batch * k * size * (float(cols) * m + float(rows) * n)
+    first, second = ("b", "a") if config.swap_ab else ("a", "b")
+    step_bytes = float(bk * size * (bm + bn))
+    if not config.pad_operands:  # copies have rows of whole lines
+        step_bytes = bk * size * (bm * _lines(problem, first, bk, bm)
+                                  + bn * _lines(problem, second, bk, bn))
     result = float(batch) * m * n * out
     stored = result if split == 1 else 4.0 * split * batch * m * n
     store = "split" if split > 1 else (
         "swapped" if config.swap_ab else
         "engine" if config.kernel in PERSISTENT and tma_store(problem) else
         f"align{max(problem.align_c, 2)}")
-    threads_load = 0.0 if config.kernel in PERSISTENT else per_sm * steps * bk / 1e3
+    threads_load = 0.0
+    if config.kernel not in PERSISTENT:
+        threads_load = steps * bk / 1e3 * max(per_sm / _SCHEDULERS, waves / config.num_warps)
     padded = padded_bytes(problem) if config.pad_operands else 0
     least = min(problem.align_a, problem.align_b)
     return Work(
         tiles, waves, per_sm, steps, 2.0 * bm * bn * bk,
-        float(per_sm) * steps * (bm + bn) * bk * size, loaded + stored,
+        per_sm * steps * step_bytes, tiles * steps * step_bytes + stored,
         _dram_bytes(m, n, k, batch, size, rows, cols, min(slots, tiles), config, device) + result,
         config.num_stages, threads_load * bm, threads_load * bn,
         per_sm * bm * bn * (4 if split > 1 else out) / 1024, split,
         stored + result if split > 1 else 0.0, 2.0 * padded, padded / size / 1e3, store,
         f"align{max(align_a, 2)}", f"align{max(align_b, 2)}",
         f"align{max(least, 2)}" if padded else "")
+
+
+def _lines(problem: GemmProblem, operand: str, along_k: int, along_rows: int) -> float:
+    """Bytes of the 128-byte lines that the rows of a box of ``operand`` touch, over the bytes of
+    the rows: a row that does not begin a line takes one line more.
+
+    The L2 delivers part of a line as slowly as all of it. ``along_k`` and ``along_rows`` are the
+    box's sides; the layout says which one is contiguous.
+    """
+    size = dtype_of(problem.dtype_a).itemsize
+    k_major = problem.layout[0] == "n" if operand == "a" else problem.layout[1] == "t"
+    lead = problem.leading_dimensions()[operand == "b"]
+    outside = 1.0 - math.gcd(lead * size, _LINE) / _LINE
+    return 1.0 + outside * _LINE / ((along_k if k_major else along_rows) * size)
 
 
 def _dram_bytes(m: int, n: int, k: int, batch: int, size: int, rows: int, cols: int, running: int,

@@ -43,7 +43,7 @@ TOGETHER = (("bf16", "fp16"), ("fp32",), ("tf32",))
 _SPREAD = {"dram_gbps": 0.15, "l2_gbps": 0.5, "sm_gbps": 0.5, "peak_share": 0.5}
 _SPREAD_ELSE = 0.7
 #: Of a problem's own factor, and of a timing near the best about the model.
-_PROBLEM_SPREAD, _NOISE = 0.15, 0.08
+_PROBLEM_SPREAD, _NOISE = 0.02, 0.08
 _ITERATIONS, _STEP = 30, 1e-4
 #: Timings that a config's own factor is taken to have had before it is seen.
 _FACTOR_PRIOR = 4.0
