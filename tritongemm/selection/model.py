@@ -12,7 +12,8 @@ Constants, by owner:
         pad_us, pad_gbps, pad_kelement_us_<alignment> (the copies).
     a kernel: fill_us (from launch to the first product), latency_us (of a load: a program's step
         waits for it once in ``num_stages``), store_kib_us_<how> (that an SM stores),
-        load_kelement_us_<alignment> (thousand elements that a scheduler's warps load).
+        load_kelement_us_<alignment> (thousand elements that a scheduler's warps load), spill_us
+        (a register of a warp that does not fit, a step).
     Times of launches have another constant, ``..._dependent``, for configs of dependent launch.
     a class of configs: peak_share (of the unit's rate that the tile reaches), pace_us (least time
         of a program's step), unit_us (start and end of a unit).
@@ -71,6 +72,7 @@ class Rates(NamedTuple):
     dram_bytes: float
     load_a_us: float
     load_b_us: float
+    spill_us: float
     store_us: float
     split_us: float
     split_bytes: float
@@ -86,10 +88,11 @@ def keys_of(config: KernelConfig, work: Work) -> tuple[Key, ...]:
     """(owner, name) of the constant behind each field of :class:`Rates`, in order."""
     kernel, name, memory = config.kernel, class_of(config), "memory"
     early = "_dependent" if config.dependent_launch else ""
-    return ((kernel, "fill_us" + early), (name, "peak_share"), (name, "pace_us"), (kernel, "latency_us"),
-            (name, "unit_us"), (memory, "sm_gbps"), (memory, "l2_gbps"), (memory, "dram_gbps"),
+    return ((kernel, "fill_us" + early), (name, "peak_share"), (name, "pace_us"),
+            (kernel, "latency_us"), (name, "unit_us"), (memory, "sm_gbps"),
+            (memory, "l2_gbps"), (memory, "dram_gbps"),
             (kernel, "load_kelement_us_" + work.loads_a),
-            (kernel, "load_kelement_us_" + work.loads_b),
+            (kernel, "load_kelement_us_" + work.loads_b), (kernel, "spill_us"),
             (kernel, "store_kib_us_" + work.store), (memory, "split_us" + early),
             (memory, "split_gbps"), (memory, "pad_us" + early), (memory, "pad_gbps"),
             (memory, "pad_kelement_us_" + (work.pads or "align16")))
@@ -99,7 +102,7 @@ def scales(problem: GemmProblem, device: DeviceSpec) -> Rates:
     """What turns a constant into a rate: the unit's peak of one SM, and bytes a us in a GB/s."""
     tflops = device.peak_tflops.get(problem.unit, _UNKNOWN_TFLOPS.get(problem.unit, 300.0))
     return Rates(1.0, tflops * 1e6 / device.num_sms, 1.0, 1.0, 1.0, 1e3, 1e3, 1e3, 1.0, 1.0, 1.0,
-                 1.0, 1e3, 1.0, 1e3, 1.0)
+                 1.0, 1.0, 1e3, 1.0, 1e3, 1.0)
 
 
 def predict(work: Work, rates: Rates, factor: float = 1.0) -> Estimate:
@@ -115,7 +118,8 @@ def predict(work: Work, rates: Rates, factor: float = 1.0) -> Estimate:
               + (work.sm_bytes / rates.sm_bytes) ** p
               + (work.l2_bytes / rates.l2_bytes) ** p
               + (work.dram_bytes / rates.dram_bytes) ** p) ** (1.0 / p)
-    k_loop = k_loop + work.load_a * rates.load_a_us + work.load_b * rates.load_b_us
+    k_loop = (k_loop + work.load_a * rates.load_a_us + work.load_b * rates.load_b_us
+              + work.spilled * rates.spill_us)
     return Estimate(
         work.tiles, work.waves, LAUNCH_US, factor * rates.fill_us, factor * k_loop,
         factor * work.waves * rates.unit_us, factor * work.store_kib * rates.store_us,
@@ -146,7 +150,8 @@ def usual(key: Key, config: KernelConfig, device: DeviceSpec, unit: str) -> floa
     return _USUAL_PAD_US[name.rpartition("_")[2]]
 
 
-_USUAL_US = {"fill_us": 0.8, "latency_us": 0.6, "unit_us": 0.5, "split_us": 2.0, "pad_us": 2.0}
+_USUAL_US = {"fill_us": 0.8, "latency_us": 0.6, "unit_us": 0.5, "split_us": 2.0, "pad_us": 2.0,
+             "spill_us": 0.01}
 #: Of the memory's datasheet bandwidth.
 _USUAL_SHARE = {"dram_gbps": 0.85, "l2_gbps": 1.2, "split_gbps": 1.0, "pad_gbps": 0.7}
 _USUAL_LOAD_US = {"align16": 0.008, "align8": 0.04, "align4": 0.12, "align2": 0.4}

@@ -25,8 +25,15 @@ _MAX_THREADS = 2048
 _LINE = 128
 #: Warp schedulers of an SM.
 _SCHEDULERS = 4
-#: Registers a thread beside the accumulator, as compiled for sm_90.
-_BASE_REGISTERS = 64
+#: Registers that a thread may have.
+_MAX_REGISTERS = 255
+#: Registers of the pointer kernel beside the accumulator, and those for each element that a
+#: thread loads in a step, by the bytes of its alignment: what cannot be copied to shared memory
+#: asynchronously (less than 4 bytes) passes through registers. As compiled for sm_90.
+_BASE_REGISTERS = 28
+#: The same on CUDA cores, whose operands pass through registers from shared memory.
+_FMA_REGISTERS = 64
+_LOAD_REGISTERS = {16: 0.2, 8: 0.55, 4: 1.1, 2: 3.0, 1: 3.0}
 
 
 class Work(NamedTuple):
@@ -45,6 +52,8 @@ class Work(NamedTuple):
         stages: of the pipeline.
         load_a, load_b: elements of A and of B that the warps of one scheduler load, in
             thousands; 0 where the copy engine does.
+        spilled: registers of a warp that do not fit, times the steps of all warps of the busiest
+            SM.
         store_kib: that the busiest SM stores, KiB.
         split: parts of K.
         split_bytes: float32 parts read, and the result written, by the adding pass.
@@ -64,6 +73,7 @@ class Work(NamedTuple):
     stages: int
     load_a: float
     load_b: float
+    spilled: float
     store_kib: float
     split: int
     split_bytes: float
@@ -98,11 +108,19 @@ def resident_programs(problem: GemmProblem, config: KernelConfig, device: Device
         if config.num_warps > 4:
             return 2 if config.pingpong else 1  # in turn: one multiplies, the other stores
         return max(1, min(2, device.shared_bytes_per_sm // (shared + 1024)))
-    accumulator = config.block_m * config.block_n // (config.num_warps * 32)
-    registers = min(255, accumulator + _BASE_REGISTERS) * 32 * config.num_warps
+    registers = min(_MAX_REGISTERS, registers_needed(problem, config)) * 32 * config.num_warps
     return max(1, min(device.shared_bytes_per_sm // (shared + 1024),
-                      device.registers_per_sm // registers,
+                      int(device.registers_per_sm // registers),
                       _MAX_THREADS // (32 * config.num_warps)))
+
+
+def registers_needed(problem: GemmProblem, config: KernelConfig) -> float:
+    """Registers that a thread of the pointer kernel wants; more than it may have are spilled."""
+    if problem.unit == "fp32":
+        return _FMA_REGISTERS + config.block_m * config.block_n / (32 * config.num_warps)
+    loads = (config.block_m * _LOAD_REGISTERS[problem.align_a]
+             + config.block_n * _LOAD_REGISTERS[problem.align_b]) * config.block_k
+    return _BASE_REGISTERS + (config.block_m * config.block_n + loads) / (32 * config.num_warps)
 
 
 def work_of(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> Work:
@@ -133,16 +151,18 @@ def work_of(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> W
         "swapped" if config.swap_ab else
         "engine" if config.kernel in PERSISTENT and tma_store(problem) else
         f"align{max(problem.align_c, 2)}")
-    threads_load = 0.0
+    threads_load = spilled = 0.0
     if config.kernel not in PERSISTENT:
         threads_load = steps * bk / 1e3 * max(per_sm / _SCHEDULERS, waves / config.num_warps)
+        spilled = (max(0.0, registers_needed(problem, config) - _MAX_REGISTERS)
+                   * per_sm * steps * config.num_warps)
     padded = padded_bytes(problem) if config.pad_operands else 0
     least = min(problem.align_a, problem.align_b)
     return Work(
         tiles, waves, per_sm, steps, 2.0 * bm * bn * bk,
         per_sm * steps * step_bytes, tiles * steps * step_bytes + stored,
         _dram_bytes(m, n, k, batch, size, rows, cols, min(slots, tiles), config, device) + result,
-        config.num_stages, threads_load * bm, threads_load * bn,
+        config.num_stages, threads_load * bm, threads_load * bn, spilled,
         per_sm * bm * bn * (4 if split > 1 else out) / 1024, split,
         stored + result if split > 1 else 0.0, 2.0 * padded, padded / size / 1e3, store,
         f"align{max(align_a, 2)}", f"align{max(align_b, 2)}",

@@ -40,7 +40,7 @@ from tritongemm.tuning.jobs import COARSE
 #: Units whose kernels run alike, so that one section serves both.
 TOGETHER = (("bf16", "fp16"), ("fp32",), ("tf32",))
 #: How far a constant may lie from its usual value: standard deviation of the logarithm.
-_SPREAD = {"dram_gbps": 0.15, "l2_gbps": 0.5, "sm_gbps": 0.5, "peak_share": 0.5}
+_SPREAD = {"dram_gbps": 0.15, "l2_gbps": 0.5, "sm_gbps": 0.5, "peak_share": 0.2}
 _SPREAD_ELSE = 0.7
 #: Of a problem's own factor, and of a timing near the best about the model.
 _PROBLEM_SPREAD, _NOISE = 0.02, 0.08
