@@ -56,4 +56,4 @@ def test_a_sample_of_the_space_compiles_within_its_estimate(kernel, arch):
 def test_the_whole_space_compiles_within_its_estimate(kernel, arch):
     built, wrong = build_all(kernel, arch)
     assert not wrong, "\n".join(wrong)
-    assert built >= load_space(kernel).size() // 2, f"only {built} were legal for a drawn problem"
+    assert built >= load_space(kernel).size() // 4, f"only {built} were legal for a drawn problem"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections import OrderedDict
@@ -10,7 +11,7 @@ import torch
 
 from tritongemm import settings
 from tritongemm.device import DeviceSpec, cuda_device, interpreter_device
-from tritongemm.errors import CompileError, LaunchError, TritonGemmError, UnsupportedError
+from tritongemm.errors import TritonGemmError, UnsupportedError
 from tritongemm.kernels.launch import Geometry
 from tritongemm.ops.plan import InterpretedPlan, Plan, geometry_of, make_plan, strides_of
 from tritongemm.problem import GemmProblem, alignment
@@ -193,8 +194,8 @@ class _Plans:
                 if plan is None:
                     plan = _make(problem, geometry, where)
                     self._keep(key, plan)
-        if isinstance(plan, Declined):
-            raise plan
+        if isinstance(plan, Declined):  # one of its own: a traceback would keep operands alive
+            raise Declined(*plan.args)
         return plan
 
     def _keep(self, key: tuple, plan: Plan | InterpretedPlan | Declined) -> None:
@@ -214,6 +215,7 @@ _plans = _Plans()
 def clear_plans() -> None:
     """Forgets every plan, so that newly published tables and changed settings are seen."""
     _plans.clear()
+    _say.cache_clear()
 
 
 def device_of(where: torch.device) -> DeviceSpec:
@@ -233,11 +235,18 @@ def _make(problem: GemmProblem, geometry: Geometry,
         plan = make_plan(problem, choice.config, device, geometry, where)
     except UnsupportedError as error:
         return Declined(str(error))
-    except (CompileError, LaunchError) as error:
-        log.warning("tritongemm: %s goes to torch: %s", problem, error)
-        return Declined(str(error))
-    log.info("tritongemm: %s -> %s (%s; %s)", problem, choice.config, choice.source, choice.note)
+    except TritonGemmError as error:  # no compiler, no driver, a damaged table: torch still works
+        reason = str(error)  # a kept log record must not keep the error's frames
+        log.warning("tritongemm: %s goes to torch: %s", problem, reason)
+        return Declined(reason)
+    _say(str(problem), device.slug, str(choice.config), choice.source, choice.note)
     return plan
+
+
+@functools.lru_cache(maxsize=4096)
+def _say(problem: str, device: str, config: str, source: str, note: str) -> None:
+    """Logs a choice the first time; the same one for other strides says nothing new."""
+    log.info("tritongemm: %s -> %s (%s; %s)", problem, config, source, note)
 
 
 def _prepare(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None
@@ -246,12 +255,12 @@ def _prepare(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None
     if settings.current().disable:
         raise Declined("TRITONGEMM_DISABLE is set")
     x, y = _operands(a, b)
+    if a.numel() == 0 or b.numel() == 0:
+        raise Declined("an extent is 0")
     shape = _result_shape(a, b)
     if out is not None:
         _usable(out, a, b, shape)
     problem = _problem(x, y, None if out is None else _matrices(out, x))
-    if min(problem.m, problem.n, problem.batch) == 0 or problem.k == 0:
-        raise Declined("an extent is 0")
     if out is None:
         m, n = problem.m, problem.n
         strides_c = (0 if x.dim() == 2 else m * n, n, 1)

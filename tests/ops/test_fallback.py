@@ -1,0 +1,249 @@
+"""What goes to torch, and why: torch's result, torch's errors, and a reason under strict."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import tritongemm as tg  # noqa: E402
+from tritongemm import settings  # noqa: E402
+from tritongemm.errors import (  # noqa: E402
+    CompileError,
+    DataFileError,
+    LaunchError,
+    MissingDependencyError,
+    UnsupportedError,
+)
+from tritongemm.ops import matmul as ops  # noqa: E402
+
+
+class Mine(torch.Tensor):
+    """A sub-class that nobody knows."""
+
+
+def randn(*shape: int, dtype=torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+def pair(dtype=torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+    return randn(5, 7, dtype=dtype), randn(7, 3, dtype=dtype)
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    operands: Callable[[], tuple]
+    reason: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+DECLINED = (
+    Case("float64", lambda: pair(torch.float64), "dtypes are torch.float64"),
+    Case("complex", lambda: pair(torch.complex64), "dtypes are torch.complex64"),
+    Case("integers", lambda: (torch.arange(6).view(2, 3), torch.arange(6).view(3, 2)), "int64"),
+    Case("sub-class", lambda: (randn(5, 7).as_subclass(Mine), randn(7, 3)), "Mine and Tensor"),
+    Case("meta", lambda: tuple(x.to("meta") for x in pair()), "on meta"),
+    Case("devices", lambda: (randn(5, 7).to("meta"), randn(7, 3)), "devices are meta and cpu"),
+    Case("vector", lambda: (randn(7), randn(7, 3)), "ranks are 1 and 2"),
+    Case("two-vectors", lambda: (randn(7), randn(7)), "ranks are 1 and 1"),
+    Case("gradient", lambda: (randn(5, 7).requires_grad_(), randn(7, 3)), "requires grad"),
+    Case("parameter", lambda: (randn(5, 7), torch.nn.Parameter(randn(7, 3))), "requires grad"),
+    Case("sparse", lambda: (randn(5, 7).to_sparse(), randn(7, 3)), "not strided"),
+    Case("conjugate", lambda: (pair(torch.complex64)[0].conj(), pair(torch.complex64)[1]),
+         "complex64"),
+    Case("negative-bit", lambda: (torch._neg_view(randn(5, 7)), randn(7, 3)), "neg bit"),
+    Case("no-rows", lambda: (randn(0, 7), randn(7, 3)), "an extent is 0"),
+    Case("no-columns", lambda: (randn(5, 7), randn(7, 0)), "an extent is 0"),
+    Case("empty-sum", lambda: (randn(5, 0), randn(0, 3)), "an extent is 0"),
+    Case("empty-batch", lambda: (randn(0, 5, 7), randn(0, 7, 3)), "extent is 0|flattened"),
+    Case("batch-that-cannot-fold", lambda: (randn(4, 2, 7).transpose(0, 1), randn(7, 3)),
+         "cannot be folded"),
+    Case("batch-that-cannot-flatten", lambda: (randn(2, 1, 5, 7), randn(3, 7, 4)),
+         "cannot be flattened"),
+)
+
+
+def outcome(call: Callable[[], torch.Tensor]):
+    """The result, or the error, and the warnings of a call, in a form to compare."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            result = call()
+        except Exception as error:
+            return type(error), str(error), [str(w.message) for w in said]
+    if result.layout is not torch.strided:
+        result = result.to_dense()
+    values = None if result.is_meta else result.detach().double().tolist() if (
+        not result.is_complex()) else result.tolist()
+    return (type(result), result.dtype, tuple(result.shape), result.requires_grad, values,
+            [str(w.message) for w in said])
+
+
+@pytest.mark.parametrize("case", DECLINED, ids=str)
+def test_it_is_torchs_result_and_strict_says_why(case, plans):
+    a, b = case.operands()
+    assert outcome(lambda: tg.matmul(a, b)) == outcome(lambda: torch.matmul(a, b))
+    with pytest.raises(UnsupportedError, match=f"would call torch: .*(?:{case.reason})"):
+        tg.matmul(a, b, strict=True)
+    with settings.override(strict=True), pytest.raises(UnsupportedError, match=case.reason):
+        tg.matmul(a, b)
+    assert not plans.made
+
+
+def test_autocast_goes_to_torch_for_its_dtype(plans):
+    a, b = pair()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert tg.matmul(a, b).dtype is torch.bfloat16
+        with pytest.raises(UnsupportedError, match="autocast is on"):
+            tg.matmul(a, b, strict=True)
+
+
+def test_under_no_grad_what_requires_grad_is_ours(plans):
+    a, b = pair()
+    with torch.no_grad():
+        assert not tg.matmul(a.requires_grad_(), b, strict=True).requires_grad
+    with torch.inference_mode():
+        tg.matmul(*pair(), strict=True)
+
+
+def test_a_gradient_flows_through_torch(plans):
+    a, b = pair()
+    a.requires_grad_()
+    tg.matmul(a, b).sum().backward()
+    assert torch.equal(a.grad, b.sum(1).expand(5, 7))
+
+
+def test_cpu_tensors_go_to_torch_unless_triton_interprets():
+    a, b = pair()
+    assert torch.equal(tg.matmul(a, b), a @ b)
+    with pytest.raises(UnsupportedError, match="operands are on cpu"):
+        tg.matmul(a, b, strict=True)
+
+
+def test_disable_sends_every_call_to_torch(plans):
+    a, b = pair()
+    with settings.override(disable=True):
+        assert torch.equal(tg.matmul(a, b), a @ b)
+        with pytest.raises(UnsupportedError, match="TRITONGEMM_DISABLE is set"):
+            tg.matmul(a, b, strict=True)
+    assert not plans.made
+    tg.matmul(a, b)
+    assert len(plans.made) == 1
+
+
+WRONG = {
+    "inner-extents": lambda f: f(randn(5, 7), randn(6, 3)),
+    "batches": lambda f: f(randn(2, 5, 7), randn(3, 7, 4)),
+    "batch-inner-extents": lambda f: f(randn(2, 5, 7), randn(2, 6, 4)),
+    "dtypes": lambda f: f(randn(5, 7), randn(7, 3, dtype=torch.bfloat16)),
+    "scalar": lambda f: f(randn(5, 7), torch.tensor(2.0)),
+    "vector-extents": lambda f: f(randn(6), randn(7, 3)),
+    "list": lambda f: f([[1.0]], randn(1, 1)),
+    "none": lambda f: f(randn(5, 7), None),
+    "number": lambda f: f(randn(5, 7), 2.0),
+    "out-dtype": lambda f: f(*pair(), out=torch.empty(5, 3, dtype=torch.float64)),
+    "out-integer": lambda f: f(*pair(), out=torch.empty(5, 3, dtype=torch.int32)),
+    "out-requires-grad": lambda f: f(*pair(), out=torch.empty(5, 3).requires_grad_()),
+    "out-device": lambda f: f(*pair(), out=torch.empty(5, 3, device="meta")),
+    "out-list": lambda f: f(*pair(), out=[]),
+    "out-of-gradients": lambda f: f(randn(5, 7).requires_grad_(), randn(7, 3),
+                                    out=torch.empty(5, 3)),
+    "out-expanded": lambda f: f(*pair(), out=torch.empty(1, 1).expand(5, 3)),
+}
+
+
+@pytest.mark.parametrize("call", WRONG.values(), ids=WRONG)
+def test_a_wrong_call_raises_what_torch_raises(call, plans):
+    found = outcome(lambda: call(tg.matmul))
+    assert found == outcome(lambda: call(torch.matmul))
+    assert issubclass(found[0], Exception), "the call is not wrong"
+    assert not plans.made
+
+
+OUT = {
+    "exact": lambda: torch.full((5, 3), float("nan")),
+    "resized": lambda: torch.empty(0),
+    "resized-with-a-warning": lambda: torch.empty(2, 2),
+    "transposed": lambda: torch.full((3, 5), float("nan")).t(),
+    "gapped": lambda: torch.full((5, 6), float("nan"))[:, ::2],
+}
+
+
+@pytest.mark.parametrize("make", OUT.values(), ids=OUT)
+def test_out_is_written_as_torch_writes_it(make, plans):
+    a, b = pair()
+    mine, theirs = make(), make()
+    expected = outcome(lambda: torch.matmul(a, b, out=theirs))
+    found = outcome(lambda: tg.matmul(a, b, out=mine))
+    assert found == expected and mine.stride() == theirs.stride()
+    assert tg.matmul(a, b, out=mine) is mine
+
+
+@pytest.mark.parametrize(("shape_a", "shape_b"), [
+    ((2, 3, 4), (4, 0)), ((2, 0, 4), (4, 5)), ((0, 3, 4), (4, 5)), ((2, 3, 0), (0, 5)),
+    ((2, 2, 3, 4), (2, 2, 4, 0)), ((0, 3, 4), (0, 4, 5)), ((3, 0), (0, 5)), ((0, 4), (4, 5)),
+], ids=str)
+@pytest.mark.parametrize("with_out", (False, True))
+def test_empty_products_are_torchs(shape_a, shape_b, with_out, plans):
+    a, b = (randn(*(extent + 1 for extent in shape))[tuple(map(slice, shape))]
+            for shape in (shape_a, shape_b))  # views: their storage is not empty
+    expected = torch.matmul(a, b)
+    out = torch.full(expected.shape, float("nan")) if with_out else None
+    assert torch.equal(tg.matmul(a, b, out=out) if with_out else tg.matmul(a, b), expected)
+
+
+@pytest.mark.parametrize("over", [lambda a, b: a[:, :3], lambda a, b: b.view(-1)[:15].view(5, 3)])
+def test_out_that_shares_memory_with_an_operand_is_left_to_torch(over, plans):
+    a, b = pair()
+    with pytest.raises(UnsupportedError, match="shares memory|not contiguous"):
+        tg.matmul(a, b, out=over(a, b), strict=True)
+    assert not plans.made
+
+
+FAILURES = (CompileError("ptxas said no"), LaunchError("no such driver"),
+            MissingDependencyError("compiling needs triton"),
+            DataFileError("mm-bf16-ieee-nt.json", "is not JSON"))
+
+
+@pytest.mark.parametrize("error", FAILURES, ids=lambda e: type(e).__name__)
+def test_a_plan_that_cannot_be_made_is_a_warning_once_and_then_torch(error, plans, logged):
+    plans.error = error
+    a, b = pair()
+    for _ in range(3):
+        assert torch.equal(tg.matmul(a, b), a @ b)
+    assert len(plans.made) == 1
+    (level, line), = logged.said
+    assert level == "WARNING" and line.startswith("tritongemm: 5x3x7 fp32 nn goes to torch")
+    assert str(error) in line
+    with pytest.raises(UnsupportedError, match=str(error)):
+        tg.matmul(a, b, strict=True)
+
+
+def test_a_damaged_table_is_a_warning_and_then_torch(plans, monkeypatch, logged):
+    def damaged(*_):
+        raise DataFileError("mm-fp32.json", "is not JSON", row=3)
+
+    monkeypatch.setattr(ops, "choose", damaged)
+    a, b = pair()
+    assert torch.equal(tg.matmul(a, b), a @ b)
+    assert "mm-fp32.json, row 3: is not JSON" in logged.said[0][1]
+
+
+def test_a_declined_call_keeps_no_operand_alive(plans):
+    plans.error = CompileError("ptxas said no")
+    a, b = pair()
+    for _ in range(3):
+        tg.matmul(a, b)
+    seen = weakref.ref(a)
+    del a
+    gc.collect()
+    assert seen() is None

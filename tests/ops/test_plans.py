@@ -1,0 +1,205 @@
+"""Plans: made once, bounded, chosen aloud; and what is launched when one is called."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import tritongemm as tg  # noqa: E402
+from tritongemm import settings  # noqa: E402
+from tritongemm.config import KernelConfig  # noqa: E402
+from tritongemm.device import representative  # noqa: E402
+from tritongemm.errors import ConstraintError, LaunchError  # noqa: E402
+from tritongemm.kernels.launch import Geometry  # noqa: E402
+from tritongemm.ops import matmul as ops  # noqa: E402
+from tritongemm.ops import plan as planning  # noqa: E402
+from tritongemm.problem import GemmProblem  # noqa: E402
+
+
+def call(m: int = 8, n: int = 6, k: int = 4) -> None:
+    tg.matmul(torch.ones(m, k), torch.ones(k, n), strict=True)
+
+
+def test_equal_calls_share_a_plan_whatever_their_values_and_pointers(plans):
+    for _ in range(5):
+        call()
+    assert len(plans.made) == 1
+
+
+@pytest.mark.parametrize(("name", "make"), [
+    ("extent", lambda: (torch.ones(9, 4), torch.ones(4, 6))),
+    ("dtype", lambda: (torch.ones(8, 4).half(), torch.ones(4, 6).half())),
+    ("layout", lambda: (torch.ones(8, 4), torch.ones(6, 4).t())),
+    ("gap", lambda: (torch.ones(8, 9)[:, :4], torch.ones(4, 6))),
+    ("base", lambda: (torch.ones(33)[1:].view(8, 4), torch.ones(4, 6))),
+    ("batch", lambda: (torch.ones(2, 8, 4), torch.ones(2, 4, 6)))],
+    ids=lambda v: v if isinstance(v, str) else "")
+def test_what_a_launch_depends_on_makes_another_plan(plans, name, make):
+    call()
+    tg.matmul(*make(), strict=True)
+    assert len(plans.made) == 2
+
+
+def test_a_folded_batch_shares_the_plan_of_its_rows(plans):
+    call(8, 6, 4)
+    tg.matmul(torch.ones(2, 4, 4), torch.ones(4, 6), strict=True)
+    assert len(plans.made) == 1
+
+
+def test_the_least_recently_used_plan_is_dropped(plans):
+    with settings.override(plan_cache_size=2):
+        call(1), call(2), call(1), call(3), call(1)
+        assert [problem.m for problem, _ in plans.made] == [1, 2, 3]
+        call(2)
+    assert [problem.m for problem, _ in plans.made] == [1, 2, 3, 2]
+
+
+def test_any_number_of_shapes_stays_within_the_bound(plans):
+    with settings.override(plan_cache_size=5):
+        for m in range(1, 40):
+            call(m)
+            assert len(ops._plans._plans) <= 5
+
+
+def test_cleared_plans_are_made_again(plans):
+    call()
+    ops.clear_plans()
+    call()
+    assert len(plans.made) == 2
+
+
+def test_threads_that_meet_make_one_plan(plans):
+    barrier = threading.Barrier(8)
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            barrier.wait(10)
+            for m in (1, 2, 3):
+                call(m)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not errors and len(plans.made) == 3
+
+
+def test_a_plan_keeps_no_operand_alive(plans):
+    a, b = torch.ones(8, 4), torch.ones(4, 6)
+    result = tg.matmul(a, b)
+    seen = [weakref.ref(x) for x in (a, b, result)]
+    del a, b, result
+    gc.collect()
+    assert [ref() for ref in seen] == [None] * 3
+
+
+def test_each_new_choice_is_logged_once(plans, logged):
+    ops.log.setLevel("INFO")
+    for _ in range(3):
+        call()
+        tg.matmul(torch.ones(8, 9)[:, :4], torch.ones(4, 6))  # other strides, another alignment
+        tg.matmul(torch.ones(8, 13)[:, :4], torch.ones(4, 6))  # other strides alone: same choice
+    assert len(plans.made) == 3
+    lines = [text for _, text in logged.said]
+    assert len(lines) == len(set(lines)) >= 1
+    choice = ops.choose(plans.made[0][0], ops.interpreter_device())
+    assert all(part in lines[0] for part in ("8x6x4 fp32 nn", str(choice.config), choice.source))
+
+
+@pytest.mark.parametrize(("level", "shown"), [("info", True), ("warning", False), ("off", False)])
+def test_the_log_goes_to_standard_error_at_the_level_asked_for(level, shown):
+    import subprocess
+    import sys
+
+    code = ("import torch, tritongemm as tg; from tritongemm.ops import matmul as ops;"
+            "ops.make_plan = lambda *_: (lambda a, b, c: None);"
+            "[tg.matmul(torch.ones(8, 4), torch.ones(4, 6)) for _ in range(3)]")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                          timeout=120, env=settings.child_environment(
+                              TRITONGEMM_LOG=level, TRITON_INTERPRET="1"))
+    assert done.returncode == 0 and not done.stdout, done.stderr
+    assert done.stderr.count("tritongemm: 8x6x4 fp32 nn -> ") == int(shown), done.stderr
+
+
+H200 = representative(90)
+SPLIT = KernelConfig("tiled", 16, 16, 32, num_warps=1, split_k=2)
+PROBLEM = GemmProblem.contiguous(16, 24, 128, dtype="fp32")
+
+
+class FakeLauncher:
+    """Takes the place of the driver's launcher, and notes what it is called with."""
+
+    calls: list = []
+
+    def __init__(self, launch, binary, index, operands) -> None:
+        self.launch = launch
+
+    def __call__(self, addresses, stream) -> None:
+        self.calls.append((self.launch.symbol, list(addresses), stream))
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch):
+    """A CUDA plan on CPU tensors: nothing is compiled, nothing is launched."""
+    from tritongemm.kernels import driver
+    from tritongemm.kernels.compile import BuildReport
+
+    monkeypatch.setattr(driver, "Launcher", FakeLauncher)
+    monkeypatch.setattr(FakeLauncher, "calls", [])
+    monkeypatch.setattr(planning, "build_launches", lambda launches, arch: (
+        (None,) * len(launches), BuildReport(0.0, True, 1, 0, 1)))
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 1000 + index,
+                        raising=False)
+
+    def make():
+        return planning.Plan(PROBLEM, SPLIT, H200, Geometry.contiguous(PROBLEM), 3)
+    return make
+
+
+def run(plan):
+    a, b, c = torch.ones(16, 128), torch.ones(128, 24), torch.ones(16, 24)
+    plan(a, b, c)
+    return [x.data_ptr() for x in (a, b, c)]
+
+
+def test_a_call_launches_in_order_on_the_current_stream_with_scratch_of_its_own(on_a_gpu):
+    pointers = run(on_a_gpu())
+    (first, one, stream), (second, two, _) = FakeLauncher.calls
+    assert SPLIT.config_id in first and second == "tritongemm_reduce_k2" and stream == 1003
+    assert one == two and one[:3] == pointers and len(one) == 4 and one[3] % 16 == 0
+
+
+def test_profile_wraps_a_launch_in_a_range_that_names_problem_and_config(on_a_gpu):
+    with settings.override(profile=True):
+        plan = on_a_gpu()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        run(plan)
+    assert f"tritongemm {PROBLEM} {SPLIT}" in {event.name for event in profile.events()}
+
+
+def test_without_profile_there_is_no_range(on_a_gpu):
+    plan = on_a_gpu()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        run(plan)
+    assert not [event.name for event in profile.events() if event.name.startswith("tritongemm")]
+
+
+def test_an_illegal_config_makes_no_plan():
+    with pytest.raises(ConstraintError, match="power_of_two"):
+        planning.make_plan(PROBLEM, KernelConfig("tiled", 48, 16, 32), H200,
+                           Geometry.contiguous(PROBLEM), torch.device("cuda", 0))
+
+
+def test_cpu_operands_have_no_plan_unless_triton_interprets():
+    with pytest.raises(LaunchError, match="kernels run on CUDA, or on the CPU under"):
+        planning.make_plan(PROBLEM, SPLIT, H200, Geometry.contiguous(PROBLEM),
+                           torch.device("cpu"))
