@@ -5,11 +5,14 @@ import pytest
 from tritongemm.baselines import CUDA_RUNGS, HOST_RUNGS
 from tritongemm.bench import ladder
 from tritongemm.errors import UsageError
+from tritongemm.kernels.ladder import RUNG_SPECS
 
 
 def test_list_holds_every_rung_in_order():
     assert tuple(r.name for r in ladder.rungs("host")) == HOST_RUNGS
     assert [r.name for r in ladder.rungs("cuda")] == list(CUDA_RUNGS)
+    assert [r.name for r in ladder.rungs("triton")] == list(RUNG_SPECS)
+    assert [len(ladder.rungs(kind)) for kind in ("host", "cuda", "triton")] == [5, 19, 11]
     names = [r.name for r in ladder.RUNGS]
     assert len(set(names)) == len(names)
 
@@ -17,7 +20,7 @@ def test_list_holds_every_rung_in_order():
 @pytest.mark.parametrize("rung", ladder.RUNGS, ids=lambda r: r.name)
 def test_rung_says_source_idea_and_lesson(rung):
     assert rung.sources and rung.idea.endswith(".") and rung.lesson.endswith(".")
-    assert (rung.kind == "cuda") == bool(rung.variants) == bool(rung.parameters)
+    assert (rung.kind != "host") == bool(rung.variants) == bool(rung.parameters)
     for figure in rung.figures:
         assert figure.value > 0 and figure.m == figure.n == figure.k
 
@@ -37,3 +40,11 @@ def test_figures_of_the_sources_are_all_there():
 def test_unknown_rung_lists_the_known_ones():
     with pytest.raises(UsageError, match="'v9'.*cpu_naive.*warp_tiled_async"):
         ladder.rung("v9")
+
+
+@pytest.mark.parametrize("name, m, text", [
+    ("coalesced", 512, "S1 471.78 us"), ("coalesced", 4096, "S3 52 ms (A100)"),
+    ("coalesced", 8176, "S2 0.35 TFLOPS (TITAN X)"),
+    ("thread_tile_1d", 300, "S4 35.215 us at 256 (GTX 1080 Ti)"), ("triton_naive", 512, "")])
+def test_the_figure_beside_is_of_the_nearest_size(name, m, text):
+    assert ladder.figure_text(ladder.figure_for(ladder.rung(name), m, m, m), m) == text

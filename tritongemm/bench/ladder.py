@@ -2,7 +2,8 @@
 
 One ordered list. What a rung is as code is elsewhere: CUDA rungs in
 ``tritongemm.baselines.cuda.rungs`` and the ``.cu`` files, host rungs in
-``tritongemm.baselines.host``; a rung's name is the key there too.
+``tritongemm.baselines.host``, Triton rungs in ``tritongemm.kernels.ladder``; a rung's name is the
+key there too.
 
 Sources of the rungs and of the figures:
 
@@ -23,7 +24,10 @@ from dataclasses import dataclass
 
 from tritongemm.baselines.cuda.rungs import CUDA_RUNGS
 from tritongemm.config import KernelConfig
+from tritongemm.device import representative
 from tritongemm.errors import UsageError
+from tritongemm.kernels.ladder import RUNG_SPECS
+from tritongemm.problem import GemmProblem
 
 HOST, CUDA, TRITON = "host", "cuda", "triton"
 
@@ -75,12 +79,22 @@ class Rung:
 
     @property
     def variants(self) -> tuple[KernelConfig, ...]:
-        """Its shipped parameters, the default first; none for a host rung."""
+        """Its shipped parameters, the default first; none for a host rung. A Triton rung's are
+        those for a 4096 cube in bf16 on Hopper."""
+        if self.kind == TRITON:
+            return (RUNG_SPECS[self.name].default(GemmProblem.contiguous(4096, 4096, 4096),
+                                                  representative(90)),)
         return CUDA_RUNGS[self.name].variants if self.kind == CUDA else ()
 
     @property
     def parameters(self) -> str:
         """The same as text, e.g. ``BM=128 BN=128 BK=8 TM=8 TN=8 (256 threads)``."""
+        if self.kind == TRITON:
+            c, = self.variants
+            split = f" SPLIT_K={c.split_k}" if c.split_k > 1 else ""
+            return (f"BLOCK_M={c.block_m} BLOCK_N={c.block_n} BLOCK_K={c.block_k} "
+                    f"GROUP_M={c.group_m}{split} num_warps={c.num_warps} "
+                    f"num_stages={c.num_stages} (bf16)")
         if self.kind != CUDA:
             return ""
         code = CUDA_RUNGS[self.name]
@@ -212,8 +226,47 @@ _CUDA = (
          limits="needs sm_80 (cp.async)"),
 )
 
+_TRITON = (
+    Rung("triton_naive", TRITON, ("this project",),
+         "A 16 x 16 tile a program; products are written out and summed, without tl.dot.",
+         "The compiler lays out what it is told: no product it knows, no shared memory, no "
+         "tensor cores. Summed along the middle axis, Triton would find the product itself."),
+    Rung("triton_tiled", TRITON, ("this project",), "BLOCK_M, BLOCK_N, BLOCK_K and tl.dot.",
+         "One line asks for tensor cores and the shared memory that feeds them; but loads still "
+         "go element by element, because nothing is known of alignment."),
+    Rung("triton_grouped", TRITON, ("this project",),
+         "Tiles are walked GROUP_M rows at a time.",
+         "Programs that run together share rows of A and columns of B in the L2."),
+    Rung("triton_vectorized", TRITON, ("this project",),
+         "Alignment, contiguity and even K are said.",
+         "128-bit loads: the compiler takes them only where it can prove that it may."),
+    Rung("triton_pipelined", TRITON, ("this project",),
+         "num_stages = 3: loads run ahead of the product.",
+         "The second buffer by a keyword. On Hopper 2 stages hold two buffers, on sm_80 one."),
+    Rung("triton_warp_tiled", TRITON, ("this project",),
+         "A 128 x 128 tile shared by 8 warps.",
+         "Two warpgroups multiply side by side: more reuse a byte from shared memory."),
+    Rung("triton_split_k", TRITON, ("this project",),
+         "K is cut into SPLIT_K parts, added in a fixed order.",
+         "Work for SMs that had none where tiles are few; a second pass where they are many."),
+    Rung("triton_stream_k", TRITON, ("this project", "Osama et al., PPoPP 2023"),
+         "The steps of all tiles in equal shares, one share a program; cut tiles are mended.",
+         "No last wave half empty; the price is two parts a program in scratch."),
+    Rung("triton_persistent", TRITON, ("this project",),
+         "One program an SM walks over the tiles.",
+         "Launches and prologues are paid once an SM; now the store can hide under loads."),
+    Rung("triton_tma", TRITON, ("this project",),
+         "Tensor descriptors: tiles move as one instruction each.",
+         "Threads no longer compute addresses, and hold no values on their way.",
+         limits="needs sm_90 and operands aligned to 16 bytes; fp16 and bf16 (fp32 as tf32)"),
+    Rung("gluon_warp_specialized", TRITON, ("this project",),
+         "A producer warp copies, consumer warpgroups multiply; mbarriers between them.",
+         "Nobody waits for what another could do: the tensor cores have work all the time.",
+         limits="needs sm_90; fp16 and bf16"),
+)
+
 #: The ladder, bottom to top.
-RUNGS: tuple[Rung, ...] = _HOST + _CUDA
+RUNGS: tuple[Rung, ...] = _HOST + _CUDA + _TRITON
 
 #: The sources' own yardsticks, to print beside ours.
 BASELINES: tuple[Figure, ...] = (
@@ -244,3 +297,23 @@ def rung(name: str) -> Rung:
             return one
     raise UsageError(f"no rung is named {name!r}; the rungs are "
                      f"{', '.join(r.name for r in RUNGS)}")
+
+
+def figure_for(one: Rung, m: int, n: int, k: int) -> Figure | None:
+    """The source's own time or rate to print beside a measurement: of the same size if there is
+    one, else of the nearest size."""
+    def away(figure: Figure) -> tuple[float, bool]:
+        far = abs(figure.m * figure.n * figure.k / max(m * n * k, 1) - 1)
+        return far, figure.source == "SGEMM_CUDA"
+
+    told = [f for f in one.figures if not f.unit.endswith("throughput %")]
+    return min(told, key=away, default=None)
+
+
+def figure_text(figure: Figure | None, m: int | None = None) -> str:
+    """``S3 52 ms (A100)``, with the size where it is not ``m``; empty for none."""
+    if figure is None:
+        return ""
+    size = f" at {figure.m}" if figure.m != m else ""
+    hardware = "" if figure.hardware == "not stated" else f" ({figure.hardware.split(' (')[0]})"
+    return f"{figure.source} {figure.value:g} {figure.unit}{size}{hardware}"

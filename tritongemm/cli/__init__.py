@@ -16,6 +16,8 @@ VERBS = {
     "calibrate": "fit the selection's model to the timings of sweep journals",
     "regret": "how near the best the model's choices come, leave-one-out over journals",
     "bench": "measure providers against torch.matmul and append CSV rows",
+    "ladder": "the teaching kernels of the ladder, rung by rung, beside torch.matmul",
+    "profile": "hardware counters of one kernel's call, read by ncu",
     "report": "tables, plots and one HTML page from bench CSVs",
     "compare": "say for each row of two CSVs: SAME, FASTER, SLOWER or AMBIGUOUS",
     "explain": "what tritongemm.matmul would run for one shape, and why",

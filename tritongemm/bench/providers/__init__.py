@@ -2,6 +2,7 @@
 
 To add one, write a class with the four members of :class:`Provider` in a file here and name it
 in ``PROVIDERS``. A class of another package needs no entry: ``--providers package.module:Class``.
+Every rung of the ladder is one as well, by its name (:mod:`tritongemm.bench.rung_provider`).
 """
 
 from __future__ import annotations
@@ -60,12 +61,19 @@ class Provider(Protocol):
         """Compiles and binds what ``problem`` needs. Any exception becomes the row's status."""
 
 
+def _is_rung(name: str) -> bool:
+    from tritongemm.bench.rung_provider import is_rung
+
+    return is_rung(name)
+
+
 def check_names(names: Sequence[str]) -> tuple[str, ...]:
     """``names`` without repeats, the baseline first. Raises :class:`UsageError`."""
     for name in names:
-        if name not in PROVIDERS and ":" not in name:
+        if name not in PROVIDERS and ":" not in name and not _is_rung(name):
             raise UsageError(f"provider {name!r} is not known; use some of "
-                             f"{', '.join(PROVIDERS)}, or package.module:Class")
+                             f"{', '.join(PROVIDERS)}, a rung of the ladder, or "
+                             "package.module:Class")
     return tuple(dict.fromkeys((BASELINE, *names)))
 
 
@@ -75,6 +83,10 @@ def load(name: str) -> Provider:
     Raises:
         UsageError: no such provider, or one that cannot be imported.
     """
+    if name not in PROVIDERS and _is_rung(name):
+        from tritongemm.bench.rung_provider import RungProvider
+
+        return RungProvider(name)
     module_name, _, class_name = PROVIDERS.get(name, name).partition(":")
     if not class_name:
         raise UsageError(f"provider {name!r} is not known; use some of {', '.join(PROVIDERS)}, "

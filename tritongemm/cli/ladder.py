@@ -1,0 +1,338 @@
+"""``tritongemm ladder``: the teaching kernels, rung by rung, beside torch.matmul."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tritongemm import settings
+from tritongemm.cli.shapes import integers
+from tritongemm.errors import MissingDependencyError, TritonGemmError, UsageError
+
+if TYPE_CHECKING:
+    from tritongemm.bench.experiments import Experiment
+    from tritongemm.bench.ladder_run import LadderPlan, Row, Size
+
+DEFAULT_OUT = Path("results/ladder.csv")
+_KINDS = ("host", "cuda", "triton")
+_SIZES = {"gpu": "512,1024,2048,4096", "cpu": "256,512"}
+_DTYPES = ("bf16", "fp16", "fp32")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verb's arguments."""
+    what = parser.add_argument_group("what")
+    what.add_argument("--size", metavar="LIST", help="cubes, e.g. 512,1024 (default "
+                      f"{_SIZES['gpu']}; on the CPU {_SIZES['cpu']})")
+    for axis in ("m", "n", "k"):
+        what.add_argument(f"--{axis}", metavar="LIST", help="with the other two: their product")
+    what.add_argument("--rungs", metavar="LIST",
+                      help="rungs, or kinds of them: host, cuda, triton. Parameters are changed "
+                           "behind the name: warp_tiled+block_k=16, thread_tile_2d+tuned (default: "
+                           "cuda,triton; on the CPU host)")
+    what.add_argument("--dtype", default="bf16", choices=_DTYPES,
+                      help="of the Triton rungs; CUDA and host rungs compute in fp32 "
+                           "(default %(default)s)")
+    what.add_argument("--tuned", action="store_true",
+                      help="every sweepable CUDA rung with the parameters of its tuned table")
+    what.add_argument("--ablate", action="store_true",
+                      help="the Triton kernel with one technique at a time left out")
+    what.add_argument("--experiment", metavar="NAME",
+                      help="a source's own experiment beside its figures: S1, S2, S2-sizes, S3, "
+                           "S4; it says rungs and sizes itself")
+    what.add_argument("--list", action="store_true", help="print the ladder and end")
+    how = parser.add_argument_group("how")
+    how.add_argument("--device", default="auto", metavar="NAME",
+                     help="cuda, cuda:INDEX, or cpu for the host rungs (default: the GPU, or cpu "
+                          "where there is none)")
+    how.add_argument("--profile", action="store_true",
+                     help="also read hardware counters with ncu: memory, DRAM, caches, conflicts, "
+                          "what warps wait for")
+    how.add_argument("--budget", type=float, metavar="SECONDS",
+                     help="device time of the rounds at one size (default: the protocol's)")
+    how.add_argument("--processes", type=int, default=1, metavar="N",
+                     help="fresh processes; the median row counts (default 1)")
+    how.add_argument("--timeout", type=float, default=1800.0, metavar="SECONDS",
+                     help="for one size, all rungs together (default %(default)g)")
+    how.add_argument("--seed", type=int, default=0, help="of operands and orders (default 0)")
+    out = parser.add_argument_group("output")
+    out.add_argument("--out", type=Path, default=DEFAULT_OUT, metavar="FILE.csv",
+                     help="append rows here; sidecars, counters and pictures go beside it "
+                          "(default %(default)s)")
+    out.add_argument("--tag", default="", metavar="WORD", help="a word of your own in every row")
+    out.add_argument("--resume", action="store_true",
+                     help="skip what the CSV has already from the same environment")
+    out.add_argument("--no-pictures", action="store_true", help="no PNG bars")
+    out.add_argument("--markdown", type=Path, metavar="FILE.md",
+                     help="also write the tables between this file's markers "
+                          "ladder-SIZE, ladder-EXPERIMENT or ladder-ablation")
+    out.add_argument("--draw", type=Path, metavar="DIR",
+                     help="draw each rung's tile, threads and warps as SVG there, and end")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Returns 0; 1 where a result was wrong or nothing ran; 130 when interrupted."""
+    if args.list:
+        return _list()
+    if args.draw:
+        return _draw(args.draw)
+    from tritongemm.bench import experiments
+    from tritongemm.bench.ladder_run import climb, rows_of
+
+    cpu = _on_cpu(args.device)
+    chosen = experiments.experiment(args.experiment) if args.experiment else None
+    plan = _plan(args, cpu, chosen)
+    try:
+        climb(plan, _Lines())
+    except KeyboardInterrupt:
+        print(f"\ninterrupted. Every row so far is in {args.out}; the same command with --resume "
+              "goes on", file=sys.stderr)
+        return 130
+    rows = rows_of(plan)
+    counters = _profile(plan, args) if args.profile else {}
+    for marker, title, (heads, cells) in _tables(args, plan, chosen, rows, counters):
+        print()
+        show(title, heads, cells)
+        if args.markdown:
+            _markdown(args.markdown, marker, title, heads, cells)
+    if chosen is not None and chosen.floor:
+        print(_floor(chosen))
+    print(f"\nrows: {args.out}")
+    if not args.no_pictures:
+        _pictures(rows, plan, args.out.parent)
+    named = [row for row in rows if row["provider"] != "torch"]
+    wrong = [row for row in named if row["status"] == "wrong"]
+    for row in wrong:
+        print(f"! {row['provider']} is WRONG at {row['m']}x{row['n']}x{row['k']}: {row['error']}")
+    return 1 if wrong or not any(row["status"] == "ok" for row in named) else 0
+
+
+# -- what to run ----------------------------------------------------------------------------------
+
+def _on_cpu(device: str) -> bool:
+    if device != "auto":
+        return device == "cpu"
+    if settings.current().interpret:
+        return False
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingDependencyError(f"torch cannot be imported: {error}. Run: pip install torch"
+                                     ) from error
+    if torch.cuda.is_available():
+        return False
+    print("torch sees no CUDA device: the host rungs run on the CPU")
+    return True
+
+
+def _plan(args: argparse.Namespace, cpu: bool, chosen: Experiment | None) -> LadderPlan:
+    from tritongemm.bench.experiments import ablation
+    from tritongemm.bench.ladder_run import Climb, LadderPlan
+
+    if chosen is not None:
+        for name in ("size", "m", "n", "k", "rungs", "ablate", "tuned"):
+            if getattr(args, name):
+                raise UsageError(f"--experiment {chosen.name} says its own rungs and sizes; leave "
+                                 f"out --{name}")
+        climbs = chosen.climbs
+    elif args.ablate:
+        if args.rungs:
+            raise UsageError("--ablate chooses its own rungs; leave out --rungs")
+        climbs = (Climb(_sizes(args, cpu), tuple(ablation(args.dtype).values())),)
+    else:
+        climbs = (Climb(_sizes(args, cpu), _rungs(args, cpu)),)
+    return LadderPlan(climbs, args.out, dtype=args.dtype, cpu=cpu, device=args.device,
+                      tags=args.tag, budget_s=args.budget, processes=args.processes,
+                      resume=args.resume, seed=args.seed, timeout_s=args.timeout,
+                      notes={"dtypes": args.dtype, "experiment": args.experiment or ""})
+
+
+def _sizes(args: argparse.Namespace, cpu: bool) -> tuple[Size, ...]:
+    axes = [args.m, args.n, args.k]
+    if any(axes):
+        if not all(axes) or args.size:
+            raise UsageError("give --size, or --m, --n and --k together")
+        m, n, k = (integers(text, axis) for axis, text in zip("mnk", axes))
+        sizes = tuple((x, y, z) for x in m for y in n for z in k)
+    else:
+        text = args.size or _SIZES["cpu" if cpu else "gpu"]
+        sizes = tuple((s, s, s) for s in integers(text, "size"))
+    for size in sizes:
+        if min(size) < 1:
+            raise UsageError(f"size {'x'.join(map(str, size))}: there is nothing to measure")
+    return sizes
+
+
+def _rungs(args: argparse.Namespace, cpu: bool) -> tuple[str, ...]:
+    from tritongemm.bench import ladder
+    from tritongemm.bench.rung_provider import parse
+
+    # The interpreter proves Triton's rungs and no others.
+    standard = "host" if cpu else "triton" if settings.current().interpret else "cuda,triton"
+    words = (args.rungs or standard).split(",")
+    texts: dict[str, None] = {}
+    for word in (word.strip() for word in words):
+        if word in _KINDS:
+            texts.update(dict.fromkeys(r.name for r in ladder.rungs(word)))
+        else:
+            parse(word)
+            texts[word] = None
+    if not args.tuned:
+        return tuple(texts)
+    from tritongemm.records.spaces import rung_spaces
+
+    known = rung_spaces()
+    return tuple(f"{text}+tuned" if text in known else text for text in texts)
+
+
+# -- tables ---------------------------------------------------------------------------------------
+
+def _tables(args: argparse.Namespace, plan: LadderPlan, chosen: Experiment | None,
+            rows: Sequence[Row], counters: Mapping[tuple, Mapping[str, float]]):
+    """(marker, title, (heads, cells)) of each table."""
+    from tritongemm.bench import experiments
+    from tritongemm.bench.ladder_run import table
+
+    if chosen is not None:
+        told = {f"{text} {size[0]}": values for (text, size), values in counters.items()}
+        yield f"ladder-{chosen.name}", chosen.title, experiments.table(chosen, rows, told)
+        return
+    (one,) = plan.climbs
+    for size in one.sizes:
+        name = str(size[0]) if len(set(size)) == 1 else "x".join(map(str, size))
+        if args.ablate:
+            yield ("ladder-ablation", f"One technique at a time at {name}, {args.dtype}",
+                   experiments.ablation_table(args.dtype, rows, size))
+            continue
+        told = {text: values for (text, at), values in counters.items() if at == size}
+        yield f"ladder-{name}", f"The ladder at {name}", table(rows, size, one.rungs, told)
+
+
+def show(title: str, heads: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+    """A table by rich, or in plain columns without it."""
+    try:
+        from rich.console import Console
+        from rich.table import Table
+    except ImportError:
+        wide = [max(len(row[i]) for row in (heads, *cells)) for i in range(len(heads))]
+        print(title)
+        for row in (heads, *cells):
+            print("  ".join(cell.ljust(width) for cell, width in zip(row, wide)).rstrip())
+        return
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for i, head in enumerate(heads):
+        numeric = i > 0 and all(_is_number(row[i]) for row in cells)
+        table.add_column(head, justify="right" if numeric else "left", no_wrap=True)
+    for row in cells:
+        table.add_row(*row)
+    console = Console(markup=False, highlight=False)
+    if not console.is_terminal:
+        console = Console(markup=False, highlight=False, width=240)
+    console.print(table)
+
+
+def _is_number(text: str) -> bool:
+    return not text or text[0].isdigit() or text == "right"
+
+
+def _markdown(path: Path, marker: str, title: str, heads: Sequence[str],
+              cells: Sequence[Sequence[str]]) -> None:
+    from tritongemm.report import markdown
+    from tritongemm.report.tables import Table
+
+    numeric = tuple(i > 0 and all(_is_number(row[i]) for row in cells) for i in range(len(heads)))
+    shown = Table(name=marker, title=title, heads=tuple(heads), numeric=numeric,
+                  cells=tuple(tuple(row) for row in cells))
+    changed = markdown.write_between(path, marker, markdown.table(shown))
+    print(f"{path}: {marker} {'written' if changed else 'is as it was'}")
+
+
+def _floor(chosen: Experiment) -> str:
+    from tritongemm.bench.experiments import floor_text
+    from tritongemm.device import current_device
+
+    return floor_text(chosen, current_device())
+
+
+def _pictures(rows: Sequence[Row], plan: LadderPlan, folder: Path) -> None:
+    from tritongemm.report.bars import write_bars
+
+    order = list(dict.fromkeys(text for one in plan.climbs for text in one.rungs))
+    try:
+        for path in write_bars(rows, order, folder):
+            print(f"picture: {path}")
+    except MissingDependencyError as error:
+        print(f"no pictures: {error}")
+
+
+# -- counters -------------------------------------------------------------------------------------
+
+def _profile(plan: LadderPlan, args: argparse.Namespace) -> dict[tuple, dict[str, float]]:
+    """(rung, size) -> counters of its main launch; what cannot be profiled is said and left out."""
+    from tritongemm.bench import counters
+    from tritongemm.device import current_device
+
+    ncu = counters.find_ncu()
+    path = args.out.with_name(f"{args.out.stem}.counters.jsonl")
+    found: dict[tuple, dict[str, float]] = {}
+    for one in plan.climbs:
+        for size in one.sizes:
+            for text in one.rungs:
+                problem = plan.problem(size, plan.dtype_of(text))
+                try:
+                    launches = counters.profile(problem, text, ncu=ncu)
+                except TritonGemmError as error:
+                    print(f"  ! {text} at {size[0]}: {error}", flush=True)
+                    if "administrators" in str(error):
+                        return found
+                    continue
+                counters.store(path, problem, text, launches, device=current_device().slug)
+                found[text, size] = dict(counters.main_launch(launches).values)
+                print(f"profiled {text} at {'x'.join(map(str, size))}", flush=True)
+    if found:
+        print(f"counters: {path}")
+    return found
+
+
+# -- other answers --------------------------------------------------------------------------------
+
+def _list() -> int:
+    from tritongemm.bench import ladder
+    from tritongemm.bench.experiments import EXPERIMENTS
+
+    for one in ladder.RUNGS:
+        print(f"{one.kind:<7}{one.name:<24}{', '.join(one.sources)}\n       {one.idea} "
+              f"{one.lesson}")
+        if one.parameters:
+            print(f"       {one.parameters}")
+        if one.limits:
+            print(f"       limit: {one.limits}")
+    print("experiments: " + "; ".join(f"{e.name}: {e.title}" for e in EXPERIMENTS.values()))
+    return 0
+
+
+def _draw(folder: Path) -> int:
+    from tritongemm.bench.drawing import write_drawings
+
+    for path in write_drawings(folder):
+        print(path)
+    return 0
+
+
+class _Lines:
+    """One line a size; what each rung did is in the table."""
+
+    def __call__(self, event) -> None:
+        if event.stage == "start":
+            print(f"measuring on {event.message}", flush=True)
+        elif event.stage == "row":
+            good = sum(row["status"] == "ok" for row in event.rows)
+            print(f"[{event.done}/{event.total}] {event.problem}: {good} of {len(event.rows)} rows "
+                  "are right", flush=True)
+        elif event.stage == "lost":
+            print(f"  ! {event.message}; a new process goes on", flush=True)
+
+
