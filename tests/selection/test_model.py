@@ -1,0 +1,145 @@
+"""The model: terms that sum up, counts that a person can check, constants where none are known."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, strategies
+from hypothesis import settings as hypothesis_settings
+from selection_made import TILED, TMA, calibrate
+
+from tritongemm.config import KernelConfig
+from tritongemm.device import device_named, interpreter_device
+from tritongemm.ops.explain import explain_problem
+from tritongemm.problem import GemmProblem
+from tritongemm.selection import candidates, estimate
+from tritongemm.selection.model import Rates, keys_of, model_for, predict, scales
+from tritongemm.selection.work import class_of, resident_programs, work_of
+
+H200 = device_named("nvidia-h200")
+SQUARE = GemmProblem.contiguous(4096, 4096, 4096, layout="nt")
+PAIR = KernelConfig("warp_specialized", 128, 256, 64, num_warps=8, num_stages=4,
+                    epilogue_subtile=2)
+
+
+def test_counts_of_a_persistent_kernel():
+    work = work_of(SQUARE, PAIR, H200)
+    assert (work.tiles, work.waves, work.per_sm, work.steps) == (512, 4, 4, 64)
+    assert work.step_flops == 2 * 128 * 256 * 64
+    assert work.l2_bytes == 512 * 64 * (128 + 256) * 64 * 2 + 4096 * 4096 * 2
+    assert work.store == "engine" and work.store_kib == 4 * 128 * 256 * 2 / 1024
+    assert (work.load_a, work.load_b, work.spilled) == (0, 0, 0)
+    assert (work.split_bytes, work.pad_bytes) == (0, 0)
+
+
+def test_a_split_counts_its_parts_and_the_pass_over_them():
+    work = work_of(SQUARE, replace(PAIR, split_k=2, epilogue_subtile=1), H200)
+    assert (work.tiles, work.steps, work.store) == (1024, 32, "split")
+    assert work.split_bytes == (2 * 4 + 2) * 4096 * 4096
+
+
+def test_two_groups_in_turn_halve_the_waves():
+    turn = replace(PAIR, block_n=128, pingpong=1)
+    assert (work_of(SQUARE, turn, H200).waves, work_of(SQUARE, turn, H200).per_sm) == (4, 8)
+    assert resident_programs(SQUARE, replace(PAIR, block_n=128), H200) == 1
+
+
+def test_one_group_leaves_room_for_a_second_program():
+    small = KernelConfig("warp_specialized", 64, 64, 64, num_warps=4, num_stages=4)
+    assert resident_programs(SQUARE, small, H200) == 2
+    assert resident_programs(SQUARE, replace(small, num_stages=12), H200) == 1
+
+
+def test_swapped_operands_swap_the_sides():
+    thin = GemmProblem.contiguous(16, 4096, 512, layout="nt")
+    config = KernelConfig("warp_specialized", 64, 16, 64, num_warps=4, num_stages=8, swap_ab=1)
+    work = work_of(thin, config, H200)
+    assert (work.tiles, work.store) == (64, "swapped")
+
+
+def test_copies_count_only_the_unaligned_operand():
+    problem = GemmProblem.contiguous(512, 512, 500, layout="nt")
+    config = replace(PAIR, block_n=128, pad_operands=1)
+    assert work_of(problem, config, H200).pad_bytes == 2 * 2 * 512 * 512 * 2  # both, 512 a row
+    one = replace(problem, align_a=16)
+    assert work_of(one, config, H200).pad_bytes == 2 * 512 * 512 * 2
+    assert work_of(problem, config, H200).pads == "align8"
+
+
+def test_rows_that_straddle_lines_load_more():
+    aligned = work_of(GemmProblem.contiguous(512, 512, 1024, layout="nt"), TMA, H200)
+    straddling = work_of(GemmProblem.contiguous(512, 512, 1032, layout="nt"), TMA, H200)
+    per_step = aligned.sm_bytes / aligned.steps
+    assert straddling.sm_bytes / straddling.steps == pytest.approx(
+        per_step * (1 + 1 - math.gcd(1032 * 2, 128) / 128))
+
+
+def test_large_unaligned_tiles_spill():
+    problem = GemmProblem.contiguous(512, 512, 511, layout="nt")
+    wide = KernelConfig("tiled", 128, 128, 64, num_warps=4, num_stages=4)
+    assert work_of(problem, wide, H200).spilled > 0
+    assert work_of(problem, replace(wide, num_warps=8, block_n=64), H200).spilled == 0
+    assert work_of(replace(problem, align_a=16, align_b=16), wide, H200).spilled == 0
+
+
+def test_the_class_is_what_decides_the_rate():
+    assert class_of(PAIR) == "warp_specialized_128x256x64_w8"
+    assert class_of(replace(PAIR, num_stages=6, group_m=16, split_k=2)) == class_of(PAIR)
+    assert class_of(replace(PAIR, pingpong=1)) != class_of(PAIR)
+    assert class_of(replace(PAIR, swap_ab=1)) != class_of(PAIR)
+
+
+def test_every_rate_has_a_constant():
+    work = work_of(SQUARE, PAIR, H200)
+    assert len(keys_of(PAIR, work)) == len(Rates._fields) == len(scales(SQUARE, H200))
+
+
+def test_terms_sum_up_and_explain_prints_them(configs, h200):
+    calibrate(h200, TILED, TMA)
+    for config in candidates(SQUARE, h200, 20):
+        e = estimate(SQUARE, config, h200)
+        assert e.total_us == pytest.approx(
+            e.launch_us + e.fill_us + e.k_loop_us + e.unit_us + e.store_us + e.split_us + e.pad_us)
+    text = str(explain_problem(SQUARE, h200))
+    line = next(x for x in text.splitlines() if x.startswith("estimate"))
+    total, terms = line.removeprefix("estimate").split(" us: ")
+    assert sum(float(x.split()[-1]) for x in terms.split(" + ")) == pytest.approx(
+        float(total), abs=0.04)
+    assert "source     model: predicted" in text
+
+
+def test_a_factor_scales_the_kernel_and_not_its_launch():
+    work = work_of(SQUARE, PAIR, H200)
+    rates = Rates(*(1.0 for _ in Rates._fields))
+    once, twice = predict(work, rates), predict(work, rates, 2.0)
+    assert twice.launch_us == once.launch_us and twice.split_us == once.split_us
+    assert twice.k_loop_us == 2 * once.k_loop_us and twice.fill_us == 2 * once.fill_us
+
+
+def test_no_config_beats_the_roof_by_the_usual_constants(configs, h200):
+    least = SQUARE.flops() / (h200.peak_tflops["bf16"] * 1e6)
+    assert model_for(SQUARE, h200).section is None
+    assert all(estimate(SQUARE, c, h200).total_us > least for c in candidates(SQUARE, h200))
+
+
+def test_a_device_without_peaks_is_estimated_too():
+    e = estimate(GemmProblem.contiguous(64, 64, 64, dtype="fp32"),
+                 KernelConfig("tiled", 32, 32, 16), interpreter_device())
+    assert math.isfinite(e.total_us) and e.total_us > 0
+
+
+EXTENT = strategies.integers(0, 20000)
+
+
+@hypothesis_settings(max_examples=150, deadline=None)
+@given(m=EXTENT, n=EXTENT, k=EXTENT, batch=strategies.integers(0, 5),
+       layout=strategies.sampled_from(["nn", "nt", "tn", "tt"]),
+       config=strategies.sampled_from([
+           TILED, TMA, PAIR, replace(PAIR, pad_operands=1, split_k=2),
+           KernelConfig("warp_specialized", 64, 16, 64, num_stages=12, swap_ab=1)]))
+def test_every_term_is_finite_and_not_negative(m, n, k, batch, layout, config):
+    problem = GemmProblem.contiguous(m, n, k, batch=batch, layout=layout)
+    e = estimate(problem, config, H200)
+    assert all(math.isfinite(x) and x >= 0 for x in e)

@@ -1,0 +1,179 @@
+"""The order of sources: exact row, model, nearest row, rule default; every choice is legal."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, strategies
+from hypothesis import settings as hypothesis_settings
+from selection_made import RUN, TILED, TMA, calibrate, publish
+
+from tritongemm.device import device_named, known_devices
+from tritongemm.errors import DataFileError, UnsupportedError
+from tritongemm.kernels import violation
+from tritongemm.problem import GemmProblem
+from tritongemm.selection import candidates, choose, default_config, estimate, reload
+from tritongemm.selection.policy import NEAREST_LIMIT, by_model, distance
+
+PROBLEM = GemmProblem.contiguous(1024, 1024, 1024, layout="nt")
+NEAR = GemmProblem.contiguous(1024, 1024, 2048, layout="nt")
+FAR = GemmProblem.contiguous(64, 64, 64, layout="nt")
+
+
+def test_without_a_table_or_calibration_it_is_the_rule(configs, h200):
+    choice = choose(PROBLEM, h200)
+    assert (choice.source, choice.row) == ("rule", None)
+    assert choice.config == default_config(PROBLEM, h200)
+
+
+def test_the_exact_row_comes_before_the_model(configs, h200):
+    calibrate(h200, TMA)
+    publish(h200, (PROBLEM, TILED))
+    choice = choose(PROBLEM, h200)
+    assert (choice.source, choice.config) == ("exact", TILED)
+    assert choice.row is not None and choice.row.run_id == RUN and RUN in choice.note
+
+
+def test_the_model_comes_before_the_nearest_row(configs, h200):
+    calibrate(h200, TMA)
+    publish(h200, (NEAR, TILED))
+    choice = choose(PROBLEM, h200)
+    assert choice.source == "model" and choice.row is None
+    assert choice.config.kernel == TMA.kernel
+    assert choice.predicted_us == pytest.approx(
+        estimate(PROBLEM, choice.config, h200).total_us)
+    assert f"{choice.predicted_us:.2f} us" in choice.note
+
+
+def test_without_a_calibration_the_nearest_row_serves(configs, h200):
+    publish(h200, (FAR, TMA), (NEAR, TILED))
+    choice = choose(PROBLEM, h200)
+    assert (choice.source, choice.config) == ("nearest", TILED)
+    assert "1x1024x1024x2048" in choice.note
+
+
+def test_a_row_too_far_away_says_nothing(configs, h200):
+    publish(h200, (FAR, TILED))
+    assert choose(PROBLEM, h200).source == "rule"
+
+
+def test_an_illegal_exact_or_nearest_row_is_passed_over(configs, h200):
+    unaligned = GemmProblem.contiguous(1024, 1024, 1023, layout="nt")
+    publish(h200, (unaligned, TMA), (NEAR, TMA))  # the copy engine cannot read it
+    choice = choose(unaligned, h200)
+    assert choice.source == "rule" and violation(unaligned, choice.config, h200) is None
+
+
+def test_the_model_chooses_the_least_predicted_time_of_the_legal(configs, h200):
+    calibrate(h200, TILED, TMA, favourite=TILED)
+    choice = choose(PROBLEM, h200)
+    assert choice.config == TILED
+    legal = [c for c in candidates(PROBLEM, h200)
+             if c.kernel in (TILED.kernel, TMA.kernel)
+             and (c.block_m, c.block_n, c.block_k, c.num_warps) in (
+                 (64, 64, 64, 4), (128, 128, 64, 8))]
+    assert choice.predicted_us == min(estimate(PROBLEM, c, h200).total_us for c in legal)
+
+
+def test_an_illegal_favourite_is_not_chosen(configs, h200):
+    unaligned = GemmProblem.contiguous(1024, 1024, 1023, layout="nt")
+    calibrate(h200, TILED, TMA, favourite=TMA)
+    assert choose(PROBLEM, h200).config == TMA
+    choice = choose(unaligned, h200)
+    assert choice.source == "model" and choice.config.kernel == "tiled"
+
+
+def test_classes_that_were_not_measured_are_not_chosen(configs, h200):
+    unaligned = GemmProblem.contiguous(1024, 1024, 1023, layout="nt")
+    calibrate(h200, TMA)  # nothing it knows can read these operands
+    assert by_model(unaligned, h200) is None
+    assert choose(unaligned, h200).source == "rule"
+
+
+def test_a_calibration_of_other_units_does_not_answer(configs, h200):
+    calibrate(h200, TILED, units=("bf16", "fp16"))
+    assert choose(PROBLEM, h200).source == "model"
+    fp16 = GemmProblem.contiguous(1024, 1024, 1024, dtype="fp16")
+    assert choose(fp16, h200).source == "model"
+    fp32 = GemmProblem.contiguous(1024, 1024, 1024, dtype="fp32")
+    assert choose(fp32, h200).source == "rule"
+
+
+def test_a_calibration_of_another_device_does_not_answer(configs, h200):
+    calibrate(h200, TILED)
+    assert choose(PROBLEM, device_named("nvidia-a100-sxm4-80gb")).source == "rule"
+
+
+@pytest.mark.parametrize("extents", [(0, 8, 8), (8, 0, 8), (8, 8, 0), (0, 0, 0)])
+@pytest.mark.parametrize("batch", [0, 1])
+def test_empty_extents_are_the_rule(extents, batch, configs, h200):
+    calibrate(h200, TILED, TMA)
+    problem = GemmProblem.contiguous(*extents, batch=batch)
+    choice = choose(problem, h200)
+    assert choice.source == "rule" and violation(problem, choice.config, h200) is None
+    assert all(estimate(problem, c, h200).total_us > 0 for c in candidates(problem, h200, 5))
+
+
+def test_a_new_calibration_is_seen_after_reload(configs, h200):
+    assert choose(PROBLEM, h200).source == "rule"
+    calibrate(h200, TILED)
+    reload()
+    assert choose(PROBLEM, h200).source == "model"
+
+
+def test_a_damaged_calibration_is_one_clear_error(configs, h200):
+    path = configs / "calibration" / "nvidia-h200.json"
+    path.parent.mkdir()
+    path.write_text('{"schema_version": 1, "device"')
+    with pytest.raises(DataFileError, match=r"nvidia-h200\.json"):
+        choose(PROBLEM, h200)
+
+
+def test_a_calibration_under_another_device_s_name_is_refused(configs, h200):
+    calibrate(h200, TILED)
+    folder = configs / "calibration"
+    (folder / "nvidia-h200.json").rename(folder / "nvidia-l40s.json")
+    with pytest.raises(DataFileError, match="is of nvidia-h200, not of nvidia-l40s"):
+        choose(PROBLEM, device_named("nvidia-l40s"))
+
+
+def test_what_no_kernel_runs_says_each_reason(configs, h200):
+    problem = GemmProblem.contiguous(64, 64, 64, dtype="fp64")
+    with pytest.raises(UnsupportedError, match=r"(?s)warp_specialized: .*tiled: "):
+        choose(problem, h200)
+
+
+def test_distance_counts_octaves_and_alignments(configs, h200):
+    publish(h200, (NEAR, TILED))
+    row = choose(NEAR, h200).row
+    assert row is not None
+    assert distance(NEAR, row) == 0 and distance(PROBLEM, row) == 1
+    other = GemmProblem.contiguous(1024, 1024, 2047, layout="nt")
+    assert 2 <= distance(other, row) < 2.01 < NEAREST_LIMIT
+    assert distance(GemmProblem.contiguous(0, 1024, 2048, layout="nt"), row) == 10
+
+
+def test_candidates_are_legal_ordered_and_distinct(configs, h200):
+    found = candidates(PROBLEM, h200)
+    assert len(found) == len(set(found)) > 50
+    assert all(violation(PROBLEM, c, h200) is None for c in found)
+    times = [estimate(PROBLEM, c, h200).total_us for c in found]
+    assert times == sorted(times)
+    assert candidates(PROBLEM, h200, 7) == found[:7]
+
+
+EXTENT = strategies.integers(1, 9000)
+
+
+@hypothesis_settings(max_examples=40, deadline=None,
+                     suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(m=EXTENT, n=EXTENT, k=EXTENT, batch=strategies.sampled_from([1, 1, 3]),
+       dtype=strategies.sampled_from(["bf16", "fp16", "fp32"]),
+       layout=strategies.sampled_from(["nn", "nt", "tn", "tt"]),
+       slug=strategies.sampled_from(sorted(known_devices())))
+def test_every_shipped_choice_is_legal_and_the_same_again(m, n, k, batch, dtype, layout, slug):
+    problem = GemmProblem.contiguous(m, n, k, batch=batch, dtype=dtype, layout=layout)
+    device = device_named(slug)
+    choice = choose(problem, device)
+    assert violation(problem, choice.config, device) is None
+    reload()
+    assert choose(problem, device) == choice
