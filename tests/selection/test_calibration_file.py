@@ -1,0 +1,118 @@
+"""The calibration's file: what is written is read again, what is malformed is one clear error."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tritongemm.errors import DataFileError
+from tritongemm.records.calibration import (
+    Calibration,
+    Section,
+    read_calibration,
+    read_shipped,
+    write_calibration,
+)
+
+SECTION = Section(("bf16", "fp16"), ("20260101T000000Z-abcdef",), "3.6.0", 3, 100, 0.1,
+                  {"memory": {"dram_gbps": 4000.0}, "tiled": {"fill_us": 1.0}},
+                  {"tiled_64x64x64_w4_s3_g8_e1": 1.02})
+MADE = Calibration("nvidia-h200", 90, (SECTION,))
+
+
+@pytest.fixture
+def path(tmp_path):
+    where = tmp_path / "nvidia-h200.json"
+    write_calibration(where, MADE)
+    return where
+
+
+def test_written_and_read_again(path):
+    found = read_calibration(path)
+    assert found == MADE
+    assert found.section("fp16") == SECTION and found.section("fp32") is None
+
+
+def test_one_owner_a_line_so_that_a_diff_reads(path):
+    lines = path.read_text().splitlines()
+    assert any('"memory": {"dram_gbps": 4000.0}' in line for line in lines)
+    assert any(line.strip() == '"tiled": {"fill_us": 1.0}' for line in lines)
+
+
+def test_the_shipped_one_can_be_read():
+    found = read_shipped("nvidia-h200")
+    assert found is not None and found.section("bf16") is not None
+    assert read_shipped("no-such-device") is None
+
+
+def _set(*where_and_value):
+    *where, last, value = where_and_value
+
+    def change(data):
+        inside = data
+        for name in where:
+            inside = inside[name]
+        inside[last] = value
+    return change
+
+
+def _drop(*where):
+    def change(data):
+        inside = data
+        for name in where[:-1]:
+            inside = inside[name]
+        del inside[where[-1]]
+    return change
+
+
+@pytest.mark.parametrize("change, says", [
+    (_set("schema_version", 99), "newer"), (_set("schema_version", "1"), "schema_version"),
+    (_set("arch", 0), "arch"), (_drop("device"), "device"), (_set("surplus", 1), "surplus"),
+    (_set("sections", {}), "not a list"), (_set("sections", [1]), "section"),
+    (_drop("sections", 0, "factors"), "factors"), (_set("sections", 0, "more", 1), "more"),
+    (_set("sections", 0, "units", []), "units"), (_set("sections", 0, "units", ["int3"]), "int3"),
+    (_set("sections", 0, "units", "bf16"), "not a list"),
+    (_set("sections", 0, "problems", 0), "problems"),
+    (_set("sections", 0, "rms_log_error", -1), "rms_log_error"),
+    (_set("sections", 0, "run_ids", [3]), "run_ids"),
+    (_set("sections", 0, "constants", []), "constants"),
+    (_set("sections", 0, "constants", "tiled", []), "constants.tiled"),
+    (_set("sections", 0, "constants", "tiled", "fill_us", 0), "constants.tiled.fill_us"),
+    (_set("sections", 0, "constants", "tiled", "fill_us", -2.0), "-2"),
+    (_set("sections", 0, "constants", "tiled", "fill_us", 1e12), "outside"),
+    (_set("sections", 0, "constants", "tiled", "fill_us", "1"), "not a number"),
+    (_set("sections", 0, "constants", "tiled", "fill_us", True), "not a number"),
+    (_set("sections", 0, "factors", "x", None), "not a number"),
+])
+def test_a_malformed_field_is_named(change, says, path):
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+    with pytest.raises(DataFileError) as found:
+        read_calibration(path)
+    assert says in str(found.value) and path.name in str(found.value)
+
+
+def test_a_unit_in_two_sections_is_refused(path):
+    data = json.loads(path.read_text())
+    data["sections"].append(data["sections"][0])
+    path.write_text(json.dumps(data))
+    with pytest.raises(DataFileError, match="more than one section"):
+        read_calibration(path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"a": NaN}', "\ufeff{}"])
+def test_what_is_no_calibration_is_refused(text, path):
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(DataFileError, match=path.name):
+        read_calibration(path)
+
+
+def test_what_could_not_be_read_is_not_written(path):
+    before = path.read_bytes()
+    bad = Calibration("nvidia-h200", 90, (Section(
+        ("bf16",), (), "3.6.0", 1, 1, 0.1, {"memory": {"dram_gbps": -1.0}}),))
+    with pytest.raises(DataFileError, match=r"memory\.dram_gbps"):
+        write_calibration(path, bad)
+    assert path.read_bytes() == before
