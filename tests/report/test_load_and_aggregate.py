@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_rows import LATER, RUN, make_row
 
+from tritongemm.bench.combine import control_of
 from tritongemm.errors import DataFileError, UsageError
 from tritongemm.records import rows as records
 from tritongemm.report import aggregate, load
@@ -146,6 +147,15 @@ def test_the_control_is_judged_run_by_run(make_csv):
             make_row(64, provider="torch-control", ratio=1.02, run=LATER)]
     table = aggregate.control(load.load([make_csv(rows)], all_runs=True).rows)
     assert table["within"].tolist() == [True, False]
+
+
+def test_the_report_judges_a_control_as_the_bench_does(make_csv):
+    """A host's clock has the wider limit; one rule for both."""
+    for timer, ratio in (("graph", 1.004), ("graph", 1.006), ("host", 1.04), ("host", 1.06)):
+        row = make_row(64, provider="torch-control", ratio=ratio, timer=timer)
+        line = aggregate.control(load.load([make_csv([row])], all_runs=True).rows).iloc[0]
+        verdict = control_of([row])
+        assert line["within"] == (not verdict.void) and line["limit"] == verdict.limit
 
 
 def test_rows_without_a_time_still_tell_what_was_checked(make_csv):

@@ -6,11 +6,9 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from tritongemm.records.control import control_limit
+
 CONTROL = "torch-control"
-#: How far torch against torch may be from 1, as a mean over a suite, by timer. The clock of a busy
-#: host is no device timer: its limit only catches nonsense.
-CONTROL_LIMIT = {"host": 0.05}
-DEFAULT_CONTROL_LIMIT = 0.005
 
 Row = Mapping[str, object]
 
@@ -73,8 +71,6 @@ def control_of(rows: Iterable[Row]) -> Control:
     """The control of ``rows``: its ok rows with a ratio, and the limit of their timer."""
     found = [row for row in rows if row["provider"] == CONTROL and row["status"] == "ok"
              and row.get("ratio_vs_torch") is not None]
-    timers = {str(row.get("timer")) for row in found}
-    limit = max((CONTROL_LIMIT.get(timer, DEFAULT_CONTROL_LIMIT) for timer in timers),
-                default=DEFAULT_CONTROL_LIMIT)
+    limit = control_limit(str(row.get("timer")) for row in found)
     mean = fmean(float(row["ratio_vs_torch"]) for row in found) if found else None  # type: ignore
     return Control(mean, len(found), limit)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tritongemm.records.control import control_limit
 from tritongemm.report.load import BASELINE, CONTROL, is_contender
 
 if TYPE_CHECKING:
@@ -12,8 +13,6 @@ if TYPE_CHECKING:
 
 #: What one line of the summary stands for.
 GROUP = ("device", "suite", "dtype", "layout", "provider")
-#: DESIGN of the control: torch against torch must stay this close to 1, as a mean.
-CONTROL_LIMIT = 0.005
 SUMMARY_COLUMNS = ("rows", "timed", "geomean", "median", "min", "min_at", "max", "max_at",
                    "faster", "tie", "slower", "failed", "fallback", "of_roof_pct", "worst_error")
 
@@ -104,19 +103,20 @@ def slowest(headline: pd.DataFrame, count: int) -> pd.DataFrame:
 
 
 def control(rows: pd.DataFrame) -> pd.DataFrame:
-    """Torch against torch, a line a run: ``rows, mean``, and whether ``mean`` is ``within`` 1 +-
-    :data:`CONTROL_LIMIT`."""
+    """Torch against torch, a line a run: ``rows, mean``, the ``limit`` of its timers, and whether
+    ``mean`` is ``within`` 1 +- ``limit``."""
     import pandas as pd
 
-    columns = ["run_id", "rows", "mean", "within"]
+    columns = ["run_id", "rows", "mean", "limit", "within"]
     ran = rows[(rows["provider"] == CONTROL) & (rows["status"] == "ok")
                & rows["ratio_vs_torch"].notna()]
     if ran.empty:
         return pd.DataFrame(columns=columns)
-    table = ran.groupby("run_id", sort=True)["ratio_vs_torch"].agg(["size", "mean"]).reset_index()
-    table.columns = pd.Index(["run_id", "rows", "mean"])
-    table["within"] = (table["mean"] - 1).abs() <= CONTROL_LIMIT
-    return table
+    runs = ran.groupby("run_id", sort=True)
+    table = runs.agg(rows=("ratio_vs_torch", "size"), mean=("ratio_vs_torch", "mean"),
+                     limit=("timer", control_limit)).reset_index()
+    table["within"] = (table["mean"] - 1).abs() <= table["limit"]
+    return table[columns]
 
 
 def sources(headline: pd.DataFrame) -> pd.DataFrame:

@@ -114,13 +114,17 @@ def slowest_table(results: Results, count: int = 15) -> Table:
 
 def control_table(results: Results) -> Table:
     """Torch against torch, by run."""
-    heads = ("run", "rows", "mean ratio", "within 1 ± 0.5 %")
+    heads = ("run", "rows", "mean ratio", "limit", "within")
     cells = [(r["run_id"], style.count(r["rows"]), style.number(r["mean"], 4),
-              "yes" if r["within"] else "NO")
+              _margin(r["limit"]), "yes" if r["within"] else "NO")
              for r in aggregate.control(results.rows).to_dict("records")]
     return _table("control", "Control: torch against torch", heads, cells,
-                  {"run", "within 1 ± 0.5 %"},
+                  {"run", "limit", "within"},
                   "The same call, measured twice, as a hidden provider.")
+
+
+def _margin(limit: float) -> str:
+    return f"1 ± {100 * limit:g} %"
 
 
 def sources_table(results: Results) -> Table:
@@ -173,7 +177,7 @@ def alarms(results: Results) -> list[str]:
     for row in measured[~measured["within"].astype(bool)].to_dict("records"):
         if row["run_id"] not in results.void_runs:
             lines.append(f"Run {row['run_id']}: torch against torch averages {row['mean']:.4f}, "
-                         "outside 1 ± 0.5 %; its ratios are not to be trusted.")
+                         f"outside {_margin(row['limit'])}; its ratios are not to be trusted.")
     wrong = results.headline["status"] == "wrong"
     if wrong.any():
         lines.append(f"{style.plural(wrong.sum(), 'result')} WRONG: listed, and in no mean.")
