@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tritongemm.config import KernelConfig
-from tritongemm.device import DeviceSpec, representative
+from tritongemm.device import DeviceSpec, interpreter_device, representative
 from tritongemm.errors import ConfigError, ConstraintError
 from tritongemm.kernels import SPECS, shared_bytes, spec_named, violation
 from tritongemm.problem import LAYOUTS, GemmProblem
@@ -68,7 +68,10 @@ BREACHES = (
         "alignment", f"operand {x.upper()} is aligned to 8 bytes; the copy engine needs 16", TMA,
         problem=replace(SQUARE, **{f"align_{x}": 8}))),
     Breach("warp_specialized", "alignment", "aligned already", {"pad_operands": 1}),
-    Breach("warp_specialized", "alignment", "neither 0 nor 1", {"pad_operands": 2}),
+    *everywhere("flags", "dependent_launch=2 is neither 0 nor 1", changes={"dependent_launch": 2}),
+    *(breach for name in ("pad_operands", "pingpong", "swap_ab")
+      for breach in everywhere("flags", f"{name}=2 is neither 0 nor 1", ("warp_specialized",),
+                               changes={name: 2})),
     Breach("warp_specialized", "alignment", r"needs \d+ bytes of scratch; at most 1073741824",
            {"pad_operands": 1}, replace(SQUARE, m=2**18, align_a=2)),
     Breach("persistent_tma", "c_stride", "inner stride of 1", problem=replace(SQUARE, align_c=1)),
@@ -107,7 +110,6 @@ BREACHES = (
     Breach("warp_specialized", "subtile", "tiles that the copy engine stores",
            {"epilogue_subtile": 2, "split_k": 2}),
     Breach("warp_specialized", "consumers", "num_warps=2; consumers are", {"num_warps": 2}),
-    Breach("warp_specialized", "consumers", "each is 0 or 1", {"pingpong": 2}),
     Breach("warp_specialized", "consumers", "pingpong=1 needs two consumer groups",
            {"pingpong": 1, "num_warps": 4, "block_m": 64}),
     Breach("warp_specialized", "consumers", "num_stages=1 is outside 2 to 12", {"num_stages": 1}),
@@ -153,6 +155,11 @@ def test_a_rule_says_what_is_wrong(breach: Breach):
         SPECS[breach.kernel].require(breach.problem, config, representative(breach.arch))
 
 
+def test_gluon_kernels_are_not_for_the_interpreter():
+    found = violation(SQUARE, LEGAL["warp_specialized"], interpreter_device())
+    assert found.rule == "interpreter" and "have no interpreter" in found.message
+
+
 def test_tiled_needs_ampere():
     found = violation(SQUARE, LEGAL["tiled"], OLD)
     assert found.rule == "arch" and found.message == "needs sm_80 or later; Tesla V100 is sm_70"
@@ -160,7 +167,8 @@ def test_tiled_needs_ampere():
 
 def test_every_rule_of_every_kernel_has_a_case():
     rules = {(name, c.rule) for name, spec in SPECS.items() for c in spec.constraints}
-    assert rules - {(b.kernel, b.rule) for b in BREACHES} == {("tiled", "arch")}
+    assert rules - {(b.kernel, b.rule) for b in BREACHES} == {
+        ("tiled", "arch"), ("warp_specialized", "interpreter")}
 
 
 def test_an_unknown_kernel_is_a_violation_and_its_spec_an_error():

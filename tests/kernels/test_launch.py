@@ -197,7 +197,7 @@ def test_padded_copies_are_aligned_whole_and_apart(drawn, start):
     problem, geometry = drawn
     if min(problem.align_a, problem.align_b) == 16:
         problem = replace(problem, align_b=8)
-    padding = pad_operands(problem, geometry, H200, start)
+    padding = pad_operands(problem, CONFIGS["tiled"], geometry, H200, start)
     copied = [x for x in "ab" if getattr(problem, f"align_{x}") < 16]
     assert sorted(padding.offsets) == copied
     assert padding.problem == replace(problem, align_a=16, align_b=16)

@@ -61,7 +61,8 @@ def test_a_right_contender_gets_a_time_and_a_paired_ratio(problem):
         assert 0 < one.time_us_p20 <= one.time_us_p50 <= one.time_us_p80
         assert one.ratio_low <= one.ratio_vs_torch <= one.ratio_high
         assert 0 <= one.max_err_ratio <= 1 and one.rms_err_ratio <= 1
-    assert found[TORCH].ratio_vs_torch == 1.0 != found[CONTROL].ratio_vs_torch
+    assert found[TORCH].ratio_vs_torch == 1.0  # the control is timed: near 1, at times exactly 1
+    assert found[CONTROL].n_rounds == found[TORCH].n_rounds and found[CONTROL].ratio_vs_torch > 0
 
 
 def test_coarse_gives_times_and_no_ratios():
