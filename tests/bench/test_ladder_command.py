@@ -79,3 +79,21 @@ def test_triton_rungs_are_proved_in_the_interpreter(tmp_path):
     assert rows["triton_stream_k"]["status"] == "ok"
     assert rows["triton_stream_k"]["time_us_p50"] is None
     assert 0 < rows["triton_naive"]["max_err_ratio"] <= 1
+
+
+def test_a_page_without_the_marker_is_refused_before_measuring(tmp_path, capsys):
+    page = tmp_path / "page.md"
+    page.write_text("nothing here\n")
+    words = ["ladder", "--device", "cpu", "--size", "24", "--rungs", "cpu_naive",
+             "--out", str(tmp_path / "x.csv"), "--markdown"]
+    assert main([*words, str(page)]) == 2 and "ladder-24" in capsys.readouterr().err
+    assert main([*words, str(tmp_path / "none.md")]) == 2
+    assert not (tmp_path / "x.csv").exists()
+
+
+def test_drawings_and_their_arithmetic_go_to_a_folder_and_a_page(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- tritongemm:ladder-reuse -->\n<!-- /tritongemm:ladder-reuse -->\n")
+    assert main(["ladder", "--draw", str(tmp_path / "d"), "--markdown", str(page)]) == 0
+    assert len(list((tmp_path / "d").glob("*.svg"))) == 30
+    assert "| warp_tiled_async |" in page.read_text().replace("\\", "")

@@ -70,7 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                      help="also write the tables between this file's markers "
                           "ladder-SIZE, ladder-EXPERIMENT or ladder-ablation")
     out.add_argument("--draw", type=Path, metavar="DIR",
-                     help="draw each rung's tile, threads and warps as SVG there, and end")
+                     help="draw each rung's tile, threads and warps as SVG there, and end; "
+                          "--markdown takes the arithmetic (marker ladder-reuse)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -78,13 +79,16 @@ def run(args: argparse.Namespace) -> int:
     if args.list:
         return _list()
     if args.draw:
-        return _draw(args.draw)
+        return _draw(args.draw, args.markdown)
     from tritongemm.bench import experiments
     from tritongemm.bench.ladder_run import climb, rows_of
 
     cpu = _on_cpu(args.device)
     chosen = experiments.experiment(args.experiment) if args.experiment else None
     plan = _plan(args, cpu, chosen)
+    if args.markdown:
+        _check_markers(args.markdown, [marker for marker, _, _ in _tables(
+            args, plan, chosen, (), {})])
     try:
         climb(plan, _Lines())
     except KeyboardInterrupt:
@@ -250,6 +254,19 @@ def _markdown(path: Path, marker: str, title: str, heads: Sequence[str],
     print(f"{path}: {marker} {'written' if changed else 'is as it was'}")
 
 
+def _check_markers(path: Path, markers: Sequence[str]) -> None:
+    """Before hours of measuring: whether the page has a place for each table."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--markdown {path} cannot be read: {error}") from error
+    for marker in markers:
+        if f"<!-- tritongemm:{marker} -->" not in text:
+            raise UsageError(f"{path} has no marker <!-- tritongemm:{marker} --> for the table; "
+                             "add it and its closing <!-- /tritongemm:... -->, or leave out "
+                             "--markdown")
+
+
 def _floor(chosen: Experiment) -> str:
     from tritongemm.bench.experiments import floor_text
     from tritongemm.device import current_device
@@ -314,11 +331,13 @@ def _list() -> int:
     return 0
 
 
-def _draw(folder: Path) -> int:
-    from tritongemm.bench.drawing import write_drawings
+def _draw(folder: Path, page: Path | None) -> int:
+    from tritongemm.bench.drawing import REUSE_HEADS, reuse_rows, write_drawings
 
-    for path in write_drawings(folder):
-        print(path)
+    written = write_drawings(folder)
+    print(f"{len(written)} drawings in {folder}")
+    if page:
+        _markdown(page, "ladder-reuse", "What a product costs", REUSE_HEADS, reuse_rows())
     return 0
 
 
