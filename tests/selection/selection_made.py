@@ -27,7 +27,7 @@ def calibrate(device: DeviceSpec, *known: KernelConfig, units: tuple[str, ...] =
     constants: dict[str, dict[str, float]] = {"memory": {"dram_gbps": 4000.0}}
     for config in known:
         constants[class_of(config)] = {"peak_share": 0.5, "pace_us": 0.1, "unit_us": 0.5}
-        constants[config.kernel] = {"fill_us": 1.0, "fill_us_dependent": 0.9}
+        constants[config.kernel] = {"fill_us": 5.0, "fill_us_dependent": 0.9}
     factors = {factor_id(favourite): 0.01} if favourite else {}
     section = Section(units, (RUN,), "3.6.0", 3, 100, 0.1, constants, factors)
     write_calibration(calibration_path(device.slug),

@@ -15,7 +15,7 @@ from tritongemm.device import device_named, interpreter_device
 from tritongemm.ops.explain import explain_problem
 from tritongemm.problem import GemmProblem
 from tritongemm.selection import candidates, estimate
-from tritongemm.selection.model import Rates, keys_of, model_for, predict, scales
+from tritongemm.selection.model import Rates, factor_id, keys_of, model_for, predict, scales
 from tritongemm.selection.work import class_of, resident_programs, work_of
 
 H200 = device_named("nvidia-h200")
@@ -143,3 +143,29 @@ def test_every_term_is_finite_and_not_negative(m, n, k, batch, layout, config):
     problem = GemmProblem.contiguous(m, n, k, batch=batch, layout=layout)
     e = estimate(problem, config, H200)
     assert all(math.isfinite(x) and x >= 0 for x in e)
+
+
+@pytest.mark.parametrize("config", [TILED, TMA, PAIR])
+def test_a_dependent_launch_has_constants_of_its_own(config, configs, h200):
+    calibrate(h200, config)
+    early = estimate(SQUARE, config, h200)
+    late = estimate(SQUARE, replace(config, dependent_launch=0), h200)
+    assert (early.fill_us, late.fill_us) == (0.9, 5.0)
+    assert early.k_loop_us > late.k_loop_us
+
+
+def test_the_fitted_terms_are_the_terms_of_a_call(h200):
+    """What calibration sums over arrays and what a call sums over numbers is one function."""
+    model = model_for(SQUARE, h200)
+    assert model.section is not None
+    compared = 0
+    for config in candidates(SQUARE, h200, 30):
+        work = work_of(SQUARE, config, h200)
+        values = [model.section.constants[owner][name] for owner, name in keys_of(config, work)
+                  if name in model.section.constants.get(owner, {})]
+        if len(values) == len(Rates._fields):
+            rates = Rates(*(v * s for v, s in zip(values, scales(SQUARE, h200), strict=True)))
+            factor = model.section.factors.get(factor_id(config), 1.0)
+            assert predict(work, rates, factor) == estimate(SQUARE, config, h200)
+            compared += 1
+    assert compared > 5

@@ -31,17 +31,17 @@ PROBLEMS = [GemmProblem.contiguous(m, n, k, layout="nt")
 FAST = "tiled_128x64x64_w8"
 
 
-def truth(problem, config, device=H200):
-    """A time by the model with constants of its own: one class better than usual."""
+def truth(problem, config, fast=0.5, device=H200):
+    """A time by the model with a latency of its own, and one class twice as fast."""
     work = work_of(problem, config, device)
     values = [usual(key, config, device, problem.unit) for key in keys_of(config, work)]
     values[Rates._fields.index("latency_us")] = 1.5
-    values[Rates._fields.index("flops")] *= 1.3 if class_of(config) == FAST else 0.5
     scale = scales(problem, device)
-    return predict(work, Rates(*(v * s for v, s in zip(values, scale, strict=True)))).total_us
+    rates = Rates(*(v * s for v, s in zip(values, scale, strict=True)))
+    return predict(work, rates, fast if class_of(config) == FAST else 1.0).total_us
 
 
-def sweep(path, device="nvidia-h200", problems=PROBLEMS, configs=CONFIGS):
+def sweep(path, device="nvidia-h200", problems=PROBLEMS, configs=CONFIGS, fast=0.5):
     """A journal as a sweep of ``problems`` writes it, times from :func:`truth`."""
     header = {"environment": "e", "run_id": "20260101T000000Z-abcdef", "device": device,
               "arch": 90, "versions": {"triton": "3.6.0"}}
@@ -50,7 +50,7 @@ def sweep(path, device="nvidia-h200", problems=PROBLEMS, configs=CONFIGS):
             for config in configs:
                 journal.append({"kind": "result", "problem": problem_to_json(problem),
                                 "config": config_to_json(config), "stage": "coarse",
-                                "status": "ok", "time_us": truth(problem, config)})
+                                "status": "ok", "time_us": truth(problem, config, fast)})
     return path
 
 
@@ -59,15 +59,16 @@ def journal(tmp_path):
     return sweep(tmp_path / "sweep.jsonl")
 
 
-def test_constants_are_found_again(journal, tmp_path):
+def test_constants_are_found_again(tmp_path):
+    journal = sweep(tmp_path / "even.jsonl", fast=1.0)
     path, found = calibrate([journal], path=tmp_path / "out.json")
     assert read_calibration(path) == found
     (section,) = found.sections
     assert (section.units, section.problems) == (("bf16", "fp16"), len(PROBLEMS))
     assert section.results == len(PROBLEMS) * len(CONFIGS)
     assert section.rms_log_error < 0.02
-    shares = {n: c["peak_share"] for n, c in section.constants.items() if "peak_share" in c}
-    assert max(shares, key=shares.get) == FAST
+    assert section.constants["tiled"]["latency_us"] == pytest.approx(1.5, rel=0.2)
+    assert all(factor == pytest.approx(1, abs=0.02) for factor in section.factors.values())
     assert section.run_ids == ("20260101T000000Z-abcdef",) and section.triton == "3.6.0"
 
 

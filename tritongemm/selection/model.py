@@ -13,7 +13,8 @@ Constants, by owner:
     a kernel: fill_us (from launch to the first product), latency_us (of a load: a program's step
         waits for it once in ``num_stages``), store_kib_us_<how> (that an SM stores),
         load_kelement_us_<alignment> (thousand elements that a scheduler's warps load), spill_us
-        (a register of a warp that does not fit, a step).
+        (a register of a warp that does not fit, a step), dependent_drag (share by which sharing
+        the device with the predecessor's tail lengthens the K loop).
     Times of launches have another constant, ``..._dependent``, for configs of dependent launch.
     a class of configs: peak_share (of the unit's rate that the tile reaches), pace_us (least time
         of a program's step), unit_us (start and end of a unit).
@@ -73,6 +74,7 @@ class Rates(NamedTuple):
     load_a_us: float
     load_b_us: float
     spill_us: float
+    drag: float
     store_us: float
     split_us: float
     split_bytes: float
@@ -93,6 +95,7 @@ def keys_of(config: KernelConfig, work: Work) -> tuple[Key, ...]:
             (memory, "l2_gbps"), (memory, "dram_gbps"),
             (kernel, "load_kelement_us_" + work.loads_a),
             (kernel, "load_kelement_us_" + work.loads_b), (kernel, "spill_us"),
+            (kernel, "dependent_drag"),
             (kernel, "store_kib_us_" + work.store), (memory, "split_us" + early),
             (memory, "split_gbps"), (memory, "pad_us" + early), (memory, "pad_gbps"),
             (memory, "pad_kelement_us_" + (work.pads or "align16")))
@@ -102,7 +105,7 @@ def scales(problem: GemmProblem, device: DeviceSpec) -> Rates:
     """What turns a constant into a rate: the unit's peak of one SM, and bytes a us in a GB/s."""
     tflops = device.peak_tflops.get(problem.unit, _UNKNOWN_TFLOPS.get(problem.unit, 300.0))
     return Rates(1.0, tflops * 1e6 / device.num_sms, 1.0, 1.0, 1.0, 1e3, 1e3, 1e3, 1.0, 1.0, 1.0,
-                 1.0, 1.0, 1e3, 1.0, 1e3, 1.0)
+                 1.0, 1.0, 1.0, 1e3, 1.0, 1e3, 1.0)
 
 
 def predict(work: Work, rates: Rates, factor: float = 1.0) -> Estimate:
@@ -119,7 +122,7 @@ def predict(work: Work, rates: Rates, factor: float = 1.0) -> Estimate:
               + (work.l2_bytes / rates.l2_bytes) ** p
               + (work.dram_bytes / rates.dram_bytes) ** p) ** (1.0 / p)
     k_loop = (k_loop + work.load_a * rates.load_a_us + work.load_b * rates.load_b_us
-              + work.spilled * rates.spill_us)
+              + work.spilled * rates.spill_us) * (1.0 + work.dependent * rates.drag)
     return Estimate(
         work.tiles, work.waves, LAUNCH_US, factor * rates.fill_us, factor * k_loop,
         factor * work.waves * rates.unit_us, factor * work.store_kib * rates.store_us,
@@ -151,7 +154,7 @@ def usual(key: Key, config: KernelConfig, device: DeviceSpec, unit: str) -> floa
 
 
 _USUAL_US = {"fill_us": 0.8, "latency_us": 0.6, "unit_us": 0.5, "split_us": 2.0, "pad_us": 2.0,
-             "spill_us": 0.01}
+             "spill_us": 0.01, "dependent_drag": 0.01}
 #: Of the memory's datasheet bandwidth.
 _USUAL_SHARE = {"dram_gbps": 0.85, "l2_gbps": 1.2, "split_gbps": 1.0, "pad_gbps": 0.7}
 _USUAL_LOAD_US = {"align16": 0.008, "align8": 0.04, "align4": 0.12, "align2": 0.4}
@@ -204,7 +207,8 @@ class Model:
         return predict(work, self._rates_of(config, work), factor)
 
     def _rates_of(self, config: KernelConfig, work: Work) -> Rates:
-        key = (class_of(config), work.store, work.loads_a, work.loads_b, work.pads)
+        key = (class_of(config), config.dependent_launch, work.store, work.loads_a,
+               work.loads_b, work.pads)
         found = self._rates.get(key)
         if found is None:
             constants = self.section.constants if self.section is not None else {}

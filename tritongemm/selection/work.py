@@ -54,6 +54,7 @@ class Work(NamedTuple):
             thousands; 0 where the copy engine does.
         spilled: registers of a warp that do not fit, times the steps of all warps of the busiest
             SM.
+        dependent: 1 where the launch may start under its predecessor's tail.
         store_kib: that the busiest SM stores, KiB.
         split: parts of K.
         split_bytes: float32 parts read, and the result written, by the adding pass.
@@ -74,6 +75,7 @@ class Work(NamedTuple):
     load_a: float
     load_b: float
     spilled: float
+    dependent: int
     store_kib: float
     split: int
     split_bytes: float
@@ -163,6 +165,7 @@ def work_of(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> W
         per_sm * steps * step_bytes, tiles * steps * step_bytes + stored,
         _dram_bytes(m, n, k, batch, size, rows, cols, min(slots, tiles), config, device) + result,
         config.num_stages, threads_load * bm, threads_load * bn, spilled,
+        config.dependent_launch,
         per_sm * bm * bn * (4 if split > 1 else out) / 1024, split,
         stored + result if split > 1 else 0.0, 2.0 * padded, padded / size / 1e3, store,
         f"align{max(align_a, 2)}", f"align{max(align_b, 2)}",
