@@ -23,6 +23,7 @@ Constants, by owner:
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tritongemm.config import KernelConfig
@@ -200,21 +201,25 @@ class Model:
 
     def estimate(self, problem: GemmProblem, config: KernelConfig) -> Estimate:
         """The terms of ``config`` for ``problem``."""
-        work = work_of(problem, config, self._device)
+        return self.estimates(problem, (config,))[0]
+
+    def estimates(self, problem: GemmProblem, alike: Sequence[KernelConfig]) -> list[Estimate]:
+        """The terms of configs that differ in ``dependent_launch`` alone: counted once."""
+        work, name = work_of(problem, alike[0], self._device), class_of(alike[0])
         factor = 1.0
         if self.section is not None:
-            factor = self.section.factors.get(factor_id(config), 1.0)
-        return predict(work, self._rates_of(config, work), factor)
+            factor = self.section.factors.get(factor_id(alike[0]), 1.0)
+        return [predict(work._replace(dependent=config.dependent_launch),
+                        self._rates_of(config, name, work), factor) for config in alike]
 
-    def _rates_of(self, config: KernelConfig, work: Work) -> Rates:
-        key = (class_of(config), config.dependent_launch, work.store, work.loads_a,
-               work.loads_b, work.pads)
+    def _rates_of(self, config: KernelConfig, name: str, work: Work) -> Rates:
+        key = (name, config.dependent_launch, work.store, work.loads_a, work.loads_b, work.pads)
         found = self._rates.get(key)
         if found is None:
             constants = self.section.constants if self.section is not None else {}
-            values = (constants.get(owner, {}).get(name)
-                      or usual((owner, name), config, self._device, self._unit)
-                      for owner, name in keys_of(config, work))
+            values = (constants.get(owner, {}).get(constant)
+                      or usual((owner, constant), config, self._device, self._unit)
+                      for owner, constant in keys_of(config, work))
             found = Rates(*(v * s for v, s in zip(values, self._scale, strict=True)))
             self._rates[key] = found
         return found

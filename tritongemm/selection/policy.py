@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
@@ -88,7 +88,8 @@ def choose(problem: GemmProblem, device: DeviceSpec) -> Choice:
 
 
 def by_model(problem: GemmProblem, device: DeviceSpec) -> Choice | None:
-    """The legal config of the shipped spaces with the least predicted time, ties by its id.
+    """The legal config of the shipped spaces with the least predicted time, ties by the spaces'
+    order.
 
     None where no calibration of ``device`` holds problems of this kind, or none of the config
     classes that it measured is legal.
@@ -96,11 +97,14 @@ def by_model(problem: GemmProblem, device: DeviceSpec) -> Choice | None:
     model = model_for(problem, device)
     if model.section is None or problem.batch * problem.m * problem.n * problem.k == 0:
         return None
-    predicted = sorted(
-        (model.estimate(problem, config).total_us, order, config)
-        for first, group in _groups(str(config_root()), problem.dtype_a, model)
-        if not _refused(problem, first, device) for order, config in group)
-    for total_us, _, config in predicted:  # few are asked: the first legal one is the choice
+    predicted = []
+    for first, group in _groups(str(config_root()), problem.dtype_a, model):
+        if not _refused(problem, first, device):
+            for alike in group:
+                predicted += [(e.total_us, config) for e, config
+                              in zip(model.estimates(problem, alike), alike, strict=True)]
+    predicted.sort(key=lambda x: x[0])
+    for total_us, config in predicted:  # few are asked: the first legal one is the choice
         if violation(problem, config, device) is None:
             note = (f"predicted {total_us:.2f} us, calibrated by {model.section.results} timings "
                     f"of {model.section.problems} problems")
@@ -108,20 +112,24 @@ def by_model(problem: GemmProblem, device: DeviceSpec) -> Choice | None:
     return None
 
 
-Group = tuple[KernelConfig, tuple[tuple[int, KernelConfig], ...]]
+Alike = tuple[KernelConfig, ...]
 
 
 @functools.lru_cache(maxsize=16)
-def _groups(root: str, dtype: str, model: Model) -> tuple[Group, ...]:
-    """The shipped configs that ``model`` knows, numbered in the order of their ids, in groups
-    that :data:`_ASKED_ONCE` treats alike; each with the member least likely to be refused."""
-    groups: dict[tuple, list[tuple[int, KernelConfig]]] = {}
-    known = sorted((c for c in _shipped_configs(root, dtype) if model.knows(c)),
-                   key=lambda c: c.config_id)
-    for order, config in enumerate(known):
+def _groups(root: str, dtype: str, model: Model) -> tuple[tuple[KernelConfig, tuple[Alike, ...]],
+                                                          ...]:
+    """The shipped configs that ``model`` knows, those together that differ in dependent launch
+    alone, in groups that :data:`_ASKED_ONCE` treats alike; before each group the member that is
+    least likely to be refused."""
+    pairs: dict[KernelConfig, list[KernelConfig]] = {}
+    for config in _shipped_configs(root, dtype):
+        if model.knows(config):
+            pairs.setdefault(replace(config, dependent_launch=0), []).append(config)
+    groups: dict[tuple, list[Alike]] = {}
+    for config, alike in pairs.items():
         key = (config.kernel, config.swap_ab, config.pad_operands)
-        groups.setdefault(key, []).append((order, config))
-    return tuple((min((c for _, c in group), key=lambda c: c.split_k), tuple(group))
+        groups.setdefault(key, []).append(tuple(alike))
+    return tuple((min((alike[0] for alike in group), key=lambda c: c.split_k), tuple(group))
                  for group in groups.values())
 
 
