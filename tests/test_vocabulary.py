@@ -1,0 +1,275 @@
+"""Problem, config, device, settings and the public names: what they hold and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tritongemm
+from tritongemm import settings
+from tritongemm.config import DEFAULTS, PARAMETERS, KernelConfig
+from tritongemm.device import (
+    DeviceSpec,
+    device_named,
+    known_devices,
+    read_device,
+    representative,
+    slug_of,
+)
+from tritongemm.errors import (
+    ConfigError,
+    DataFileError,
+    DeviceError,
+    ProblemError,
+    TritonGemmError,
+    UsageError,
+)
+from tritongemm.problem import LAYOUTS, GemmProblem, alignment, dtype_of
+
+# --- problem ---------------------------------------------------------------------------------
+
+PROBLEM = GemmProblem.contiguous(96, 40, 24, layout="nt", batch=2)
+
+
+def test_a_problem_counts_operations_and_compulsory_bytes():
+    assert PROBLEM.flops() == 2 * 2 * 96 * 40 * 24
+    assert PROBLEM.bytes() == 2 * 2 * (96 * 24 + 24 * 40 + 96 * 40)
+    assert replace(PROBLEM, dtype_out="fp32").bytes() - PROBLEM.bytes() == 2 * 2 * 96 * 40
+
+
+@pytest.mark.parametrize(("problem", "words"), [
+    (GemmProblem(1, 2, 3), "1x2x3 bf16 nn"), (PROBLEM, "2x96x40x24 bf16 nt"),
+    (GemmProblem.contiguous(1, 2, 3, dtype="fp32", precision="tf32"), "1x2x3 fp32 nn tf32"),
+    (replace(PROBLEM, dtype_out="fp32", epilogue="relu"), "2x96x40x24 bf16>fp32 nt relu")],
+    ids=lambda v: v if isinstance(v, str) else "")
+def test_a_problem_reads_as_one_line(problem, words):
+    assert str(problem) == words
+
+
+@pytest.mark.parametrize(("layout", "leads"), [
+    ("nn", (24, 40)), ("nt", (24, 24)), ("tn", (96, 40)), ("tt", (96, 24))])
+def test_the_leading_dimensions_follow_the_layout(layout, leads):
+    assert replace(PROBLEM, layout=layout).leading_dimensions() == leads
+
+
+def test_unit_and_op_name_what_bounds_it_and_its_tables():
+    assert (PROBLEM.unit, PROBLEM.op) == ("bf16", "bmm")
+    one = GemmProblem.contiguous(8, 8, 8, dtype="fp32", precision="tf32")
+    assert (one.unit, one.op) == ("tf32", "mm")
+
+
+@pytest.mark.parametrize(("changes", "says"), [
+    ({"m": -1}, "m=-1 is outside 0 to 2147483647"), ({"k": 2**31}, "k=2147483648 is outside"),
+    ({"n": 2.0}, "n=2.0 is not an integer"), ({"batch": True}, "batch=True is not an integer"),
+    ({"m": "8"}, "m='8' is not an integer"), ({"dtype_a": "int8"}, "dtype 'int8' is not known"),
+    ({"dtype_out": None}, "dtype None"), ({"dtype_b": ["bf16"]}, "not known; use one of bf16"),
+    ({"layout": "cn"}, "layout 'cn' is not known; use one of nn, nt, tn, tt"),
+    ({"precision": "highest"}, "precision 'highest'"), ({"precision": "tf32"}, "for fp32"),
+    ({"align_a": 3}, "align_a=3 is not 1, 2, 4, 8 or 16"), ({"align_c": 32}, "align_c=32")],
+    ids=str)
+def test_a_problem_that_cannot_exist_is_refused(changes, says):
+    with pytest.raises(ProblemError, match=says):
+        replace(GemmProblem(8, 8, 8), **changes)
+
+
+@given(st.integers(0, 2**40))
+def test_alignment_divides_and_is_the_most_up_to_16_bytes(value):
+    found = alignment(value)
+    assert value % found == 0 and found in (1, 2, 4, 8, 16)
+    assert found == 16 or value % (2 * found)
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 5000), st.sampled_from(LAYOUTS),
+       st.sampled_from(("bf16", "fp16", "fp32")))
+def test_alignment_of_fresh_operands_follows_the_extents(m, n, k, layout, dtype):
+    problem = GemmProblem.contiguous(m, n, k, layout=layout, dtype=dtype)
+    size = dtype_of(dtype).itemsize
+    for lead, found in zip((*problem.leading_dimensions(), n),
+                           (problem.align_a, problem.align_b, problem.align_c), strict=True):
+        assert lead * size % found == 0 and (found == 16 or lead * size % (2 * found))
+
+
+def test_problems_and_configs_are_values():
+    config = KernelConfig("tiled", 64, 64, 32)
+    for one, name in ((PROBLEM, "m"), (config, "block_m")):
+        assert pickle.loads(pickle.dumps(one)) == one and len({one, replace(one)}) == 1
+        with pytest.raises(FrozenInstanceError):
+            setattr(one, name, 1)
+
+
+# --- config ----------------------------------------------------------------------------------
+
+VALUES = {name: st.integers(0 if DEFAULTS.get(name) == 0 else 1, 300) for name in PARAMETERS}
+CONFIGS = st.builds(KernelConfig, st.sampled_from(("tiled", "persistent_tma")), **VALUES)
+
+
+@given(CONFIGS)
+def test_a_config_survives_json_and_names_only_what_is_not_default(config):
+    found = json.loads(json.dumps(config.to_json()))
+    assert KernelConfig.from_json(config.kernel, found) == config
+    assert all(DEFAULTS.get(name) != value for name, value in found.items())
+
+
+@given(CONFIGS, CONFIGS)
+def test_equal_ids_are_equal_configs(one, other):
+    assert (one.config_id == other.config_id) == (one == other)
+    assert one.config_id.replace("_", "").isalnum()
+
+
+def test_ids_are_short_and_readable():
+    assert KernelConfig("tiled", 128, 256, 64, 8, 3).config_id == "tiled_128x256x64_w8_s3_g8"
+    assert KernelConfig("tiled", 16, 32, 64, split_k=4).config_id.endswith("_w4_s2_g8_k4")
+
+
+@pytest.mark.parametrize(("values", "says"), [
+    ({"block_m": 0}, "block_m=0 is outside 1 to 65536"), ({"block_m": 65537}, "outside 1 to"),
+    ({"num_warps": -4}, "num_warps=-4"), ({"num_stages": 2.0}, "num_stages=2.0 is not an int"),
+    ({"split_k": True}, "split_k=True"), ({"block_k": "64"}, "block_k='64'"),
+    ({"nonsense": 1, "block_x": 1}, "unknown parameter block_x, nonsense; known: "),
+    ({"block_m": None}, "block_m=None")], ids=str)
+def test_a_malformed_config_is_refused(values, says):
+    with pytest.raises(ConfigError, match=says):
+        KernelConfig.from_json("tiled", {"block_m": 64, "block_n": 64, "block_k": 32, **values})
+
+
+@pytest.mark.parametrize(("kernel", "values", "says"), [
+    ("tiled", {"block_m": 64}, "parameter block_k, block_n is missing"),
+    ("tiled", [64, 64, 32], "config is a list, not an object"),
+    ("", {"block_m": 64, "block_n": 64, "block_k": 32}, "kernel=''"),
+    (None, {"block_m": 64, "block_n": 64, "block_k": 32}, "kernel=None")], ids=str)
+def test_what_is_no_config_is_refused(kernel, values, says):
+    with pytest.raises(ConfigError, match=says):
+        KernelConfig.from_json(kernel, values)
+
+
+# --- device ----------------------------------------------------------------------------------
+
+
+def test_every_shipped_device_has_peaks_with_a_source():
+    assert {80, 89, 90, 100} <= {device.arch for device in known_devices().values()}
+    for slug, device in known_devices().items():
+        assert slug == device.slug == slug_of(device.name) and device.sm == f"sm_{device.arch}"
+        assert device.memory_gbps > 0 and set(device.peak_tflops) >= {"bf16", "fp16", "fp32"}
+        assert device.sources and all(device.sources.values())
+        assert device.shared_bytes_per_block < device.shared_bytes_per_sm
+
+
+@pytest.mark.parametrize("arch", (80, 89, 90, 100))
+def test_each_architecture_has_a_representative(arch):
+    assert representative(arch).arch == arch
+
+
+@pytest.mark.parametrize(("call", "says"), [
+    (lambda: representative(75), "no device of sm_75 .* known: sm_80, sm_89, sm_90"),
+    (lambda: device_named("nvidia-h900"), "nvidia-h900.*nvidia-h200")])
+def test_an_unknown_device_lists_the_known_ones(call, says):
+    with pytest.raises(DeviceError, match=says):
+        call()
+
+
+GOOD = {"name": "NVIDIA X1", "arch": 90, "num_sms": 10, "shared_bytes_per_block": 1000,
+        "shared_bytes_per_sm": 2000, "registers_per_sm": 65536, "l2_bytes": 1000}
+
+
+@pytest.mark.parametrize(("content", "says"), [
+    ("{", "is not JSON"), ("[]", "must be an object with a name"), ("", "is not JSON"),
+    (json.dumps({**GOOD, "name": 3}), "field 'name'"),
+    (json.dumps({**GOOD, "arch": "90"}), "field 'arch'.*not a positive integer"),
+    (json.dumps({**GOOD, "num_sms": 0}), "field 'num_sms'"),
+    (json.dumps({**GOOD, "l2_bytes": True}), "field 'l2_bytes'"),
+    (json.dumps({k: v for k, v in GOOD.items() if k != "l2_bytes"}), "field 'l2_bytes'"),
+    (json.dumps({**GOOD, "wheels": 4}), "field 'wheels'.*unknown field"),
+    (b"\xff\xfe{", "is not JSON")], ids=str)
+def test_a_bad_device_file_is_one_error(tmp_path, content, says):
+    path = tmp_path / "nvidia-x1.json"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(DataFileError, match=f"nvidia-x1.json.*{says}"):
+        read_device(path)
+
+
+def test_a_good_device_file_needs_no_peaks(tmp_path):
+    path = tmp_path / "nvidia-x1.json"
+    path.write_text(json.dumps(GOOD))
+    found = read_device(path)
+    assert isinstance(found, DeviceSpec) and found.peak_tflops == {} and found.slug == "nvidia-x1"
+    path.unlink()
+    with pytest.raises(DataFileError, match="cannot be read"):
+        read_device(path)
+
+
+# --- settings --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "text", "field", "value"), [
+    ("TRITONGEMM_DISABLE", "1", "disable", True), ("TRITONGEMM_DISABLE", "off", "disable", False),
+    ("TRITONGEMM_STRICT", "YES", "strict", True), ("TRITONGEMM_LOG", "Info", "log", "info"),
+    ("TRITONGEMM_PLAN_CACHE_SIZE", "7", "plan_cache_size", 7)], ids=str)
+def test_a_variable_is_parsed(monkeypatch, name, text, field, value):
+    monkeypatch.setenv(name, text)
+    assert getattr(settings.reload(), field) == value
+
+
+@pytest.mark.parametrize(("name", "text"), [
+    ("TRITONGEMM_DISABLE", "maybe"), ("TRITONGEMM_LOG", "loud"),
+    ("TRITONGEMM_PLAN_CACHE_SIZE", "0"), ("TRITONGEMM_PLAN_CACHE_SIZE", "many")], ids=str)
+def test_a_variable_that_cannot_be_parsed_names_itself_and_the_choices(monkeypatch, name, text):
+    monkeypatch.setenv(name, text)
+    with pytest.raises(UsageError, match=f"{name}='{text}'.*use"):
+        settings.reload()
+
+
+def test_every_variable_has_a_field_and_a_meaning():
+    assert {v.field for v in settings.VARIABLES} == set(settings.Settings.__dataclass_fields__)
+    assert all(len(v.meaning) > 10 for v in settings.VARIABLES)
+
+
+def test_settings_inside_a_block_end_with_it():
+    before = settings.current()
+    with pytest.raises(RuntimeError), settings.override(disable=True):
+        assert settings.current().disable
+        raise RuntimeError
+    assert settings.current() == before
+    with pytest.raises(UsageError, match="no setting is named nonsense"), settings.override(
+            nonsense=1):
+        pass
+
+
+def test_a_config_folder_that_is_none_is_said(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITONGEMM_CONFIG_DIR", str(tmp_path / "nowhere"))
+    settings.reload()
+    with pytest.raises(UsageError, match="TRITONGEMM_CONFIG_DIR=.*nowhere is not a folder"):
+        settings.config_root()
+
+
+def test_the_cache_folder_is_the_one_asked_for_or_the_users(monkeypatch, tmp_path):
+    with settings.override(cache_dir=tmp_path):
+        assert settings.cache_root() == tmp_path
+    with settings.override(cache_dir=None):
+        assert settings.cache_root().name == "tritongemm"
+
+
+# --- public names and errors -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", tritongemm.__all__)
+def test_every_public_name_is_there(name):
+    if name in ("matmul", "explain", "tune"):
+        pytest.importorskip("torch")
+    assert getattr(tritongemm, name) is not None and name in dir(tritongemm)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="'tritongemm' has no attribute 'matmull'"):
+        _ = tritongemm.matmull
+
+
+def test_an_error_about_a_file_crosses_processes_whole():
+    error = DataFileError("a.csv", "is bad", row=3, field="m")
+    again = pickle.loads(pickle.dumps(error))
+    assert str(again) == str(error) == "a.csv, row 3, field 'm': is bad"
+    assert isinstance(again, TritonGemmError) and (again.row, again.field) == (3, "m")
