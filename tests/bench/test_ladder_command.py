@@ -97,3 +97,83 @@ def test_drawings_and_their_arithmetic_go_to_a_folder_and_a_page(tmp_path):
     assert main(["ladder", "--draw", str(tmp_path / "d"), "--markdown", str(page)]) == 0
     assert len(list((tmp_path / "d").glob("*.svg"))) == 30
     assert "| warp_tiled_async |" in page.read_text().replace("\\", "")
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """The command as on a GPU: rows and counters are made up, everything else is real."""
+    from tritongemm.bench import counters, ladder_run
+    from tritongemm.device import device_named
+    from tritongemm.records.rows import append_rows, derive, problem_columns
+
+    device = device_named("nvidia-h200")
+
+    def climb(plan, progress):
+        for one in plan.climbs:
+            for size in one.sizes:
+                for text in ("torch", *one.rungs):
+                    dtype = "fp32" if text == "torch" else plan.dtype_of(text)
+                    row = {"run_id": "20261121T052300Z-1a2b3c", "device": device.slug,
+                           "timestamp_utc": "2026-11-21T05:23:00Z", "tags": plan.tags,
+                           "suite": "ladder", "provider": text, "status": "ok",
+                           "time_us_p50": 100.0, "ratio_vs_torch": 0.5, "registers": 32,
+                           **problem_columns(plan.problem(size, dtype))}
+                    append_rows(plan.out, [derive(row, unit_peak_tflops=67, memory_gbps=4800)])
+
+    def profile(problem, kernel, ncu):
+        return [counters.Counters("pad", "(1, 1, 1)", "(256, 1, 1)", {"duration_ns": 1.0}),
+                counters.Counters(kernel, "(8, 8, 1)", "(256, 1, 1)", {
+                    "duration_ns": 50.0, "memory_pct": 77.5, "dram_pct": 3.25,
+                    "stall_barrier": 2.0})]
+
+    monkeypatch.setattr(ladder_run, "climb", climb)
+    monkeypatch.setattr(counters, "find_ncu", lambda: "ncu")
+    monkeypatch.setattr(counters, "profile", profile)
+    monkeypatch.setattr("tritongemm.device.current_device", lambda: device)
+
+
+def page_of(tmp_path, *markers):
+    page = tmp_path / "page.md"
+    page.write_text("".join(f"<!-- tritongemm:{m} -->\n<!-- /tritongemm:{m} -->\n"
+                            for m in markers))
+    return page
+
+
+def test_profile_adds_the_counters_of_the_main_launch(measured, tmp_path, capsys):
+    out = tmp_path / "l.csv"
+    assert main(["ladder", "--device", "cuda", "--size", "64", "--rungs", "padded,triton_tiled",
+                 "--profile", "--no-pictures", "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "77.5" in said and "barrier 2.0" in said
+    assert len((tmp_path / "l.counters.jsonl").read_text().splitlines()) == 4
+
+
+def test_every_experiment_fills_its_place_in_the_page(measured, tmp_path, capsys):
+    from pathlib import Path
+
+    from tritongemm.bench.experiments import EXPERIMENTS
+
+    teaching = (Path(__file__).resolve().parents[2] / "perf" / "LADDER.md").read_text()
+    for name in EXPERIMENTS:
+        page = page_of(tmp_path, f"ladder-{name}")
+        assert f"<!-- tritongemm:ladder-{name} -->" in teaching
+        assert main(["ladder", "--device", "cuda", "--experiment", name, "--no-pictures",
+                     "--profile", "--out", str(tmp_path / f"{name}.csv"), "--markdown",
+                     str(page)]) == 0
+        assert page.read_text().count("| 100 us |") >= len(EXPERIMENTS[name].steps)
+    said = capsys.readouterr().out
+    assert "471.78 us" in said and "floor of" in said and "77.5" in said
+
+
+def test_ablation_fills_its_place_in_the_page(measured, tmp_path):
+    page = page_of(tmp_path, "ladder-ablation")
+    assert main(["ladder", "--device", "cuda", "--ablate", "--size", "512", "--no-pictures",
+                 "--out", str(tmp_path / "a.csv"), "--markdown", str(page)]) == 0
+    assert "without vectorised loads" in page.read_text() and "1.00x" in page.read_text()
+
+
+def test_tuned_asks_the_table_of_every_sweepable_rung(measured, tmp_path):
+    out = tmp_path / "t.csv"
+    assert main(["ladder", "--device", "cuda", "--size", "64", "--rungs", "naive,warp_tiled",
+                 "--tuned", "--no-pictures", "--out", str(out)]) == 0
+    assert {r["provider"] for r in read_rows(out)} == {"torch", "naive", "warp_tiled+tuned"}

@@ -105,20 +105,23 @@ def test_an_empty_result_is_refused():
     assert RUNG_SPECS["triton_tiled"].supports(one, H200).rule == "empty"
 
 
-@pytest.mark.slow
 def test_a_128_bit_load_appears_with_the_hints():
     wide = re.compile(r"cp\.async\.\w+\.shared\.global.*0x10|ld\.global\.v4")
     assert not wide.search(ptx_of("triton_tiled"))
     assert wide.search(ptx_of("triton_vectorized"))
 
 
-@pytest.mark.slow
 def test_stages_are_the_second_buffer():
     assert "cp.async" not in ptx_of("triton_vectorized", num_stages=1)
     assert "cp.async.wait_group" in ptx_of("triton_pipelined", num_stages=3)
 
 
-@pytest.mark.slow
 def test_naive_has_no_matrix_instruction_and_tiled_has():
     assert not re.search(r"wgmma|mma\.sync", ptx_of("triton_naive"))
     assert re.search(r"wgmma|mma\.sync", ptx_of("triton_tiled"))
+
+
+@pytest.mark.parametrize("name", ["triton_persistent", "triton_stream_k"])
+def test_a_loop_around_the_k_loop_does_not_cost_the_pipeline(name):
+    ptx = ptx_of(name)
+    assert "cp.async.wait_group" in ptx and "wgmma.mma_async" in ptx
