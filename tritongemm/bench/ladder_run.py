@@ -117,7 +117,7 @@ def rows_of(plan: LadderPlan) -> list[Row]:
     found: dict[tuple, Row] = {}
     for row in read_rows(plan.out):
         key = ((row["m"], row["n"], row["k"]), row["dtype_a"], row["provider"])
-        if row["suite"] == SUITE and row["tags"] in (plan.tags, None) and key in wanted:
+        if row["suite"] == SUITE and (row["tags"] or "") == plan.tags and key in wanted:
             found[key] = row
     return list(found.values())
 
