@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
-from tritongemm.measure.graph import MIN_REPLAY_US, Events, gc_paused, measuring_stream
+from tritongemm.measure.graph import MIN_REPLAY_US, Events, measuring_stream
+from tritongemm.measure.host import gc_paused
 
 #: The driver queues about a thousand launches; a call may be several.
 _MOST_CALLS = 200

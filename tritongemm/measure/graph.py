@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
 
 from tritongemm.errors import TritonGemmError
+from tritongemm.measure.host import gc_paused
 
 #: One replay lasts this long at least: event cost and the gap between graphs are under 1 % of it.
 MIN_REPLAY_US = 300.0
@@ -49,18 +49,6 @@ class CapturedCalls:
 def measuring_stream(index: int) -> torch.cuda.Stream:
     """The stream on which everything of device ``index`` is warmed, captured and replayed."""
     return torch.cuda.Stream(device=index)
-
-
-@contextlib.contextmanager
-def gc_paused() -> Iterator[None]:
-    """No collection inside the block: it could free device memory while a capture is on."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 class Events:

@@ -56,7 +56,7 @@ class HostTimer:
         if while_busy is not None:
             while_busy()
         times = []
-        with quiet():
+        with gc_paused():
             for item in order:
                 count = len(item.functions)
                 todo = [item.functions[(item.position + i) % count] for i in range(item.calls)]
@@ -78,8 +78,9 @@ class HostTimer:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """No garbage collection inside the block."""
+def gc_paused() -> Iterator[None]:
+    """No garbage collection inside the block: on a GPU it could also free memory under a
+    capture."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -124,7 +125,7 @@ def host_time_us(callables: Mapping[str, Callable[[], object]], *, blocks: int =
     names = list(callables)
     rng = np.random.default_rng(seed)
     times: dict[str, list[float]] = {name: [] for name in names}
-    with pinned(), quiet():
+    with pinned(), gc_paused():
         for name in names:
             with contexts.get(name, contextlib.nullcontext)():
                 for _ in range(10):
