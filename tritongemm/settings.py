@@ -69,8 +69,6 @@ VARIABLES: tuple[Variable, ...] = (
              "log level; info logs each new choice once (problem, kernel, config, source)"),
     Variable("profile", "TRITONGEMM_PROFILE", "0", _flag,
              "wrap each launch in a profiler range that names the problem and the config"),
-    Variable("autotune", "TRITONGEMM_AUTOTUNE", "0", _flag,
-             "measure the best few configs of a new problem at its first call"),
     Variable("plan_cache_size", "TRITONGEMM_PLAN_CACHE_SIZE", "4096", _count,
              "plans kept in memory (least recently used are dropped)"),
     Variable("interpret", "TRITON_INTERPRET", "0", _flag,
@@ -88,7 +86,6 @@ class Settings:
     strict: bool
     log: str
     profile: bool
-    autotune: bool
     plan_cache_size: int
     interpret: bool
 

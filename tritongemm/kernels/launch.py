@@ -80,18 +80,20 @@ class Scalar:
     """An integer argument.
 
     ``divisor`` is what the compiler may assume divides it (a power of two up to 16); ``fold``:
-    a value of 1 becomes a constant, as for the inner stride of an operand.
+    a value of 1 becomes a constant, as for the inner stride of an operand; ``wide``: 64 bits
+    although the value needs fewer, because products with it need them.
     """
 
     name: str
     value: int
     divisor: int = 1
     fold: bool = False
+    wide: bool = False
 
     @property
     def type(self) -> str:
         """``i32``, or ``i64`` where the value needs it."""
-        return "i32" if self.value < 2**31 else "i64"
+        return "i32" if self.value < 2**31 and not self.wide else "i64"
 
     @property
     def folded(self) -> bool:

@@ -97,7 +97,8 @@ def pad_operands(problem: GemmProblem, config: KernelConfig, geometry: Geometry,
             Scalar(f"rows_{x}", rows), Scalar(f"cols_{x}", cols, divisor_of(cols, 16)),
             Scalar(f"batch_{x}", batch_stride, divisor_of(batch_stride, unit)),
             Scalar(f"outer_{x}", outer, divisor_of(outer, unit)),
-            Scalar(f"inner_{x}", inner, fold=True), Scalar(f"lead_{x}", lead, 16)]
+            Scalar(f"inner_{x}", inner, fold=True, wide=cols * inner >= 2**31),
+            Scalar(f"lead_{x}", lead, 16)]
     arguments += [Scalar("blocks_a", blocks[0]), Scalar("batches", problem.batch)]
     launch = Launch(
         "tritongemm.kernels.device.pad", "pad_operands", tuple(arguments),

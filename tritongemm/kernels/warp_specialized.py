@@ -226,7 +226,8 @@ def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
             block_n *= 2
         units = -(-problem.n // 64) * problem.batch
         split = 1
-        while units * split * 2 <= 2 * device.num_sms and problem.k >= 512 * split:
+        while (split < 32 and units * split * 2 <= 2 * device.num_sms
+               and problem.k >= 512 * split):
             split *= 2
         config = KernelConfig("warp_specialized", 64, block_n, 64, num_warps=4, num_stages=8,
                               group_m=8, split_k=split, swap_ab=1)
