@@ -17,13 +17,14 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = "test,report,cpu"
+EXTRAS = "test,report,cpu,cuda13"
 #: Distribution -> module, for what pip adds where torch and triton are there already.
 NEEDED = {"pandas": "pandas", "numpy": "numpy", "filelock": "filelock",
           "platformdirs": "platformdirs", "rich": "rich", "pytest": "pytest"}
 #: What uses these skips or says so where they are missing.
 USEFUL = {"hypothesis": "hypothesis", "matplotlib": "matplotlib", "plotly": "plotly",
-          "nvidia-ml-py": "pynvml", "numba": "numba", "ruff": "ruff", "mypy": "mypy",
+          "nvidia-ml-py": "pynvml", "numba": "numba", "cuda-core": "cuda.core",
+          "cuda-bindings": "cuda.bindings", "ruff": "ruff", "mypy": "mypy",
           "setuptools": "setuptools"}
 
 
