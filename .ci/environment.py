@@ -23,8 +23,7 @@ NEEDED = {"pandas": "pandas", "numpy": "numpy", "filelock": "filelock",
           "platformdirs": "platformdirs", "rich": "rich", "pytest": "pytest"}
 #: What uses these skips or says so where they are missing.
 USEFUL = {"hypothesis": "hypothesis", "matplotlib": "matplotlib", "plotly": "plotly",
-          "nvidia-ml-py": "pynvml", "numba": "numba", "cuda-core": "cuda.core",
-          "cuda-bindings": "cuda.bindings", "ruff": "ruff", "mypy": "mypy",
+          "nvidia-ml-py": "pynvml", "numba": "numba", "ruff": "ruff", "mypy": "mypy",
           "setuptools": "setuptools"}
 
 
