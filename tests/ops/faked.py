@@ -19,6 +19,7 @@ class FakePlans:
     def __init__(self) -> None:
         self.made: list = []
         self.error: Exception | None = None
+        self.launch_error: Exception | None = None
 
     def __call__(self, problem, config, device, geometry, where):
         self.made.append((problem, geometry))
@@ -26,6 +27,8 @@ class FakePlans:
             raise copy.copy(self.error)  # raised again, one would gather tracebacks
 
         def plan(a, b, c):
+            if self.launch_error is not None:
+                raise copy.copy(self.launch_error)
             torch.matmul(a, b, out=c)
         return plan
 

@@ -228,6 +228,30 @@ def test_a_plan_that_cannot_be_made_is_a_warning_once_and_then_torch(error, plan
         tg.matmul(a, b, strict=True)
 
 
+def test_a_refused_launch_is_a_warning_once_and_then_torch_for_good(plans, logged):
+    plans.launch_error = LaunchError("encoding the tensor map b_desc: CUDA error 1")
+    a, b = pair()
+    out = torch.full((5, 3), float("nan"))
+    for _ in range(3):
+        assert torch.equal(tg.matmul(a, b), a @ b)
+        assert tg.matmul(a, b, out=out) is out and torch.equal(out, a @ b)
+    assert len([line for _, line in logged.said if "tensor map b_desc" in line]) == len(plans.made)
+    plans.launch_error = None
+    with pytest.raises(UnsupportedError, match="tensor map b_desc"):
+        tg.matmul(a, b, strict=True)
+
+
+def test_scratch_that_does_not_fit_goes_to_torch_this_time_only(plans, logged):
+    plans.launch_error = torch.OutOfMemoryError("no 64 MiB")
+    a, b = pair()
+    assert torch.equal(tg.matmul(a, b), a @ b)
+    with pytest.raises(UnsupportedError, match="no memory for the scratch"):
+        tg.matmul(a, b, strict=True)
+    plans.launch_error = None
+    assert torch.equal(tg.matmul(a, b, strict=True), a @ b)
+    assert len(plans.made) == 1 and not logged.said
+
+
 def test_a_damaged_table_is_a_warning_and_then_torch(plans, monkeypatch, logged):
     def damaged(*_):
         raise DataFileError("mm-fp32.json", "is not JSON", row=3)

@@ -6,12 +6,13 @@ import functools
 import logging
 import threading
 from collections import OrderedDict
+from typing import NamedTuple
 
 import torch
 
 from tritongemm import settings
 from tritongemm.device import DeviceSpec, cuda_device, interpreter_device
-from tritongemm.errors import TritonGemmError, UnsupportedError
+from tritongemm.errors import LaunchError, TritonGemmError, UnsupportedError
 from tritongemm.kernels.launch import Geometry
 from tritongemm.ops.plan import InterpretedPlan, Plan, geometry_of, make_plan, strides_of
 from tritongemm.problem import GemmProblem, alignment
@@ -40,18 +41,11 @@ def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None,
         UnsupportedError: only when strict. Whatever torch raises for wrong arguments.
     """
     try:
-        plan, x, y, shape = _prepare(a, b, out)
+        return _run(_prepare(a, b, out), a, out)
     except Declined as reason:
         if strict or settings.current().strict:
             raise UnsupportedError(f"tritongemm.matmul would call torch: {reason}") from None
         return torch.matmul(a, b) if out is None else torch.matmul(a, b, out=out)
-    result = torch.empty(shape, dtype=a.dtype, device=a.device) if out is None else out
-    if isinstance(plan, Plan) and a.device.index != torch.cuda.current_device():
-        with torch.cuda.device(a.device):
-            plan(x, y, _matrices(result, x))
-    else:
-        plan(x, y, _matrices(result, x))
-    return result
 
 
 def problem_of(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> GemmProblem:
@@ -181,9 +175,7 @@ class _Plans:
         self._lock = threading.Lock()
         self._building = threading.Lock()
 
-    def get(self, problem: GemmProblem, geometry: Geometry,
-            where: torch.device) -> Plan | InterpretedPlan:
-        key = (problem, geometry, where)
+    def get(self, key: tuple[GemmProblem, Geometry, torch.device]) -> Plan | InterpretedPlan:
         with self._lock:
             plan = self._plans.get(key)
             if plan is not None:
@@ -192,11 +184,17 @@ class _Plans:
             with self._building:  # one compile at a time; a second thread finds it made
                 plan = self._plans.get(key)
                 if plan is None:
-                    plan = _make(problem, geometry, where)
+                    plan = _make(*key)
                     self._keep(key, plan)
         if isinstance(plan, Declined):  # one of its own: a traceback would keep operands alive
             raise Declined(*plan.args)
         return plan
+
+    def decline(self, key: tuple, reason: str) -> Declined:
+        """From now on ``key`` goes to torch; says so once."""
+        _warn(key[0], reason)
+        self._keep(key, Declined(reason))
+        return Declined(reason)
 
     def _keep(self, key: tuple, plan: Plan | InterpretedPlan | Declined) -> None:
         with self._lock:
@@ -237,10 +235,14 @@ def _make(problem: GemmProblem, geometry: Geometry,
         return Declined(str(error))
     except TritonGemmError as error:  # no compiler, no driver, a damaged table: torch still works
         reason = str(error)  # a kept log record must not keep the error's frames
-        log.warning("tritongemm: %s goes to torch: %s", problem, reason)
+        _warn(problem, reason)
         return Declined(reason)
     _say(str(problem), device.slug, str(choice.config), choice.source, choice.note)
     return plan
+
+
+def _warn(problem: GemmProblem, reason: str) -> None:
+    log.warning("tritongemm: %s goes to torch: %s", problem, reason)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -249,9 +251,18 @@ def _say(problem: str, device: str, config: str, source: str, note: str) -> None
     log.info("tritongemm: %s -> %s (%s; %s)", problem, config, source, note)
 
 
-def _prepare(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None
-             ) -> tuple[Plan | InterpretedPlan, torch.Tensor, torch.Tensor, tuple[int, ...]]:
-    """The plan, its operands and the shape of the result. Raises Declined."""
+class _Call(NamedTuple):
+    """A plan with its key, its operands as it takes them, and the shape of the result."""
+
+    plan: Plan | InterpretedPlan
+    key: tuple
+    x: torch.Tensor
+    y: torch.Tensor
+    shape: tuple[int, ...]
+
+
+def _prepare(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> _Call:
+    """The call's plan and what it takes. Raises Declined."""
     if settings.current().disable:
         raise Declined("TRITONGEMM_DISABLE is set")
     x, y = _operands(a, b)
@@ -267,7 +278,26 @@ def _prepare(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None
         geometry = Geometry(*strides_of(x), *strides_of(y), *strides_c)
     else:
         geometry = geometry_of(x, y, _matrices(out, x))
-    return _plans.get(problem, geometry, a.device), x, y, shape
+    key = (problem, geometry, a.device)
+    return _Call(_plans.get(key), key, x, y, shape)
+
+
+def _run(call: _Call, a: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    """Launches. Raises Declined where the driver refuses the launch, for good, or where scratch
+    does not fit, this time: torch then writes the result."""
+    result = torch.empty(call.shape, dtype=a.dtype, device=a.device) if out is None else out
+    target = _matrices(result, call.x)
+    try:
+        if isinstance(call.plan, Plan) and a.device.index != torch.cuda.current_device():
+            with torch.cuda.device(a.device):
+                call.plan(call.x, call.y, target)
+        else:
+            call.plan(call.x, call.y, target)
+    except LaunchError as error:
+        raise _plans.decline(call.key, str(error)) from None
+    except torch.OutOfMemoryError:
+        raise Declined("there is no memory for the scratch of this call") from None
+    return result
 
 
 def _result_shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
@@ -311,4 +341,4 @@ def configure_logging() -> None:
 
 configure_logging()
 
-__all__ = ["TritonGemmError", "clear_plans", "matmul", "problem_of"]
+__all__ = ["clear_plans", "matmul", "problem_of"]
