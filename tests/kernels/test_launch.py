@@ -14,6 +14,7 @@ from tritongemm.device import representative
 from tritongemm.kernels import SPECS, violation
 from tritongemm.kernels.compile import binary_key, launches_of
 from tritongemm.kernels.driver import _fields
+from tritongemm.kernels.ladder import RUNG_SPECS
 from tritongemm.kernels.launch import Descriptor, Geometry, Pointer, Scalar, divisor_of
 from tritongemm.kernels.padding import pad_operands, padded_bytes
 from tritongemm.kernels.symbol import symbol_of
@@ -237,6 +238,19 @@ def test_a_symbol_is_a_name_in_c_and_holds_the_config(name):
     assert all(re.fullmatch(r"tritongemm_\w+", launch.symbol) for launch in launches)
     assert CONFIGS[name].config_id in "".join(launch.symbol for launch in launches)
     assert len({launch.symbol for launch in launches}) == len(launches)
+
+
+@pytest.mark.parametrize("kernel", [*SPECS, *RUNG_SPECS])
+@given(data=st.data())
+def test_the_rule_default_is_legal_wherever_the_kernel_takes_the_problem(kernel, data):
+    spec = {**SPECS, **RUNG_SPECS}[kernel]
+    m, n, k = (data.draw(st.integers(1, 9000)) for _ in range(3))
+    problem = GemmProblem.contiguous(
+        m, n, k, batch=data.draw(st.sampled_from([1, 3])),
+        dtype=data.draw(st.sampled_from(["bf16", "fp16", "fp32"])),
+        layout=data.draw(st.sampled_from(LAYOUTS)))
+    if spec.supports(problem, H200) is None:
+        assert spec.violation(problem, spec.default(problem, H200), H200) is None
 
 
 @pytest.mark.parametrize("kernel", SPECS)

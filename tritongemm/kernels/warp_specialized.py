@@ -234,8 +234,11 @@ def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
     else:
         tiles = -(-problem.m // 128) * -(-problem.n // 256) * problem.batch
         wide = tiles >= device.num_sms // 2
-        config = KernelConfig("warp_specialized", 128, 256 if wide else 128, 64, num_warps=8,
-                              num_stages=6, group_m=8, epilogue_subtile=2 if wide else 1)
+        block_n = 256 if wide else 128
+        while block_n > 16 and block_n >= 2 * problem.n:
+            block_n //= 2
+        config = KernelConfig("warp_specialized", 128, block_n, 64, num_warps=8, num_stages=6,
+                              group_m=8, epilogue_subtile=2 if block_n == 256 else 1)
         if not tma_store(problem):
             config = replace(config, epilogue_subtile=1)
     if min(problem.align_a, problem.align_b) < FULL_ALIGNMENT:
