@@ -97,7 +97,7 @@ def _wgmma(problem, config, device):
 
 
 def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
-    """128x256x64 where that fills the SMs, 128x128 and less below; as many stages as fit, at most 4."""
+    """128x256x64 where that fills the SMs, 128x128 and less below; at most 4 stages, that fit."""
     size = dtype_of(problem.dtype_a).itemsize
     block_k = 128 // size
     block_m = 128 if problem.m > 32 else 64
@@ -108,8 +108,9 @@ def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
         block_n //= 2
     tiles = -(-problem.m // 128) * -(-problem.n // 256) * problem.batch
     wide = tiles >= device.num_sms and problem.dtype_out != "fp32"
-    config = KernelConfig("persistent_tma", block_m, 256 if wide else block_n, block_k, num_warps=8,
-                          num_stages=4, group_m=8, epilogue_subtile=2 if wide else 1)
+    config = KernelConfig("persistent_tma", block_m, 256 if wide else block_n, block_k,
+                          num_warps=block_m // 16, num_stages=4, group_m=8,
+                          epilogue_subtile=2 if wide else 1)
     while config.num_stages > 2 and shared_bytes(problem, config) > device.shared_bytes_per_block:
         config = replace(config, num_stages=config.num_stages - 1)
     return config
