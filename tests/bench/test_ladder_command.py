@@ -177,3 +177,36 @@ def test_tuned_asks_the_table_of_every_sweepable_rung(measured, tmp_path):
     assert main(["ladder", "--device", "cuda", "--size", "64", "--rungs", "naive,warp_tiled",
                  "--tuned", "--no-pictures", "--out", str(out)]) == 0
     assert {r["provider"] for r in read_rows(out)} == {"torch", "naive", "warp_tiled+tuned"}
+
+
+def test_tables_are_drawn_again_from_stored_rows_and_counters(measured, tmp_path, capsys,
+                                                              monkeypatch):
+    out, first = tmp_path / "l.csv", page_of(tmp_path, "ladder-64", "ladder-S3")
+    words = ["ladder", "--device", "cuda", "--rungs", "padded,triton_tiled", "--no-pictures"]
+    assert main([*words, "--size", "64", "--profile", "--out", str(out), "--markdown",
+                 str(first)]) == 0
+    before, rows = first.read_text(), out.read_text()
+    monkeypatch.setattr("tritongemm.device.current_device", None)  # no GPU is asked for
+    monkeypatch.setattr("tritongemm.bench.ladder_run.climb", None)
+    again = page_of(tmp_path, "ladder-64", "ladder-S3")
+    assert main([*words, "--from", str(out), "--markdown", str(again)]) == 0
+    assert again.read_text() == before and "77.5" in before and out.read_text() == rows
+    assert main([*words, "--from", str(out), "--size", "65"]) == 2
+    assert "has no rows" in capsys.readouterr().err
+
+
+def test_an_experiment_is_drawn_again_with_its_floor(measured, tmp_path, capsys):
+    out = tmp_path / "S3.csv"
+    words = ["ladder", "--experiment", "S3", "--no-pictures"]
+    assert main([*words, "--device", "cuda", "--out", str(out)]) == 0
+    first = capsys.readouterr().out
+    assert main([*words, "--from", str(out)]) == 0
+    table = first[first.index("S3 at 4096"):]
+    assert table in capsys.readouterr().out and "floor of" in table
+
+
+@pytest.mark.parametrize("words, says", [
+    ([], "does not exist"), (["--profile"], "leave out --profile")])
+def test_what_cannot_be_drawn_again_says_why(words, says, tmp_path, capsys):
+    assert main(["ladder", "--from", str(tmp_path / "x.csv"), *words]) == 2
+    assert says in capsys.readouterr().err

@@ -19,7 +19,7 @@ from pathlib import Path
 from tritongemm import settings
 from tritongemm.errors import DataFileError, DeviceError, MissingDependencyError
 from tritongemm.problem import GemmProblem
-from tritongemm.records.codec import problem_to_json
+from tritongemm.records.codec import problem_from_json, problem_to_json
 from tritongemm.records.run import new_run_id, utc_now
 
 #: Reasons for which a warp waits, as the metrics spell them.
@@ -214,3 +214,20 @@ def read(path: Path) -> list[dict]:
     except OSError as error:
         raise DataFileError(path, f"cannot be read: {error.strerror}") from error
     return found
+
+
+def latest(path: Path) -> dict[tuple[str, tuple[int, int, int]], Mapping[str, float]]:
+    """(rung, (m, n, k)) -> the counters of its main launch, of the last time it was profiled.
+
+    Raises:
+        DataFileError: the file cannot be read, or is not :func:`store`'s.
+    """
+    runs: dict[tuple, tuple[str, list[Counters]]] = {}
+    for record in read(path):
+        one = problem_from_json(record["problem"])
+        key = record["provider"], (one.m, one.n, one.k)
+        if key not in runs or runs[key][0] != record["run_id"]:
+            runs[key] = record["run_id"], []
+        runs[key][1].append(Counters(record["kernel"], record["grid"], record["block"],
+                                     record["values"]))
+    return {key: main_launch(launches).values for key, (_, launches) in runs.items()}

@@ -122,6 +122,23 @@ def rows_of(plan: LadderPlan) -> list[Row]:
     return list(found.values())
 
 
+def sizes_in(path: Path) -> tuple[Size, ...]:
+    """The sizes of which a CSV has rows of the ladder, the smallest first.
+
+    Raises:
+        UsageError: it is not there, or has none.
+        DataFileError: it cannot be read.
+    """
+    found: set[Size] = set()
+    if path.exists():
+        found = {(row["m"], row["n"], row["k"]) for row in read_rows(path)
+                 if row["suite"] == SUITE}
+    if not found:
+        raise UsageError(f"{path} has no rows of the ladder" if path.exists() else
+                         f"{path} does not exist; measure first: tritongemm ladder --out {path}")
+    return tuple(sorted(found, key=lambda size: (size[0] * size[1] * size[2], size)))
+
+
 def pick(rows: Iterable[Row], text: str, size: Size) -> Row | None:
     """The row of a rung at a size."""
     for row in rows:

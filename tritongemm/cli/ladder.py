@@ -43,6 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--experiment", metavar="NAME",
                       help="a source's own experiment beside its figures: S1, S2, S2-sizes, S3, "
                            "S4; it says rungs and sizes itself")
+    what.add_argument("--from", dest="source", type=Path, metavar="FILE.csv",
+                      help="measure nothing: tables, pictures and --markdown from the rows, and "
+                           "the counters beside them, that an earlier run left there (sizes: all "
+                           "that it has)")
     what.add_argument("--list", action="store_true", help="print the ladder and end")
     how = parser.add_argument_group("how")
     how.add_argument("--device", default="auto", metavar="NAME",
@@ -83,30 +87,40 @@ def run(args: argparse.Namespace) -> int:
     from tritongemm.bench import experiments
     from tritongemm.bench.ladder_run import climb, rows_of
 
-    cpu = _on_cpu(args.device)
     chosen = experiments.experiment(args.experiment) if args.experiment else None
-    plan = _plan(args, cpu, chosen)
+    plan = _plan(args, _on_cpu(args), chosen)
     if args.markdown:
         _check_markers(args.markdown, [marker for marker, _, _ in _tables(
             args, plan, chosen, (), {})])
     try:
-        climb(plan, _Lines())
+        if args.source is None:
+            climb(plan, _Lines())
     except KeyboardInterrupt:
         print(f"\ninterrupted. Every row so far is in {args.out}; the same command with --resume "
               "goes on", file=sys.stderr)
         return 130
     rows = rows_of(plan)
-    counters = _profile(plan, args) if args.profile else {}
+    if args.source and not rows:
+        raise UsageError(f"{args.source} has no rows of these rungs and sizes"
+                         + (f" and tag {args.tag!r}" if args.tag else "")
+                         + "; leave out --size or --rungs to see all that it has")
+    counters = _counters(plan, args)
+    return _report(args, plan, chosen, rows, counters)
+
+
+def _report(args: argparse.Namespace, plan: LadderPlan, chosen: Experiment | None,
+            rows: Sequence[Row], counters: Mapping[tuple, Mapping[str, float]]) -> int:
+    """Prints and writes what was measured; the exit status."""
     for marker, title, (heads, cells) in _tables(args, plan, chosen, rows, counters):
         print()
         show(title, heads, cells)
         if args.markdown:
             _markdown(args.markdown, marker, title, heads, cells)
-    if chosen is not None and chosen.floor:
-        print(_floor(chosen))
-    print(f"\nrows: {args.out}")
+    if chosen is not None and chosen.floor and rows:
+        print(_floor(chosen, rows))
+    print(f"\nrows: {plan.out}")
     if not args.no_pictures:
-        _pictures(rows, plan, args.out.parent)
+        _pictures(rows, plan, plan.out.parent)
     named = [row for row in rows if row["provider"] != "torch"]
     wrong = [row for row in named if row["status"] == "wrong"]
     for row in wrong:
@@ -116,9 +130,9 @@ def run(args: argparse.Namespace) -> int:
 
 # -- what to run ----------------------------------------------------------------------------------
 
-def _on_cpu(device: str) -> bool:
-    if device != "auto":
-        return device == "cpu"
+def _on_cpu(args: argparse.Namespace) -> bool:
+    if args.device != "auto" or args.source:
+        return args.device == "cpu"
     if settings.current().interpret:
         return False
     try:
@@ -136,6 +150,9 @@ def _plan(args: argparse.Namespace, cpu: bool, chosen: Experiment | None) -> Lad
     from tritongemm.bench.experiments import ablation
     from tritongemm.bench.ladder_run import Climb, LadderPlan
 
+    if args.source and args.profile:
+        raise UsageError("--from measures nothing; leave out --profile (counters that are stored "
+                         "beside the rows are shown)")
     if chosen is not None:
         for name in ("size", "m", "n", "k", "rungs", "ablate", "tuned"):
             if getattr(args, name):
@@ -148,8 +165,8 @@ def _plan(args: argparse.Namespace, cpu: bool, chosen: Experiment | None) -> Lad
         climbs = (Climb(_sizes(args, cpu), tuple(ablation(args.dtype).values())),)
     else:
         climbs = (Climb(_sizes(args, cpu), _rungs(args, cpu)),)
-    return LadderPlan(climbs, args.out, dtype=args.dtype, cpu=cpu, device=args.device,
-                      tags=args.tag, budget_s=args.budget, processes=args.processes,
+    return LadderPlan(climbs, args.source or args.out, dtype=args.dtype, cpu=cpu,
+                      device=args.device, tags=args.tag, budget_s=args.budget, processes=args.processes,
                       resume=args.resume, seed=args.seed, timeout_s=args.timeout,
                       notes={"dtypes": args.dtype, "experiment": args.experiment or ""})
 
@@ -161,6 +178,10 @@ def _sizes(args: argparse.Namespace, cpu: bool) -> tuple[Size, ...]:
             raise UsageError("give --size, or --m, --n and --k together")
         m, n, k = (integers(text, axis) for axis, text in zip("mnk", axes))
         sizes = tuple((x, y, z) for x in m for y in n for z in k)
+    elif args.source and not args.size:
+        from tritongemm.bench.ladder_run import sizes_in
+
+        return sizes_in(args.source)
     else:
         text = args.size or _SIZES["cpu" if cpu else "gpu"]
         sizes = tuple((s, s, s) for s in integers(text, "size"))
@@ -267,11 +288,11 @@ def _check_markers(path: Path, markers: Sequence[str]) -> None:
                              "--markdown")
 
 
-def _floor(chosen: Experiment) -> str:
+def _floor(chosen: Experiment, rows: Sequence[Row]) -> str:
     from tritongemm.bench.experiments import floor_text
-    from tritongemm.device import current_device
+    from tritongemm.device import device_named
 
-    return floor_text(chosen, current_device())
+    return floor_text(chosen, device_named(str(rows[0]["device"])))
 
 
 def _pictures(rows: Sequence[Row], plan: LadderPlan, folder: Path) -> None:
@@ -287,13 +308,22 @@ def _pictures(rows: Sequence[Row], plan: LadderPlan, folder: Path) -> None:
 
 # -- counters -------------------------------------------------------------------------------------
 
-def _profile(plan: LadderPlan, args: argparse.Namespace) -> dict[tuple, dict[str, float]]:
-    """(rung, size) -> counters of its main launch; what cannot be profiled is said and left out."""
+def _counters(plan: LadderPlan, args: argparse.Namespace) -> dict[tuple, dict[str, float]]:
+    """(rung, size) -> counters of its main launch: profiled now, or stored beside ``--from``."""
+    from tritongemm.bench import counters
+
+    path = plan.out.with_name(f"{plan.out.stem}.counters.jsonl")
+    if args.source:
+        return counters.latest(path) if path.exists() else {}
+    return _profile(plan, path) if args.profile else {}
+
+
+def _profile(plan: LadderPlan, path: Path) -> dict[tuple, dict[str, float]]:
+    """What cannot be profiled is said and left out."""
     from tritongemm.bench import counters
     from tritongemm.device import current_device
 
     ncu = counters.find_ncu()
-    path = args.out.with_name(f"{args.out.stem}.counters.jsonl")
     found: dict[tuple, dict[str, float]] = {}
     for one in plan.climbs:
         for size in one.sizes:
