@@ -9,7 +9,7 @@ import fakes
 import pytest
 
 import tritongemm.tuning.sweep as door
-from tritongemm import settings
+from tritongemm import selection, settings
 from tritongemm.baselines.cuda.rungs import CUDA_RUNGS, config_violation
 from tritongemm.baselines.cuda.rungs import violation as problem_violation
 from tritongemm.cli import main
@@ -116,6 +116,9 @@ def test_each_rung_has_a_journal_and_winners_go_to_tables_of_op_ladder(faked, ca
                                                                   "warp_tiled_async"}
     for row in table.rows.values():
         assert problem_violation(row.problem(table.header), row.config, H200) is None
+    with settings.override(config_dir=configs):
+        choice = selection.choose(problem(64), H200)  # what matmul asks
+    assert choice.config.kernel in SPECS and choice.source != "exact"
 
 
 @pytest.mark.parametrize("words, says", [

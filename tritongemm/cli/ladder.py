@@ -166,8 +166,9 @@ def _plan(args: argparse.Namespace, cpu: bool, chosen: Experiment | None) -> Lad
     else:
         climbs = (Climb(_sizes(args, cpu), _rungs(args, cpu)),)
     return LadderPlan(climbs, args.source or args.out, dtype=args.dtype, cpu=cpu,
-                      device=args.device, tags=args.tag, budget_s=args.budget, processes=args.processes,
-                      resume=args.resume, seed=args.seed, timeout_s=args.timeout,
+                      device=args.device, tags=args.tag, budget_s=args.budget,
+                      processes=args.processes, resume=args.resume, seed=args.seed,
+                      timeout_s=args.timeout,
                       notes={"dtypes": args.dtype, "experiment": args.experiment or ""})
 
 
