@@ -1,35 +1,82 @@
-"""What compute-sanitizer watches: every CUDA rung on small odd problems, guard bands checked.
+"""What compute-sanitizer watches: rungs and kernels on small odd problems, guard bands checked.
 
-    python tests/sanitizer/workload.py [RUNG ...]
+    python tests/sanitizer/workload.py NAME ...
+
+Operands come from the CPU and results are judged there, so that hardly anything but the kernels
+themselves runs under the tool.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 
-import torch
+from tritongemm.baselines import CUDA_RUNGS
+from tritongemm.config import KernelConfig
+from tritongemm.device import DeviceSpec
+from tritongemm.kernels import SPECS
+from tritongemm.problem import GemmProblem
 
-from tritongemm.baselines import CUDA_RUNGS, cuda_gemm
-
-SIZES = ((1, 1, 1), (37, 131, 45), (132, 260, 36), (129, 7, 67), (64, 64, 64), (5, 4, 0))
+#: Empty, single, odd, and just past tiles of 32, 64 and 128; for float4 also aligned ones.
+SIZES = ((1, 1, 1), (37, 131, 45), (132, 260, 36), (129, 7, 67), (5, 4, 0))
+#: (m, n, k), dtype, layout, what is changed in the default config.
+KERNELS: dict[str, tuple[tuple[tuple[int, int, int], str, str, dict[str, int]], ...]] = {
+    "tiled": (((37, 131, 45), "bf16", "nt", {}), ((129, 7, 67), "fp32", "nn", {}),
+              ((64, 72, 264), "fp16", "tn", {}),
+              ((70, 66, 200), "fp32", "nn", {"split_k": 3, "block_m": 32, "block_n": 32,
+                                             "num_warps": 4})),
+    "persistent_tma": (((136, 264, 72), "bf16", "nn", {}), ((200, 72, 136), "fp16", "tt", {})),
+    "warp_specialized": (((136, 264, 72), "bf16", "nt", {}), ((200, 136, 264), "fp16", "tn", {}),
+                         ((136, 200, 520), "bf16", "nn", {"split_k": 2}),
+                         ((127, 129, 65), "bf16", "nn", {"pad_operands": 1})),
+}
 BAND = 1024
 
 
-def main(names: list[str]) -> int:
-    bad = 0
-    for name in names or CUDA_RUNGS:
+def cases(name: str, device: DeviceSpec) -> Iterator[tuple[GemmProblem, KernelConfig]]:
+    """The problems and configs of a rung or kernel."""
+    if name in CUDA_RUNGS:
         for config in CUDA_RUNGS[name].variants:
             for m, n, k in SIZES:
-                a, b = torch.randn(m, k, device="cuda"), torch.randn(k, n, device="cuda")
-                band = torch.full((m * n + 2 * BAND,), 7.0, device="cuda")
-                out = band[BAND:BAND + m * n].view(m, n)
-                cuda_gemm(name, a, b, out=out, config=config)
-                want = (a.double() @ b.double()).float()
-                intact = bool((band[:BAND] == 7).all() and (band[BAND + m * n:] == 7).all())
-                if not intact or not torch.allclose(out, want, atol=1e-3):
-                    print(f"{config} {m}x{n}x{k}: {'wrong' if intact else 'wrote outside C'}")
-                    bad += 1
-    torch.cuda.synchronize()
+                yield GemmProblem.contiguous(m, n, k, dtype="fp32"), config
+        return
+    for size, dtype, layout, changes in KERNELS[name]:
+        problem = GemmProblem.contiguous(*size, dtype=dtype, layout=layout)
+        yield problem, replace(SPECS[name].default(problem, device), **changes)
+
+
+def wrong(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> str:
+    """Runs one case between guard bands; "" or what is wrong with it."""
+    import torch
+
+    from tritongemm.baselines.cuda.gemm import bind_cuda
+    from tritongemm.measure.numerics import check, reference
+    from tritongemm.measure.operands import draw
+    from tritongemm.ops.plan import bind_config
+
+    m, n = problem.m, problem.n
+    one = draw(problem, sets=1, seed=m + n + problem.k, device=torch.device("cpu"))[0]
+    band = torch.full((m * n + 2 * BAND,), 7.0, dtype=one.out.dtype).cuda()
+    bind = bind_cuda if config.kernel in CUDA_RUNGS else bind_config
+    bind(problem, config, device)(one.a.cuda(), one.b.cuda(), band[BAND:BAND + m * n].view(m, n))
+    band = band.cpu()
+    if not (bool((band[:BAND] == 7).all()) and bool((band[BAND + m * n:] == 7).all())):
+        return "wrote outside C"
+    report = check(band[BAND:BAND + m * n].view(m, n), one.a, one.b, reference(one.a, one.b))
+    return "" if report.ok else report.message
+
+
+def main(names: list[str]) -> int:
+    from tritongemm.device import current_device
+
+    device, bad = current_device(), 0
+    for name in names:
+        for problem, config in cases(name, device):
+            reason = wrong(problem, config, device)
+            if reason:
+                print(f"{config} {problem}: {reason}")
+                bad += 1
     return bad
 
 
