@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 
 from tritongemm import settings
+from tritongemm.bench.triton_rung import in_float32, scale_launch
 from tritongemm.device import representative
 from tritongemm.errors import ConstraintError
 from tritongemm.kernels import SPECS, spec_named
-from tritongemm.kernels.compile import build, launches_of
+from tritongemm.kernels.compile import build, build_launches, launches_of
 from tritongemm.kernels.ladder import RUNG_SPECS
 from tritongemm.problem import GemmProblem
 
@@ -32,13 +33,17 @@ def config_of(name, one):
 
 def ptx_of(name, **changes):
     """The PTX of a rung's first launch."""
+    return ptx_of_launch(launches_of(problem(), replace(config_of(name, problem()), **changes),
+                                     H200)[0])
+
+
+def ptx_of_launch(launch):
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     from tritongemm.kernels.compile import _signature
 
-    launch = launches_of(problem(), replace(config_of(name, problem()), **changes), H200)[0]
     function = getattr(importlib.import_module(launch.module), launch.function)
     signature, attributes = _signature(launch, function.arg_names)
     constants = {(function.arg_names.index(n),): v for n, v in launch.all_constants()}
@@ -98,6 +103,25 @@ def test_default_is_legal_for_any_dtype(dtype):
 def test_illegal_parameters_name_the_limit(name, changes, says):
     with pytest.raises(ConstraintError, match=says):
         launches_of(problem(), replace(config_of(name, problem()), **changes), H200)
+
+
+@pytest.mark.parametrize("name", RUNG_SPECS)
+@pytest.mark.parametrize("size", [64, 1024, 4096])
+def test_a_product_that_is_scaled_afterwards_fits_in_float32(name, size):
+    one = problem(size, size, size)
+    whole, config = in_float32(one, config_of(name, one), H200)
+    assert whole.dtype_out == "fp32" and RUNG_SPECS[name].violation(whole, config, H200) is None
+
+
+@pytest.mark.parametrize("read_c", [False, True])
+def test_the_scaling_pass_compiles_and_reads_c_only_if_beta_is_not_zero(read_c, tmp_path):
+    launch = scale_launch(problem(100, 300, 8), (300, 1), read_c)
+    with settings.override(cache_dir=tmp_path):
+        (binary,), _ = build_launches((launch,), 90)
+    assert binary.symbol == "tritongemm_ladder_scale"
+    # C is bf16: the only 16-bit values that the pass can read.
+    assert ("ld.global.b16" in ptx_of_launch(launch).replace("v2.", "").replace("v4.", "")) \
+        == read_c
 
 
 def test_an_empty_result_is_refused():

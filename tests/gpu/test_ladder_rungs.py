@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tritongemm.bench.triton_rung import TritonRung  # noqa: E402
 from tritongemm.device import cuda_device  # noqa: E402
 from tritongemm.kernels.ladder import RUNG_SPECS  # noqa: E402
 from tritongemm.measure.numerics import check, reference  # noqa: E402
@@ -39,6 +40,27 @@ def run(name, shape, dtype, layout="nn", **changes):
 def test_rung_matches_float64(name, dtype, layout):
     for shape in SHAPES:
         run(name, shape, dtype, layout)
+
+
+@pytest.mark.parametrize("name", RUNG_SPECS)
+@pytest.mark.parametrize("alpha, beta", [(0.0, 0.0), (1.0, 1.0), (-1.37, 0.61), (0.0, 1.0)])
+def test_alpha_and_beta_scale_the_product_and_c(name, alpha, beta):
+    device = cuda_device(torch.cuda.current_device())
+    for shape, dtype in (((512, 512, 512), "bf16"), ((136, 264, 72), "fp16"),
+                         ((97, 131, 45), "fp32")):
+        problem = GemmProblem.contiguous(*shape, dtype=dtype)
+        if RUNG_SPECS[name].supports(problem, device) is not None:
+            continue
+        one = draw(problem, sets=1, seed=7, device=torch.device("cuda"))[0]
+        start = torch.full_like(one.out, float("nan")) if beta == 0 else torch.randn_like(one.out)
+        out = start.clone()
+        TritonRung(problem, RUNG_SPECS[name].default(problem, device), device)(
+            one.a, one.b, out, alpha, beta)
+        addend = beta * start.double() if beta else None
+        want = alpha * reference(one.a, one.b)
+        report = check(out, one.a, one.b, want if addend is None else want + addend,
+                       alpha=alpha, addend=addend)
+        assert report.ok, f"{shape} {dtype}: {report.message}"
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tritongemm.bench.triton_rung import TritonRung
 from tritongemm.device import interpreter_device
 from tritongemm.kernels.ladder import RUNG_SPECS
 from tritongemm.measure.numerics import check, reference
@@ -56,6 +57,41 @@ def test_stream_k_mends_tiles_cut_in_two_and_more(k):
 def test_split_k_adds_its_parts(split):
     run("triton_split_k", 33, 65, 200, "fp16", block_m=32, block_n=32, block_k=32, num_warps=4,
         split_k=split)
+
+
+SCALES = [(0.0, 0.0), (1.0, 1.0), (-1.37, 0.61), (0.0, 1.0), (2.5, 0.0)]
+
+
+@pytest.mark.parametrize("name", [*POINTER, "triton_tma"])
+@pytest.mark.parametrize("alpha, beta", SCALES)
+def test_alpha_and_beta_scale_the_product_and_c(name, alpha, beta):
+    problem = GemmProblem.contiguous(40, 72, 48, dtype="bf16", dtype_out="fp32")
+    one = draw(problem, sets=1, seed=7, device=torch.device("cpu"))[0]
+    start = torch.full_like(one.out, float("nan")) if beta == 0 else torch.randn_like(one.out)
+    out = start.clone()
+    device = interpreter_device()
+    config = RUNG_SPECS[name].default(problem, device)
+    TritonRung(problem, config, device)(one.a, one.b, out, alpha, beta)
+    addend = beta * start.double() if beta else None
+    want = alpha * reference(one.a, one.b)
+    report = check(out, one.a, one.b, want if addend is None else want + addend, alpha=alpha,
+                   addend=addend)
+    assert report.ok, report.message
+
+
+def test_scaling_keeps_to_the_strides_of_c_and_rounds_once():
+    problem = GemmProblem.contiguous(33, 1030, 16, dtype="fp16")
+    one = draw(problem, sets=1, seed=7, device=torch.device("cpu"))[0]
+    wide = torch.full((33, 2100), 7.0, dtype=torch.float16)
+    out = wide[:, 5:2065:2]
+    out.copy_(torch.randn(33, 1030))
+    start, device = out.double(), interpreter_device()
+    config = RUNG_SPECS["triton_tiled"].default(problem, device)
+    TritonRung(problem, config, device)(one.a, one.b, out, 0.5, -2.0)
+    want = 0.5 * reference(one.a, one.b) - 2 * start
+    report = check(out, one.a, one.b, want, alpha=0.5, addend=-2 * start)
+    assert report.ok, report.message
+    assert (wide[:, 6::2] == 7).all() and (wide[:, :5] == 7).all()
 
 
 def test_tma_rung_loads_by_descriptors():

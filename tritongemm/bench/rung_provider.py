@@ -162,10 +162,10 @@ class RungProvider:
             columns.update(registers=report.registers, spills=report.spills // 4,
                            shared_bytes=report.shared_bytes, occupancy=report.occupancy)
         else:
+            from tritongemm.bench.triton_rung import TritonRung
             from tritongemm.kernels.compile import launches_of
-            from tritongemm.ops.plan import bind_config
 
-            bound = bind_config(problem, config, target.spec)  # type: ignore[assignment]
+            bound = TritonRung(problem, config, target.spec)  # type: ignore[assignment]
             report = bound.report
             first = launches_of(problem, config, target.spec)[0]
             columns.update(registers=report.registers, spills=report.spills,
