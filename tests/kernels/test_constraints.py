@@ -83,8 +83,9 @@ BREACHES = (
     *(breach for name in ("block_m", "block_n", "block_k", "num_warps")
       for breach in everywhere("power_of_two", f"{name}=96 is not a power of two", TL,
                                changes={name: 96})),
-    *(Breach("warp_specialized", "powers", f"{name}=96 is not a power of two", {name: 96})
-      for name in ("block_n", "block_k")),
+    Breach("warp_specialized", "powers", "block_k=96 is not a power of two", {"block_k": 96}),
+    *(Breach("warp_specialized", "powers", f"block_n={n} is neither a power of two nor the sum of",
+             {"block_n": n}) for n in (72, 112, 224)),
     *(breach for name in ("block_m", "block_n", "block_k")
       for breach in everywhere("dot_shape", f"{name}=8 is below 16", TL, changes={name: 8})),
     Breach("persistent_tma", "box", "block_n=512; a tensor map's box has at most 256",
@@ -115,11 +116,15 @@ BREACHES = (
     Breach("warp_specialized", "consumers", "num_stages=1 is outside 2 to 12", {"num_stages": 1}),
     Breach("warp_specialized", "consumers", "num_stages=13", {"num_stages": 13}),
     Breach("warp_specialized", "tile", "32 rows", {"block_m": 64}),
-    Breach("warp_specialized", "tile", "block_n=8 is outside 16 to 256", {"block_n": 8}),
+    Breach("warp_specialized", "tile", "block_n=8 is outside 16 to 511", {"block_n": 8}),
     Breach("warp_specialized", "tile", "block_k=32 is 64 bytes; one swizzled row",
            {"block_k": 32}),
-    Breach("warp_specialized", "tile", "256 accumulator registers a thread; at most 128",
+    Breach("warp_specialized", "tile", "256 accumulator registers a thread; at most 192",
            {"block_m": 256, "block_n": 256}),
+    Breach("warp_specialized", "tile", "block_n=256 on 4 warps", {
+        "block_m": 64, "block_n": 256, "num_warps": 4}),
+    Breach("warp_specialized", "subtile", "leaves 32 columns; the narrow part of block_n=192",
+           {"block_n": 192, "epilogue_subtile": 4}),
     Breach("warp_specialized", "tile", "does not divide among 3",
            {"block_m": 193, "num_warps": 12}),
     Breach("warp_specialized", "tile", "too much for three consumers",

@@ -8,6 +8,7 @@ from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.kernels import constraints as rules
 from tritongemm.kernels.launch import (
+    Descriptor,
     Geometry,
     Launch,
     Pointer,
@@ -32,6 +33,12 @@ _MAX_STAGES = 12
 def consumers_of(config: KernelConfig) -> int:
     """Consumer warpgroups: 4 warps each."""
     return config.num_warps // 4
+
+
+def widths_of(block_n: int) -> tuple[int, int]:
+    """A tile's width as the power of two that it holds, and the rest (0, or a smaller one)."""
+    wide = 1 << (block_n.bit_length() - 1)
+    return wide, block_n - wide
 
 
 def swapped(problem: GemmProblem) -> GemmProblem:
@@ -62,7 +69,7 @@ def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
     piece = 0
     if _stores_by_tma(problem, config):
         rows = config.block_m if config.pingpong else config.block_m // consumers_of(config)
-        piece = (rows * config.block_n // config.epilogue_subtile
+        piece = (rows * widths_of(config.block_n)[0] // config.epilogue_subtile
                  * dtype_of(problem.dtype_out).itemsize * consumers_of(config))
     return config.num_stages * stage + piece + 16 * config.num_stages + 256
 
@@ -82,7 +89,8 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     store, split, consumers = _stores_by_tma(outer, config), config.split_k, consumers_of(config)
     rows = config.block_m if config.pingpong else config.block_m // consumers
     a = stored_operand(problem, "a", rows, config.block_k, geometry, gluon=True)
-    b = stored_operand(problem, "b", config.block_n, config.block_k, geometry, gluon=True)
+    wide, narrow = widths_of(config.block_n)
+    b = stored_operand(problem, "b", wide, config.block_k, geometry, gluon=True)
     a, b = replace(a, operand=names[0]), replace(b, operand=names[1])
     if padding is not None:
         a, b = padding.moved(a), padding.moved(b)
@@ -97,14 +105,25 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
             cm, cn = cn, cm
     if store:
         c_desc = batched(problem, "c_desc", "c", problem.dtype_out, (problem.m, problem.n),
-                         geometry.cm, (rows, config.block_n // config.epilogue_subtile),
-                         geometry.cb, gluon=True)
+                         geometry.cm, (rows, wide // config.epilogue_subtile), geometry.cb,
+                         gluon=True)
     else:
         c_desc = replace(c, name="c_desc")
+    descriptors: tuple[Pointer | Descriptor, ...] = (a, b, c_desc)
+    absent: tuple[tuple[str, object], ...] = ()
+    if narrow:
+        box = (narrow, config.block_k) if problem.layout[1] == "t" else (config.block_k, narrow)
+        b2 = replace(b, name="b2_desc", box=(*b.box[:-2], *box))
+        c2_desc = replace(c_desc, name="c2_desc")
+        if isinstance(c2_desc, Descriptor):
+            c2_desc = replace(c2_desc, box=(*c2_desc.box[:-1], narrow))
+        descriptors = (a, b, b2, c_desc, c2_desc)
+    else:
+        absent = (("b2_desc", None), ("c2_desc", None))
     units = (-(-problem.m // config.block_m) * -(-problem.n // config.block_n)
              * problem.batch * split)
     arguments = (
-        a, b, c_desc, c, Scalar("M", problem.m), Scalar("N", problem.n, divisor_of(problem.n, 8)),
+        *descriptors, c, Scalar("M", problem.m), Scalar("N", problem.n, divisor_of(problem.n, 8)),
         Scalar("K", problem.k), Scalar("batches", problem.batch, fold=True),
         Scalar("stride_cb", cb, divisor_of(cb, 4)),
         Scalar("stride_cm", cm, divisor_of(cm, 8), fold=True),
@@ -114,10 +133,10 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         ("A_T", problem.layout[0] == "t"), ("B_T", problem.layout[1] == "t"),
         ("BATCHED", problem.batch > 1), ("TMA_STORE", store),
         ("SUBTILE", config.epilogue_subtile), ("BLOCK_M", config.block_m),
-        ("BLOCK_N", config.block_n), ("BLOCK_K", config.block_k), ("GROUP_M", config.group_m),
-        ("SPLIT_K", split), ("STAGES", config.num_stages), ("CONSUMERS", consumers),
-        ("PINGPONG", bool(config.pingpong)),
-        ("CONSUMER_REGISTERS", _CONSUMER_REGISTERS[consumers]))
+        ("BLOCK_N", config.block_n), ("NARROW", narrow), ("BLOCK_K", config.block_k),
+        ("GROUP_M", config.group_m), ("SPLIT_K", split), ("STAGES", config.num_stages),
+        ("CONSUMERS", consumers), ("PINGPONG", bool(config.pingpong)),
+        ("CONSUMER_REGISTERS", _CONSUMER_REGISTERS[consumers]), *absent)
     resident = _resident(outer, config, device)
     product = Launch(
         "tritongemm.kernels.device.warp_specialized", "warp_specialized", arguments, constants,
@@ -149,10 +168,12 @@ def _consumers(problem, config, device):
 
 
 def _powers(problem, config, device):
-    for name in ("block_n", "block_k"):
-        value = getattr(config, name)
-        if value & (value - 1):
-            return f"{name}={value} is not a power of two, which a box must be"
+    if config.block_k & (config.block_k - 1):
+        return f"block_k={config.block_k} is not a power of two, which a box must be"
+    wide, narrow = widths_of(config.block_n)
+    if narrow & (narrow - 1) or 0 < narrow < 16:
+        return (f"block_n={config.block_n} is neither a power of two nor the sum of two from 16 "
+                "up, which boxes must be")
     return None
 
 
@@ -161,19 +182,22 @@ def _tile(problem, config, device):
     if rows not in (64, 128):
         return (f"block_m={config.block_m} gives a consumer {rows} rows; the tensor instruction "
                 "wants 64, or twice that")
-    if not 16 <= config.block_n <= 256:
-        return f"block_n={config.block_n} is outside 16 to 256, the tensor instruction's width"
+    if not 16 <= widths_of(config.block_n)[0] <= 256:
+        return f"block_n={config.block_n} is outside 16 to 511, two of the tensor instruction"
     width = dtype_of(problem.dtype_a).itemsize * config.block_k
     if width != 128:
         return (f"block_k={config.block_k} is {width} bytes; one swizzled row of shared memory "
                 "has 128")
     if rows * consumers_of(config) != config.block_m and not config.pingpong:
         return f"block_m={config.block_m} does not divide among {consumers_of(config)} consumers"
-    if consumers_of(config) == 3 and rows * config.block_n > 64 * 128:
+    if consumers_of(config) == 3 and rows * config.block_n > 64 * 192:
         return f"{rows}x{config.block_n} a consumer is too much for three consumers' registers"
-    if rows * config.block_n > 128 * 128:
+    if consumers_of(config) == 1 and config.block_n > 255:
+        return (f"block_n={config.block_n} on 4 warps: one tensor instruction would want more "
+                "registers than the kernel may start with")
+    if rows * config.block_n > 128 * 192:
         return (f"{rows}x{config.block_n} a consumer is {rows * config.block_n // 128} "
-                "accumulator registers a thread; at most 128")
+                "accumulator registers a thread; at most 192")
     return None
 
 
@@ -184,7 +208,10 @@ def _subtile(problem, config, device):
         return None
     if config.epilogue_subtile not in (1, 2, 4):
         return f"epilogue_subtile={config.epilogue_subtile} is not 1, 2 or 4"
-    piece = config.block_n // config.epilogue_subtile
+    piece = widths_of(config.block_n)[0] // config.epilogue_subtile
+    if piece < widths_of(config.block_n)[1]:
+        return (f"epilogue_subtile={config.epilogue_subtile} leaves {piece} columns; the narrow "
+                f"part of block_n={config.block_n} needs as much room")
     if config.epilogue_subtile > 1 and piece < 32:
         return f"epilogue_subtile={config.epilogue_subtile} leaves {piece} columns; at least 32"
     return None

@@ -2,10 +2,11 @@
 
 Persistent: each program walks over units (a tile of C, and with SPLIT_K > 1 a part of K). The
 producer runs ahead by up to STAGES buffers, across units too, so the loads of the next unit are
-under way while this one is stored. CONSUMERS warpgroups share a tile by rows (three: 192 rows, a
-size that powers of two miss) or, with PINGPONG, two take units in turn: one multiplies while the
-other stores. A barrier keeps the turns in order: a group that waited for a stage two rounds ahead
-would take the parity of the wrong round.
+under way while this one is stored. Sizes that powers of two miss fill the last wave: three
+CONSUMERS share 192 rows, and with NARROW a tile is as wide as the sum of two powers of two. With
+PINGPONG two consumers take units in turn: one multiplies while the other stores. A barrier keeps
+the turns in order: a group that waited for a stage two rounds ahead would take the parity of the
+wrong round.
 """
 
 from triton.experimental import gluon
@@ -59,11 +60,11 @@ def load(desc, batch, outer, inner, barrier, buffer, BATCHED: gl.constexpr):
 
 
 @gluon.jit
-def producer(a_desc, b_desc, a_bufs, b_bufs, ready, empty, M, N, K, batches, A_T: gl.constexpr,
-             B_T: gl.constexpr, BATCHED: gl.constexpr, BLOCK_M: gl.constexpr,
-             BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr,
-             SPLIT_K: gl.constexpr, STAGES: gl.constexpr, ROWS: gl.constexpr,
-             STAGE_BYTES: gl.constexpr):
+def producer(a_desc, b_desc, b2_desc, a_bufs, b_bufs, b2_bufs, ready, empty, M, N, K,
+             batches, A_T: gl.constexpr, B_T: gl.constexpr, BATCHED: gl.constexpr,
+             BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, NARROW: gl.constexpr,
+             BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr, SPLIT_K: gl.constexpr,
+             STAGES: gl.constexpr, ROWS: gl.constexpr, STAGE_BYTES: gl.constexpr):
     """Fills stage after stage, as soon as its consumers have let go of it."""
     units = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N) * batches * SPLIT_K
     PIECES: gl.constexpr = BLOCK_M // ROWS
@@ -88,6 +89,12 @@ def producer(a_desc, b_desc, a_bufs, b_bufs, ready, empty, M, N, K, batches, A_T
                 load(b_desc, batch, col, k, barrier, b_bufs.index(stage), BATCHED)
             else:
                 load(b_desc, batch, k, col, barrier, b_bufs.index(stage), BATCHED)
+            if NARROW:
+                rest = col + BLOCK_N - NARROW
+                if B_T:
+                    load(b2_desc, batch, rest, k, barrier, b2_bufs.index(stage), BATCHED)
+                else:
+                    load(b2_desc, batch, k, rest, barrier, b2_bufs.index(stage), BATCHED)
             it += 1
     gluon_release()
 
@@ -150,18 +157,33 @@ def write(c_desc, c, buffer, acc, batch, part, row, col, M, N, stride_cb, stride
 
 
 @gluon.jit
-def consumer(c_desc, c, a_bufs, b_bufs, c_bufs, ready, empty, order, M, N, K, batches, stride_cb,
-             stride_cm, stride_cn, stride_cs, A_T: gl.constexpr, B_T: gl.constexpr,
-             BATCHED: gl.constexpr, TMA_STORE: gl.constexpr, SUBTILE: gl.constexpr,
-             BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
+def columns(buffer, WIDTH: gl.constexpr, BLOCK_K: gl.constexpr, B_T: gl.constexpr,
+            BATCHED: gl.constexpr):
+    """A buffer of B as [BLOCK_K, WIDTH]."""
+    if B_T:
+        return flat(buffer, WIDTH, BLOCK_K, BATCHED).permute((1, 0))
+    else:
+        return flat(buffer, BLOCK_K, WIDTH, BATCHED)
+
+
+@gluon.jit
+def consumer(c_desc, c2_desc, c, a_bufs, b_bufs, b2_bufs, c_bufs, ready, empty, order, M, N, K,
+             batches, stride_cb, stride_cm, stride_cn, stride_cs, A_T: gl.constexpr,
+             B_T: gl.constexpr, BATCHED: gl.constexpr, TMA_STORE: gl.constexpr,
+             SUBTILE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+             NARROW: gl.constexpr, BLOCK_K: gl.constexpr,
              GROUP_M: gl.constexpr, SPLIT_K: gl.constexpr, STAGES: gl.constexpr,
              ROWS: gl.constexpr, PINGPONG: gl.constexpr, WHICH: gl.constexpr):
     """Multiplies stage after stage; a stage is released while the next one is multiplied."""
     units = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N) * batches * SPLIT_K
     PIECES: gl.constexpr = BLOCK_M // ROWS
     PIECE: gl.constexpr = 0 if PINGPONG else WHICH
+    WIDE: gl.constexpr = BLOCK_N - NARROW
     layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16])
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDE, 16])
+    if NARROW:
+        layout2: gl.constexpr = gl.NVMMADistributedLayout(
+            version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, NARROW, 16])
     it = 0
     turn = 0
     for unit in range(gl.program_id(0), units, gl.num_programs(0)):
@@ -171,7 +193,9 @@ def consumer(c_desc, c, a_bufs, b_bufs, c_bufs, ready, empty, order, M, N, K, ba
         if PINGPONG:
             mine = turn % 2 == WHICH
         if mine:
-            acc = gl.zeros((ROWS, BLOCK_N), gl.float32, layout=layout)
+            acc = gl.zeros((ROWS, WIDE), gl.float32, layout=layout)
+            if NARROW:
+                acc2 = gl.zeros((ROWS, NARROW), gl.float32, layout=layout2)
             if PINGPONG:
                 mbarrier.wait(order.index(WHICH), ((turn // 2) & 1) ^ (1 - WHICH))
             for step in range(first, last):
@@ -182,22 +206,35 @@ def consumer(c_desc, c, a_bufs, b_bufs, c_bufs, ready, empty, order, M, N, K, ba
                     a = a.permute((1, 0))
                 else:
                     a = flat(a_bufs.index(PIECES * stage + PIECE), ROWS, BLOCK_K, BATCHED)
-                if B_T:
-                    b = flat(b_bufs.index(stage), BLOCK_N, BLOCK_K, BATCHED).permute((1, 0))
-                else:
-                    b = flat(b_bufs.index(stage), BLOCK_K, BLOCK_N, BATCHED)
+                b = columns(b_bufs.index(stage), WIDE, BLOCK_K, B_T, BATCHED)
                 token = warpgroup_mma(a, b, acc, is_async=True)
-                acc = warpgroup_mma_wait(1, deps=(token,))
+                if NARROW:
+                    b2 = columns(b2_bufs.index(stage), NARROW, BLOCK_K, B_T, BATCHED)
+                    token2 = warpgroup_mma(a, b2, acc2, is_async=True)
+                    acc, acc2 = warpgroup_mma_wait(2, deps=(token, token2))
+                else:
+                    acc = warpgroup_mma_wait(1, deps=(token,))
                 mbarrier.arrive(empty.index((it + STAGES - 1) % STAGES), count=1,
                                 pred=step > first)
                 it += 1
-            acc = warpgroup_mma_wait(0, deps=(acc,))
+            if NARROW:
+                acc, acc2 = warpgroup_mma_wait(0, deps=(acc, acc2))
+            else:
+                acc = warpgroup_mma_wait(0, deps=(acc,))
             mbarrier.arrive(empty.index((it + STAGES - 1) % STAGES), count=1, pred=last > first)
             if PINGPONG:
                 mbarrier.arrive(order.index(1 - WHICH), count=1)
             write(c_desc, c, c_bufs.index(WHICH), acc, batch, part, row + PIECE * ROWS, col, M, N,
                   stride_cb, stride_cm, stride_cn, stride_cs, TMA_STORE, SUBTILE, BATCHED, ROWS,
-                  BLOCK_N, layout)
+                  WIDE, layout)
+            if NARROW:
+                buffer = c_bufs.index(WHICH)
+                if TMA_STORE:  # the same memory, as the narrow tensor map wants it
+                    buffer = buffer._reinterpret(c2_desc.dtype, c2_desc.block_type.shape,
+                                                 c2_desc.layout)
+                write(c2_desc, c, buffer, acc2, batch, part, row + PIECE * ROWS, col + WIDE, M, N,
+                      stride_cb, stride_cm, stride_cn, stride_cs, TMA_STORE, 1, BATCHED, ROWS,
+                      NARROW, layout2)
         else:
             it += last - first
         turn += 1
@@ -206,15 +243,18 @@ def consumer(c_desc, c, a_bufs, b_bufs, c_bufs, ready, empty, order, M, N, K, ba
 
 
 @gluon.jit(repr=symbol)
-def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, stride_cm, stride_cn,
-                     stride_cs, A_T: gl.constexpr, B_T: gl.constexpr, BATCHED: gl.constexpr,
-                     TMA_STORE: gl.constexpr, SUBTILE: gl.constexpr, BLOCK_M: gl.constexpr,
-                     BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr,
-                     SPLIT_K: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
-                     PINGPONG: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr,
-                     SYMBOL: gl.constexpr):
+def warp_specialized(a_desc, b_desc, b2_desc, c_desc, c2_desc, c, M, N, K, batches, stride_cb,
+                     stride_cm, stride_cn, stride_cs, A_T: gl.constexpr, B_T: gl.constexpr,
+                     BATCHED: gl.constexpr, TMA_STORE: gl.constexpr, SUBTILE: gl.constexpr,
+                     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, NARROW: gl.constexpr,
+                     BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr, SPLIT_K: gl.constexpr,
+                     STAGES: gl.constexpr, CONSUMERS: gl.constexpr, PINGPONG: gl.constexpr,
+                     CONSUMER_REGISTERS: gl.constexpr, SYMBOL: gl.constexpr):
     """C[batch, M, N] = A @ B. A is stored [M, K] or, with A_T, [K, M]; B [K, N] or, with B_T,
-    [N, K]. With SPLIT_K > 1, C is [SPLIT_K, batch, M, N] float32."""
+    [N, K]. With SPLIT_K > 1, C is [SPLIT_K, batch, M, N] float32.
+
+    The last NARROW of the BLOCK_N columns, where they are not 0, are an accumulator of their own
+    with tensor maps of their own, b2_desc and c2_desc: both widths are powers of two."""
     ROWS: gl.constexpr = BLOCK_M if PINGPONG else BLOCK_M // CONSUMERS
     PIECES: gl.constexpr = BLOCK_M // ROWS
     STAGE_BYTES: gl.constexpr = ((BLOCK_M + BLOCK_N) * BLOCK_K
@@ -223,6 +263,11 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
                                        a_desc.layout)
     b_bufs = gl.allocate_shared_memory(b_desc.dtype, [STAGES] + b_desc.block_type.shape,
                                        b_desc.layout)
+    if NARROW:
+        b2_bufs = gl.allocate_shared_memory(b2_desc.dtype, [STAGES] + b2_desc.block_type.shape,
+                                            b2_desc.layout)
+    else:
+        b2_bufs = b_bufs  # never touched
     if TMA_STORE:
         c_bufs = gl.allocate_shared_memory(c_desc.dtype, [CONSUMERS] + c_desc.block_type.shape,
                                            c_desc.layout)
@@ -241,43 +286,43 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
     # A tuple in a variable would turn its constants into values: the lists are written out.
     if CONSUMERS == 1:
         gl.warp_specialize([
-            (consumer, (c_desc, c, a_bufs, b_bufs, c_bufs, ready, empty, order, M, N, K, batches,
-                        stride_cb, stride_cm, stride_cn, stride_cs, A_T, B_T, BATCHED, TMA_STORE,
-                        SUBTILE, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, STAGES, ROWS,
-                        PINGPONG, gl.constexpr(0))),
-            (producer, (a_desc, b_desc, a_bufs, b_bufs, ready, empty, M, N, K, batches, A_T, B_T,
-                        BATCHED, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, STAGES, ROWS,
-                        STAGE_BYTES)),
+            (consumer, (c_desc, c2_desc, c, a_bufs, b_bufs, b2_bufs, c_bufs, ready, empty, order,
+                        M, N, K, batches, stride_cb, stride_cm, stride_cn, stride_cs, A_T, B_T,
+                        BATCHED, TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, NARROW, BLOCK_K, GROUP_M,
+                        SPLIT_K, STAGES, ROWS, PINGPONG, gl.constexpr(0))),
+            (producer, (a_desc, b_desc, b2_desc, a_bufs, b_bufs, b2_bufs, ready, empty, M, N, K,
+                        batches, A_T, B_T, BATCHED, BLOCK_M, BLOCK_N, NARROW, BLOCK_K, GROUP_M,
+                        SPLIT_K, STAGES, ROWS, STAGE_BYTES)),
         ], [1], [24])
     elif CONSUMERS == 2:
         gl.warp_specialize([
-            (consumer, (c_desc, c, a_bufs, b_bufs, c_bufs, ready, empty, order, M, N, K, batches,
-                        stride_cb, stride_cm, stride_cn, stride_cs, A_T, B_T, BATCHED, TMA_STORE,
-                        SUBTILE, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, STAGES, ROWS,
-                        PINGPONG, gl.constexpr(0))),
-            (consumer, (c_desc, c, a_bufs, b_bufs, c_bufs, ready, empty, order, M, N, K, batches,
-                        stride_cb, stride_cm, stride_cn, stride_cs, A_T, B_T, BATCHED, TMA_STORE,
-                        SUBTILE, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, STAGES, ROWS,
-                        PINGPONG, gl.constexpr(1))),
-            (producer, (a_desc, b_desc, a_bufs, b_bufs, ready, empty, M, N, K, batches, A_T, B_T,
-                        BATCHED, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, STAGES, ROWS,
-                        STAGE_BYTES)),
+            (consumer, (c_desc, c2_desc, c, a_bufs, b_bufs, b2_bufs, c_bufs, ready, empty, order,
+                        M, N, K, batches, stride_cb, stride_cm, stride_cn, stride_cs, A_T, B_T,
+                        BATCHED, TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, NARROW, BLOCK_K, GROUP_M,
+                        SPLIT_K, STAGES, ROWS, PINGPONG, gl.constexpr(0))),
+            (consumer, (c_desc, c2_desc, c, a_bufs, b_bufs, b2_bufs, c_bufs, ready, empty, order,
+                        M, N, K, batches, stride_cb, stride_cm, stride_cn, stride_cs, A_T, B_T,
+                        BATCHED, TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, NARROW, BLOCK_K, GROUP_M,
+                        SPLIT_K, STAGES, ROWS, PINGPONG, gl.constexpr(1))),
+            (producer, (a_desc, b_desc, b2_desc, a_bufs, b_bufs, b2_bufs, ready, empty, M, N, K,
+                        batches, A_T, B_T, BATCHED, BLOCK_M, BLOCK_N, NARROW, BLOCK_K, GROUP_M,
+                        SPLIT_K, STAGES, ROWS, STAGE_BYTES)),
         ], [4, 1], [CONSUMER_REGISTERS, 24])
     else:
         gl.warp_specialize([
-            (consumer, (c_desc, c, a_bufs, b_bufs, c_bufs, ready, empty, order, M, N, K, batches,
-                        stride_cb, stride_cm, stride_cn, stride_cs, A_T, B_T, BATCHED, TMA_STORE,
-                        SUBTILE, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, STAGES, ROWS,
-                        PINGPONG, gl.constexpr(0))),
-            (consumer, (c_desc, c, a_bufs, b_bufs, c_bufs, ready, empty, order, M, N, K, batches,
-                        stride_cb, stride_cm, stride_cn, stride_cs, A_T, B_T, BATCHED, TMA_STORE,
-                        SUBTILE, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, STAGES, ROWS,
-                        PINGPONG, gl.constexpr(1))),
-            (consumer, (c_desc, c, a_bufs, b_bufs, c_bufs, ready, empty, order, M, N, K, batches,
-                        stride_cb, stride_cm, stride_cn, stride_cs, A_T, B_T, BATCHED, TMA_STORE,
-                        SUBTILE, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, STAGES, ROWS,
-                        PINGPONG, gl.constexpr(2))),
-            (producer, (a_desc, b_desc, a_bufs, b_bufs, ready, empty, M, N, K, batches, A_T, B_T,
-                        BATCHED, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, STAGES, ROWS,
-                        STAGE_BYTES)),
+            (consumer, (c_desc, c2_desc, c, a_bufs, b_bufs, b2_bufs, c_bufs, ready, empty, order,
+                        M, N, K, batches, stride_cb, stride_cm, stride_cn, stride_cs, A_T, B_T,
+                        BATCHED, TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, NARROW, BLOCK_K, GROUP_M,
+                        SPLIT_K, STAGES, ROWS, PINGPONG, gl.constexpr(0))),
+            (consumer, (c_desc, c2_desc, c, a_bufs, b_bufs, b2_bufs, c_bufs, ready, empty, order,
+                        M, N, K, batches, stride_cb, stride_cm, stride_cn, stride_cs, A_T, B_T,
+                        BATCHED, TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, NARROW, BLOCK_K, GROUP_M,
+                        SPLIT_K, STAGES, ROWS, PINGPONG, gl.constexpr(1))),
+            (consumer, (c_desc, c2_desc, c, a_bufs, b_bufs, b2_bufs, c_bufs, ready, empty, order,
+                        M, N, K, batches, stride_cb, stride_cm, stride_cn, stride_cs, A_T, B_T,
+                        BATCHED, TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, NARROW, BLOCK_K, GROUP_M,
+                        SPLIT_K, STAGES, ROWS, PINGPONG, gl.constexpr(2))),
+            (producer, (a_desc, b_desc, b2_desc, a_bufs, b_bufs, b2_bufs, ready, empty, M, N, K,
+                        batches, A_T, B_T, BATCHED, BLOCK_M, BLOCK_N, NARROW, BLOCK_K, GROUP_M,
+                        SPLIT_K, STAGES, ROWS, STAGE_BYTES)),
         ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, 24])
