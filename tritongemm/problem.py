@@ -1,8 +1,9 @@
-"""The vocabulary of a matrix product: dtypes, layouts, and :class:`GemmProblem`."""
+"""The vocabulary of a matrix product: dtypes, layouts, epilogues, and :class:`GemmProblem`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING
 
 from tritongemm.errors import ProblemError
@@ -61,6 +62,53 @@ def torch_dtype(name: str) -> torch.dtype:
     return getattr(torch, dtype_of(name).torch_name)
 
 
+#: What may be added to the product, or only scale it, and what may be applied to the sum.
+ADDENDS = ("none", "scale", "bias", "add")
+ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
+
+
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    """activation(alpha * A @ B + beta * D), computed in float32 before C is rounded.
+
+    Attributes:
+        addend: ``none``; ``scale``: alpha alone, no D; ``bias``: D is [N], the same for every row;
+            ``add``: D is [batch, M, N]. D has C's dtype; alpha and beta come with each call.
+        activation: ``none, relu, gelu`` (of the error function), ``gelu_tanh, silu``.
+    """
+
+    addend: str
+    activation: str
+
+    @property
+    def scales(self) -> bool:
+        """Whether it takes alpha."""
+        return self.addend != "none"
+
+    @property
+    def reads_d(self) -> bool:
+        """Whether it takes D and beta."""
+        return self.addend in ("bias", "add")
+
+    def __str__(self) -> str:
+        return "+".join(x for x in (self.addend, self.activation) if x != "none") or "none"
+
+
+#: Every epilogue by its name, e.g. ``none, bias, relu, bias+gelu``.
+EPILOGUES = {str(e): e for e in (Epilogue(*both) for both in product(ADDENDS, ACTIVATIONS))}
+
+
+def epilogue_of(name: str) -> Epilogue:
+    """The :class:`Epilogue` named ``name``. Raises :class:`ProblemError` for an unknown one."""
+    try:
+        return EPILOGUES[name]
+    except (KeyError, TypeError):
+        raise ProblemError(
+            f"epilogue {name!r} is not known; use none, or one of {', '.join(ADDENDS[1:])}, then "
+            f"one of {', '.join(ACTIVATIONS[1:])}, joined by + (bias+gelu), or either alone"
+        ) from None
+
+
 def alignment(value: int) -> int:
     """The largest power of two, at most 16, that divides ``value`` (16 for 0)."""
     low = value & -value
@@ -69,7 +117,8 @@ def alignment(value: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class GemmProblem:
-    """C[batch, M, N] = A[batch, M, K] @ B[batch, K, N], as selection and kernels see it.
+    """C[batch, M, N] = A[batch, M, K] @ B[batch, K, N], as selection and kernels see it, with what
+    is fused after the product.
 
     Attributes:
         m, n, k, batch: extents, each >= 0.
@@ -78,7 +127,7 @@ class GemmProblem:
         align_a, align_b, align_c: bytes, a power of two up to 16 that divides the operand's
             base address and its leading and batch strides in bytes. An operand whose inner
             stride is not 1 has the alignment of one element.
-        epilogue: ``none``, or what is fused after the product.
+        epilogue: a name of :data:`EPILOGUES`.
         precision: ``ieee`` or ``tf32``; only fp32 operands may say ``tf32``.
 
     Raises:
@@ -108,6 +157,7 @@ class GemmProblem:
                 raise ProblemError(f"{name}={value} is outside 0 to {MAX_EXTENT}")
         for name in ("dtype_a", "dtype_b", "dtype_out"):
             dtype_of(getattr(self, name))
+        epilogue_of(self.epilogue)
         if self.layout not in LAYOUTS:
             raise ProblemError(f"layout {self.layout!r} is not known; use one of "
                                f"{', '.join(LAYOUTS)}")
@@ -152,11 +202,17 @@ class GemmProblem:
         return 2 * self.batch * self.m * self.n * self.k
 
     def bytes(self) -> int:
-        """Compulsory traffic in bytes: each operand read once, the result written once."""
+        """Compulsory traffic in bytes: each operand, D among them, read once, the result written
+        once."""
         per_batch = (self.m * self.k * dtype_of(self.dtype_a).itemsize
                      + self.k * self.n * dtype_of(self.dtype_b).itemsize
                      + self.m * self.n * dtype_of(self.dtype_out).itemsize)
-        return self.batch * per_batch
+        return self.batch * per_batch + self.bytes_of_d()
+
+    def bytes_of_d(self) -> int:
+        """What the epilogue's D takes: N elements of a bias, a whole C where D is added to it."""
+        rows = {"bias": 1, "add": self.batch * self.m}.get(EPILOGUES[self.epilogue].addend, 0)
+        return rows * self.n * dtype_of(self.dtype_out).itemsize
 
     def __str__(self) -> str:
         size = f"{self.m}x{self.n}x{self.k}"

@@ -57,7 +57,6 @@ BREACHES = (
     *everywhere("dtype", "writes bf16 or fp32, not fp16", problem=replace(
         SQUARE, dtype_out="fp16")),
     Breach("warp_specialized", "dtype", "takes bf16, fp16, not fp32", problem=FP32),
-    *everywhere("epilogue", "no epilogue 'relu'", problem=replace(SQUARE, epilogue="relu")),
     Breach("persistent_tma", "arch", "runs on sm_90, sm_100; NVIDIA A100.* is sm_80", arch=80),
     Breach("warp_specialized", "arch", "runs on sm_90; NVIDIA B200 is sm_100", arch=100),
     Breach("persistent_tma", "precision", "fp32 at precision ieee does not", problem=FP32),

@@ -24,7 +24,15 @@ from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.errors import CompileError, DataFileError, MissingDependencyError
 from tritongemm.kernels import spec_named
-from tritongemm.kernels.launch import Descriptor, Geometry, Launch, Pointer, Scalar, descriptor_type
+from tritongemm.kernels.launch import (
+    Descriptor,
+    Geometry,
+    Launch,
+    Number,
+    Pointer,
+    Scalar,
+    descriptor_type,
+)
 from tritongemm.problem import GemmProblem, dtype_of
 from tritongemm.records.atomic import write_atomic
 
@@ -220,6 +228,8 @@ def _signature(launch: Launch, names: list[str]) -> tuple[dict[str, str], dict]:
             signature[name], divisor = "*" + dtype_of(x.dtype).triton_name, x.align
         elif isinstance(x, Descriptor):
             signature[name] = descriptor_type(x, _shared_layout(x) if x.gluon else "")
+        elif isinstance(x, Number):
+            signature[name] = "fp32"
         else:
             signature[name], divisor = x.type, x.divisor
         if divisor > 1:

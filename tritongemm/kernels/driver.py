@@ -11,11 +11,11 @@ import ctypes
 import functools
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tritongemm.errors import LaunchError
 from tritongemm.kernels.compile import Binary
-from tritongemm.kernels.launch import Descriptor, Launch, Pointer, Scalar
+from tritongemm.kernels.launch import Descriptor, Launch, Number, Pointer
 from tritongemm.problem import dtype_of
 
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -26,6 +26,7 @@ _TENSOR_MAP_BYTES = 128
 #: CUtensorMapDataType by the compiler's element type: the values differ on host and device.
 _HOST_ELEMENT_TYPE = {**{i: i for i in range(16)}, 8: 10, 9: 8, 10: 9}
 _L2_PROMOTION_256B = 3
+_PACK_ADDRESS, _PACK_NUMBER = struct.Struct("Q").pack_into, struct.Struct("f").pack_into
 
 
 class _Attribute(ctypes.Structure):
@@ -89,12 +90,13 @@ def _attribute(kind: int, *values: int) -> _Attribute:
 
 
 class Launcher:
-    """One launch, packed: calling it writes the operands' addresses and launches.
+    """One launch, packed: calling it writes the operands' addresses, and numbers, and launches.
 
     Args:
         launch, binary: what to launch and its cubin.
         device: CUDA ordinal.
-        operands: names in the order in which :meth:`__call__` gets addresses.
+        operands: names in the order in which :meth:`__call__` gets addresses; ``alpha`` and
+            ``beta`` among them stand for the numbers themselves.
 
     Raises:
         LaunchError: the driver refused the cubin, or its parameters are not what this package
@@ -121,13 +123,16 @@ class Launcher:
         base = -(-ctypes.addressof(self._memory) // 64) * 64
         shift = base - ctypes.addressof(self._memory)
         self._parameters = (ctypes.c_void_p * len(offsets))(*(base + o for o in offsets))
-        self._addresses: list[tuple[int, int, int]] = []  # operand, place in memory, offset
+        #: What a call writes: how, which operand, its place in memory, what is added to it.
+        self._written: list[tuple[Callable[..., None], int, int, int]] = []
         self._maps: list[_TensorMap] = []
         metas = iter(binary.maps)
         for (size, _, value), offset in zip(fields, offsets):
             if isinstance(value, Pointer):
-                self._addresses.append((operands.index(value.operand), shift + offset,
-                                        value.offset))
+                self._written.append((_PACK_ADDRESS, operands.index(value.operand),
+                                      shift + offset, value.offset))
+            elif isinstance(value, Number):
+                self._written.append((_PACK_NUMBER, operands.index(value.name), shift + offset, 0))
             elif isinstance(value, Descriptor):
                 self._maps.append(_TensorMap(value, next(metas), base + offset,
                                              operands.index(value.operand), self._cuda))
@@ -151,11 +156,11 @@ class Launcher:
                 None, self._attributes, len(attributes))
             self._config_reference = ctypes.byref(self._config)
 
-    def __call__(self, addresses: Sequence[int], stream: int) -> None:
+    def __call__(self, addresses: Sequence[int | float], stream: int) -> None:
         """Launches on ``stream`` with the operands at ``addresses``. Raises LaunchError."""
         with self._lock:
-            for index, place, offset in self._addresses:
-                struct.pack_into("Q", self._memory, place, addresses[index] + offset)
+            for pack, index, place, offset in self._written:
+                pack(self._memory, place, addresses[index] + offset)
             for tensor_map in self._maps:
                 tensor_map.point_at(addresses[tensor_map.operand] + tensor_map.offset)
             status = self._start(stream)
@@ -226,7 +231,9 @@ def _fields(launch: Launch) -> list[tuple[int, int, object]]:
         elif isinstance(x, Descriptor):
             fields.append((_TENSOR_MAP_BYTES, 64, x))
             fields += [(4, 4, s) for s in x.shape] + [(8, 8, s) for s in x.strides]
-        elif isinstance(x, Scalar) and not x.folded:
+        elif isinstance(x, Number):
+            fields.append((4, 4, x))
+        elif not x.folded:
             size = 4 if x.type == "i32" else 8
             fields.append((size, size, x.value))
     return fields

@@ -7,15 +7,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tritongemm.errors import LaunchError
-from tritongemm.kernels.launch import Descriptor, Launch, Pointer
+from tritongemm.kernels.launch import Descriptor, Launch, Number, Pointer
 from tritongemm.problem import torch_dtype
 
 if TYPE_CHECKING:
     import torch
 
 
-def interpret(launch: Launch, operands: Mapping[str, torch.Tensor]) -> None:
-    """Runs ``launch`` on ``operands`` (``a``, ``b``, ``c``, ``scratch``), program by program.
+def interpret(launch: Launch, operands: Mapping[str, torch.Tensor],
+              numbers: Mapping[str, float] | None = None) -> None:
+    """Runs ``launch`` on ``operands`` (``a, b, c, d, scratch``) with ``numbers`` (``alpha, beta``),
+    program by program.
 
     Raises:
         LaunchError: a Gluon kernel, which has no interpreter, or a process in which the kernels
@@ -39,6 +41,8 @@ def interpret(launch: Launch, operands: Mapping[str, torch.Tensor]) -> None:
         elif isinstance(x, Descriptor):
             values[x.name] = TensorDescriptor(_at(operands[x.operand], x), list(x.shape),
                                               list(x.strides), list(x.box))
+        elif isinstance(x, Number):
+            values[x.name] = float((numbers or {})[x.name])
         else:
             values[x.name] = x.value
     function[launch.grid](**values)

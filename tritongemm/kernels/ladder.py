@@ -13,6 +13,7 @@ from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.kernels import constraints as rules
 from tritongemm.kernels import tiled
+from tritongemm.kernels.epilogue import NO_EPILOGUE
 from tritongemm.kernels.launch import Geometry, Launch, Pointer, Scalar
 from tritongemm.kernels.persistent_tma import PERSISTENT_TMA
 from tritongemm.kernels.spec import KernelSpec
@@ -53,10 +54,11 @@ def _looping(function: str, module: str, problem: GemmProblem, config: KernelCon
     split are left out, and so are the constants in ``leave``."""
     base = tiled.launches(problem, replace(config, split_k=1), device, geometry)[0]
     dropped = {"stride_ab", "stride_bb", "stride_cb", "stride_cs"}
+    leave = (*leave, "SPLIT_K", *(name for name, _ in NO_EPILOGUE))
     return replace(
         base, module=f"{_DEVICE}.{module}", function=function, dependent=False,
         arguments=tuple(x for x in base.arguments if x.name not in dropped),
-        constants=tuple(c for c in base.constants if c[0] not in {"SPLIT_K", *leave}),
+        constants=tuple(c for c in base.constants if c[0] not in leave),
         symbol=symbol_of(problem, config))
 
 
@@ -167,9 +169,10 @@ def _pointer(name: str, idea: str, default, launches=tiled.launches, *, split: b
 
 
 def _renamed(name: str, idea: str, base: KernelSpec) -> KernelSpec:
-    """A production kernel as it is, under the rung's name."""
-    return replace(base, name=name, idea=idea, default=lambda problem, device: replace(
-        base.default(problem, device), kernel=name))
+    """A production kernel as it is, but for the epilogue, under the rung's name."""
+    return replace(base, name=name, idea=idea, constraints=(rules.no_epilogue, *base.constraints),
+                   default=lambda problem, device: replace(base.default(problem, device),
+                                                           kernel=name))
 
 
 def _no_shared(problem: GemmProblem, config: KernelConfig) -> int:

@@ -10,12 +10,17 @@ from dataclasses import dataclass, field
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
-from tritongemm.problem import GemmProblem, dtype_of
+from tritongemm.problem import EPILOGUES, FULL_ALIGNMENT, GemmProblem, alignment, dtype_of
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """Strides of the operands, in elements: A[batch, M, K], B[batch, K, N], C[batch, M, N]."""
+    """Strides of the operands, in elements: A[batch, M, K], B[batch, K, N], C and D[batch, M, N].
+
+    D's are 0 where it is broadcast (a bias [N] is (0, 0, its stride)) and where there is none.
+    ``align_d``: bytes, a power of two up to 16 that divides D's base address, and where D is a
+    matrix its outer strides in bytes.
+    """
 
     ab: int
     am: int
@@ -26,6 +31,10 @@ class Geometry:
     cb: int
     cm: int
     cn: int
+    db: int = 0
+    dm: int = 0
+    dn: int = 0
+    align_d: int = FULL_ALIGNMENT
 
     @classmethod
     def contiguous(cls, problem: GemmProblem) -> Geometry:
@@ -37,18 +46,21 @@ class Geometry:
         m, n, k = problem.m, problem.n, problem.k
         am, ak = (k, 1) if problem.layout[0] == "n" else (1, m)
         bk, bn = (n, 1) if problem.layout[1] == "n" else (1, k)
-        return cls(m * k, am, ak, k * n, bk, bn, m * n, n, 1)
+        db, dm, dn = {"bias": (0, 0, 1), "add": (m * n, n, 1)}.get(
+            EPILOGUES[problem.epilogue].addend, (0, 0, 0))
+        return cls(m * k, am, ak, k * n, bk, bn, m * n, n, 1, db, dm, dn,
+                   alignment(dm * dtype_of(problem.dtype_out).itemsize))
 
     def max_offset(self, problem: GemmProblem) -> int:
         """The largest element offset inside one matrix of the batch."""
         m, n, k = problem.m - 1, problem.n - 1, problem.k - 1
         return max(m * self.am + k * self.ak, k * self.bk + n * self.bn,
-                   m * self.cm + n * self.cn, 0)
+                   m * self.cm + n * self.cn, m * self.dm + n * self.dn, 0)
 
 
 @dataclass(frozen=True)
 class Pointer:
-    """The base address of an operand (``a``, ``b``, ``c`` or ``scratch``) plus ``offset`` bytes."""
+    """The base address of an operand (``a, b, c, d`` or ``scratch``) plus ``offset`` bytes."""
 
     name: str
     operand: str
@@ -101,7 +113,14 @@ class Scalar:
         return self.fold and self.value == 1
 
 
-Argument = Pointer | Descriptor | Scalar
+@dataclass(frozen=True)
+class Number:
+    """A float32 argument, ``alpha`` or ``beta``, that each call gives anew."""
+
+    name: str
+
+
+Argument = Pointer | Descriptor | Scalar | Number
 
 
 @dataclass(frozen=True)
@@ -150,6 +169,8 @@ class Launch:
                 arguments.append([x.name, "*" + dtype_of(x.dtype).triton_name, x.align])
             elif isinstance(x, Descriptor):
                 arguments.append([x.name, descriptor_type(x)])
+            elif isinstance(x, Number):
+                arguments.append([x.name, "fp32"])
             elif not x.folded:
                 arguments.append([x.name, x.type, x.divisor])
         return {"module": self.module, "function": self.function, "arguments": arguments,

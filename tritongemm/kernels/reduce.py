@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
+from tritongemm.kernels.epilogue import epilogue_of_launch
 from tritongemm.kernels.launch import (
     Geometry,
     Launch,
@@ -12,6 +13,7 @@ from tritongemm.kernels.launch import (
     dependence,
     divisor_of,
 )
+from tritongemm.kernels.symbol import epilogue_words
 from tritongemm.problem import GemmProblem
 
 _BLOCK = 1024
@@ -24,7 +26,7 @@ def partials_bytes(problem: GemmProblem, split: int) -> int:
 
 def reduce_launch(problem: GemmProblem, config: KernelConfig, geometry: Geometry,
                   device: DeviceSpec) -> Launch:
-    """C [batch, M, N] = sum of the parts in ``scratch``."""
+    """C [batch, M, N] = sum of the parts in ``scratch``, and the epilogue."""
     m, n, g, split = problem.m, problem.n, geometry, config.split_k
     total = problem.batch * m * n
     arguments = (
@@ -34,8 +36,10 @@ def reduce_launch(problem: GemmProblem, config: KernelConfig, geometry: Geometry
                                                                  divisor_of(total, 8)),
         Scalar("stride_cb", g.cb, divisor_of(g.cb, 8)),
         Scalar("stride_cm", g.cm, divisor_of(g.cm, 8)), Scalar("stride_cn", g.cn, 1, fold=True))
+    extra, epilogue = epilogue_of_launch(problem, g)
     constants = (("SPLIT_K", split), ("BLOCK", _BLOCK),
-                 ("INDEX64", g.max_offset(problem) >= 2**31 or total * split >= 2**31))
-    return Launch("tritongemm.kernels.device.reduce", "reduce_splits", arguments, constants,
-                  (-(-total // _BLOCK), 1, 1), 4, 1, f"tritongemm_reduce_k{split}",
+                 ("INDEX64", g.max_offset(problem) >= 2**31 or total * split >= 2**31), *epilogue)
+    symbol = "_".join((f"tritongemm_reduce_k{split}", *epilogue_words(problem)))
+    return Launch("tritongemm.kernels.device.reduce", "reduce_splits", (*arguments, *extra),
+                  constants, (-(-total // _BLOCK), 1, 1), 4, 1, symbol,
                   **dependence(config, device))

@@ -7,14 +7,21 @@ from tritongemm.problem import GemmProblem
 
 
 def symbol_of(problem: GemmProblem, config: KernelConfig) -> str:
-    """``tritongemm_bf16_nt_tiled_128x128x64_w8_s3_g8``.
+    """``tritongemm_bf16_nt_bias_gelu_tiled_128x128x64_w8_s3_g8``.
 
     One binary serves many extents, so they are not in the name: TRITONGEMM_PROFILE=1 adds a
-    range with the whole problem around each launch.
+    range with the whole problem around each launch. With a split K the epilogue is named by the
+    pass that adds the parts: it does it.
     """
     parts = ["tritongemm", problem.dtype_a]
     if problem.dtype_out != problem.dtype_a:
         parts.append(problem.dtype_out)
     if problem.precision != "ieee":
         parts.append(problem.precision)
-    return "_".join([*parts, problem.layout, config.config_id])
+    words = epilogue_words(problem) if config.split_k == 1 else ()
+    return "_".join([*parts, problem.layout, *words, config.config_id])
+
+
+def epilogue_words(problem: GemmProblem) -> tuple[str, ...]:
+    """The epilogue in words that an assembler takes: ``("bias", "gelu")``."""
+    return () if problem.epilogue == "none" else tuple(problem.epilogue.split("+"))

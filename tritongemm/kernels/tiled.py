@@ -7,6 +7,7 @@ from dataclasses import replace
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.kernels import constraints as rules
+from tritongemm.kernels.epilogue import NO_EPILOGUE, epilogue_of_launch
 from tritongemm.kernels.launch import (
     Geometry,
     Launch,
@@ -72,6 +73,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         Scalar("stride_cn", cn, 1, fold=True),
         Scalar("stride_cs", cs, divisor_of(cs, 4)),
     )
+    extra, epilogue = epilogue_of_launch(problem, g) if split == 1 else ((), NO_EPILOGUE)
     steps = -(-k // config.block_k)
     constants = (
         ("VEC_M", divisor_of(m, align_a) if g.am == 1 else 1),
@@ -80,10 +82,9 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         ("GROUP_M", config.group_m), ("SPLIT_K", split),
         ("EVEN_K", k % config.block_k == 0 and steps % split == 0),
         ("INDEX64", g.max_offset(problem) >= 2**31 or m * n >= 2**31),
-        ("PRECISION", problem.precision), ("INTERPRETED", False),
-    )
+        ("PRECISION", problem.precision), ("INTERPRETED", False), *epilogue)
     product = Launch(
-        "tritongemm.kernels.device.tiled", "tiled", arguments, constants,
+        "tritongemm.kernels.device.tiled", "tiled", (*arguments, *extra), constants,
         (tiles * problem.batch, split, 1), config.num_warps, config.num_stages,
         symbol_of(problem, config), **dependence(config, device),
         scratch_bytes=partials_bytes(problem, split))
@@ -129,7 +130,7 @@ TILED = KernelSpec(
     idea="one program a tile of C, pointers and masks, software-pipelined K loop, split-K",
     archs=(80, 89, 90, 100),
     constraints=(
-        rules.dtypes("bf16", "fp16", "fp32"), rules.no_epilogue, rules.min_arch(80),
+        rules.dtypes("bf16", "fp16", "fp32"), rules.min_arch(80),
         rules.unused("epilogue_subtile", "cluster_m", "pingpong", "swap_ab",
                      "pad_operands",
                      "thread_m", "thread_n", "warp_m", "warp_n"),

@@ -16,13 +16,10 @@ from tritongemm.device import DeviceSpec
 from tritongemm.errors import LaunchError
 from tritongemm.kernels.compile import BuildReport, build_launches, launches_of
 from tritongemm.kernels.launch import Geometry
-from tritongemm.problem import GemmProblem
+from tritongemm.problem import GemmProblem, alignment, epilogue_of
 
 if TYPE_CHECKING:
     from tritongemm.kernels.driver import Launcher
-
-_OPERANDS = ("a", "b", "c", "scratch")
-
 
 class Plan:
     """Launches ``config`` for ``problem`` on CUDA device ``index``.
@@ -39,33 +36,51 @@ class Plan:
         launches = launches_of(problem, config, device, geometry)
         binaries, self.report = build_launches(launches, device.arch)
         self._index = index
+        epilogue = epilogue_of(problem.epilogue)
+        self._scales, self._reads_d = epilogue.scales, epilogue.reads_d
+        operands = ("a", "b", "c", *(("alpha", "beta", "d") if epilogue.scales else ()), "scratch")
         self._launchers: tuple[Launcher, ...] = tuple(
-            Launcher(launch, binary, index, _OPERANDS)
+            Launcher(launch, binary, index, operands)
             for launch, binary in zip(launches, binaries))
         self._scratch_bytes = max(launch.scratch_bytes for launch in launches)
         self._stream_of = torch._C._cuda_getCurrentRawStream
         self._range = f"tritongemm {problem} {config}" if settings.current().profile else None
 
-    def __call__(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+    def __call__(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor,
+                 d: torch.Tensor | None = None, alpha: float = 1.0, beta: float = 1.0) -> None:
         """Launches on torch's current stream of the plan's device. Raises LaunchError.
+
+        ``d``, alpha and beta are read where the problem's epilogue takes them: a bias [N], or a
+        matrix already expanded to C's shape, with the strides of the plan's geometry.
 
         Scratch is given back to torch's allocator at once: it is reused in the order of this
         stream only, so later work on this stream cannot overtake the launches that read it.
         """
         if self._range is not None:
             with torch.profiler.record_function(self._range):
-                self._launch(a, b, c)
+                self._launch(a, b, c, d, alpha, beta)
         else:
-            self._launch(a, b, c)
+            self._launch(a, b, c, d, alpha, beta)
 
-    def _launch(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-        addresses = [a.data_ptr(), b.data_ptr(), c.data_ptr()]
+    def _launch(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor | None,
+                alpha: float, beta: float) -> None:
+        addresses: list = [a.data_ptr(), b.data_ptr(), c.data_ptr()]
+        if self._scales:
+            addresses += (alpha, beta, self._address_of(d))
         if self._scratch_bytes:
             scratch = torch.empty(self._scratch_bytes, dtype=torch.uint8, device=c.device)
             addresses.append(scratch.data_ptr())
         stream = self._stream_of(self._index)
         for launcher in self._launchers:
             launcher(addresses, stream)
+
+
+    def _address_of(self, d: torch.Tensor | None) -> int:
+        if d is not None:
+            return d.data_ptr()
+        if self._reads_d:
+            raise LaunchError(f"{self.problem} adds a D, and this call brings none")
+        return 0
 
 
 class InterpretedPlan:
@@ -77,14 +92,20 @@ class InterpretedPlan:
         self._launches = launches_of(problem, config, device, geometry)
         self.report = BuildReport(0.0, True, None, None, 0)
 
-    def __call__(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-        """Runs the launches, one program after another."""
+    def __call__(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor,
+                 d: torch.Tensor | None = None, alpha: float = 1.0, beta: float = 1.0) -> None:
+        """Runs the launches, one program after another. Raises LaunchError."""
         from tritongemm.kernels.interpret import interpret
 
         size = max(launch.scratch_bytes for launch in self._launches)
         scratch = torch.full((max(size // 4, 1),), float("nan"), dtype=torch.float32)
+        operands = {"a": a, "b": b, "c": c, "scratch": scratch}
+        if d is not None:
+            operands["d"] = d
+        elif epilogue_of(self.problem.epilogue).reads_d:
+            raise LaunchError(f"{self.problem} adds a D, and this call brings none")
         for launch in self._launches:
-            interpret(launch, {"a": a, "b": b, "c": c, "scratch": scratch})
+            interpret(launch, operands, {"alpha": alpha, "beta": beta})
 
 
 def make_plan(problem: GemmProblem, config: KernelConfig, device: DeviceSpec, geometry: Geometry,
@@ -102,7 +123,8 @@ def make_plan(problem: GemmProblem, config: KernelConfig, device: DeviceSpec, ge
 
 def bind_config(problem: GemmProblem, config: KernelConfig,
                 device: DeviceSpec) -> BoundConfig:
-    """``config`` as a callable (a, b, out) for any operands of ``problem``, however strided.
+    """``config`` as a callable (a, b, out, d=None, alpha=1.0, beta=1.0) for any operands of
+    ``problem``, however strided.
 
     Raises:
         ConstraintError, CompileError, LaunchError: when it is bound, not when it is called.
@@ -127,17 +149,31 @@ class BoundConfig:
                                          where)
         return self._plans[key]
 
-    def __call__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    def __call__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor,
+                 d: torch.Tensor | None = None, alpha: float = 1.0, beta: float = 1.0) -> None:
         """Launches on the current stream."""
-        self._plan(geometry_of(a, b, out), a.device)(a, b, out)
+        self._plan(geometry_of(a, b, out, d), a.device)(a, b, out, d, alpha, beta)
 
 
-def geometry_of(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Geometry:
-    """The strides of A [M, K] or [batch, M, K], B and C alike."""
-    return Geometry(*strides_of(a), *strides_of(b), *strides_of(c))
+def geometry_of(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor,
+                d: torch.Tensor | None = None) -> Geometry:
+    """The strides of A [M, K] or [batch, M, K], B and C alike, and of D, which may be a bias
+    [N]."""
+    return Geometry(*strides_of(a), *strides_of(b), *strides_of(c),
+                    *(() if d is None else strides_of_d(d)))
 
 
 def strides_of(x: torch.Tensor) -> tuple[int, int, int]:
     """(batch, row, column) strides of a matrix, whose batch stride is 0, or of a batch."""
     batch, row, column = x.stride() if x.dim() == 3 else (0, *x.stride())
     return batch, row, column
+
+
+def strides_of_d(d: torch.Tensor) -> tuple[int, int, int, int]:
+    """(batch, row, column) strides of D, 0 along the axes that it has not, and the bytes up to 16
+    that its base and outer strides are aligned to."""
+    batch, row, column = (0,) * (3 - d.dim()) + d.stride()
+    size = d.element_size()
+    if column > 1:
+        return batch, row, column, size
+    return batch, row, column, alignment(d.data_ptr() | batch * size | row * size)

@@ -4,14 +4,17 @@ import triton
 import triton.language as tl
 
 from tritongemm.kernels.device.dependent_launch import release, wait
+from tritongemm.kernels.device.epilogue import finish
 from tritongemm.kernels.device.symbol import symbol
 
 
 @triton.jit(repr=symbol)
-def reduce_splits(partials, c, M, N, total, stride_cb, stride_cm, stride_cn,
-                  SPLIT_K: tl.constexpr, BLOCK: tl.constexpr, INDEX64: tl.constexpr,
+def reduce_splits(partials, c, M, N, total, stride_cb, stride_cm, stride_cn, d, alpha, beta,
+                  stride_db, stride_dm, stride_dn, SPLIT_K: tl.constexpr, BLOCK: tl.constexpr,
+                  INDEX64: tl.constexpr, ADDEND: tl.constexpr, ACTIVATION: tl.constexpr,
                   DEPENDENT: tl.constexpr, SYMBOL: tl.constexpr):
-    """C[batch, M, N] = sum over the first axis of partials[SPLIT_K, batch, M, N] (float32)."""
+    """C[batch, M, N] = sum over the first axis of partials[SPLIT_K, batch, M, N] (float32), and
+    the epilogue."""
     if DEPENDENT:
         wait()
         release()
@@ -27,5 +30,10 @@ def reduce_splits(partials, c, M, N, total, stride_cb, stride_cm, stride_cn,
     col = index % N
     row = (index // N) % M
     batch = (index // N) // M
+    value = 0.0
+    if ADDEND != "none" and ADDEND != "scale":
+        value = tl.load(d + batch * stride_db + row * stride_dm + col * stride_dn, mask=inside,
+                        other=0.0)
+    acc = finish(acc, value, alpha, beta, ADDEND, ACTIVATION)
     tl.store(c + batch * stride_cb + row * stride_cm + col * stride_cn,
              acc.to(c.dtype.element_ty), mask=inside)

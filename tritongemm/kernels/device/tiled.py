@@ -9,18 +9,20 @@ import triton.language as tl
 
 from tritongemm.kernels.device.dependent_launch import release, wait
 from tritongemm.kernels.device.dot import dot
+from tritongemm.kernels.device.epilogue import finish, load_d
 from tritongemm.kernels.device.order import tile_of
 from tritongemm.kernels.device.symbol import symbol
 
 
 @triton.jit(repr=symbol)
 def tiled(a, b, c, M, N, K, stride_ab, stride_am, stride_ak, stride_bb, stride_bk, stride_bn,
-          stride_cb, stride_cm, stride_cn, stride_cs, VEC_M: tl.constexpr, VEC_N: tl.constexpr,
-          BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-          GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr,
-          INDEX64: tl.constexpr, PRECISION: tl.constexpr,
-          INTERPRETED: tl.constexpr, DEPENDENT: tl.constexpr, SYMBOL: tl.constexpr):
-    """C[batch, M, N] = A[batch, M, K] @ B[batch, K, N]; with SPLIT_K > 1, C is
+          stride_cb, stride_cm, stride_cn, stride_cs, d, alpha, beta, stride_db, stride_dm,
+          stride_dn, VEC_M: tl.constexpr, VEC_N: tl.constexpr, BLOCK_M: tl.constexpr,
+          BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+          SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, INDEX64: tl.constexpr,
+          PRECISION: tl.constexpr, INTERPRETED: tl.constexpr, ADDEND: tl.constexpr,
+          ACTIVATION: tl.constexpr, DEPENDENT: tl.constexpr, SYMBOL: tl.constexpr):
+    """C[batch, M, N] = A[batch, M, K] @ B[batch, K, N] and its epilogue; with SPLIT_K > 1, C is
     [SPLIT_K, batch, M, N] float32 and each part holds the sum over its steps of K."""
     if DEPENDENT:
         wait()
@@ -70,8 +72,10 @@ def tiled(a, b, c, M, N, K, stride_ab, stride_am, stride_ak, stride_bb, stride_b
         a_ptrs += BLOCK_K * stride_ak
         b_ptrs += BLOCK_K * stride_bk
 
+    value = load_d(d, batch, rows, cols, M, N, stride_db, stride_dm, stride_dn, ADDEND)
     if DEPENDENT:
         release()
+    acc = finish(acc, value, alpha, beta, ADDEND, ACTIVATION)
     c_ptrs = (c + batch * stride_cb + split.to(tl.int64) * stride_cs
               + (rows[:, None] * stride_cm + cols[None, :] * stride_cn))
     inside = (rows[:, None] < M) & (cols[None, :] < N)

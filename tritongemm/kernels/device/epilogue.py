@@ -1,0 +1,52 @@
+"""The epilogue: activation(alpha * product + beta * D) in float32, and the loading of D.
+
+Kernels of ``tl`` and of Gluon share it: a Gluon function is made from the same source. ADDEND is
+``none``, ``scale`` (alpha alone), or what D is: ``columns`` or ``rows`` (a vector, the same for
+every row or every column) or ``tile``.
+"""
+
+import triton
+import triton.language as tl
+from triton.experimental import gluon
+
+
+@triton.jit
+def load_d(d, batch, rows, cols, M, N, stride_db, stride_dm, stride_dn, ADDEND: tl.constexpr):
+    """D at ``rows`` and ``cols``, one of them of length 1 where D is a vector; 0 where there is
+    none. ``batch`` is 64 bits wide; rows and cols are where D's offsets need it."""
+    if ADDEND == "columns":
+        return tl.load(d + batch * stride_db + cols * stride_dn, mask=cols < N, other=0.0)[None, :]
+    elif ADDEND == "rows":
+        return tl.load(d + batch * stride_db + rows * stride_dm, mask=rows < M, other=0.0)[:, None]
+    elif ADDEND == "tile":
+        return tl.load(d + batch * stride_db
+                       + (rows[:, None] * stride_dm + cols[None, :] * stride_dn),
+                       mask=(rows[:, None] < M) & (cols[None, :] < N), other=0.0)
+    else:
+        return 0.0
+
+
+@triton.jit
+def finish(acc, value, alpha, beta, ADDEND: tl.constexpr, ACTIVATION: tl.constexpr):
+    """activation(alpha * acc + beta * value) for a float32 ``acc`` and a ``value`` of D.
+
+    The logistic function stands for tanh: (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)), which loses
+    nothing where tanh is near -1. NaN stays NaN.
+    """
+    if ADDEND == "scale":
+        acc = alpha * acc
+    elif ADDEND != "none":
+        acc = alpha * acc + beta * value.to(tl.float32)
+    if ACTIVATION == "relu":
+        acc = tl.maximum(acc, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    elif ACTIVATION == "gelu":
+        acc = 0.5 * acc * (1.0 + tl.erf(acc * 0.7071067811865476))  # 1 / sqrt(2)
+    elif ACTIVATION == "gelu_tanh":
+        # 2 sqrt(2 / pi) (x + 0.044715 x^3), Hendrycks and Gimpel, arXiv 1606.08415.
+        acc = acc / (1.0 + tl.exp(-1.5957691216057308 * (acc + 0.044715 * acc * acc * acc)))
+    elif ACTIVATION == "silu":
+        acc = acc / (1.0 + tl.exp(-acc))
+    return acc
+
+
+gluon_load_d, gluon_finish = gluon.jit(load_d.fn), gluon.jit(finish.fn)
