@@ -67,7 +67,7 @@ BREACHES = (
         "alignment", f"operand {x.upper()} is aligned to 8 bytes; the copy engine needs 16", TMA,
         problem=replace(SQUARE, **{f"align_{x}": 8}))),
     Breach("warp_specialized", "alignment", "aligned already", {"pad_operands": 1}),
-    *everywhere("flags", "dependent_launch=2 is neither 0 nor 1", changes={"dependent_launch": 2}),
+    *everywhere("flags", "dependent_launch=3 is not 0, 1 or 2", changes={"dependent_launch": 3}),
     *(breach for name in ("pad_operands", "pingpong", "swap_ab")
       for breach in everywhere("flags", f"{name}=2 is neither 0 nor 1", ("warp_specialized",),
                                changes={name: 2})),

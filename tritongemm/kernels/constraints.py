@@ -145,9 +145,11 @@ powers_of_two = Constraint("power_of_two", _powers_of_two)
 
 
 def _flags(problem, config, device):
-    for name in ("pingpong", "swap_ab", "pad_operands", "dependent_launch"):
+    for name in ("pingpong", "swap_ab", "pad_operands"):
         if getattr(config, name) not in (0, 1):
             return f"{name}={getattr(config, name)} is neither 0 nor 1"
+    if config.dependent_launch not in (0, 1, 2):
+        return f"dependent_launch={config.dependent_launch} is not 0, 1 or 2"
     return None
 
 

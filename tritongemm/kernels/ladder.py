@@ -56,7 +56,7 @@ def _looping(function: str, module: str, problem: GemmProblem, config: KernelCon
     dropped = {"stride_ab", "stride_bb", "stride_cb", "stride_cs"}
     leave = (*leave, "SPLIT_K", *(name for name, _ in NO_EPILOGUE))
     return replace(
-        base, module=f"{_DEVICE}.{module}", function=function, dependent=False,
+        base, module=f"{_DEVICE}.{module}", function=function, dependent=False, release=0,
         arguments=tuple(x for x in base.arguments if x.name not in dropped),
         constants=tuple(c for c in base.constants if c[0] not in leave),
         symbol=symbol_of(problem, config))

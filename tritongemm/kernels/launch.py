@@ -7,6 +7,7 @@ launches it, ``interpret.py`` runs it on the CPU.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
@@ -136,6 +137,7 @@ class Launch:
         waits: its code waits for its predecessor in the stream before it touches memory.
         dependent: it is launched before its predecessor ends (programmatic dependent launch),
             which only a kernel that waits may be.
+        release: when it lets its successor start: ``KernelConfig.dependent_launch``.
         scratch_bytes: what ``scratch`` must hold.
     """
 
@@ -152,13 +154,14 @@ class Launch:
     gluon: bool = False
     waits: bool = False
     dependent: bool = False
+    release: int = 0
     scratch_bytes: int = field(default=0, compare=False)
 
     def all_constants(self) -> tuple[tuple[str, object], ...]:
         """The constexpr parameters, the symbol and the folded scalars among them."""
         folded = tuple((x.name, 1) for x in self.arguments if isinstance(x, Scalar) and x.folded)
-        named = (("SYMBOL", self.symbol),) if self.gluon else (
-            ("DEPENDENT", self.waits), ("SYMBOL", self.symbol))
+        named = (("RELEASE", self.release), ("SYMBOL", self.symbol)) if self.gluon else (
+            ("DEPENDENT", int(self.waits) + int(self.release > 0)), ("SYMBOL", self.symbol))
         return (*self.constants, *named, *folded)
 
     def static_key(self) -> dict[str, object]:
@@ -185,10 +188,10 @@ def descriptor_type(x: Descriptor, layout: str = "") -> str:
     return f"tensordesc<{inner},{layout}>" if layout else f"tensordesc<{inner}>"
 
 
-def dependence(config: KernelConfig, device: DeviceSpec) -> dict[str, bool]:
-    """``waits`` and ``dependent`` of a config's launches: only from sm_90 on."""
+def dependence(config: KernelConfig, device: DeviceSpec) -> dict[str, Any]:
+    """``waits``, ``dependent`` and ``release`` of a config's launches: only from sm_90 on."""
     waits = device.arch >= 90
-    return {"waits": waits, "dependent": waits and bool(config.dependent_launch)}
+    return {"waits": waits, "dependent": waits, "release": config.dependent_launch * waits}
 
 
 def divisor_of(value: int, limit: int = 16) -> int:

@@ -30,6 +30,7 @@ def pad_operands(a, a_copy, rows_a, cols_a, batch_a, outer_a, inner_a, lead_a,
     """One launch for both: the first ``blocks_a`` programs copy A, the others B."""
     if DEPENDENT:
         wait()
+    if DEPENDENT > 1:
         release()
     block = tl.program_id(0)
     if COPY_A and COPY_B:

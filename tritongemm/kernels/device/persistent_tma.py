@@ -5,44 +5,52 @@ import triton.language as tl
 
 from tritongemm.kernels.device.dependent_launch import release, wait
 from tritongemm.kernels.device.dot import dot
+from tritongemm.kernels.device.epilogue import finish, load_d
 from tritongemm.kernels.device.order import tile_of
 from tritongemm.kernels.device.symbol import symbol
 
 
 @triton.jit
-def store_tile(c_desc, c, acc, batch, row, col, M, N, stride_cb, stride_cm, SUBTILE: tl.constexpr,
-               TMA_STORE: tl.constexpr, BATCHED: tl.constexpr, BLOCK_M: tl.constexpr,
-               BLOCK_N: tl.constexpr):
-    """Stores a [BLOCK_M, BLOCK_N] tile in SUBTILE pieces along N: less shared memory at a time."""
+def store_tile(c_desc, c, acc, batch, row, col, M, N, stride_cb, stride_cm, d, alpha, beta,
+               stride_db, stride_dm, stride_dn, SUBTILE: tl.constexpr, TMA_STORE: tl.constexpr,
+               BATCHED: tl.constexpr, ADDEND: tl.constexpr, ACTIVATION: tl.constexpr,
+               BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Finishes and stores a [BLOCK_M, BLOCK_N] tile in SUBTILE pieces along N: less shared memory
+    at a time."""
     if SUBTILE > 1:
         left, right = acc.reshape(BLOCK_M, 2, BLOCK_N // 2).permute(0, 2, 1).split()
-        store_tile(c_desc, c, left, batch, row, col, M, N, stride_cb, stride_cm, SUBTILE // 2,
-                   TMA_STORE, BATCHED, BLOCK_M, BLOCK_N // 2)
-        store_tile(c_desc, c, right, batch, row, col + BLOCK_N // 2, M, N, stride_cb, stride_cm,
-                   SUBTILE // 2, TMA_STORE, BATCHED, BLOCK_M, BLOCK_N // 2)
-    elif TMA_STORE:
-        value = acc.to(c.dtype.element_ty)
-        if BATCHED:
-            c_desc.store([batch, row, col], value.reshape(1, BLOCK_M, BLOCK_N))
-        else:
-            c_desc.store([row, col], value)
+        store_tile(c_desc, c, left, batch, row, col, M, N, stride_cb, stride_cm, d, alpha, beta,
+                   stride_db, stride_dm, stride_dn, SUBTILE // 2, TMA_STORE, BATCHED, ADDEND,
+                   ACTIVATION, BLOCK_M, BLOCK_N // 2)
+        store_tile(c_desc, c, right, batch, row, col + BLOCK_N // 2, M, N, stride_cb, stride_cm, d,
+                   alpha, beta, stride_db, stride_dm, stride_dn, SUBTILE // 2, TMA_STORE, BATCHED,
+                   ADDEND, ACTIVATION, BLOCK_M, BLOCK_N // 2)
     else:
         rows = row + tl.arange(0, BLOCK_M)
         cols = col + tl.arange(0, BLOCK_N)
-        base = c + tl.cast(batch, tl.int64) * stride_cb
-        ptrs = base + rows.to(tl.int64)[:, None] * stride_cm + cols[None, :]
-        tl.store(ptrs, acc.to(c.dtype.element_ty), mask=(rows[:, None] < M) & (cols[None, :] < N))
+        addend = load_d(d, tl.cast(batch, tl.int64), rows.to(tl.int64), cols.to(tl.int64), M, N,
+                        stride_db, stride_dm, stride_dn, ADDEND)
+        value = finish(acc, addend, alpha, beta, ADDEND, ACTIVATION).to(c.dtype.element_ty)
+        if TMA_STORE:
+            if BATCHED:
+                c_desc.store([batch, row, col], value.reshape(1, BLOCK_M, BLOCK_N))
+            else:
+                c_desc.store([row, col], value)
+        else:
+            base = c + tl.cast(batch, tl.int64) * stride_cb
+            ptrs = base + rows.to(tl.int64)[:, None] * stride_cm + cols[None, :]
+            tl.store(ptrs, value, mask=(rows[:, None] < M) & (cols[None, :] < N))
 
 
 @triton.jit(repr=symbol)
-def persistent_tma(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, stride_cm,
-                   A_T: tl.constexpr, B_T: tl.constexpr, BATCHED: tl.constexpr,
-                   TMA_STORE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-                   BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SUBTILE: tl.constexpr,
-                   FLATTEN: tl.constexpr, PRECISION: tl.constexpr,
-                   INTERPRETED: tl.constexpr, DEPENDENT: tl.constexpr,
-                   SYMBOL: tl.constexpr):
-    """C[batch, M, N] = A @ B. A is stored [M, K] or, with A_T, [K, M]; B [K, N] or, with B_T,
+def persistent_tma(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, stride_cm, d, alpha,
+                   beta, stride_db, stride_dm, stride_dn, A_T: tl.constexpr, B_T: tl.constexpr,
+                   BATCHED: tl.constexpr, TMA_STORE: tl.constexpr, BLOCK_M: tl.constexpr,
+                   BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+                   SUBTILE: tl.constexpr, FLATTEN: tl.constexpr, PRECISION: tl.constexpr,
+                   INTERPRETED: tl.constexpr, ADDEND: tl.constexpr, ACTIVATION: tl.constexpr,
+                   DEPENDENT: tl.constexpr, SYMBOL: tl.constexpr):
+    """C[batch, M, N] = A @ B and its epilogue. A is stored [M, K] or, with A_T, [K, M]; B [K, N] or, with B_T,
     [N, K]. What lies past an edge is loaded as zero and not stored."""
     if DEPENDENT:
         wait()
@@ -72,7 +80,8 @@ def persistent_tma(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, strid
                 x = a_desc.load([k, row]).T if A_T else a_desc.load([row, k])
                 y = b_desc.load([col, k]).T if B_T else b_desc.load([k, col])
             acc = dot(x, y, acc, PRECISION, INTERPRETED)
-        store_tile(c_desc, c, acc, batch, row, col, M, N, stride_cb, stride_cm, SUBTILE,
-                   TMA_STORE, BATCHED, BLOCK_M, BLOCK_N)
-    if DEPENDENT:
+        store_tile(c_desc, c, acc, batch, row, col, M, N, stride_cb, stride_cm, d, alpha, beta,
+                   stride_db, stride_dm, stride_dn, SUBTILE, TMA_STORE, BATCHED, ADDEND,
+                   ACTIVATION, BLOCK_M, BLOCK_N)
+    if DEPENDENT > 1:
         release()

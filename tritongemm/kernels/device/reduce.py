@@ -17,6 +17,7 @@ def reduce_splits(partials, c, M, N, total, stride_cb, stride_cm, stride_cn, d, 
     the epilogue."""
     if DEPENDENT:
         wait()
+    if DEPENDENT > 1:
         release()
     start = tl.program_id(0)
     if INDEX64:

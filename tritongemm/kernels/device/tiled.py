@@ -73,7 +73,7 @@ def tiled(a, b, c, M, N, K, stride_ab, stride_am, stride_ak, stride_bb, stride_b
         b_ptrs += BLOCK_K * stride_bk
 
     value = load_d(d, batch, rows, cols, M, N, stride_db, stride_dm, stride_dn, ADDEND)
-    if DEPENDENT:
+    if DEPENDENT > 1:
         release()
     acc = finish(acc, value, alpha, beta, ADDEND, ACTIVATION)
     c_ptrs = (c + batch * stride_cb + split.to(tl.int64) * stride_cs

@@ -64,7 +64,8 @@ def producer(a_desc, b_desc, b2_desc, a_bufs, b_bufs, b2_bufs, ready, empty, M, 
              batches, A_T: gl.constexpr, B_T: gl.constexpr, BATCHED: gl.constexpr,
              BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, NARROW: gl.constexpr,
              BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr, SPLIT_K: gl.constexpr,
-             STAGES: gl.constexpr, ROWS: gl.constexpr, STAGE_BYTES: gl.constexpr):
+             STAGES: gl.constexpr, ROWS: gl.constexpr, RELEASE: gl.constexpr,
+             STAGE_BYTES: gl.constexpr):
     """Fills stage after stage, as soon as its consumers have let go of it."""
     units = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N) * batches * SPLIT_K
     PIECES: gl.constexpr = BLOCK_M // ROWS
@@ -96,7 +97,8 @@ def producer(a_desc, b_desc, b2_desc, a_bufs, b_bufs, b2_bufs, ready, empty, M, 
                 else:
                     load(b2_desc, batch, k, rest, barrier, b2_bufs.index(stage), BATCHED)
             it += 1
-    gluon_release()
+    if RELEASE == 1:
+        gluon_release()
 
 
 @gluon.jit
@@ -173,7 +175,8 @@ def consumer(c_desc, c2_desc, c, a_bufs, b_bufs, b2_bufs, c_bufs, ready, empty, 
              SUBTILE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
              NARROW: gl.constexpr, BLOCK_K: gl.constexpr,
              GROUP_M: gl.constexpr, SPLIT_K: gl.constexpr, STAGES: gl.constexpr,
-             ROWS: gl.constexpr, PINGPONG: gl.constexpr, WHICH: gl.constexpr):
+             ROWS: gl.constexpr, RELEASE: gl.constexpr, PINGPONG: gl.constexpr,
+             WHICH: gl.constexpr):
     """Multiplies stage after stage; a stage is released while the next one is multiplied."""
     units = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N) * batches * SPLIT_K
     PIECES: gl.constexpr = BLOCK_M // ROWS
@@ -238,6 +241,12 @@ def consumer(c_desc, c2_desc, c, a_bufs, b_bufs, b2_bufs, c_bufs, ready, empty, 
         else:
             it += last - first
         turn += 1
+    if RELEASE == 2:
+        last_turn = True
+        if PINGPONG:
+            last_turn = (turn + 1) % 2 == WHICH
+        if last_turn:
+            gluon_release()
     if TMA_STORE:
         tma_store_wait(0)
 
@@ -249,7 +258,8 @@ def warp_specialized(a_desc, b_desc, b2_desc, c_desc, c2_desc, c, M, N, K, batch
                      BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, NARROW: gl.constexpr,
                      BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr, SPLIT_K: gl.constexpr,
                      STAGES: gl.constexpr, CONSUMERS: gl.constexpr, PINGPONG: gl.constexpr,
-                     CONSUMER_REGISTERS: gl.constexpr, SYMBOL: gl.constexpr):
+                     CONSUMER_REGISTERS: gl.constexpr, RELEASE: gl.constexpr,
+                     SYMBOL: gl.constexpr):
     """C[batch, M, N] = A @ B. A is stored [M, K] or, with A_T, [K, M]; B [K, N] or, with B_T,
     [N, K]. With SPLIT_K > 1, C is [SPLIT_K, batch, M, N] float32.
 
@@ -289,40 +299,40 @@ def warp_specialized(a_desc, b_desc, b2_desc, c_desc, c2_desc, c, M, N, K, batch
             (consumer, (c_desc, c2_desc, c, a_bufs, b_bufs, b2_bufs, c_bufs, ready, empty, order,
                         M, N, K, batches, stride_cb, stride_cm, stride_cn, stride_cs, A_T, B_T,
                         BATCHED, TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, NARROW, BLOCK_K, GROUP_M,
-                        SPLIT_K, STAGES, ROWS, PINGPONG, gl.constexpr(0))),
+                        SPLIT_K, STAGES, ROWS, RELEASE, PINGPONG, gl.constexpr(0))),
             (producer, (a_desc, b_desc, b2_desc, a_bufs, b_bufs, b2_bufs, ready, empty, M, N, K,
                         batches, A_T, B_T, BATCHED, BLOCK_M, BLOCK_N, NARROW, BLOCK_K, GROUP_M,
-                        SPLIT_K, STAGES, ROWS, STAGE_BYTES)),
+                        SPLIT_K, STAGES, ROWS, RELEASE, STAGE_BYTES)),
         ], [1], [24])
     elif CONSUMERS == 2:
         gl.warp_specialize([
             (consumer, (c_desc, c2_desc, c, a_bufs, b_bufs, b2_bufs, c_bufs, ready, empty, order,
                         M, N, K, batches, stride_cb, stride_cm, stride_cn, stride_cs, A_T, B_T,
                         BATCHED, TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, NARROW, BLOCK_K, GROUP_M,
-                        SPLIT_K, STAGES, ROWS, PINGPONG, gl.constexpr(0))),
+                        SPLIT_K, STAGES, ROWS, RELEASE, PINGPONG, gl.constexpr(0))),
             (consumer, (c_desc, c2_desc, c, a_bufs, b_bufs, b2_bufs, c_bufs, ready, empty, order,
                         M, N, K, batches, stride_cb, stride_cm, stride_cn, stride_cs, A_T, B_T,
                         BATCHED, TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, NARROW, BLOCK_K, GROUP_M,
-                        SPLIT_K, STAGES, ROWS, PINGPONG, gl.constexpr(1))),
+                        SPLIT_K, STAGES, ROWS, RELEASE, PINGPONG, gl.constexpr(1))),
             (producer, (a_desc, b_desc, b2_desc, a_bufs, b_bufs, b2_bufs, ready, empty, M, N, K,
                         batches, A_T, B_T, BATCHED, BLOCK_M, BLOCK_N, NARROW, BLOCK_K, GROUP_M,
-                        SPLIT_K, STAGES, ROWS, STAGE_BYTES)),
+                        SPLIT_K, STAGES, ROWS, RELEASE, STAGE_BYTES)),
         ], [4, 1], [CONSUMER_REGISTERS, 24])
     else:
         gl.warp_specialize([
             (consumer, (c_desc, c2_desc, c, a_bufs, b_bufs, b2_bufs, c_bufs, ready, empty, order,
                         M, N, K, batches, stride_cb, stride_cm, stride_cn, stride_cs, A_T, B_T,
                         BATCHED, TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, NARROW, BLOCK_K, GROUP_M,
-                        SPLIT_K, STAGES, ROWS, PINGPONG, gl.constexpr(0))),
+                        SPLIT_K, STAGES, ROWS, RELEASE, PINGPONG, gl.constexpr(0))),
             (consumer, (c_desc, c2_desc, c, a_bufs, b_bufs, b2_bufs, c_bufs, ready, empty, order,
                         M, N, K, batches, stride_cb, stride_cm, stride_cn, stride_cs, A_T, B_T,
                         BATCHED, TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, NARROW, BLOCK_K, GROUP_M,
-                        SPLIT_K, STAGES, ROWS, PINGPONG, gl.constexpr(1))),
+                        SPLIT_K, STAGES, ROWS, RELEASE, PINGPONG, gl.constexpr(1))),
             (consumer, (c_desc, c2_desc, c, a_bufs, b_bufs, b2_bufs, c_bufs, ready, empty, order,
                         M, N, K, batches, stride_cb, stride_cm, stride_cn, stride_cs, A_T, B_T,
                         BATCHED, TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, NARROW, BLOCK_K, GROUP_M,
-                        SPLIT_K, STAGES, ROWS, PINGPONG, gl.constexpr(2))),
+                        SPLIT_K, STAGES, ROWS, RELEASE, PINGPONG, gl.constexpr(2))),
             (producer, (a_desc, b_desc, b2_desc, a_bufs, b_bufs, b2_bufs, ready, empty, M, N, K,
                         batches, A_T, B_T, BATCHED, BLOCK_M, BLOCK_N, NARROW, BLOCK_K, GROUP_M,
-                        SPLIT_K, STAGES, ROWS, STAGE_BYTES)),
+                        SPLIT_K, STAGES, ROWS, RELEASE, STAGE_BYTES)),
         ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, 24])
