@@ -7,6 +7,7 @@ from dataclasses import replace
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.kernels import constraints as rules
+from tritongemm.kernels.epilogue import epilogue_of_launch
 from tritongemm.kernels.launch import (
     Geometry,
     Launch,
@@ -48,13 +49,14 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     else:
         c_desc = Pointer("c_desc", "c", problem.dtype_out, problem.align_c)
     c_align = max(1, problem.align_c // out_size)
+    extra, epilogue = epilogue_of_launch(problem, geometry)
     arguments = (
         stored_operand(problem, "a", block_m, config.block_k, geometry),
         stored_operand(problem, "b", block_n, config.block_k, geometry), c_desc, c,
         Scalar("M", problem.m), Scalar("N", problem.n, divisor_of(problem.n, c_align)),
         Scalar("K", problem.k), Scalar("batches", problem.batch, fold=True),
         Scalar("stride_cb", geometry.cb, divisor_of(geometry.cb, c_align)),
-        Scalar("stride_cm", geometry.cm, divisor_of(geometry.cm, c_align)))
+        Scalar("stride_cm", geometry.cm, divisor_of(geometry.cm, c_align)), *extra)
     constants = (
         ("A_T", problem.layout[0] == "t"), ("B_T", problem.layout[1] == "t"),
         ("BATCHED", problem.batch > 1), ("TMA_STORE", store),
@@ -62,7 +64,8 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         ("GROUP_M", config.group_m), ("SUBTILE", config.epilogue_subtile),
         # Flattening lets the next tile's loads start under this tile's store; on Blackwell it
         # would cancel the compiler's own overlap.
-        ("FLATTEN", device.arch == 90), ("PRECISION", problem.precision), ("INTERPRETED", False))
+        ("FLATTEN", device.arch == 90), ("PRECISION", problem.precision), ("INTERPRETED", False),
+        *epilogue)
     return (Launch("tritongemm.kernels.device.persistent_tma", "persistent_tma", arguments,
                    constants, (min(device.num_sms, tiles), 1, 1), config.num_warps,
                    config.num_stages, symbol_of(problem, config),
@@ -121,7 +124,7 @@ PERSISTENT_TMA = KernelSpec(
     idea="one program an SM, operands and C moved by the copy engine, store in pieces",
     archs=(90, 100),
     constraints=(
-        rules.dtypes("bf16", "fp16", "fp32"), rules.no_epilogue, rules.archs(90, 100),
+        rules.dtypes("bf16", "fp16", "fp32"), rules.archs(90, 100),
         rules.tensor_cores, rules.tf32_reads_k_major, rules.tma_extents, rules.tma_operands,
         rules.Constraint("c_stride", _unit_inner_c, of_problem=True),
         rules.unused("split_k", "cluster_m", "pingpong", "swap_ab",
