@@ -7,6 +7,7 @@ from dataclasses import replace
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.kernels import constraints as rules
+from tritongemm.kernels.epilogue import NO_EPILOGUE, epilogue_of_launch
 from tritongemm.kernels.launch import (
     Descriptor,
     Geometry,
@@ -56,7 +57,8 @@ def swapped(problem: GemmProblem) -> GemmProblem:
 
 def swapped_geometry(g: Geometry) -> Geometry:
     """The strides of the transposed product."""
-    return Geometry(g.bb, g.bn, g.bk, g.ab, g.ak, g.am, g.cb, g.cn, g.cm)
+    return Geometry(g.bb, g.bn, g.bk, g.ab, g.ak, g.am, g.cb, g.cn, g.cm, g.db, g.dn, g.dm,
+                    g.align_d)
 
 
 def _stores_by_tma(problem: GemmProblem, config: KernelConfig) -> bool:
@@ -120,6 +122,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         descriptors = (a, b, b2, c_desc, c2_desc)
     else:
         absent = (("b2_desc", None), ("c2_desc", None))
+    extra, epilogue = epilogue_of_launch(problem, geometry) if split == 1 else ((), NO_EPILOGUE)
     units = (-(-problem.m // config.block_m) * -(-problem.n // config.block_n)
              * problem.batch * split)
     arguments = (
@@ -128,7 +131,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         Scalar("stride_cb", cb, divisor_of(cb, 4)),
         Scalar("stride_cm", cm, divisor_of(cm, 8), fold=True),
         Scalar("stride_cn", cn, divisor_of(cn, 8), fold=True), Scalar("stride_cs", cs,
-                                                                     divisor_of(cs, 4)))
+                                                                     divisor_of(cs, 4)), *extra)
     constants = (
         ("A_T", problem.layout[0] == "t"), ("B_T", problem.layout[1] == "t"),
         ("BATCHED", problem.batch > 1), ("TMA_STORE", store),
@@ -136,7 +139,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         ("BLOCK_N", config.block_n), ("NARROW", narrow), ("BLOCK_K", config.block_k),
         ("GROUP_M", config.group_m), ("SPLIT_K", split), ("STAGES", config.num_stages),
         ("CONSUMERS", consumers), ("PINGPONG", bool(config.pingpong)),
-        ("CONSUMER_REGISTERS", _CONSUMER_REGISTERS[consumers]), *absent)
+        ("CONSUMER_REGISTERS", _CONSUMER_REGISTERS[consumers]), *absent, *epilogue)
     resident = _resident(outer, config, device)
     product = Launch(
         "tritongemm.kernels.device.warp_specialized", "warp_specialized", arguments, constants,
@@ -280,7 +283,7 @@ WARP_SPECIALIZED = KernelSpec(
     idea="a producer warp copies, consumer warpgroups multiply, persistent, split-K, swapped",
     archs=(90,),
     constraints=(
-        rules.dtypes("bf16", "fp16"), rules.no_epilogue, rules.archs(90), rules.not_interpreted,
+        rules.dtypes("bf16", "fp16"), rules.archs(90), rules.not_interpreted,
         rules.tma_extents,
         rules.unused("cluster_m", "thread_m", "thread_n", "warp_m", "warp_n"),
         rules.flags, rules.Constraint("powers", _powers), rules.Constraint("consumers", _consumers),

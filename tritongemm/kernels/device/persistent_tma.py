@@ -50,8 +50,8 @@ def persistent_tma(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, strid
                    SUBTILE: tl.constexpr, FLATTEN: tl.constexpr, PRECISION: tl.constexpr,
                    INTERPRETED: tl.constexpr, ADDEND: tl.constexpr, ACTIVATION: tl.constexpr,
                    DEPENDENT: tl.constexpr, SYMBOL: tl.constexpr):
-    """C[batch, M, N] = A @ B and its epilogue. A is stored [M, K] or, with A_T, [K, M]; B [K, N] or, with B_T,
-    [N, K]. What lies past an edge is loaded as zero and not stored."""
+    """C[batch, M, N] = A @ B and its epilogue. A is stored [M, K] or, with A_T, [K, M]; B [K, N]
+    or, with B_T, [N, K]. What lies past an edge is loaded as zero and not stored."""
     if DEPENDENT:
         wait()
     num_m = tl.cdiv(M, BLOCK_M)

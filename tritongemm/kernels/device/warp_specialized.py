@@ -13,6 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from tritongemm.kernels.device.dependent_launch import gluon_release, gluon_wait
+from tritongemm.kernels.device.epilogue import gluon_finish, gluon_load_d
 from tritongemm.kernels.device.hopper import (
     fence_async_shared,
     mbarrier,
@@ -128,34 +129,54 @@ def put(c_desc, buffer, value, batch, row, col, BATCHED: gl.constexpr):
 
 
 @gluon.jit
-def write(c_desc, c, buffer, acc, batch, part, row, col, M, N, stride_cb, stride_cm, stride_cn,
-          stride_cs, TMA_STORE: gl.constexpr, SUBTILE: gl.constexpr, BATCHED: gl.constexpr,
-          ROWS: gl.constexpr, BLOCK_N: gl.constexpr, LAYOUT: gl.constexpr):
-    """Stores a consumer's rows of the tile: by the copy engine in SUBTILE pieces, or element by
-    element where C is not aligned, is transposed, or holds float32 parts."""
-    if TMA_STORE:
-        if SUBTILE == 1:
-            put(c_desc, buffer, acc, batch, row, col, BATCHED)
-        elif SUBTILE == 2:
-            left, right = acc.reshape(ROWS, 2, BLOCK_N // 2).permute(0, 2, 1).split()
-            put(c_desc, buffer, left, batch, row, col, BATCHED)
-            put(c_desc, buffer, right, batch, row, col + BLOCK_N // 2, BATCHED)
-        else:
-            left, right = acc.reshape(ROWS, 2, BLOCK_N // 2).permute(0, 2, 1).split()
-            a, b = left.reshape(ROWS, 2, BLOCK_N // 4).permute(0, 2, 1).split()
-            put(c_desc, buffer, a, batch, row, col, BATCHED)
-            put(c_desc, buffer, b, batch, row, col + BLOCK_N // 4, BATCHED)
-            a, b = right.reshape(ROWS, 2, BLOCK_N // 4).permute(0, 2, 1).split()
-            put(c_desc, buffer, a, batch, row, col + BLOCK_N // 2, BATCHED)
-            put(c_desc, buffer, b, batch, row, col + 3 * BLOCK_N // 4, BATCHED)
+def addend(acc, epilogue, batch, row, col, M, N, ADDEND: gl.constexpr):
+    """D beside ``acc``, in its layout; see ``epilogue.load_d``."""
+    d, alpha, beta, stride_db, stride_dm, stride_dn = epilogue
+    layout: gl.constexpr = acc.type.layout
+    rows = row + gl.arange(0, acc.shape[0], layout=gl.SliceLayout(1, layout))
+    cols = col + gl.arange(0, acc.shape[1], layout=gl.SliceLayout(0, layout))
+    return gluon_load_d(d, batch.to(gl.int64), rows.to(gl.int64), cols.to(gl.int64), M, N,
+                        stride_db, stride_dm, stride_dn, ADDEND)
+
+
+@gluon.jit
+def halves(x, ADDEND: gl.constexpr):
+    """The left and the right half of a tile's columns; of D's rows, twice the same."""
+    if ADDEND == "columns" or ADDEND == "tile":
+        return x.reshape(x.shape[0], 2, x.shape[1] // 2).permute(0, 2, 1).split()
     else:
-        rows = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
-        cols = col + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, LAYOUT))
-        base = c + batch.to(gl.int64) * stride_cb + part.to(gl.int64) * stride_cs
-        offsets = (gl.expand_dims(rows.to(gl.int64) * stride_cm, 1)
-                   + gl.expand_dims(cols.to(gl.int64) * stride_cn, 0))
-        inside = gl.expand_dims(rows < M, 1) & gl.expand_dims(cols < N, 0)
-        gl.store(base + offsets, acc.to(c.dtype.element_ty), mask=inside)
+        return x, x
+
+
+@gluon.jit
+def write(c_desc, c, buffer, acc, value, epilogue, batch, part, row, col, M, N, stride_cb,
+          stride_cm, stride_cn, stride_cs, TMA_STORE: gl.constexpr, SUBTILE: gl.constexpr,
+          BATCHED: gl.constexpr, ADDEND: gl.constexpr, ACTIVATION: gl.constexpr):
+    """Finishes and stores a consumer's rows of the tile: by the copy engine in SUBTILE pieces, or
+    element by element where C is not aligned, is transposed, or holds float32 parts."""
+    if SUBTILE > 1:
+        left, right = halves(acc, "tile")
+        left_d, right_d = halves(value, ADDEND)
+        write(c_desc, c, buffer, left, left_d, epilogue, batch, part, row, col, M, N, stride_cb,
+              stride_cm, stride_cn, stride_cs, TMA_STORE, SUBTILE // 2, BATCHED, ADDEND,
+              ACTIVATION)
+        write(c_desc, c, buffer, right, right_d, epilogue, batch, part, row,
+              col + acc.shape[1] // 2, M, N, stride_cb, stride_cm, stride_cn, stride_cs, TMA_STORE,
+              SUBTILE // 2, BATCHED, ADDEND, ACTIVATION)
+    else:
+        d, alpha, beta, stride_db, stride_dm, stride_dn = epilogue
+        acc = gluon_finish(acc, value, alpha, beta, ADDEND, ACTIVATION)
+        if TMA_STORE:
+            put(c_desc, buffer, acc, batch, row, col, BATCHED)
+        else:
+            layout: gl.constexpr = acc.type.layout
+            rows = row + gl.arange(0, acc.shape[0], layout=gl.SliceLayout(1, layout))
+            cols = col + gl.arange(0, acc.shape[1], layout=gl.SliceLayout(0, layout))
+            base = c + batch.to(gl.int64) * stride_cb + part.to(gl.int64) * stride_cs
+            offsets = (gl.expand_dims(rows.to(gl.int64) * stride_cm, 1)
+                       + gl.expand_dims(cols.to(gl.int64) * stride_cn, 0))
+            inside = gl.expand_dims(rows < M, 1) & gl.expand_dims(cols < N, 0)
+            gl.store(base + offsets, acc.to(c.dtype.element_ty), mask=inside)
 
 
 @gluon.jit
@@ -170,13 +191,13 @@ def columns(buffer, WIDTH: gl.constexpr, BLOCK_K: gl.constexpr, B_T: gl.constexp
 
 @gluon.jit
 def consumer(c_desc, c2_desc, c, a_bufs, b_bufs, b2_bufs, c_bufs, ready, empty, order, M, N, K,
-             batches, stride_cb, stride_cm, stride_cn, stride_cs, A_T: gl.constexpr,
+             batches, stride_cb, stride_cm, stride_cn, stride_cs, epilogue, A_T: gl.constexpr,
              B_T: gl.constexpr, BATCHED: gl.constexpr, TMA_STORE: gl.constexpr,
              SUBTILE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-             NARROW: gl.constexpr, BLOCK_K: gl.constexpr,
-             GROUP_M: gl.constexpr, SPLIT_K: gl.constexpr, STAGES: gl.constexpr,
-             ROWS: gl.constexpr, RELEASE: gl.constexpr, PINGPONG: gl.constexpr,
-             WHICH: gl.constexpr):
+             NARROW: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr,
+             SPLIT_K: gl.constexpr, STAGES: gl.constexpr, ROWS: gl.constexpr,
+             RELEASE: gl.constexpr, PINGPONG: gl.constexpr, ADDEND: gl.constexpr,
+             ACTIVATION: gl.constexpr, WHICH: gl.constexpr):
     """Multiplies stage after stage; a stage is released while the next one is multiplied."""
     units = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N) * batches * SPLIT_K
     PIECES: gl.constexpr = BLOCK_M // ROWS
@@ -220,24 +241,28 @@ def consumer(c_desc, c2_desc, c, a_bufs, b_bufs, b2_bufs, c_bufs, ready, empty, 
                 mbarrier.arrive(empty.index((it + STAGES - 1) % STAGES), count=1,
                                 pred=step > first)
                 it += 1
+            # D is on its way while the last products are summed.
+            value = addend(acc, epilogue, batch, row + PIECE * ROWS, col, M, N, ADDEND)
             if NARROW:
+                value2 = addend(acc2, epilogue, batch, row + PIECE * ROWS, col + WIDE, M, N,
+                                ADDEND)
                 acc, acc2 = warpgroup_mma_wait(0, deps=(acc, acc2))
             else:
                 acc = warpgroup_mma_wait(0, deps=(acc,))
             mbarrier.arrive(empty.index((it + STAGES - 1) % STAGES), count=1, pred=last > first)
             if PINGPONG:
                 mbarrier.arrive(order.index(1 - WHICH), count=1)
-            write(c_desc, c, c_bufs.index(WHICH), acc, batch, part, row + PIECE * ROWS, col, M, N,
-                  stride_cb, stride_cm, stride_cn, stride_cs, TMA_STORE, SUBTILE, BATCHED, ROWS,
-                  WIDE, layout)
+            write(c_desc, c, c_bufs.index(WHICH), acc, value, epilogue, batch, part,
+                  row + PIECE * ROWS, col, M, N, stride_cb, stride_cm, stride_cn, stride_cs,
+                  TMA_STORE, SUBTILE, BATCHED, ADDEND, ACTIVATION)
             if NARROW:
                 buffer = c_bufs.index(WHICH)
                 if TMA_STORE:  # the same memory, as the narrow tensor map wants it
                     buffer = buffer._reinterpret(c2_desc.dtype, c2_desc.block_type.shape,
                                                  c2_desc.layout)
-                write(c2_desc, c, buffer, acc2, batch, part, row + PIECE * ROWS, col + WIDE, M, N,
-                      stride_cb, stride_cm, stride_cn, stride_cs, TMA_STORE, 1, BATCHED, ROWS,
-                      NARROW, layout2)
+                write(c2_desc, c, buffer, acc2, value2, epilogue, batch, part,
+                      row + PIECE * ROWS, col + WIDE, M, N, stride_cb, stride_cm, stride_cn,
+                      stride_cs, TMA_STORE, 1, BATCHED, ADDEND, ACTIVATION)
         else:
             it += last - first
         turn += 1
@@ -253,15 +278,16 @@ def consumer(c_desc, c2_desc, c, a_bufs, b_bufs, b2_bufs, c_bufs, ready, empty, 
 
 @gluon.jit(repr=symbol)
 def warp_specialized(a_desc, b_desc, b2_desc, c_desc, c2_desc, c, M, N, K, batches, stride_cb,
-                     stride_cm, stride_cn, stride_cs, A_T: gl.constexpr, B_T: gl.constexpr,
-                     BATCHED: gl.constexpr, TMA_STORE: gl.constexpr, SUBTILE: gl.constexpr,
-                     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, NARROW: gl.constexpr,
-                     BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr, SPLIT_K: gl.constexpr,
-                     STAGES: gl.constexpr, CONSUMERS: gl.constexpr, PINGPONG: gl.constexpr,
-                     CONSUMER_REGISTERS: gl.constexpr, RELEASE: gl.constexpr,
-                     SYMBOL: gl.constexpr):
-    """C[batch, M, N] = A @ B. A is stored [M, K] or, with A_T, [K, M]; B [K, N] or, with B_T,
-    [N, K]. With SPLIT_K > 1, C is [SPLIT_K, batch, M, N] float32.
+                     stride_cm, stride_cn, stride_cs, d, alpha, beta, stride_db, stride_dm,
+                     stride_dn, A_T: gl.constexpr, B_T: gl.constexpr, BATCHED: gl.constexpr,
+                     TMA_STORE: gl.constexpr, SUBTILE: gl.constexpr, BLOCK_M: gl.constexpr,
+                     BLOCK_N: gl.constexpr, NARROW: gl.constexpr, BLOCK_K: gl.constexpr,
+                     GROUP_M: gl.constexpr, SPLIT_K: gl.constexpr, STAGES: gl.constexpr,
+                     CONSUMERS: gl.constexpr, PINGPONG: gl.constexpr, ADDEND: gl.constexpr,
+                     ACTIVATION: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr,
+                     RELEASE: gl.constexpr, SYMBOL: gl.constexpr):
+    """C[batch, M, N] = A @ B and its epilogue. A is stored [M, K] or, with A_T, [K, M]; B [K, N]
+    or, with B_T, [N, K]. With SPLIT_K > 1, C is [SPLIT_K, batch, M, N] float32.
 
     The last NARROW of the BLOCK_N columns, where they are not 0, are an accumulator of their own
     with tensor maps of their own, b2_desc and c2_desc: both widths are powers of two."""
@@ -297,9 +323,10 @@ def warp_specialized(a_desc, b_desc, b2_desc, c_desc, c2_desc, c, M, N, K, batch
     if CONSUMERS == 1:
         gl.warp_specialize([
             (consumer, (c_desc, c2_desc, c, a_bufs, b_bufs, b2_bufs, c_bufs, ready, empty, order,
-                        M, N, K, batches, stride_cb, stride_cm, stride_cn, stride_cs, A_T, B_T,
-                        BATCHED, TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, NARROW, BLOCK_K, GROUP_M,
-                        SPLIT_K, STAGES, ROWS, RELEASE, PINGPONG, gl.constexpr(0))),
+                        M, N, K, batches, stride_cb, stride_cm, stride_cn, stride_cs,
+                        (d, alpha, beta, stride_db, stride_dm, stride_dn), A_T, B_T, BATCHED,
+                        TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, NARROW, BLOCK_K, GROUP_M, SPLIT_K,
+                        STAGES, ROWS, RELEASE, PINGPONG, ADDEND, ACTIVATION, gl.constexpr(0))),
             (producer, (a_desc, b_desc, b2_desc, a_bufs, b_bufs, b2_bufs, ready, empty, M, N, K,
                         batches, A_T, B_T, BATCHED, BLOCK_M, BLOCK_N, NARROW, BLOCK_K, GROUP_M,
                         SPLIT_K, STAGES, ROWS, RELEASE, STAGE_BYTES)),
@@ -307,13 +334,15 @@ def warp_specialized(a_desc, b_desc, b2_desc, c_desc, c2_desc, c, M, N, K, batch
     elif CONSUMERS == 2:
         gl.warp_specialize([
             (consumer, (c_desc, c2_desc, c, a_bufs, b_bufs, b2_bufs, c_bufs, ready, empty, order,
-                        M, N, K, batches, stride_cb, stride_cm, stride_cn, stride_cs, A_T, B_T,
-                        BATCHED, TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, NARROW, BLOCK_K, GROUP_M,
-                        SPLIT_K, STAGES, ROWS, RELEASE, PINGPONG, gl.constexpr(0))),
+                        M, N, K, batches, stride_cb, stride_cm, stride_cn, stride_cs,
+                        (d, alpha, beta, stride_db, stride_dm, stride_dn), A_T, B_T, BATCHED,
+                        TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, NARROW, BLOCK_K, GROUP_M, SPLIT_K,
+                        STAGES, ROWS, RELEASE, PINGPONG, ADDEND, ACTIVATION, gl.constexpr(0))),
             (consumer, (c_desc, c2_desc, c, a_bufs, b_bufs, b2_bufs, c_bufs, ready, empty, order,
-                        M, N, K, batches, stride_cb, stride_cm, stride_cn, stride_cs, A_T, B_T,
-                        BATCHED, TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, NARROW, BLOCK_K, GROUP_M,
-                        SPLIT_K, STAGES, ROWS, RELEASE, PINGPONG, gl.constexpr(1))),
+                        M, N, K, batches, stride_cb, stride_cm, stride_cn, stride_cs,
+                        (d, alpha, beta, stride_db, stride_dm, stride_dn), A_T, B_T, BATCHED,
+                        TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, NARROW, BLOCK_K, GROUP_M, SPLIT_K,
+                        STAGES, ROWS, RELEASE, PINGPONG, ADDEND, ACTIVATION, gl.constexpr(1))),
             (producer, (a_desc, b_desc, b2_desc, a_bufs, b_bufs, b2_bufs, ready, empty, M, N, K,
                         batches, A_T, B_T, BATCHED, BLOCK_M, BLOCK_N, NARROW, BLOCK_K, GROUP_M,
                         SPLIT_K, STAGES, ROWS, RELEASE, STAGE_BYTES)),
@@ -321,17 +350,20 @@ def warp_specialized(a_desc, b_desc, b2_desc, c_desc, c2_desc, c, M, N, K, batch
     else:
         gl.warp_specialize([
             (consumer, (c_desc, c2_desc, c, a_bufs, b_bufs, b2_bufs, c_bufs, ready, empty, order,
-                        M, N, K, batches, stride_cb, stride_cm, stride_cn, stride_cs, A_T, B_T,
-                        BATCHED, TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, NARROW, BLOCK_K, GROUP_M,
-                        SPLIT_K, STAGES, ROWS, RELEASE, PINGPONG, gl.constexpr(0))),
+                        M, N, K, batches, stride_cb, stride_cm, stride_cn, stride_cs,
+                        (d, alpha, beta, stride_db, stride_dm, stride_dn), A_T, B_T, BATCHED,
+                        TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, NARROW, BLOCK_K, GROUP_M, SPLIT_K,
+                        STAGES, ROWS, RELEASE, PINGPONG, ADDEND, ACTIVATION, gl.constexpr(0))),
             (consumer, (c_desc, c2_desc, c, a_bufs, b_bufs, b2_bufs, c_bufs, ready, empty, order,
-                        M, N, K, batches, stride_cb, stride_cm, stride_cn, stride_cs, A_T, B_T,
-                        BATCHED, TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, NARROW, BLOCK_K, GROUP_M,
-                        SPLIT_K, STAGES, ROWS, RELEASE, PINGPONG, gl.constexpr(1))),
+                        M, N, K, batches, stride_cb, stride_cm, stride_cn, stride_cs,
+                        (d, alpha, beta, stride_db, stride_dm, stride_dn), A_T, B_T, BATCHED,
+                        TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, NARROW, BLOCK_K, GROUP_M, SPLIT_K,
+                        STAGES, ROWS, RELEASE, PINGPONG, ADDEND, ACTIVATION, gl.constexpr(1))),
             (consumer, (c_desc, c2_desc, c, a_bufs, b_bufs, b2_bufs, c_bufs, ready, empty, order,
-                        M, N, K, batches, stride_cb, stride_cm, stride_cn, stride_cs, A_T, B_T,
-                        BATCHED, TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, NARROW, BLOCK_K, GROUP_M,
-                        SPLIT_K, STAGES, ROWS, RELEASE, PINGPONG, gl.constexpr(2))),
+                        M, N, K, batches, stride_cb, stride_cm, stride_cn, stride_cs,
+                        (d, alpha, beta, stride_db, stride_dm, stride_dn), A_T, B_T, BATCHED,
+                        TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, NARROW, BLOCK_K, GROUP_M, SPLIT_K,
+                        STAGES, ROWS, RELEASE, PINGPONG, ADDEND, ACTIVATION, gl.constexpr(2))),
             (producer, (a_desc, b_desc, b2_desc, a_bufs, b_bufs, b2_bufs, ready, empty, M, N, K,
                         batches, A_T, B_T, BATCHED, BLOCK_M, BLOCK_N, NARROW, BLOCK_K, GROUP_M,
                         SPLIT_K, STAGES, ROWS, RELEASE, STAGE_BYTES)),
