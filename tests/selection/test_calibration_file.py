@@ -6,9 +6,12 @@ import json
 
 import pytest
 
+from tritongemm.config import KernelConfig
 from tritongemm.errors import DataFileError
+from tritongemm.problem import GemmProblem
 from tritongemm.records.calibration import (
     Calibration,
+    Neighbour,
     Section,
     read_calibration,
     read_shipped,
@@ -17,7 +20,11 @@ from tritongemm.records.calibration import (
 
 SECTION = Section(("bf16", "fp16"), ("20260101T000000Z-abcdef",), "3.6.0", 3, 100, 0.1,
                   {"memory": {"dram_gbps": 4000.0}, "tiled": {"fill_us": 1.0}},
-                  {"tiled_64x64x64_w4_s3_g8_e1": 1.02})
+                  {"tiled_64x64x64_w4_s3_g8_e1": 1.02},
+                  (KernelConfig("tiled", 64, 64, 64), KernelConfig("tiled", 64, 32, 64)),
+                  (Neighbour(GemmProblem(64, 64, 33, layout="nt", align_a=2), 1.25, (0, 1),
+                             (-12, 40)),
+                   Neighbour(GemmProblem(64, 64, 64), None, (1,), (0,))))
 MADE = Calibration("nvidia-h200", 90, (SECTION,))
 
 
@@ -32,6 +39,14 @@ def test_written_and_read_again(path):
     found = read_calibration(path)
     assert found == MADE
     assert found.section("fp16") == SECTION and found.section("fp32") is None
+
+
+def test_a_file_from_before_there_were_neighbours_is_read(path):
+    data = json.loads(path.read_text())
+    for name in ("configs", "neighbours"):
+        del data["sections"][0][name]
+    path.write_text(json.dumps(data))
+    assert read_calibration(path).section("bf16").neighbours == ()
 
 
 def test_one_owner_a_line_so_that_a_diff_reads(path):
@@ -84,6 +99,20 @@ def _drop(*where):
     (_set("sections", 0, "constants", "tiled", "fill_us", "1"), "not a number"),
     (_set("sections", 0, "constants", "tiled", "fill_us", True), "not a number"),
     (_set("sections", 0, "factors", "x", None), "not a number"),
+    (_set("sections", 0, "configs", 3), "not a list"),
+    (_set("sections", 0, "configs", 0, {"kernel": "tiled"}), "block_m"),
+    (_set("sections", 0, "configs", 0, 7), "not an object"),
+    (_set("sections", 0, "neighbours", {}), "not a list"),
+    (_set("sections", 0, "neighbours", 0, 1), "neighbour 1"),
+    (_set("sections", 0, "neighbours", 0, "of", [0]), "not as many"),
+    (_set("sections", 0, "neighbours", 0, "of", [1, 1]), "different"),
+    (_set("sections", 0, "neighbours", 0, "of", [0, 2]), "0 to 1"),
+    (_set("sections", 0, "neighbours", 0, "of", [0, True]), "0 to 1"),
+    (_set("sections", 0, "neighbours", 0, "permille", [0, 1e9]), "permille"),
+    (_set("sections", 0, "neighbours", 0, "vs_torch", 0), "vs_torch"),
+    (_set("sections", 0, "neighbours", 0, "m", -1), "m=-1"),
+    (_set("sections", 0, "neighbours", 0, "layout", "xy"), "layout"),
+    (_drop("sections", 0, "neighbours", 0, "k"), "k of the problem"),
 ])
 def test_a_malformed_field_is_named(change, says, path):
     data = json.loads(path.read_text())

@@ -73,7 +73,8 @@ class Explanation:
         lines.append(
             f"estimate   {e.total_us:.2f} us: launch {e.launch_us:.2f} + fill {e.fill_us:.2f} + "
             f"K loop {e.k_loop_us:.2f} + units {e.unit_us:.2f} + store {e.store_us:.2f} + "
-            f"split {e.split_us:.2f} + padding {e.pad_us:.2f}")
+            f"split {e.split_us:.2f} + padding {e.pad_us:.2f} + correction "
+            f"{e.correction_us:.2f}")
         if self.measured_us is not None:
             line = f"measured   {self.measured_us:.2f} us"
             if self.roof_time_us:

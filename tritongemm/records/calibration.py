@@ -7,9 +7,13 @@ A file holds sections, one for each group of units (dtypes) whose kernels run al
        "results": 17127, "rms_log_error": 0.15,
        "constants": {"memory": {"dram_gbps": 4100.0, ...}, "tiled": {...},
                      "tiled_128x128x64_w8": {...}, ...},
-       "factors": {"tiled_128x128x64_w8_s3_g8": 1.02, ...}}]}
+       "factors": {"tiled_128x128x64_w8_s3_g8": 1.02, ...},
+       "configs": [{"kernel": "tiled", "block_m": 128, ...}, ...],
+       "neighbours": [{"m": 978, "n": 199, "k": 1543, "dtype_a": "bf16", "layout": "nt", ...,
+                       "vs_torch": 1.137, "of": [0, 3, ...], "permille": [-12, 40, ...]}]}]}
 
-What the constants mean is said in ``tritongemm.selection.model``.
+What the constants mean is said in ``tritongemm.selection.model``; the last two, which may be
+absent, are what ``tritongemm.selection.neighbours`` corrects by.
 """
 
 from __future__ import annotations
@@ -21,18 +25,46 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tritongemm import settings
-from tritongemm.errors import DataFileError
-from tritongemm.problem import DTYPES
+from tritongemm.config import KernelConfig
+from tritongemm.errors import ConfigError, DataFileError, ProblemError
+from tritongemm.problem import DTYPES, GemmProblem
 from tritongemm.records import atomic
+from tritongemm.records.codec import (
+    config_from_json,
+    config_to_json,
+    problem_from_json,
+    problem_to_json,
+)
 from tritongemm.records.reading import Fields, read_json
 
 SCHEMA_VERSION = 1
 _TOP = ("schema_version", "device", "arch", "sections")
 _SECTION = ("units", "run_ids", "triton", "problems", "results", "rms_log_error", "constants",
             "factors")
+#: Of a section too; absent in files from before there were neighbours.
+_LATER = ("configs", "neighbours")
 _UNITS = (*DTYPES, "tf32")
 #: A bound against damage: times are microseconds, rates GB/s, shares of a peak.
 _HIGHEST = 1e9
+#: The same for the logarithm of a ratio, in thousandths.
+_MOST_PERMILLE = 10_000
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A measured problem, and by how much the constants alone miss its timings.
+
+    Attributes:
+        vs_torch: torch's time over that of the fastest config, in the same rounds; None: not
+            measured.
+        of: which of the section's configs were measured.
+        permille: of each of those, the logarithm of measured over predicted time, in thousandths.
+    """
+
+    problem: GemmProblem
+    vs_torch: float | None
+    of: tuple[int, ...]
+    permille: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -47,6 +79,8 @@ class Section:
             their problem's best.
         constants: owner (``memory``, a kernel, or a class of configs) -> name -> value.
         factors: config without its split and copies -> measured over predicted time.
+        configs: those that neighbours were measured with.
+        neighbours: the measured problems.
     """
 
     units: tuple[str, ...]
@@ -57,6 +91,8 @@ class Section:
     rms_log_error: float
     constants: Mapping[str, Mapping[str, float]]
     factors: Mapping[str, float] = field(default_factory=dict)
+    configs: tuple[KernelConfig, ...] = ()
+    neighbours: tuple[Neighbour, ...] = ()
 
     def __hash__(self) -> int:
         return id(self)
@@ -101,7 +137,7 @@ def read_calibration(path: str | os.PathLike[str]) -> Calibration:
 
 
 def _section(entry: Fields) -> Section:
-    entry.only(_SECTION)
+    entry.only(_SECTION, _LATER)
     units = _words(entry, "units")
     for unit in units:
         if unit not in _UNITS:
@@ -113,10 +149,54 @@ def _section(entry: Fields) -> Section:
         raise entry.error("constants", "is not an object")
     constants = {owner: _numbers(entry, f"constants.{owner}"[:80], values)
                  for owner, values in owners.items()}
+    configs = tuple(_config(entry, number, value)
+                    for number, value in enumerate(_list(entry, "configs"), 1))
+    neighbours = tuple(
+        _neighbour(entry, Fields(entry.path, value, entry.row, f"neighbour {number}"),
+                   len(configs))
+        for number, value in enumerate(_list(entry, "neighbours"), 1))
     return Section(units, _words(entry, "run_ids"), entry.word("triton"),
                    entry.integer("problems", 1, 10**9), entry.integer("results", 1, 10**9),
                    entry.number("rms_log_error", 0.0), constants,
-                   _numbers(entry, "factors", entry.values["factors"]))
+                   _numbers(entry, "factors", entry.values["factors"]), configs, neighbours)
+
+
+def _list(entry: Fields, name: str) -> list:
+    values = entry.values.get(name, [])
+    if not isinstance(values, list):
+        raise entry.error(name, "is not a list")
+    return values
+
+
+def _config(entry: Fields, number: int, value: Mapping[str, object]) -> KernelConfig:
+    try:
+        return config_from_json(value)
+    except ConfigError as error:
+        raise entry.error("configs", f"number {number}: {error}"[:500]) from error
+
+
+def _neighbour(entry: Fields, fields: Fields, configs: int) -> Neighbour:
+    values = dict(fields.values)
+    vs_torch = fields.number("vs_torch", 1e-6) if "vs_torch" in values else None
+    of, permille = (_integers(fields, "of", 0, configs - 1),
+                    _integers(fields, "permille", -_MOST_PERMILLE, _MOST_PERMILLE))
+    if len(of) != len(permille) or len({*of}) != len(of):
+        raise entry.error("neighbours", f"{len(of)} configs, not all different, or not as many "
+                          f"as the {len(permille)} values")
+    for name in ("vs_torch", "of", "permille"):
+        values.pop(name, None)
+    try:
+        return Neighbour(problem_from_json(values), vs_torch, of, permille)
+    except ProblemError as error:
+        raise entry.error("neighbours", str(error)[:500]) from error
+
+
+def _integers(fields: Fields, name: str, low: int, high: int) -> tuple[int, ...]:
+    values = _list(fields, name)
+    for value in values:
+        if type(value) is not int or not low <= value <= high:
+            raise fields.error(name, f"{value!r:.80} is not an integer from {low} to {high}")
+    return tuple(values)
 
 
 def _words(entry: Fields, name: str) -> tuple[str, ...]:
@@ -161,6 +241,12 @@ def _values(section: Section) -> dict[str, object]:
     values.update(units=list(section.units), run_ids=list(section.run_ids),
                   constants={k: dict(v) for k, v in sorted(section.constants.items())},
                   factors=dict(sorted(section.factors.items())))
+    if section.neighbours:
+        values["configs"] = [config_to_json(c) for c in section.configs]
+        values["neighbours"] = [
+            {**problem_to_json(x.problem),
+             **({} if x.vs_torch is None else {"vs_torch": x.vs_torch}),
+             "of": list(x.of), "permille": list(x.permille)} for x in section.neighbours]
     return values
 
 
@@ -173,6 +259,11 @@ def _lines(section: Section) -> str:
         inside = [f"  {json.dumps(k)}: {json.dumps(v, allow_nan=False)}"
                   for k, v in values[name].items()]  # type: ignore[attr-defined]
         lines.append(f"{json.dumps(name)}: {{\n" + ",\n".join(inside) + "\n}")
+    for name in _LATER:
+        if name in values:
+            each = (json.dumps(v, allow_nan=False, separators=(",", ":"))
+                    for v in values[name])  # type: ignore[attr-defined]
+            lines.append(f"{json.dumps(name)}: [\n" + ",\n".join(each) + "\n]")
     return "{" + ",\n".join(lines) + "}"
 
 

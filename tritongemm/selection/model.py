@@ -1,7 +1,7 @@
 """The time of a config for a problem: the sum that a person would write, term by term.
 
-launch + fill + K loop + units + store + pass over a split's parts + copies of unaligned operands.
-The counts come from ``work.py``, the constants from a calibration of the device
+launch + fill + K loop + units + store + pass over a split's parts + copies of unaligned operands,
+and a correction: what that sum misses at measured problems near by (``neighbours.py``). The counts come from ``work.py``, the constants from a calibration of the device
 (``tritongemm calibrate`` fits them to the sweep's timings) or, where there is none, from the
 datasheet's peaks and usual shares of them. The K loop takes as long as the slowest of what bounds
 it: the unit's rate at this tile, the pace of one program's dependent steps, what an SM loads,
@@ -30,6 +30,7 @@ from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.problem import GemmProblem
 from tritongemm.records.calibration import Section, calibration_path, read_shipped
+from tritongemm.selection.neighbours import Neighbours
 from tritongemm.selection.work import PERSISTENT, Work, class_of, work_of
 
 #: Microseconds of an empty kernel in a CUDA graph on Hopper.
@@ -42,7 +43,11 @@ _UNKNOWN_TFLOPS, _UNKNOWN_GBPS = {"fp32": 50.0}, 2000.0
 
 
 class Estimate(NamedTuple):
-    """The terms, each in microseconds, and what they are made of."""
+    """The terms, each in microseconds, and what they are made of.
+
+    Each is at least 0 but ``correction_us``, which is negative where measured problems near by
+    ran faster than the others say.
+    """
 
     tiles: int
     waves: int
@@ -53,12 +58,13 @@ class Estimate(NamedTuple):
     store_us: float
     split_us: float
     pad_us: float
+    correction_us: float = 0.0
 
     @property
     def total_us(self) -> float:
         """The sum of the terms."""
         return (self.launch_us + self.fill_us + self.k_loop_us + self.unit_us + self.store_us
-                + self.split_us + self.pad_us)
+                + self.split_us + self.pad_us + self.correction_us)
 
 
 class Rates(NamedTuple):
@@ -185,11 +191,14 @@ class Model:
 
     Attributes:
         section: its calibration; None: usual constants.
+        neighbours: what corrects it; None: nothing was measured.
     """
 
     def __init__(self, section: Section | None, device: DeviceSpec, unit: str,
                  scale: Rates) -> None:
         self.section, self._device, self._unit, self._scale = section, device, unit, scale
+        self.neighbours = (Neighbours(section.configs, section.neighbours)
+                           if section is not None and section.neighbours else None)
         self._rates: dict[tuple, Rates] = {}
 
     def knows(self, config: KernelConfig) -> bool:
@@ -209,8 +218,13 @@ class Model:
         factor = 1.0
         if self.section is not None:
             factor = self.section.factors.get(factor_id(alike[0]), 1.0)
-        return [predict(work._replace(dependent=config.dependent_launch),
-                        self._rates_of(config, name, work), factor) for config in alike]
+        found = [predict(work._replace(dependent=config.dependent_launch),
+                         self._rates_of(config, name, work), factor) for config in alike]
+        if self.neighbours is None:
+            return found
+        return [e._replace(correction_us=e.total_us
+                           * (self.neighbours.correction(problem, config, name) - 1.0))
+                for e, config in zip(found, alike, strict=True)]
 
     def _rates_of(self, config: KernelConfig, name: str, work: Work) -> Rates:
         key = (name, config.dependent_launch, work.store, work.loads_a, work.loads_b, work.pads)

@@ -108,6 +108,10 @@ def by_model(problem: GemmProblem, device: DeviceSpec) -> Choice | None:
         if violation(problem, config, device) is None:
             note = (f"predicted {total_us:.2f} us, calibrated by {model.section.results} timings "
                     f"of {model.section.problems} problems")
+            if model.neighbours is not None:
+                near = model.neighbours.nearest(problem, 1)[0]
+                p = near.neighbour.problem
+                note += f", the nearest {p.m}x{p.n}x{p.k}"
             return Choice(config, "model", None, note, total_us)
     return None
 

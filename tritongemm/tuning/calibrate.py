@@ -1,5 +1,8 @@
 """Sweep journals -> the constants of the selection's model, by least squares on logarithms.
 
+What the constants still miss is written beside them, problem by problem, for
+``selection.neighbours`` to correct by, with torch's time in the same rounds.
+
 Damped Gauss-Newton over the logarithms of the constants, each held near its usual value by a
 prior, so that what the timings do not show stays where it was. Each problem may be off by a
 factor of its own (clocks, power): what is fitted is above all the order of its configs. Fast
@@ -10,7 +13,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +29,7 @@ from tritongemm.problem import GemmProblem
 from tritongemm.records import atomic
 from tritongemm.records.calibration import (
     Calibration,
+    Neighbour,
     Section,
     calibration_path,
     read_calibration,
@@ -45,6 +49,9 @@ _SPREAD_ELSE = 0.7
 #: Of a problem's own factor, and of a timing near the best about the model.
 _PROBLEM_SPREAD, _NOISE = 0.02, 0.08
 _ITERATIONS, _STEP = 30, 1e-4
+#: Timings slower than the best by more than this, as a logarithm, say nothing about the best of
+#: another problem: neighbours leave them out.
+_FAR_BEHIND = 0.6
 #: Timings that a config's own factor is taken to have had before it is seen.
 _FACTOR_PRIOR = 4.0
 
@@ -60,12 +67,14 @@ class Timing:
 
 @dataclass(frozen=True)
 class Source:
-    """What journals hold for one device: the fastest coarse time of each problem and config."""
+    """What journals hold for one device: the fastest coarse time of each problem and config, and
+    of problems with a winner torch's time over the winner's (``vs_torch``)."""
 
     device: DeviceSpec
     timings: tuple[Timing, ...]
     run_ids: tuple[str, ...]
     triton: str
+    vs_torch: Mapping[GemmProblem, float]
 
 
 def read_timings(journals: Iterable[str | os.PathLike[str]], device: str | None = None) -> Source:
@@ -76,6 +85,7 @@ def read_timings(journals: Iterable[str | os.PathLike[str]], device: str | None 
         UsageError: journals of several devices and no ``device`` to choose one.
     """
     best: dict[tuple[GemmProblem, KernelConfig], float] = {}
+    winners: dict[GemmProblem, tuple[float, float]] = {}
     runs: dict[str, str] = {}
     slugs: set[str] = set()
     path: Path | None = None
@@ -96,6 +106,12 @@ def read_timings(journals: Iterable[str | os.PathLike[str]], device: str | None 
                 if config.kernel in SPECS:
                     key = (problem_from_json(record["problem"]), config)
                     best[key] = min(record["time_us"], best.get(key, math.inf))
+            elif (record["kind"] == "winner" and record.get("ratio_vs_torch")
+                  and (device is None or slug == device)):
+                problem = problem_from_json(record["problem"])
+                found = (record["time_us"], record["ratio_vs_torch"])
+                if config_from_json(record["config"]).kernel in SPECS:
+                    winners[problem] = min(found, winners.get(problem, found))
     if path is None:
         raise UsageError("no journal is given; name those that `tritongemm sweep` wrote")
     if len(slugs) > 1:
@@ -105,7 +121,8 @@ def read_timings(journals: Iterable[str | os.PathLike[str]], device: str | None 
         raise DataFileError(path, "holds no timing" + (f" of {device}" if device else "")
                             + "; sweep some problems first")
     timings = tuple(Timing(p, c, t) for (p, c), t in best.items())
-    return Source(device_named(slugs.pop()), timings, tuple(sorted(runs)), max(runs.values()))
+    return Source(device_named(slugs.pop()), timings, tuple(sorted(runs)), max(runs.values()),
+                  {problem: ratio for problem, (_, ratio) in winners.items()})
 
 
 class Table:
@@ -139,6 +156,7 @@ class Table:
         np.minimum.at(self.best, self.problem, self.log_time)
         self.behind = self.log_time - self.best[self.problem]
         self.factor_ids = [factor_id(t.config) for t in timings]
+        self.configs = [t.config for t in timings]
 
     def rows(self, chosen: Any) -> Table:
         """The rows of an index or mask, with the same constants and numbers of problems."""
@@ -147,7 +165,8 @@ class Table:
         part.work = SimpleNamespace(**{k: v[chosen] for k, v in vars(self.work).items()})
         for name in ("index", "scale", "log_time", "problem", "behind"):
             setattr(part, name, getattr(self, name)[chosen])
-        part.factor_ids = list(np.array(self.factor_ids, object)[chosen])
+        for name in ("factor_ids", "configs"):
+            setattr(part, name, list(np.array(getattr(self, name), object)[chosen]))
         return part
 
     def log_predicted(self, constants: np.ndarray, column: int | None = None) -> np.ndarray:
@@ -234,6 +253,26 @@ def predicted(table: Table, fitted: Fit) -> np.ndarray:
     return np.asarray(predict(work, rates, factors).total_us)
 
 
+def neighbours_of(table: Table, fitted: Fit, vs_torch: Mapping[GemmProblem, float]
+                  ) -> tuple[tuple[KernelConfig, ...], tuple[Neighbour, ...]]:
+    """The configs and problems of the table's rows, and what ``fitted`` misses of their times."""
+    miss = np.rint(1000 * (table.log_time - np.log(predicted(table, fitted)))).astype(int)
+    near = np.flatnonzero(table.behind < _FAR_BEHIND)
+    known = sorted({table.configs[row] for row in near}, key=lambda c: c.config_id)
+    places = {config: place for place, config in enumerate(known)}
+    rows: dict[int, dict[int, int]] = {}
+    for row in near:
+        of = rows.setdefault(int(table.problem[row]), {})
+        of[places[table.configs[row]]] = int(miss[row])
+    return tuple(known), tuple(
+        Neighbour(problem, _rounded(vs_torch.get(problem)), *zip(*sorted(of.items()), strict=True))
+        for number, of in rows.items() for problem in [table.problems[number]])
+
+
+def _rounded(ratio: float | None) -> float | None:
+    return None if ratio is None else round(ratio, 4)
+
+
 def section_of(table: Table, units: tuple[str, ...], source: Source) -> Section:
     """The fitted section for ``units``."""
     fitted = fit(table)
@@ -244,7 +283,8 @@ def section_of(table: Table, units: tuple[str, ...], source: Source) -> Section:
         constants.setdefault(owner, {})[name] = float(f"{value:.5g}")
     return Section(units, source.run_ids, source.triton, len(table.problems),
                    len(table.log_time), round(float(np.sqrt((miss ** 2).mean())), 4), constants,
-                   {name: round(value, 4) for name, value in fitted.factors.items()})
+                   {name: round(value, 4) for name, value in fitted.factors.items()},
+                   *neighbours_of(table, fitted, source.vs_torch))
 
 
 def calibrate(journals: Iterable[str | os.PathLike[str]], device: str | None = None,

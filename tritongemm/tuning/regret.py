@@ -24,12 +24,16 @@ from tritongemm.errors import UsageError
 from tritongemm.problem import GemmProblem
 from tritongemm.records.atomic import write_atomic
 from tritongemm.records.tables import TableHeader, TunedRow, TunedTable, path_for
+from tritongemm.selection.neighbours import Neighbours
 from tritongemm.selection.policy import nearest_row
+from tritongemm.selection.work import class_of
 from tritongemm.tuning.calibrate import (
     TOGETHER,
+    Source,
     Table,
     Timing,
     fit,
+    neighbours_of,
     predicted,
     read_timings,
 )
@@ -95,11 +99,12 @@ def regret(journals: Iterable[str | os.PathLike[str]], device: str | None = None
     for units in TOGETHER:
         timings = [t for t in source.timings if t.problem.unit in units]
         if timings:
-            found += _judge(timings, source.device, folds)
+            found += _judge(timings, source, folds)
     return found
 
 
-def _judge(timings: list[Timing], device: DeviceSpec, folds: int | None) -> list[Regret]:
+def _judge(timings: list[Timing], source: Source, folds: int | None) -> list[Regret]:
+    device = source.device
     table = Table(timings, device)
     extents = sorted({_extents(p) for p in table.problems})
     random.Random(_SEED).shuffle(extents)
@@ -113,7 +118,12 @@ def _judge(timings: list[Timing], device: DeviceSpec, folds: int | None) -> list
             training = table.rows(others)
             share = 1  # the column of peak_share: one constant a class
             known = np.isin(table.index[these, share], training.index[:, share])
-            expected[these] = np.where(known, predicted(table.rows(these), fit(training)), np.inf)
+            fitted = fit(training)
+            near = Neighbours(*neighbours_of(training, fitted, source.vs_torch))
+            corrections = [near.correction(t.problem, t.config, class_of(t.config))
+                           for t in (timings[i] for i in these)]
+            expected[these] = np.where(known, predicted(table.rows(these), fitted) * corrections,
+                                       np.inf)
     best = {p: min((t for t in timings if t.problem == p), key=lambda t: t.time_us)
             for p in table.problems}
     rows = np.argsort(table.problem, kind="stable")
@@ -123,9 +133,9 @@ def _judge(timings: list[Timing], device: DeviceSpec, folds: int | None) -> list
         first = mine[np.argmin(expected[mine])]
         chosen = timings[first] if np.isfinite(expected[first]) else None
         away = {p: t for p, t in best.items() if _extents(p) != _extents(problem)}
-        near = _nearest(problem, device, [timings[i] for i in mine], away)
+        nearest = _nearest(problem, device, [timings[i] for i in mine], away)
         found.append(Regret(problem, len(mine), best[problem], chosen,
-                            float(expected[first]) if chosen else None, near))
+                            float(expected[first]) if chosen else None, nearest))
     return found
 
 
