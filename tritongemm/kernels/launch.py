@@ -42,14 +42,16 @@ class Geometry:
         """The strides of gapless operands of the problem's layout.
 
         Where the problem's alignment is below what the extents give, rows are as they are: only
-        a base may be off, which strides do not show.
+        a base may be off, which strides do not show. A single matrix has batch strides of 0, as
+        a call has: a binary must not depend on a stride that nobody walks.
         """
         m, n, k = problem.m, problem.n, problem.k
+        walked = int(problem.batch > 1)
         am, ak = (k, 1) if problem.layout[0] == "n" else (1, m)
         bk, bn = (n, 1) if problem.layout[1] == "n" else (1, k)
-        db, dm, dn = {"bias": (0, 0, 1), "add": (m * n, n, 1)}.get(
+        db, dm, dn = {"bias": (0, 0, 1), "add": (walked * m * n, n, 1)}.get(
             EPILOGUES[problem.epilogue].addend, (0, 0, 0))
-        return cls(m * k, am, ak, k * n, bk, bn, m * n, n, 1, db, dm, dn,
+        return cls(walked * m * k, am, ak, walked * k * n, bk, bn, walked * m * n, n, 1, db, dm, dn,
                    alignment(dm * dtype_of(problem.dtype_out).itemsize))
 
     def max_offset(self, problem: GemmProblem) -> int:
