@@ -1,15 +1,27 @@
-"""``tritongemm regret``: what choosing without measuring costs, leave-one-out over journals."""
+"""``tritongemm regret``: what choosing without measuring costs, over journals or on fresh shapes.
+
+With journals: leave-one-out over their problems. With ``--fresh SEED``: shapes drawn from the seed
+are swept, and the fastest configs measured again beside the selection's choice.
+"""
 
 from __future__ import annotations
 
 import argparse
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tritongemm.errors import UsageError
+
+if TYPE_CHECKING:
+    from tritongemm.tuning.regret import Regret
 
 _WORST_SHOWN = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb."""
-    parser.add_argument("journals", nargs="+", metavar="JOURNAL",
+    parser.add_argument("journals", nargs="*", metavar="JOURNAL",
                         help="journals of full sweeps, of one device")
     parser.add_argument("--device", metavar="SLUG",
                         help="use only what this device measured, e.g. nvidia-h200")
@@ -17,14 +29,58 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="leave out N parts of the problems in turn instead of one problem "
                              "at a time (faster)")
     parser.add_argument("--out", metavar="CSV", help="write one row a problem")
+    fresh = parser.add_argument_group(
+        "fresh shapes", "bf16 nt, each side log-uniform 128 to 8192, every other one aligned")
+    fresh.add_argument("--fresh", type=int, metavar="SEED",
+                       help="draw shapes from this seed and measure them (needs a GPU)")
+    fresh.add_argument("--count", type=int, default=60, metavar="N",
+                       help="shapes (default %(default)s)")
+    fresh.add_argument("--top", type=int, default=48, metavar="N",
+                       help="configs of a shape: the best by estimate, beside the best of each "
+                            "class and --random others (default %(default)s)")
+    fresh.add_argument("--random", type=int, default=12, metavar="N",
+                       help="configs of a shape drawn from the rest (default %(default)s)")
+    fresh.add_argument("--journal", metavar="FILE.jsonl", default="regret.jsonl",
+                       help="the two runs' journals are named after it, -wide and -again "
+                            "(default %(default)s)")
+    fresh.add_argument("--budget", type=float, metavar="SECONDS", help="stop after that long")
+    fresh.add_argument("--resume", action="store_true",
+                       help="go on with the journals: repeat nothing that was measured")
+    fresh.add_argument("--judge-only", action="store_true",
+                       help="measure nothing: judge what the journals hold (no GPU needed)")
+    fresh.add_argument("--plan", action="store_true",
+                       help="say what would be measured, and for how long (no GPU needed)")
+    fresh.add_argument("--at-least", type=float, metavar="SHARE",
+                       help="exit with 1 where the mean share of the best is below this")
+    fresh.add_argument("--worst", type=float, metavar="SHARE",
+                       help="exit with 1 where a share of the best is below this")
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints the shares of the best speed that the model and the nearest row reach."""
-    from tritongemm.tuning.regret import regret, summaries, write_csv
+    from tritongemm.tuning.regret import regret, write_csv
 
-    found = regret(args.journals, args.device, args.folds)
-    print("best time / chosen time, each problem left out of what its choice was made from")
+    if args.fresh is not None:
+        if args.journals:
+            raise UsageError("--fresh measures shapes of its own; leave the journals away")
+        found = _fresh(args)
+        if found is None:
+            return 0
+        print("best time / chosen time, in the rounds of the second run")
+    elif args.journals:
+        found = regret(args.journals, args.device, args.folds)
+        print("best time / chosen time, each problem left out of what its choice was made from")
+    else:
+        raise UsageError("name journals of full sweeps, or give --fresh SEED")
+    _show(found)
+    if args.out:
+        print(f"wrote {write_csv(args.out, found)}")
+    return _status(found, args.at_least, args.worst)
+
+
+def _show(found: Sequence[Regret]) -> None:
+    from tritongemm.tuning.regret import summaries
+
     print(f"{'problems':<18}{'count':>6}{'model':>9}{'worst':>8}{'nearest':>10}{'worst':>8}")
     for kind, (model, nearest) in summaries(found).items():
         print(f"{kind:<18}{model.count:>6}{model.mean:>9.4f}{model.worst:>8.3f}"
@@ -35,6 +91,37 @@ def run(args: argparse.Namespace) -> int:
         if one.model is not None:
             print(f"  {share:.3f}  {one.problem}: {one.model.config} {one.model.time_us:.2f} us; "
                   f"best {one.best.config} {one.best.time_us:.2f} us")
-    if args.out:
-        print(f"wrote {write_csv(args.out, found)}")
-    return 0
+
+
+def _fresh(args: argparse.Namespace) -> list[Regret] | None:
+    """Draws and measures; None where only the plan was asked for."""
+    from tritongemm.cli.sweep import progress_of
+    from tritongemm.device import current_device, device_named
+    from tritongemm.tuning import fresh_regret
+
+    device = device_named(args.device) if args.device else current_device()
+    problems = fresh_regret.drawn_for(device, args.fresh, args.count)
+    wide = fresh_regret.Wide(args.fresh, args.top, at_random=args.random)
+    if args.plan:
+        plan = fresh_regret.forecast(problems, device, wide)
+        print(f"{plan.shapes} shapes, {plan.configs} configs, {plan.binaries} binaries to compile "
+              f"where the store does not have them; about {plan.seconds:.0f} s of an H200 beside")
+        return None
+    if not args.judge_only:
+        fresh_regret.measure(problems, args.journal, wide=wide, budget_s=args.budget,
+                             resume=args.resume, seed=args.fresh,
+                             progress=lambda: progress_of(plain=True))
+    found = fresh_regret.judge(problems, args.journal, device)
+    if len(found) < len(problems):
+        print(f"{len(problems) - len(found)} of {len(problems)} shapes were not measured to the "
+              "end; go on with --resume")
+    return found
+
+
+def _status(found: Sequence[Regret], at_least: float | None, worst: float | None) -> int:
+    shares = [share for one in found if (share := one.share(one.model)) is not None]
+    if not shares:
+        return 0 if at_least is None and worst is None else 1
+    mean = math.exp(sum(map(math.log, shares)) / len(shares))
+    return int((at_least is not None and mean < at_least)
+               or (worst is not None and min(shares) < worst))

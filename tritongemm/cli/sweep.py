@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         "devices": devices, "top": args.top, "subset": args.random, "budget_s": args.budget,
         "resume": args.resume, "compile_workers": args.compile_workers,
         "per_config_timeout_s": args.timeout, "compile_timeout_s": args.compile_timeout,
-        "finalists": args.finalists, "seed": args.seed, "progress": _progress(args.plain)}
+        "finalists": args.finalists, "seed": args.seed, "progress": progress_of(args.plain)}
     try:
         if args.rungs:
             return _sweep_rungs(args.rungs, problems, journal, kernels, options)
@@ -102,7 +102,8 @@ def _status(report: SweepReport) -> int:
                     for p in report.problems) and not report.stopped else 1
 
 
-def _progress(plain: bool) -> Progress:
+def progress_of(plain: bool) -> Progress:
+    """The live display on a terminal, lines elsewhere or where ``plain``."""
     from tritongemm.tuning.progress import Live, Plain
 
     if not plain and sys.stdout.isatty():

@@ -1,11 +1,12 @@
 """The time of a config for a problem: the sum that a person would write, term by term.
 
 launch + fill + K loop + units + store + pass over a split's parts + copies of unaligned operands,
-and a correction: what that sum misses at measured problems near by (``neighbours.py``). The counts come from ``work.py``, the constants from a calibration of the device
-(``tritongemm calibrate`` fits them to the sweep's timings) or, where there is none, from the
-datasheet's peaks and usual shares of them. The K loop takes as long as the slowest of what bounds
-it: the unit's rate at this tile, the pace of one program's dependent steps, what an SM loads,
-what the L2 delivers, what the memory delivers.
+and a correction: what that sum misses at measured problems near by (``neighbours.py``). The counts
+come from ``work.py``, the constants from a calibration of the device (``tritongemm calibrate`` fits
+them to the sweep's timings) or, where there is none, from the datasheet's peaks and usual shares of
+them. The K loop takes as long as the slowest of what bounds it: the unit's rate at this tile, the
+pace of one program's dependent steps, what an SM loads, what the L2 delivers, what the memory
+delivers.
 
 Constants, by owner:
     memory: dram_gbps, l2_gbps, sm_gbps (into one SM), split_us and split_gbps (the adding pass),
@@ -218,7 +219,7 @@ class Model:
         factor = 1.0
         if self.section is not None:
             factor = self.section.factors.get(factor_id(alike[0]), 1.0)
-        found = [predict(work._replace(dependent=config.dependent_launch),
+        found = [predict(work._replace(dependent=min(config.dependent_launch, 1)),
                          self._rates_of(config, name, work), factor) for config in alike]
         if self.neighbours is None:
             return found

@@ -165,7 +165,7 @@ def work_of(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> W
         per_sm * steps * step_bytes, tiles * steps * step_bytes + stored,
         _dram_bytes(m, n, k, batch, size, rows, cols, min(slots, tiles), config, device) + result,
         config.num_stages, threads_load * bm, threads_load * bn, spilled,
-        config.dependent_launch,
+        min(config.dependent_launch, 1),
         per_sm * bm * bn * (4 if split > 1 else out) / 1024, split,
         stored + result if split > 1 else 0.0, 2.0 * padded, padded / size / 1e3, store,
         f"align{max(align_a, 2)}", f"align{max(align_b, 2)}",
