@@ -19,17 +19,20 @@ from tritongemm.kernels.launch import (
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.symbol import symbol_of
 from tritongemm.kernels.tensor_map import batched, stored_operand, tma_store
-from tritongemm.problem import GemmProblem, dtype_of
+from tritongemm.problem import EPILOGUES, GemmProblem, dtype_of
 
 
 def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
-    """Bytes: the pipeline's buffers, the piece of the tile on its way out, the barriers.
+    """Bytes: the pipeline's buffers, the piece of the tile on its way out, a matrix D's piece on
+    its way to the accumulator's layout, the barriers.
 
     The buffers of the K loop stay live across tiles when the loops are flattened.
     """
     stage = (config.block_m + config.block_n) * config.block_k * dtype_of(problem.dtype_a).itemsize
     piece = config.block_m * config.block_n // config.epilogue_subtile
     out = piece * dtype_of(problem.dtype_out).itemsize
+    if EPILOGUES[problem.epilogue].addend == "add":
+        out *= 2
     if not tma_store(problem):
         out += 16 * config.block_m
     return config.num_stages * stage + out + 16 * config.num_stages + 1024

@@ -27,6 +27,25 @@ def load_d(d, batch, rows, cols, M, N, stride_db, stride_dm, stride_dn, ADDEND: 
 
 
 @triton.jit
+def normal_cdf(x):
+    """(1 + erf(x / sqrt(2))) / 2 for float32, to 6e-8, without the library's branches.
+
+    Phi(-|x|) = 2 ** (-1 + |x| Q(|x|)), Q of degree 7: a fit to 0..6.5 that weighs each error by
+    what it does to x Phi(x). Beyond, its negative leading coefficient takes the power to 0.
+    """
+    z = tl.abs(x)
+    q = -2.1560315e-06 * z + 3.1458232e-05
+    q = q * z - 1.4977886e-04
+    q = q * z - 2.2117310e-04
+    q = q * z + 7.1672783e-03
+    q = q * z - 5.2562345e-02
+    q = q * z - 4.5918903e-01
+    q = q * z - 1.1511070
+    tail = tl.exp2(q * z - 1.0)
+    return tl.where(x < 0.0, tail, 1.0 - tail)
+
+
+@triton.jit
 def finish(acc, value, alpha, beta, ADDEND: tl.constexpr, ACTIVATION: tl.constexpr):
     """activation(alpha * acc + beta * value) for a float32 ``acc`` and a ``value`` of D.
 
@@ -40,7 +59,7 @@ def finish(acc, value, alpha, beta, ADDEND: tl.constexpr, ACTIVATION: tl.constex
     if ACTIVATION == "relu":
         acc = tl.maximum(acc, 0.0, propagate_nan=tl.PropagateNan.ALL)
     elif ACTIVATION == "gelu":
-        acc = 0.5 * acc * (1.0 + tl.erf(acc * 0.7071067811865476))  # 1 / sqrt(2)
+        acc = acc * normal_cdf(acc)
     elif ACTIVATION == "gelu_tanh":
         # 2 sqrt(2 / pi) (x + 0.044715 x^3), Hendrycks and Gimpel, arXiv 1606.08415.
         acc = acc / (1.0 + tl.exp(-1.5957691216057308 * (acc + 0.044715 * acc * acc * acc)))

@@ -130,22 +130,24 @@ def put(c_desc, buffer, value, batch, row, col, BATCHED: gl.constexpr):
 
 @gluon.jit
 def addend(acc, epilogue, batch, row, col, M, N, ADDEND: gl.constexpr):
-    """D beside ``acc``, in its layout; see ``epilogue.load_d``."""
+    """D beside ``acc``, in its shape and layout: a vector's copies take no registers. 0 where
+    there is none."""
     d, alpha, beta, stride_db, stride_dm, stride_dn = epilogue
     layout: gl.constexpr = acc.type.layout
     rows = row + gl.arange(0, acc.shape[0], layout=gl.SliceLayout(1, layout))
     cols = col + gl.arange(0, acc.shape[1], layout=gl.SliceLayout(0, layout))
-    return gluon_load_d(d, batch.to(gl.int64), rows.to(gl.int64), cols.to(gl.int64), M, N,
-                        stride_db, stride_dm, stride_dn, ADDEND)
+    value = gluon_load_d(d, batch.to(gl.int64), rows.to(gl.int64), cols.to(gl.int64), M, N,
+                         stride_db, stride_dm, stride_dn, ADDEND)
+    if ADDEND == "none" or ADDEND == "scale":
+        return value
+    else:
+        return gl.broadcast(value, acc)[0]
 
 
 @gluon.jit
-def halves(x, ADDEND: gl.constexpr):
-    """The left and the right half of a tile's columns; of D's rows, twice the same."""
-    if ADDEND == "columns" or ADDEND == "tile":
-        return x.reshape(x.shape[0], 2, x.shape[1] // 2).permute(0, 2, 1).split()
-    else:
-        return x, x
+def halves(x):
+    """The left and the right half of a tile's columns."""
+    return x.reshape(x.shape[0], 2, x.shape[1] // 2).permute(0, 2, 1).split()
 
 
 @gluon.jit
@@ -155,8 +157,10 @@ def write(c_desc, c, buffer, acc, value, epilogue, batch, part, row, col, M, N, 
     """Finishes and stores a consumer's rows of the tile: by the copy engine in SUBTILE pieces, or
     element by element where C is not aligned, is transposed, or holds float32 parts."""
     if SUBTILE > 1:
-        left, right = halves(acc, "tile")
-        left_d, right_d = halves(value, ADDEND)
+        left, right = halves(acc)
+        left_d, right_d = value, value
+        if ADDEND != "none" and ADDEND != "scale":
+            left_d, right_d = halves(value)
         write(c_desc, c, buffer, left, left_d, epilogue, batch, part, row, col, M, N, stride_cb,
               stride_cm, stride_cn, stride_cs, TMA_STORE, SUBTILE // 2, BATCHED, ADDEND,
               ACTIVATION)
