@@ -13,9 +13,15 @@ ODD = [(1, 1, 1, 1.0, 0.0), (37, 131, 45, 1.0, 0.0), (129, 7, 67, -1.5, 0.5), (3
        (3, 3, 15, 0.0, 1.0), (17, 257, 17, 2.0, 0.0)]
 
 
+#: Shapes that a sweep of the last rung meets: other lanes, results, steps and stages.
+_ASYNC = CUDA_RUNGS["warp_tiled_async"]
+SWEPT = (_ASYNC.config(block_m=128, block_k=8, thread_m=16, warp_m=64, num_stages=5),
+         _ASYNC.config(block_n=64, block_k=32, warp_m=64, warp_n=32, num_stages=2))
+
+
 def _cases():
     for rung in CUDA_RUNGS.values():
-        for config in rung.variants:
+        for config in (*rung.variants, *(SWEPT if rung is _ASYNC else ())):
             for aligned in ((True, False) if rung.vector else (True,)):
                 for lazy in ((False, True) if rung.name == "warp_tiled_async" else (False,)):
                     quick = config == rung.variants[0] and rung.name in (

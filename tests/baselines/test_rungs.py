@@ -52,7 +52,7 @@ def test_unknown_parameter_lists_the_known_ones():
     ("warp_tiled", {"warp_m": 48}, r"not divisible by warp_m=48"),
     ("warp_tiled", {"thread_m": 16}, r"4 x 4 lanes a warp"),
     ("warp_tiled_async", {"num_stages": 1}, r"num_stages=1; a pipeline needs at least 2"),
-    ("warp_tiled_async", {"num_stages": 12}, r"bytes of shared memory; sm_90 allows 232448"),
+    ("warp_tiled_async", {"num_stages": 20}, r"bytes of shared memory; sm_90 allows 232448"),
     ("warp_tiled_async", {"block_k": 12}, r"BK in groups of 8"),
 ])
 def test_illegal_parameters_name_the_value_and_the_limit(name, axes, said):
@@ -86,6 +86,25 @@ def test_strip_names_the_k_that_fits():
     assert violation(_problem(k=fits), config, H200) is None
     reason = violation(_problem(k=fits + 1), config, H200)
     assert f"k <= {fits}" in reason and str(H200.shared_bytes_per_block) in reason
+
+
+@pytest.mark.parametrize("m, n, k, most, said", [
+    (64, 8, (2**32 - 1) // 63, "k", r"64 rows of A.*4294967295.*use block_m <= 63"),
+    (4096, 8, (2**32 - 1) // 63, "k", r"64 rows of A"),
+    (8, (2**32 - 1) // 15, 16, "n", r"16 rows of B.*4294967295.*use block_k <= 15"),
+])
+def test_async_rung_names_the_tile_that_32_bits_span(m, n, k, most, said):
+    config = CUDA_RUNGS["warp_tiled_async"].variants[0]
+    assert violation(_problem(m, n, k), config, H200) is None
+    over = _problem(m, n + (most == "n"), k + (most == "k"))
+    with pytest.raises(ConstraintError, match=said):
+        require(over, config, H200)
+
+
+def test_rows_that_are_not_there_need_no_offset():
+    config = CUDA_RUNGS["warp_tiled_async"].variants[0]
+    assert violation(_problem(1, 1, MAX_SIZE), config, H200) is None
+    assert violation(_problem(1, MAX_SIZE, 1), config, H200) is None
 
 
 @pytest.mark.parametrize("problem, said", [

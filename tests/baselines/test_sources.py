@@ -105,14 +105,14 @@ def test_async_rung_copies_past_the_registers(config, tmp_path):
     assert any(i.startswith("LDGDEPBAR") for i in sass)
 
 
-@pytest.mark.parametrize("config", CUDA_RUNGS["warp_tiled_async"].variants[:3], ids=str)
+@pytest.mark.parametrize("config", CUDA_RUNGS["warp_tiled_async"].variants, ids=str)
 def test_async_rung_is_mostly_multiply_adds(config, tmp_path):
     """Per k a warp must issue TM TN multiply-adds and (TM + TN) / 4 reads; little else."""
     rung = CUDA_RUNGS["warp_tiled_async"]
     sass = _sass(_build(rung, config).code, tmp_path)
     loop = _longest_straight_run(sass)
     assert loop.count("FFMA") == config.thread_m * config.thread_n * config.block_k
-    assert loop.count("FFMA") / len(loop) > 0.85
+    assert loop.count("FFMA") / len(loop) > 0.87
     reads = [i for i in loop if i.startswith("LDS")]
     assert reads == ["LDS.128"] * ((config.thread_m + config.thread_n) // 4 * config.block_k)
 

@@ -90,8 +90,9 @@ def _cuda_config(rung: cuda.CudaRung, problem: GemmProblem, device: DeviceSpec,
     variants = rung.variants
     if rung.name != _ALWAYS_TUNED:
         return variants[0], "source"
-    for config in variants:  # the largest tile that still gives every SM one
-        if -(-problem.m // config.block_m) * -(-problem.n // config.block_n) >= device.num_sms:
+    for config in variants:  # the largest tile that leaves at most an eighth of the SMs without one
+        tiles = -(-problem.m // config.block_m) * -(-problem.n // config.block_n)
+        if 8 * tiles >= 7 * device.num_sms:
             return config, "rule"
     return variants[-1], "rule"
 

@@ -25,6 +25,8 @@ def _as_cpp(text: str) -> str:
             return "emu_commit();"
         if "wait_group" in ptx:
             return "emu_wait" + ptx.partition('"n"')[2] + ";"
+        if "ld.shared.v4" in ptx:
+            return "emu_read(to, " + ptx.rpartition('"r"(')[2] + ";"
         return f"emu_copy(to, from, {16 if ', 16;' in ptx else 4}, take);"
 
     return re.sub(r"asm volatile\((.*?)\);\n", lambda f: instruction(f) + "\n", text,

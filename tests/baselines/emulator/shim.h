@@ -64,6 +64,11 @@ static inline void emu_wait(int pending)
     for (; (int)groups.size() > pending; groups.pop_front())
         for (const Copy &c : groups.front()) perform(c);
 }
+static inline void emu_read(float *to, unsigned from)
+{
+    if (from % 16) { printf("misaligned read\n"); abort(); }
+    memcpy(to, dynamic_shared + from, 16);
+}
 
 static void run_fiber()
 {

@@ -24,6 +24,8 @@ STATIC_SHARED_BYTES = 48 * 1024
 MAX_GRID_Y = 65535
 #: The largest extent: loop counters step past it by at most one tile.
 MAX_SIZE = MAX_EXTENT - 1024
+#: The largest offset that 32 bits hold, in floats.
+MAX_OFFSET = 2**32 - 1
 #: Floats that the columns of a transposed tile of A are padded by (PAD in the .cu files).
 _PAD = 4
 
@@ -44,6 +46,7 @@ class CudaRung:
         shared: config -> bytes of static shared memory.
         dynamic: (config, k) -> bytes of dynamic shared memory.
         loads: (config, floats a load) -> (what, elements, threads) that must divide evenly.
+        short_offsets: it adds 32-bit offsets to the corner of a tile of A or B.
         entry: the kernel's name, where it is not the rung's.
         square: one TILE macro stands for block_m = block_n = block_k.
         padded: config -> whether the operands are padded to the tile by copies first.
@@ -62,6 +65,7 @@ class CudaRung:
     shared: Callable[[KernelConfig], int]
     dynamic: Callable[[KernelConfig, int], int] = lambda config, k: 0
     loads: Callable[[KernelConfig, int], Iterator[tuple[str, int, int]]] = lambda c, v: iter(())
+    short_offsets: bool = False
     entry: str = ""
     square: bool = False
     padded: Callable[[KernelConfig], bool] = lambda config: False
@@ -238,14 +242,12 @@ def _rungs() -> Iterator[CudaRung]:
                    tuple(_c("warp_tiled_async", bm, bn, bk, thread_m=tm, thread_n=tn, warp_m=wm,
                             warp_n=wn, num_stages=stages, group_m=8)
                          for bm, bn, bk, tm, tn, wm, wn, stages in (
-                             (128, 256, 16, 16, 8, 64, 64, 4),
-                             (128, 128, 16, 16, 8, 64, 64, 3),
-                             (128, 128, 16, 8, 8, 64, 32, 3),
-                             (128, 64, 16, 8, 8, 64, 32, 4),
-                             (64, 64, 16, 8, 8, 32, 64, 4))),
+                             (64, 128, 16, 8, 8, 32, 64, 3),
+                             (64, 64, 16, 8, 8, 32, 64, 3))),
                    (*_WARP, "num_stages", "group_m"), _warp_block, lambda c: 0,
                    dynamic=lambda c, k: _tiles(c, _PAD, buffers=c.num_stages),
-                   loads=_async_loads, vector="bc", linear_grid=True, warps=True, min_arch=80)
+                   loads=_async_loads, short_offsets=True, vector="bc", linear_grid=True,
+                   warps=True, min_arch=80)
 
 
 def _finished(rung: CudaRung) -> CudaRung:
@@ -366,6 +368,14 @@ def violation(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) ->
     for axis in ("m", "n", "k"):
         if getattr(problem, axis) > MAX_SIZE:
             return f"{rung.name}: {axis}={getattr(problem, axis)} is above {MAX_SIZE}"
+    if rung.short_offsets:
+        for matrix, axis, rows, step in (("A", "block_m", min(config.block_m, problem.m), "k"),
+                                         ("B", "block_k", min(config.block_k, problem.k), "n")):
+            length = getattr(problem, step)
+            if (rows - 1) * length > MAX_OFFSET:
+                return (f"{rung.name}: a tile of {rows} rows of {matrix} with {step}={length} "
+                        f"spans more than the {MAX_OFFSET} floats of a 32-bit offset; use "
+                        f"{axis} <= {MAX_OFFSET // length + 1}")
     shared = rung.dynamic(config, problem.k)
     if shared > device.shared_bytes_per_block:
         fits = device.shared_bytes_per_block // max(rung.dynamic(config, 1), 1)

@@ -1,12 +1,22 @@
 // warp_tiled_async: warp tiles fed by cp.async through STAGES buffers.
 //
-// Four changes to warp_tiled:
-// * cp.async copies from global to shared memory without passing through registers, so tiles
-//   can be STAGES - 1 ahead at no cost in registers, and one barrier a tile is left.
+// A scheduler issues one instruction a clock, so a multiply-add is lost for each instruction that
+// is none. What warp_tiled spends on moving tiles, and how it is saved:
+// * cp.async copies from global to shared memory without passing through registers. Tiles can be
+//   STAGES - 1 ahead at no cost in registers, and one barrier a tile is left.
 // * A is still transposed on its way in, because cp.async may also copy 4 bytes: a warp takes
 //   8 neighbours along K of 4 rows, four whole sectors of 32 bytes in global memory, and with
 //   rows of BM + 4 floats its 32 destinations fall into 32 different banks. It needs no alignment.
 //   B goes in as it lies, 16 bytes a copy if ALIGNED (rows of B and C start on 16 bytes), else 4.
+// * Addresses. An instruction adds a constant to its address register for nothing, so a fragment
+//   is read from the thread's corner of the buffer, known once a tile, plus a constant; and a row
+//   is copied from one pointer, moved once a tile, plus an offset of 32 bits that never changes:
+//   half the registers of a pointer a row.
+// * The products of one k go back and forth over the results. A multiply-add reads three
+//   registers, more than the banks of the register file give in a clock; the operand that it
+//   shares with the one before is kept and costs nothing.
+// * Small blocks, several on an SM: while one waits at its barrier the others multiply, and the
+//   last wave leaves less idle. BLOCKS says for how many the compiler must save registers.
 // * The partial tile of K comes first, not last: only the first copies test bounds along K.
 //   Rows and columns outside the matrix are read from the last one inside, and never stored.
 // * Blocks are numbered down GROUP_M rows of tiles before the next column, so that the blocks
@@ -19,21 +29,25 @@
 // C = alpha * A @ B + beta * C; A[M,K], B[K,N], C[M,N], row-major.
 // Block: 32 (BM/WM) (BN/WN) threads. Grid: ceil(M / BM) ceil(N / BN), one-dimensional.
 // Dynamic shared: 4 STAGES BK (BM + 4 + BN) bytes. Needs sm_80.
-// Limits: (WM/TM, WN/TN) is (8, 4) or (4, 8); BK is a multiple of 8.
+// Limits: (WM/TM, WN/TN) is (8, 4) or (4, 8); BK is a multiple of 8; (BM - 1) K and (BK - 1) N
+// floats, the offsets inside a tile, fit 32 bits.
 
 #define LANES_M (WM / TM)
 #define LANES_N (WN / TN)
 #define THREADS (32 * (BM / WM) * (BN / WN))
 // Threads that an SM should hold: what its 65536 registers give to an accumulator this large.
+// 8 x 8 results take about 128 registers, which lets 512 threads in; but a compiler that is held
+// to 128 adds a dozen moves a tile, so small blocks are asked for one fewer than fit.
 #define ACTIVE (TM * TN <= 32 ? 768 : TM * TN > 64 ? 256 : THREADS < 256 ? 384 : 512)
 #define BLOCKS (ACTIVE > THREADS ? ACTIVE / THREADS : 1)
 #define LDA (BM + 4)
-#define STAGE (BK * (LDA + BN))              // floats of one buffer: As[BK][LDA], Bs[BK][BN]
+#define A_SIZE (BK * LDA)
+#define STAGE (A_SIZE + BK * BN)             // floats of one buffer: As[BK][LDA], Bs[BK][BN]
 #define A_ROWS (THREADS / 8)                 // rows of A that one round of copies covers
-#define A_LOADS (BM / A_ROWS)                // rounds for 8 k of the tile
-#define B_VEC (ALIGNED ? 4 : 1)                // floats of B that one copy takes
+#define A_ROUNDS (BM / A_ROWS)               // rounds for 8 k of the tile
+#define B_VEC (ALIGNED ? 4 : 1)              // floats of B that one copy takes
 #define B_ROWS (THREADS * B_VEC / BN)        // rows of B that one round of copies covers
-#define B_LOADS (BK / B_ROWS)
+#define B_ROUNDS (BK / B_ROWS)
 
 // Copies 4 bytes, or 16, if take; otherwise leaves the destination as it is.
 __device__ __forceinline__ void copy4(unsigned to, const float *from, bool take)
@@ -47,6 +61,12 @@ __device__ __forceinline__ void copy16(unsigned to, const float *from, bool take
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %2, 0;"
                  " @p cp.async.cg.shared.global [%0], [%1], 16; }"
                  :: "r"(to), "l"(from), "r"((int)take));
+}
+// Reads 16 bytes at a register plus a constant.
+__device__ __forceinline__ void read16(float *to, unsigned from, int constant)
+{
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3]) : "r"(from + constant));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
@@ -70,41 +90,45 @@ warp_tiled_async(int M, int N, int K, float alpha, const float *A, const float *
     const int tiles = (K + BK - 1) / BK;
     const int first = K - (tiles - 1) * BK;   // 1 .. BK: what the partial first tile holds
     const int a_k = tid % 8, a_m = tid / 8;
-    const float *a_from[A_LOADS];
+    const float *a_from = A + (size_t)row0 * K + a_k;
+    unsigned a_row[A_ROUNDS];
 #pragma unroll
-    for (int i = 0; i < A_LOADS; ++i)
-        a_from[i] = A + (size_t)min(row0 + a_m + i * A_ROWS, M - 1) * K + a_k;
-    const unsigned a_to = (unsigned)__cvta_generic_to_shared(shared + a_k * LDA + a_m);
+    for (int i = 0; i < A_ROUNDS; ++i)
+        a_row[i] = (unsigned)min(a_m + i * A_ROWS, M - 1 - row0) * K;
 
     // Copies of B: B_VEC floats from column b_n of rows b_k + i B_ROWS.
     const int b_k = tid / (BN / B_VEC), b_n = tid % (BN / B_VEC) * B_VEC;
     const float *b_from = B + (size_t)b_k * N + min(col0 + b_n, N - B_VEC);
-    const unsigned b_to = (unsigned)__cvta_generic_to_shared(shared + BK * LDA + b_k * BN + b_n);
-    const size_t b_step = (size_t)B_ROWS * N;
+    unsigned b_row[B_ROUNDS];
+#pragma unroll
+    for (int i = 0; i < B_ROUNDS; ++i)
+        b_row[i] = (unsigned)(i * B_ROWS) * N;
 
-    // Copies the next tile, of which k_rows rows exist, into buffer `stage`.
+    const unsigned base = (unsigned)__cvta_generic_to_shared(shared);
+    const unsigned a_to = base + (a_k * LDA + a_m) * 4;
+    const unsigned b_to = base + (A_SIZE + b_k * BN + b_n) * 4;
+
+    // Copies the next tile into buffer `stage`.
     auto fetch = [&](int stage, bool take, bool partial) {
-        const unsigned offset = stage * STAGE * 4;
+        const unsigned to = stage * STAGE * 4;
 #pragma unroll
         for (int k = 0; k < BK; k += 8)
 #pragma unroll
-            for (int i = 0; i < A_LOADS; ++i)
-                copy4(a_to + offset + (k * LDA + i * A_ROWS) * 4, a_from[i] + k,
+            for (int i = 0; i < A_ROUNDS; ++i)
+                copy4(a_to + to + (k * LDA + i * A_ROWS) * 4, a_from + a_row[i] + k,
                       take && (!partial || a_k + k < first));
-        const float *from = b_from;
 #pragma unroll
-        for (int i = 0; i < B_LOADS; ++i, from += b_step) {
+        for (int i = 0; i < B_ROUNDS; ++i) {
+            const float *from = b_from + b_row[i];
             const bool taken = take && (!partial || b_k + i * B_ROWS < first);
-            if (B_VEC == 4)
-                copy16(b_to + offset + i * B_ROWS * BN * 4, from, taken);
+            if (ALIGNED)
+                copy16(b_to + to + i * B_ROWS * BN * 4, from, taken);
             else
-                copy4(b_to + offset + i * B_ROWS * BN * 4, from, taken);
+                copy4(b_to + to + i * B_ROWS * BN * 4, from, taken);
         }
-        const int advance = partial ? first : BK;
-#pragma unroll
-        for (int i = 0; i < A_LOADS; ++i)
-            a_from[i] += advance;
-        b_from += (size_t)advance * N;
+        const int rows = partial ? first : BK;
+        a_from += rows;
+        b_from += (size_t)rows * N;
         asm volatile("cp.async.commit_group;");
     };
     auto arrive = [&] {   // all but the newest STAGES - 2 tiles are here, for every thread
@@ -114,15 +138,15 @@ warp_tiled_async(int M, int N, int K, float alpha, const float *A, const float *
 
     float a[2][TM], b[2][TN];
     float sum[TM][TN] = {};
-    const float *tile = shared;
-    auto read = [&](int slot, int k) {
+    const unsigned start_a = base + row * 4, start_b = base + (A_SIZE + col) * 4;
+    unsigned read_a = start_a, read_b = start_b;
+    auto read = [&](int k) {   // the fragments of k, beside those of k - 1
 #pragma unroll
         for (int p = 0; p < TM / 4; ++p)
-            *(float4 *)&a[slot][p * 4] = *(const float4 *)&tile[k * LDA + row + p * LANES_M * 4];
+            read16(&a[k % 2][p * 4], read_a, (k * LDA + p * LANES_M * 4) * 4);
 #pragma unroll
         for (int q = 0; q < TN / 4; ++q)
-            *(float4 *)&b[slot][q * 4] =
-                *(const float4 *)&tile[BK * LDA + k * BN + col + q * LANES_N * 4];
+            read16(&b[k % 2][q * 4], read_b, (k * BN + q * LANES_N * 4) * 4);
     };
 
     if (tiles > 0) {
@@ -135,27 +159,25 @@ warp_tiled_async(int M, int N, int K, float alpha, const float *A, const float *
         for (int s = 1; s < STAGES - 1; ++s)
             fetch(s, s < tiles, false);
         arrive();
-        read(0, 0);
+        read(0);
     }
-    for (int t = 0, into = STAGES - 1, from = 0; t < tiles; ++t) {
+    for (int t = 0, from = 0, into = STAGES - 1; t < tiles; ++t) {
 #pragma unroll
         for (int k = 0; k < BK; ++k) {
             if (k == BK - 1) {
                 arrive();
+                into = from;
                 from = from == STAGES - 1 ? 0 : from + 1;
-                tile = shared + from * STAGE;
+                read_a = start_a + from * STAGE * 4, read_b = start_b + from * STAGE * 4;
             }
-            read((k + 1) % 2, (k + 1) % BK);
-            if (k == 0) {
+            read((k + 1) % BK);
+            if (k == 0)
                 fetch(into, t + STAGES - 1 < tiles, false);
-                into = into == STAGES - 1 ? 0 : into + 1;
-            }
 #pragma unroll
             for (int i = 0; i < TM; ++i)
 #pragma unroll
                 for (int j = 0; j < TN; ++j) {
-                    // Back and forth, so that each product shares a register with the last one.
-                    const int n = i % 2 ? TN - 1 - j : j;
+                    const int n = i % 2 ? TN - 1 - j : j;   // back and forth
                     sum[i][n] += a[k % 2][i] * b[k % 2][n];
                 }
         }
