@@ -13,7 +13,14 @@ __version__ = "0.1.0"
 
 #: Public name -> the module that holds it.
 _HOME = {
-    "matmul": "tritongemm.ops.matmul",
+    "matmul": "tritongemm.ops.functions",
+    "mm": "tritongemm.ops.functions",
+    "bmm": "tritongemm.ops.functions",
+    "mv": "tritongemm.ops.functions",
+    "dot": "tritongemm.ops.functions",
+    "addmm": "tritongemm.ops.functions",
+    "baddbmm": "tritongemm.ops.functions",
+    "linear": "tritongemm.ops.functions",
     "explain": "tritongemm.ops.explain",
     "tune": "tritongemm.tuning.sweep",
     "GemmProblem": "tritongemm.problem",
@@ -27,12 +34,12 @@ if TYPE_CHECKING:
     from tritongemm.device import DeviceSpec
     from tritongemm.errors import TritonGemmError
     from tritongemm.ops.explain import explain
-    from tritongemm.ops.matmul import matmul
+    from tritongemm.ops.functions import addmm, baddbmm, bmm, dot, linear, matmul, mm, mv
     from tritongemm.problem import GemmProblem
     from tritongemm.tuning.sweep import tune
 
 __all__ = ["DeviceSpec", "GemmProblem", "KernelConfig", "TritonGemmError", "__version__",
-           "explain", "matmul", "tune"]
+           "addmm", "baddbmm", "bmm", "dot", "explain", "linear", "matmul", "mm", "mv", "tune"]
 
 
 def __getattr__(name: str) -> object:

@@ -101,26 +101,41 @@ def current() -> Settings:
     return _current
 
 
+_listeners: list[Callable[[], None]] = []
+
+
+def when_changed(listener: Callable[[], None]) -> None:
+    """``listener`` is called after every :func:`reload` and :func:`override`: for what was made
+    under the settings before."""
+    _listeners.append(listener)
+
+
+def _put(values: Settings | None) -> None:
+    global _current
+    _current = values
+    for listener in _listeners:
+        listener()
+
+
 def reload() -> Settings:
     """Reads the environment again."""
-    global _current
-    _current = None
+    _put(None)
     return current()
 
 
 @contextlib.contextmanager
 def override(**values: object) -> Iterator[Settings]:
     """Replaces some settings inside a ``with`` block."""
-    global _current
     before = current()
     unknown = set(values) - {f.name for f in fields(Settings)}
     if unknown:
         raise UsageError(f"no setting is named {', '.join(sorted(unknown))}")
-    _current = replace(before, **values)  # type: ignore[arg-type]
+    within = replace(before, **values)  # type: ignore[arg-type]
+    _put(within)
     try:
-        yield _current
+        yield within
     finally:
-        _current = before
+        _put(before)
 
 
 def _read() -> Settings:

@@ -41,17 +41,12 @@ class Notes:
             value_at(parameters[i], size, field)
             for i, (size, _, field) in enumerate(_fields(launch))])
 
-    def cuLaunchKernel(self, *arguments):
-        self.arguments = arguments[:9]
-        self._launched(arguments[9], self.launch)
-        return self.status
-
     def cuLaunchKernelEx(self, config, kernel, parameters, extra):
         found = config._obj
-        self.arguments = (kernel, *found.grid, *found.block, found.shared, found.stream)
+        self.arguments = (kernel.value, *found.grid, *found.block, found.shared, found.stream)
         self.attributes = {found.attributes[i].id: tuple(found.attributes[i].value)[:3]
                            for i in range(found.count)}
-        self._launched(parameters, self.launch)
+        self._launched(parameters._obj, self.launch)
         return self.status
 
     def cuTensorMapEncodeTiled(self, place, kind, rank, base, shape, strides, box, steps, *rest):
@@ -154,9 +149,8 @@ def test_early_starts_and_clusters_are_asked_for_by_attribute(notes):
     launcher(notes, replace(launch, dependent=True), num_ctas=2)(ADDRESSES, 5)
     assert notes.attributes[4] == (2, 1, 1) and notes.attributes[6][0] == 1
     assert notes.arguments[1] == 2 * launch.grid[0]
-    del notes.attributes
     launcher(notes, replace(launch, dependent=False))(ADDRESSES, 5)
-    assert not hasattr(notes, "attributes")
+    assert not notes.attributes
 
 
 @pytest.mark.parametrize("parameters", [(), ((8, 8),) * 3, ((8, 8), (4, 4)) * 12])

@@ -10,7 +10,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tritongemm import settings  # noqa: E402
-from tritongemm.ops import matmul as ops  # noqa: E402
+from tritongemm.ops import execute  # noqa: E402
+from tritongemm.ops import plans as kept  # noqa: E402
+from tritongemm.ops.autograd import ACTIVATE  # noqa: E402
+from tritongemm.problem import epilogue_of  # noqa: E402
 
 
 class FakePlans:
@@ -26,22 +29,36 @@ class FakePlans:
         if self.error is not None:
             raise copy.copy(self.error)  # raised again, one would gather tracebacks
 
-        def plan(a, b, c):
+        epilogue = epilogue_of(problem.epilogue)
+
+        def plan(a, b, c, d=None, alpha=1.0, beta=1.0):
             if self.launch_error is not None:
                 raise copy.copy(self.launch_error)
-            torch.matmul(a, b, out=c)
+            assert (d is not None) == epilogue.reads_d
+            c.copy_(computed(epilogue, a, b, d, alpha, beta))
         return plan
+
+
+def computed(epilogue, a, b, d, alpha, beta):
+    """What a kernel of ``epilogue`` computes; a bare product to the bit as torch does."""
+    if str(epilogue) == "none":
+        return torch.matmul(a, b)
+    result = torch.matmul(a.double(), b.double())
+    if epilogue.scales:
+        result = alpha * result
+    if epilogue.reads_d:
+        result = result + beta * d.double()
+    return ACTIVATE.get(epilogue.activation, torch.clone)(result)
 
 
 @pytest.fixture
 def plans(monkeypatch):
     """Every CPU call is ours, run by a fake plan; no plan is known before or after."""
     fake = FakePlans()
-    monkeypatch.setattr(ops, "make_plan", fake)
-    ops.clear_plans()
+    monkeypatch.setattr(kept, "make_plan", fake)
     with settings.override(interpret=True):
         yield fake
-    ops.clear_plans()
+    execute.clear_plans()
 
 
 class Lines(logging.Handler):
@@ -58,8 +75,8 @@ class Lines(logging.Handler):
 @pytest.fixture
 def logged():
     """The package's log lines, at whatever level it has."""
-    lines, level = Lines(), ops.log.level
-    ops.log.addHandler(lines)
+    lines, level = Lines(), kept.log.level
+    kept.log.addHandler(lines)
     yield lines
-    ops.log.removeHandler(lines)
-    ops.log.setLevel(level)
+    kept.log.removeHandler(lines)
+    kept.log.setLevel(level)

@@ -21,7 +21,7 @@ from tritongemm.errors import (  # noqa: E402
     MissingDependencyError,
     UnsupportedError,
 )
-from tritongemm.ops import matmul as ops  # noqa: E402
+from tritongemm.ops import plans as kept  # noqa: E402
 
 
 class Mine(torch.Tensor):
@@ -53,22 +53,15 @@ DECLINED = (
     Case("sub-class", lambda: (randn(5, 7).as_subclass(Mine), randn(7, 3)), "Mine and Tensor"),
     Case("meta", lambda: tuple(x.to("meta") for x in pair()), "on meta"),
     Case("devices", lambda: (randn(5, 7).to("meta"), randn(7, 3)), "devices are meta and cpu"),
-    Case("vector", lambda: (randn(7), randn(7, 3)), "ranks are 1 and 2"),
-    Case("two-vectors", lambda: (randn(7), randn(7)), "ranks are 1 and 1"),
-    Case("gradient", lambda: (randn(5, 7).requires_grad_(), randn(7, 3)), "requires grad"),
-    Case("parameter", lambda: (randn(5, 7), torch.nn.Parameter(randn(7, 3))), "requires grad"),
     Case("sparse", lambda: (randn(5, 7).to_sparse(), randn(7, 3)), "not strided"),
     Case("conjugate", lambda: (pair(torch.complex64)[0].conj(), pair(torch.complex64)[1]),
          "complex64"),
-    Case("negative-bit", lambda: (torch._neg_view(randn(5, 7)), randn(7, 3)), "neg bit"),
     Case("no-rows", lambda: (randn(0, 7), randn(7, 3)), "an extent is 0"),
     Case("no-columns", lambda: (randn(5, 7), randn(7, 0)), "an extent is 0"),
     Case("empty-sum", lambda: (randn(5, 0), randn(0, 3)), "an extent is 0"),
-    Case("empty-batch", lambda: (randn(0, 5, 7), randn(0, 7, 3)), "extent is 0|flattened"),
-    Case("batch-that-cannot-fold", lambda: (randn(4, 2, 7).transpose(0, 1), randn(7, 3)),
-         "cannot be folded"),
-    Case("batch-that-cannot-flatten", lambda: (randn(2, 1, 5, 7), randn(3, 7, 4)),
-         "cannot be flattened"),
+    Case("empty-batch", lambda: (randn(0, 5, 7), randn(0, 7, 3)), "extent is 0"),
+    Case("batch-of-many-strides", lambda: (randn(9, 1, 12, 7), randn(9, 7, 4)),
+         "would take 9 launches, more than 8"),
 )
 
 
@@ -99,27 +92,12 @@ def test_it_is_torchs_result_and_strict_says_why(case, plans):
     assert not plans.made
 
 
-def test_autocast_goes_to_torch_for_its_dtype(plans):
-    a, b = pair()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert tg.matmul(a, b).dtype is torch.bfloat16
-        with pytest.raises(UnsupportedError, match="autocast is on"):
-            tg.matmul(a, b, strict=True)
-
-
 def test_under_no_grad_what_requires_grad_is_ours(plans):
     a, b = pair()
     with torch.no_grad():
         assert not tg.matmul(a.requires_grad_(), b, strict=True).requires_grad
     with torch.inference_mode():
         tg.matmul(*pair(), strict=True)
-
-
-def test_a_gradient_flows_through_torch(plans):
-    a, b = pair()
-    a.requires_grad_()
-    tg.matmul(a, b).sum().backward()
-    assert torch.equal(a.grad, b.sum(1).expand(5, 7))
 
 
 def test_cpu_tensors_go_to_torch_unless_triton_interprets():
@@ -201,14 +179,6 @@ def test_empty_products_are_torchs(shape_a, shape_b, with_out, plans):
     assert torch.equal(tg.matmul(a, b, out=out) if with_out else tg.matmul(a, b), expected)
 
 
-@pytest.mark.parametrize("over", [lambda a, b: a[:, :3], lambda a, b: b.view(-1)[:15].view(5, 3)])
-def test_out_that_shares_memory_with_an_operand_is_left_to_torch(over, plans):
-    a, b = pair()
-    with pytest.raises(UnsupportedError, match="shares memory|not contiguous"):
-        tg.matmul(a, b, out=over(a, b), strict=True)
-    assert not plans.made
-
-
 FAILURES = (CompileError("ptxas said no"), LaunchError("no such driver"),
             MissingDependencyError("compiling needs triton"),
             DataFileError("mm-bf16-ieee-nt.json", "is not JSON"))
@@ -249,14 +219,14 @@ def test_scratch_that_does_not_fit_goes_to_torch_this_time_only(plans, logged):
         tg.matmul(a, b, strict=True)
     plans.launch_error = None
     assert torch.equal(tg.matmul(a, b, strict=True), a @ b)
-    assert len(plans.made) == 1 and not logged.said
+    assert len(plans.made) == 2 and not logged.said  # the second one takes no scratch
 
 
 def test_a_damaged_table_is_a_warning_and_then_torch(plans, monkeypatch, logged):
     def damaged(*_):
         raise DataFileError("mm-fp32.json", "is not JSON", row=3)
 
-    monkeypatch.setattr(ops, "choose", damaged)
+    monkeypatch.setattr(kept, "choose", damaged)
     a, b = pair()
     assert torch.equal(tg.matmul(a, b), a @ b)
     assert "mm-fp32.json, row 3: is not JSON" in logged.said[0][1]

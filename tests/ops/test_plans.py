@@ -16,8 +16,9 @@ from tritongemm.config import KernelConfig  # noqa: E402
 from tritongemm.device import representative  # noqa: E402
 from tritongemm.errors import ConstraintError, LaunchError  # noqa: E402
 from tritongemm.kernels.launch import Geometry  # noqa: E402
-from tritongemm.ops import matmul as ops  # noqa: E402
+from tritongemm.ops import execute  # noqa: E402
 from tritongemm.ops import plan as planning  # noqa: E402
+from tritongemm.ops import plans as kept  # noqa: E402
 from tritongemm.problem import GemmProblem  # noqa: E402
 
 
@@ -51,24 +52,24 @@ def test_a_folded_batch_shares_the_plan_of_its_rows(plans):
     assert len(plans.made) == 1
 
 
-def test_the_least_recently_used_plan_is_dropped(plans):
+def test_the_oldest_plan_is_dropped(plans):
     with settings.override(plan_cache_size=2):
-        call(1), call(2), call(1), call(3), call(1)
+        call(1), call(2), call(1), call(3), call(2), call(3)
         assert [problem.m for problem, _ in plans.made] == [1, 2, 3]
-        call(2)
-    assert [problem.m for problem, _ in plans.made] == [1, 2, 3, 2]
+        call(1)
+    assert [problem.m for problem, _ in plans.made] == [1, 2, 3, 1]
 
 
 def test_any_number_of_shapes_stays_within_the_bound(plans):
     with settings.override(plan_cache_size=5):
         for m in range(1, 40):
             call(m)
-            assert len(ops._plans._plans) <= 5
+            assert len(kept.plans) <= 5 and len(execute.MATMUL.hits) <= 5
 
 
 def test_cleared_plans_are_made_again(plans):
     call()
-    ops.clear_plans()
+    execute.clear_plans()
     call()
     assert len(plans.made) == 2
 
@@ -103,7 +104,7 @@ def test_a_plan_keeps_no_operand_alive(plans):
 
 
 def test_each_new_choice_is_logged_once(plans, logged):
-    ops.log.setLevel("INFO")
+    kept.log.setLevel("INFO")
     for _ in range(3):
         call()
         tg.matmul(torch.ones(8, 9)[:, :4], torch.ones(4, 6))  # other strides, another alignment
@@ -111,7 +112,7 @@ def test_each_new_choice_is_logged_once(plans, logged):
     assert len(plans.made) == 3
     lines = [text for _, text in logged.said]
     assert len(lines) == len(set(lines)) >= 1
-    choice = ops.choose(plans.made[0][0], ops.interpreter_device())
+    choice = kept.choose(plans.made[0][0], kept.interpreter_device())
     assert all(part in lines[0] for part in ("8x6x4 fp32 nn", str(choice.config), choice.source))
 
 
@@ -120,8 +121,8 @@ def test_the_log_goes_to_standard_error_at_the_level_asked_for(level, shown):
     import subprocess
     import sys
 
-    code = ("import torch, tritongemm as tg; from tritongemm.ops import matmul as ops;"
-            "ops.make_plan = lambda *_: (lambda a, b, c: None);"
+    code = ("import torch, tritongemm as tg; from tritongemm.ops import plans;"
+            "plans.make_plan = lambda *_: (lambda *operands: None);"
             "[tg.matmul(torch.ones(8, 4), torch.ones(4, 6)) for _ in range(3)]")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
                           timeout=120, env=settings.child_environment(
@@ -160,6 +161,9 @@ def on_a_gpu(monkeypatch):
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 1000 + index,
                         raising=False)
 
+    monkeypatch.setattr(planning, "_scratch", lambda size, index: torch.empty(
+        size, dtype=torch.uint8))
+
     def make():
         return planning.Plan(PROBLEM, SPLIT, H200, Geometry.contiguous(PROBLEM), 3)
     return make
@@ -175,7 +179,8 @@ def test_a_call_launches_in_order_on_the_current_stream_with_scratch_of_its_own(
     pointers = run(on_a_gpu())
     (first, one, stream), (second, two, _) = FakeLauncher.calls
     assert SPLIT.config_id in first and second == "tritongemm_reduce_k2" and stream == 1003
-    assert one == two and one[:3] == pointers and len(one) == 4 and one[3] % 16 == 0
+    assert one == two and one[:6] == [*pointers, 0, 1.0, 1.0]
+    assert len(one) == 7 and one[6] % 16 == 0
 
 
 def test_profile_wraps_a_launch_in_a_range_that_names_problem_and_config(on_a_gpu):

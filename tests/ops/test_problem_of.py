@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 import tritongemm as tg  # noqa: E402
 from tritongemm import settings  # noqa: E402
 from tritongemm.errors import UnsupportedError  # noqa: E402
-from tritongemm.ops.matmul import problem_of  # noqa: E402
+from tritongemm.ops.calls import problem_of  # noqa: E402
 from tritongemm.problem import GemmProblem  # noqa: E402
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

@@ -11,7 +11,7 @@ import ctypes
 import functools
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from tritongemm.errors import LaunchError
 from tritongemm.kernels.compile import Binary
@@ -26,7 +26,6 @@ _TENSOR_MAP_BYTES = 128
 #: CUtensorMapDataType by the compiler's element type: the values differ on host and device.
 _HOST_ELEMENT_TYPE = {**{i: i for i in range(16)}, 8: 10, 9: 8, 10: 9}
 _L2_PROMOTION_256B = 3
-_PACK_ADDRESS, _PACK_NUMBER = struct.Struct("Q").pack_into, struct.Struct("f").pack_into
 
 
 class _Attribute(ctypes.Structure):
@@ -49,10 +48,7 @@ def _cuda() -> ctypes.CDLL:
     for name in ("cuLibraryLoadData", "cuTensorMapEncodeTiled"):
         if not hasattr(cuda, name):
             raise LaunchError(f"the CUDA driver has no {name}; it is older than CUDA 12.0")
-    u, p = ctypes.c_uint, ctypes.c_void_p
-    cuda.cuLaunchKernel.argtypes = (p, u, u, u, u, u, u, u, p, p, p)
-    cuda.cuLaunchKernelEx.argtypes = (p, p, p, p)
-    cuda.cuTensorMapReplaceAddress.argtypes = (p, p)
+    cuda.cuTensorMapReplaceAddress.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
     _check(cuda, cuda.cuInit(0), "initialising the driver")
     return cuda
 
@@ -106,6 +102,7 @@ class Launcher:
     def __init__(self, launch: Launch, binary: Binary, device: int,
                  operands: Sequence[str]) -> None:
         self._cuda = _cuda()
+        self._start = self._cuda.cuLaunchKernelEx
         self._lock = threading.Lock()
         fields = _fields(launch)
         sizes = tuple(size for size, _, _ in fields)
@@ -123,16 +120,19 @@ class Launcher:
         base = -(-ctypes.addressof(self._memory) // 64) * 64
         shift = base - ctypes.addressof(self._memory)
         self._parameters = (ctypes.c_void_p * len(offsets))(*(base + o for o in offsets))
-        #: What a call writes: how, which operand, its place in memory, what is added to it.
-        self._written: list[tuple[Callable[..., None], int, int, int]] = []
+        #: What a call writes: into which view of the memory, where, which operand, plus what.
+        self._written: list[tuple[memoryview, int, int, int]] = []
+        self._last: tuple[int | float, ...] = ()
+        memory = memoryview(self._memory).cast("B")[shift:shift + end // 8 * 8]
+        words, floats = memory.cast("Q"), memory.cast("f")
         self._maps: list[_TensorMap] = []
         metas = iter(binary.maps)
         for (size, _, value), offset in zip(fields, offsets):
             if isinstance(value, Pointer):
-                self._written.append((_PACK_ADDRESS, operands.index(value.operand),
-                                      shift + offset, value.offset))
+                self._written.append((words, offset // 8, operands.index(value.operand),
+                                      value.offset))
             elif isinstance(value, Number):
-                self._written.append((_PACK_NUMBER, operands.index(value.name), shift + offset, 0))
+                self._written.append((floats, offset // 4, operands.index(value.name), 0))
             elif isinstance(value, Descriptor):
                 self._maps.append(_TensorMap(value, next(metas), base + offset,
                                              operands.index(value.operand), self._cuda))
@@ -140,51 +140,45 @@ class Launcher:
                 struct.pack_into("i" if size == 4 else "q", self._memory, shift + offset, value)
         self.symbol = binary.symbol
         kernel = _load(binary.cubin, binary.symbol, binary.shared_bytes, device)
-        self._launch_arguments = (kernel, *launch.grid, 32 * binary.num_warps, 1, 1,
-                                  binary.shared_bytes)
-        self._config = None
         attributes = []
         if binary.num_ctas > 1:
             attributes.append(_attribute(_CLUSTER_DIMENSION, binary.num_ctas, 1, 1))
         if launch.dependent:
             attributes.append(_attribute(_DEPENDENT_LAUNCH, 1))
-        if attributes:
-            x, y, z = launch.grid
-            self._attributes = (_Attribute * len(attributes))(*attributes)
-            self._config = _LaunchConfig(
-                (x * binary.num_ctas, y, z), (32 * binary.num_warps, 1, 1), binary.shared_bytes,
-                None, self._attributes, len(attributes))
-            self._config_reference = ctypes.byref(self._config)
+        self._attributes = (_Attribute * len(attributes))(*attributes)
+        x, y, z = launch.grid
+        self._stream = 0
+        self._config = _LaunchConfig(
+            (x * binary.num_ctas, y, z), (32 * binary.num_warps, 1, 1), binary.shared_bytes,
+            None, self._attributes, len(attributes))
+        # Made once: ctypes converts nothing at a call (1.5 us less than cuLaunchKernel's eleven).
+        self._arguments = (ctypes.byref(self._config), ctypes.c_void_p(kernel),
+                           ctypes.byref(self._parameters), None)
 
-    def __call__(self, addresses: Sequence[int | float], stream: int) -> None:
-        """Launches on ``stream`` with the operands at ``addresses``. Raises LaunchError."""
-        with self._lock:
-            for pack, index, place, offset in self._written:
-                pack(self._memory, place, addresses[index] + offset)
-            for tensor_map in self._maps:
-                tensor_map.point_at(addresses[tensor_map.operand] + tensor_map.offset)
-            status = self._start(stream)
-        if status != _SUCCESS:
-            self._failed(status, stream)
-
-    def _start(self, stream: int) -> int:
-        if self._config is None:
-            return self._cuda.cuLaunchKernel(*self._launch_arguments, stream, self._parameters,
-                                             None)
-        self._config.stream = stream
-        return self._cuda.cuLaunchKernelEx(self._config_reference, self._launch_arguments[0],
-                                           self._parameters, None)
-
-    def _failed(self, status: int, stream: int) -> None:
-        """A thread that has not used CUDA yet has no context: torch makes one; then once more."""
-        if status == _INVALID_CONTEXT:
+    def __call__(self, operands: tuple[int | float, ...], stream: int) -> None:
+        """Launches on ``stream`` with the operands' addresses and numbers. Raises LaunchError."""
+        status = self._launch(operands, stream)
+        if status == _INVALID_CONTEXT:  # a thread that has not used CUDA yet: torch makes it one
             import torch
 
             torch.cuda.current_stream().query()
             torch.cuda.synchronize()
-            with self._lock:
-                status = self._start(stream)
-        _check(self._cuda, status, f"launching {self.symbol}")
+            status = self._launch(operands, stream)
+        if status != _SUCCESS:
+            _check(self._cuda, status, f"launching {self.symbol}")
+
+    def _launch(self, operands: tuple[int | float, ...], stream: int) -> int:
+        with self._lock:  # the parameters are this call's until the driver returns
+            if operands != self._last:
+                self._last = ()
+                for view, place, index, offset in self._written:
+                    view[place] = operands[index] + offset
+                for tensor_map in self._maps:
+                    tensor_map.point_at(operands[tensor_map.operand] + tensor_map.offset)
+                self._last = operands
+            if stream != self._stream:
+                self._config.stream = self._stream = stream
+            return self._start(*self._arguments)
 
 
 class _TensorMap:

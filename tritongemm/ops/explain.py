@@ -96,7 +96,8 @@ def explain(a: torch.Tensor, b: torch.Tensor) -> Explanation:
     Raises:
         UnsupportedError: operands that always go to torch. DeviceError: no device.
     """
-    from tritongemm.ops.matmul import device_of, problem_of
+    from tritongemm.ops.calls import problem_of
+    from tritongemm.ops.plans import device_of
 
     return explain_problem(problem_of(a, b), device_of(a.device))
 

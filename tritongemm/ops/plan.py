@@ -6,6 +6,7 @@ a plan never synchronises and allocates nothing but its scratch, from torch's al
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,8 +22,16 @@ from tritongemm.problem import GemmProblem, alignment, epilogue_of
 if TYPE_CHECKING:
     from tritongemm.kernels.driver import Launcher
 
+#: What a launcher is given, in order: addresses, and the two numbers.
+_OPERANDS = ("a", "b", "c", "d", "alpha", "beta", "scratch")
+
+
 class Plan:
     """Launches ``config`` for ``problem`` on CUDA device ``index``.
+
+    Attributes:
+        at: launches on addresses: at(a, b, c, d=0, alpha=1.0, beta=1.0). The device must be the
+            current one. Raises LaunchError, torch.OutOfMemoryError.
 
     Raises:
         ConstraintError: the config is illegal. CompileError, LaunchError: it cannot be built.
@@ -32,19 +41,15 @@ class Plan:
                  geometry: Geometry, index: int) -> None:
         from tritongemm.kernels.driver import Launcher
 
-        self.problem, self.config, self.geometry = problem, config, geometry
+        self.problem, self.config, self.geometry, self.index = problem, config, geometry, index
         launches = launches_of(problem, config, device, geometry)
         binaries, self.report = build_launches(launches, device.arch)
-        self._index = index
-        epilogue = epilogue_of(problem.epilogue)
-        self._scales, self._reads_d = epilogue.scales, epilogue.reads_d
-        operands = ("a", "b", "c", *(("alpha", "beta", "d") if epilogue.scales else ()), "scratch")
-        self._launchers: tuple[Launcher, ...] = tuple(
-            Launcher(launch, binary, index, operands)
-            for launch, binary in zip(launches, binaries))
-        self._scratch_bytes = max(launch.scratch_bytes for launch in launches)
-        self._stream_of = torch._C._cuda_getCurrentRawStream
-        self._range = f"tritongemm {problem} {config}" if settings.current().profile else None
+        launchers = [Launcher(launch, binary, index, _OPERANDS)
+                     for launch, binary in zip(launches, binaries)]
+        self.at = _launching(launchers, max(launch.scratch_bytes for launch in launches), index)
+        if settings.current().profile:
+            self.at = _in_a_range(self.at, f"tritongemm {problem} {config}")
+        self._reads_d = epilogue_of(problem.epilogue).reads_d
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor,
                  d: torch.Tensor | None = None, alpha: float = 1.0, beta: float = 1.0) -> None:
@@ -52,35 +57,47 @@ class Plan:
 
         ``d``, alpha and beta are read where the problem's epilogue takes them: a bias [N], or a
         matrix already expanded to C's shape, with the strides of the plan's geometry.
-
-        Scratch is given back to torch's allocator at once: it is reused in the order of this
-        stream only, so later work on this stream cannot overtake the launches that read it.
         """
-        if self._range is not None:
-            with torch.profiler.record_function(self._range):
-                self._launch(a, b, c, d, alpha, beta)
-        else:
-            self._launch(a, b, c, d, alpha, beta)
-
-    def _launch(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor | None,
-                alpha: float, beta: float) -> None:
-        addresses: list = [a.data_ptr(), b.data_ptr(), c.data_ptr()]
-        if self._scales:
-            addresses += (alpha, beta, self._address_of(d))
-        if self._scratch_bytes:
-            scratch = torch.empty(self._scratch_bytes, dtype=torch.uint8, device=c.device)
-            addresses.append(scratch.data_ptr())
-        stream = self._stream_of(self._index)
-        for launcher in self._launchers:
-            launcher(addresses, stream)
-
-
-    def _address_of(self, d: torch.Tensor | None) -> int:
-        if d is not None:
-            return d.data_ptr()
-        if self._reads_d:
+        if d is None and self._reads_d:
             raise LaunchError(f"{self.problem} adds a D, and this call brings none")
-        return 0
+        self.at(a.data_ptr(), b.data_ptr(), c.data_ptr(), 0 if d is None else d.data_ptr(),
+                alpha, beta)
+
+
+def _launching(launchers: Sequence[Launcher], scratch_bytes: int,
+               index: int) -> Callable[..., None]:
+    """``Plan.at``: a closure, for it is what every call goes through.
+
+    Scratch is given back to torch's allocator at once: it is reused in the order of this stream
+    only, so later work on this stream cannot overtake the launches that read it.
+    """
+    stream_of = torch._C._cuda_getCurrentRawStream
+    if len(launchers) == 1 and not scratch_bytes:
+        launcher, = launchers
+
+        def at(a: int, b: int, c: int, d: int = 0, alpha: float = 1.0, beta: float = 1.0) -> None:
+            launcher((a, b, c, d, alpha, beta), stream_of(index))
+        return at
+
+    def with_scratch(a: int, b: int, c: int, d: int = 0, alpha: float = 1.0,
+                     beta: float = 1.0) -> None:
+        scratch = _scratch(scratch_bytes, index)
+        operands = (a, b, c, d, alpha, beta, scratch.data_ptr())
+        stream = stream_of(index)
+        for launcher in launchers:
+            launcher(operands, stream)
+    return with_scratch
+
+
+def _scratch(size: int, index: int) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", index))
+
+
+def _in_a_range(at: Callable[..., None], name: str) -> Callable[..., None]:
+    def named(*operands: float) -> None:
+        with torch.profiler.record_function(name):
+            at(*operands)
+    return named
 
 
 class InterpretedPlan:

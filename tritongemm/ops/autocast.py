@@ -1,0 +1,27 @@
+"""Autocast, as torch does it for these functions: its lists, its dtype, its eligibility.
+
+torch casts in its dispatcher; a kernel that is launched here is not seen there. The copies are
+not kept for a second use as torch keeps those of leaves: nothing made of operands outlives a call.
+"""
+
+from __future__ import annotations
+
+import torch
+
+#: Functions that run in autocast's dtype, by device (torch's lower_precision_fp lists). `dot` is
+#: only promoted, which products of one dtype do not need; calls with ``out=`` are never cast.
+_LOWERED = {
+    "cuda": frozenset(("matmul", "mm", "bmm", "mv", "addmm", "baddbmm", "linear")),
+    "cpu": frozenset(("matmul", "mm", "bmm", "addmm", "baddbmm", "linear")),
+}
+
+
+def cast(name: str, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """``tensors`` as torch's autocast hands them to function ``name``; differentiable."""
+    kind = tensors[0].device.type
+    if name not in _LOWERED.get(kind, ()) or not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(
+        x.to(dtype) if x.dtype is not dtype and x.dtype is not torch.float64
+        and x.is_floating_point() and x.device.type == kind else x for x in tensors)

@@ -1,0 +1,234 @@
+"""Gradients of products, every one a product by this package's kernels.
+
+C = alpha A B + beta D has dA = alpha dC B^T, dB = alpha A^T dC, dD = beta dC (Giles, "An extended
+collection of matrix derivative results", 2008, 2.2): transposed problems, read as strided views.
+What broadcast forward is summed backward. Both functions can be differentiated again, forward and
+backward, and mapped over by ``torch.func.vmap``, which makes one batched product.
+
+An activation is not part of a function here: its gradient needs the sum that it was applied to,
+so that sum is kept and torch's activation follows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function, forward_ad
+
+from tritongemm.ops.declined import Declined
+from tritongemm.ops.execute import MATMUL, Op
+from tritongemm.ops.execute import fused as run_fused
+from tritongemm.ops.execute import product as run_product
+
+_transforms = torch._C._are_functorch_transforms_active
+
+
+#: The activations as torch's own functions.
+ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.nn.functional.relu, "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": partial(torch.nn.functional.gelu, approximate="tanh"),
+    "silu": torch.nn.functional.silu,
+}
+
+
+def product(op: Op, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
+    """The op's activation of alpha * A @ B, with a gradient. Raises Declined."""
+    if a.dim() > 1 < b.dim():
+        result = Product.apply(op.plain, a, b, alpha)
+    else:
+        result = _of_vectors(op, a, b, alpha)
+    return result if op is op.plain else ACTIVATE[op.rule.activation](result)
+
+
+def fused(op: Op, d: Tensor, a: Tensor, b: Tensor, beta: float = 1.0,
+          alpha: float = 1.0) -> Tensor:
+    """The op's activation of alpha * A @ B + beta * D, with a gradient. Raises Declined."""
+    vector = a.dim() == 1 and op.rule.insisting
+    result = Fused.apply(op.plain, d, a[None] if vector else a, b, beta, alpha)
+    result = result[0] if vector else result
+    return result if op is op.plain else ACTIVATE[op.rule.activation](result)
+
+
+def _of_vectors(op: Op, a: Tensor, b: Tensor, alpha: float) -> Tensor:
+    """A product with a vector, as a matrix of one row or column. Raises Declined."""
+    if not op.rule.insisting:
+        raise Declined("products with a vector are torch's", by_choice=True)
+    ranks = (a.dim(), b.dim())
+    if 0 in ranks or op.rule.ranks not in (None, ranks):
+        raise Declined(f"ranks are {ranks[0]} and {ranks[1]}")
+    result = Product.apply(op.plain if op.rule.flipped else MATMUL, a[None] if ranks[0] == 1 else a,
+                           b[:, None] if ranks[1] == 1 else b, alpha)
+    result = result.squeeze(-1) if ranks[1] == 1 else result
+    if ranks[0] == 1:
+        result = result.squeeze(-1 if ranks[1] == 1 else -2)
+    return result
+
+
+def wanted(*tensors: Tensor) -> bool:
+    """Whether a function of them must be differentiable here and now."""
+    return (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+            or forward_ad._current_level >= 0 or _transforms())
+
+
+def multiply(op: Op, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
+    """alpha * A @ B inside a formula: by a kernel, else by torch; differentiable where wanted."""
+    a, b = _solid(a), _solid(b)
+    try:
+        return (product if wanted(a, b) else run_product)(op, a, b, alpha)
+    except Declined:
+        result = torch.matmul(a, b.mT if op.rule.flipped else b)
+        return result if alpha == 1.0 else result * alpha
+
+
+def _solid(x: Tensor) -> Tensor:
+    """``x`` with its values in memory: no lazy negative, no lazy zeros."""
+    if x._is_zerotensor():
+        return torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+    return x.resolve_neg()
+
+
+def _grad_a(op: Op, grad: Tensor, b: Tensor, alpha: float, shape: torch.Size) -> Tensor:
+    """alpha * dC @ B^T, of A's shape."""
+    return multiply(MATMUL, grad, b if op.rule.flipped else b.mT, alpha).sum_to_size(shape)
+
+
+def _grad_b(op: Op, grad: Tensor, a: Tensor, alpha: float, shape: torch.Size) -> Tensor:
+    """alpha * A^T @ dC, of B's shape (its transpose where B is flipped). A matrix B saw every row
+    of a batch of A: together they are the inner extent of its gradient."""
+    if len(shape) == 2:
+        a, grad = a.reshape(-1, a.shape[-1]), grad.reshape(-1, grad.shape[-1])
+    left, right = (grad, a) if op.rule.flipped else (a, grad)
+    return multiply(MATMUL, left.mT, right, alpha).sum_to_size(shape)
+
+
+def _tangent(op: Op, a: Tensor, b: Tensor, alpha: float, a_t: Tensor | None,
+             b_t: Tensor | None) -> Tensor | None:
+    """alpha * (dA @ B + A @ dB), of those tangents that there are."""
+    terms = [multiply(op, x, y, alpha) for x, y in ((a_t, b), (a, b_t))
+             if x is not None and y is not None]
+    return sum(terms[1:], terms[0]) if terms else None
+
+
+def _keep(ctx: Any, a: Tensor, b: Tensor, need_a: bool, need_b: bool) -> None:
+    """Keeps each operand where the gradient of the other one, or a tangent, needs it."""
+    ctx.save_for_backward(a if need_b else None, b if need_a else None)
+    ctx.shapes = a.shape, b.shape
+    if forward_ad._current_level >= 0 or _transforms():
+        ctx.save_for_forward(a, b)
+
+
+def _mapped(x: Tensor, axis: int | None, rank: int) -> Tensor:
+    """``x`` with the axis that vmap adds in front, then as many axes of 1 as ``rank``, the rank of
+    one sample, asks for; what is not mapped broadcasts as it is."""
+    if axis is None:
+        return x
+    x = x.movedim(axis, 0)
+    return x.reshape(x.shape[0], *(1,) * (rank - x.dim() + 1), *x.shape[1:])
+
+
+def _mapped_pair(op: Op, a: Tensor, b: Tensor, axes: tuple) -> tuple[Op, Tensor, Tensor, int]:
+    """The product of one sample as one of all samples, and its rank for one sample."""
+    rank = max(a.dim() - (axes[0] is not None), b.dim() - (axes[1] is not None))
+    if op.rule.flipped and axes[1] is None:
+        return op, _mapped(a, axes[0], rank), b, rank  # the samples fold into rows
+    b = _mapped(b, axes[1], rank)
+    return MATMUL, _mapped(a, axes[0], rank), b.mT if op.rule.flipped else b, rank
+
+
+class Product(Function):
+    """alpha * A @ B."""
+
+    @staticmethod
+    def forward(op: Op, a: Tensor, b: Tensor, alpha: float) -> Tensor:
+        """Runs it. Raises Declined."""
+        return run_product(op, a, b, alpha)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        """Keeps what the gradients need."""
+        ctx.op, a, b, ctx.alpha = inputs
+        _, need_a, need_b, _ = ctx.needs_input_grad
+        _keep(ctx, a, b, need_a, need_b)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple:
+        """dA and dB, where they are needed."""
+        a, b = ctx.saved_tensors
+        shape_a, shape_b = ctx.shapes
+        return (None, _grad_a(ctx.op, grad, b, ctx.alpha, shape_a) if b is not None else None,
+                _grad_b(ctx.op, grad, a, ctx.alpha, shape_b) if a is not None else None, None)
+
+    @staticmethod
+    def jvp(ctx: Any, _op: None, a_t: Tensor | None, b_t: Tensor | None,
+            _alpha: None) -> Tensor | None:
+        """The tangent of the product."""
+        a, b = ctx.saved_tensors
+        return _tangent(ctx.op, a, b, ctx.alpha, a_t, b_t)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, op: Op, a: Tensor, b: Tensor,
+             alpha: float) -> tuple[Tensor, int]:
+        """One product of all samples."""
+        op, a, b, _ = _mapped_pair(op, a, b, in_dims[1:3])
+        return product(op, a, b, alpha), 0
+
+
+class Fused(Function):
+    """alpha * A @ B + beta * D, D broadcast."""
+
+    @staticmethod
+    def forward(op: Op, d: Tensor, a: Tensor, b: Tensor, beta: float, alpha: float) -> Tensor:
+        """Runs it. Raises Declined."""
+        return run_fused(op, d, a, b, beta, alpha)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        """Keeps what the gradients need: nothing of D but its shape."""
+        ctx.op, d, a, b, ctx.beta, ctx.alpha = inputs
+        _, ctx.need_d, need_a, need_b, _, _ = ctx.needs_input_grad
+        ctx.shape_d = d.shape
+        _keep(ctx, a, b, need_a, need_b)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple:
+        """dD, dA and dB, where they are needed."""
+        a, b = ctx.saved_tensors
+        shape_a, shape_b = ctx.shapes
+        grad_d = None
+        if ctx.need_d:
+            grad_d = grad.sum_to_size(ctx.shape_d)
+            grad_d = grad_d if ctx.beta == 1.0 else grad_d * ctx.beta
+        return (None, grad_d,
+                _grad_a(ctx.op, grad, b, ctx.alpha, shape_a) if b is not None else None,
+                _grad_b(ctx.op, grad, a, ctx.alpha, shape_b) if a is not None else None,
+                None, None)
+
+    @staticmethod
+    def jvp(ctx: Any, _op: None, d_t: Tensor | None, a_t: Tensor | None,
+            b_t: Tensor | None, _beta: None, _alpha: None) -> Tensor | None:
+        """The tangent of the sum."""
+        a, b = ctx.saved_tensors
+        tangent = _tangent(ctx.op, a, b, ctx.alpha, a_t, b_t)
+        if d_t is None:
+            return tangent
+        scaled = _solid(d_t) * ctx.beta
+        if tangent is None:
+            shape = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]) + (
+                a.shape[-2], b.shape[-2 if ctx.op.rule.flipped else -1])
+            return scaled.expand(shape).contiguous()
+        return tangent + scaled
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, op: Op, d: Tensor, a: Tensor,
+             b: Tensor, beta: float, alpha: float) -> tuple[Tensor, int]:
+        """One product of all samples, D with it."""
+        if in_dims[2:4] == (None, None):
+            return product(op, a, b, alpha) + _mapped(d, in_dims[1], a.dim()) * beta, 0
+        op, a, b, rank = _mapped_pair(op, a, b, in_dims[2:4])
+        if op.rule.flipped and in_dims[1] is not None:  # a mapped bias is no vector
+            op, b = MATMUL, b.mT
+        return fused(op, _mapped(d, in_dims[1], rank), a, b, beta, alpha), 0

@@ -1,0 +1,298 @@
+"""From operands to a callable: what may run, which problem it is, and the closure that runs it.
+
+Everything here happens once for each kind of call; the closures are what a repeated call costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from tritongemm import settings
+from tritongemm.errors import LaunchError, UnsupportedError
+from tritongemm.kernels.launch import Geometry
+from tritongemm.ops.declined import Declined
+from tritongemm.ops.operands import (
+    Form,
+    Operand,
+    Strides,
+    form_of,
+    problem_of_form,
+    repeats,
+    span_bytes,
+)
+from tritongemm.ops.plan import Plan
+from tritongemm.ops.plans import AnyPlan, Key, plans
+from tritongemm.problem import Epilogue, GemmProblem, dtype_of
+
+#: call(a, b, address of a, address of b, alpha, d, address of d, beta[, out]) -> the result
+Call = Callable[..., torch.Tensor]
+
+NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+#: precision_setting("cuda", "matmul"): torch's own property costs 3 us, this one under 1 (H200).
+precision_setting = torch._C._get_fp32_precision_getter
+
+
+class Rule(NamedTuple):
+    """How an operation reads its operands.
+
+    Attributes:
+        ranks: of A and B; None: any, by ``matmul``'s rules.
+        flipped: B is given as [N, K], as ``linear`` has it.
+        broadcasts: whether the batches of A and B may differ.
+        activation: applied to the result.
+        insisting: runs also what is torch's by choice.
+    """
+
+    name: str
+    ranks: tuple[int, int] | None = None
+    flipped: bool = False
+    broadcasts: bool = True
+    activation: str = "none"
+    insisting: bool = False
+
+
+class Operands(NamedTuple):
+    """The tensors of a call; ``added``: D is added, where without it is only checked."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    out: torch.Tensor | None = None
+    d: torch.Tensor | None = None
+    added: bool = False
+    scaled: bool = False
+    dtype_out: torch.dtype | None = None
+
+
+def bind(rule: Rule, x: Operands) -> Call:
+    """The callable for operands like these.
+
+    Raises:
+        Declined: torch runs them.
+    """
+    dtype_out = x.dtype_out or x.a.dtype
+    _check(rule, x, dtype_out)
+    form = _form(rule, x)
+    key = (*_problem(rule, x, form, dtype_out), x.a.device)
+    plan = plans.get(key)
+    if x.out is not None:
+        return _into(rule, x, form, key, plan)
+    return _fresh(form, key, plan, dtype_out)
+
+
+def problem_of(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> GemmProblem:
+    """The :class:`GemmProblem` of ``matmul(a, b)``.
+
+    Raises:
+        UnsupportedError: operands that no kernel of this package takes.
+    """
+    rule, x = Rule("matmul", insisting=True), Operands(a, b, out)
+    try:
+        _check(rule, x, a.dtype)
+        return _problem(rule, x, _form(rule, x), a.dtype)[0]
+    except Declined as reason:
+        raise UnsupportedError(str(reason)) from None
+
+
+def _check(rule: Rule, x: Operands, dtype_out: torch.dtype) -> None:
+    """Raises Declined for what no kernel takes, whatever its extents."""
+    a, b, d, out = x.a, x.b, x.d, x.out
+    if settings.current().disable:
+        raise Declined("TRITONGEMM_DISABLE is set")
+    if a.dtype not in NAMES or a.dtype != b.dtype:
+        raise Declined(f"dtypes are {a.dtype} and {b.dtype}")
+    if dtype_out not in (a.dtype, torch.float32):
+        raise Declined(f"the result is to be {dtype_out}, of {a.dtype} operands")
+    if a.device != b.device:
+        raise Declined(f"devices are {a.device} and {b.device}")
+    if not a.is_cuda and not (a.device.type == "cpu" and settings.current().interpret):
+        raise Declined(f"operands are on {a.device}")
+    if a.layout is not torch.strided or b.layout is not torch.strided:
+        raise Declined("an operand is not strided")
+    for name, other in (("the input", d), ("out=", out)):
+        if other is not None and (other.dtype != dtype_out or other.device != a.device
+                                  or other.layout is not torch.strided):
+            raise Declined(f"{name} is {other.dtype} on {other.device}, {other.layout}")
+    if out is not None and repeats(Operand(out.shape, out.stride())):
+        raise Declined("out= overlaps itself")
+    ranks = (a.dim(), b.dim())
+    if rule.ranks is not None and ranks != rule.ranks or rule.flipped and b.dim() != 2:
+        raise Declined(f"ranks are {ranks[0]} and {ranks[1]}")
+    if not rule.broadcasts and a.shape[0] != b.shape[0]:
+        raise Declined(f"shapes are {tuple(a.shape)} and {tuple(b.shape)}")
+    if rule.flipped and d is not None and tuple(d.shape) != (b.shape[0],):
+        raise Declined(f"the bias is of shape {tuple(d.shape)}")
+    if 1 in ranks and not rule.insisting:
+        # Bound by memory, which torch's gemv reads as fast as can be.
+        raise Declined("products with a vector are torch's", by_choice=True)
+
+
+def _form(rule: Rule, x: Operands) -> Form:
+    shape, stride = x.b.shape, x.b.stride()
+    b = Operand(shape[::-1], stride[::-1]) if rule.flipped else Operand(shape, stride)
+    form = form_of(Operand(x.a.shape, x.a.stride()), b,
+                   None if x.out is None else Operand(x.out.shape, x.out.stride()),
+                   None if x.d is None else Operand(x.d.shape, x.d.stride()))
+    return form if x.added else form._replace(d=None)
+
+
+def _problem(rule: Rule, x: Operands, form: Form,
+             dtype_out: torch.dtype) -> tuple[GemmProblem, Geometry]:
+    if form.d is not None:
+        addend = "bias" if form.d[:2] == (0, 0) and form.d[2] else "add"
+    else:
+        addend = "scale" if x.scaled else "none"
+    # A fresh result and its rows are as aligned as torch's allocator makes them, 512 bytes.
+    bases = (x.a.data_ptr(), x.b.data_ptr(), 0 if x.out is None else x.out.data_ptr(),
+             0 if x.d is None else x.d.data_ptr())
+    return problem_of_form(form, bases, NAMES[x.a.dtype], NAMES[dtype_out],
+                           str(Epilogue(addend, rule.activation)), _precision_of(x.a))
+
+
+def _precision_of(a: torch.Tensor) -> str:
+    """Of a product of A: float32 on CUDA obeys torch's setting."""
+    setting = precision_setting("cuda", "matmul") if (
+        a.dtype is torch.float32 and a.is_cuda) else "ieee"
+    return "tf32" if setting == "tf32" else "ieee"
+
+
+def _fresh(form: Form, key: Key, plan: AnyPlan, dtype: torch.dtype) -> Call:
+    """A call that allocates its result."""
+    shape, device, empty = form.shape, key[2], torch.empty
+    if isinstance(plan, Plan) and len(form.parts) == 1 and _alone():
+        at = plan.at
+
+        def call(a, b, pa, pb, alpha=1.0, d=None, pd=0, beta=0.0):  # the hot one: no loop
+            c = empty(shape, dtype=dtype, device=device)
+            try:
+                at(pa, pb, c.data_ptr(), pd, alpha, beta)
+            except (LaunchError, torch.OutOfMemoryError) as error:
+                _rescue(form, key, error)(a, b, c, d, alpha, beta)
+            return c
+        return call
+    write = _guarded(form, key, plan)
+
+    def anywhere(a, b, pa, pb, alpha=1.0, d=None, pd=0, beta=0.0):
+        c = empty(shape, dtype=dtype, device=device)
+        write(a, b, c, d, alpha, beta)
+        return c
+    return anywhere
+
+
+def _into(rule: Rule, x: Operands, form: Form, key: Key, plan: AnyPlan) -> Call:
+    """A call that writes ``out``, through a temporary where that shares memory with an operand:
+    the result is as if it did not."""
+    assert x.out is not None
+    write = _guarded(form, key, plan)
+    size = x.a.element_size()
+    span_a, span_b, span_c, span_d = (
+        0 if t is None else span_bytes(Operand(t.shape, t.stride()), t.element_size())
+        for t in (x.a, x.b, x.out, x.d if x.added else None))
+    # A tile of D is read before the same tile of C is written, so D may be C itself.
+    in_place = form.d == form.c and size == x.out.element_size()
+    spare: list[Call] = []
+
+    def call(a, b, pa, pb, alpha=1.0, d=None, pd=0, beta=0.0, out=None):
+        pc = out.data_ptr()
+        end = pc + span_c
+        if (pa < end and pc < pa + span_a or pb < end and pc < pb + span_b
+                or pd < end and pc < pd + span_d and not (in_place and pd == pc)):
+            if not spare:
+                spare.append(bind(rule, Operands(a, b, None, d, x.added, x.scaled, x.dtype_out)))
+            return out.copy_(spare[0](a, b, pa, pb, alpha, d, pd, beta))
+        write(a, b, out, d, alpha, beta)
+        return out
+    return call
+
+
+def _guarded(form: Form, key: Key, plan: AnyPlan) -> Callable[..., None]:
+    write = _write(form, plan)
+
+    def guarded(a, b, c, d, alpha, beta):
+        try:
+            write(a, b, c, d, alpha, beta)
+        except (LaunchError, torch.OutOfMemoryError) as error:
+            _rescue(form, key, error)(a, b, c, d, alpha, beta)
+    return guarded
+
+
+def _rescue(form: Form, key: Key, error: Exception) -> Callable[..., None]:
+    """What to run in the place of a launch that failed. Raises Declined.
+
+    Without the memory for its scratch a call runs, this time, with a plan that takes none; a
+    launch that the driver refuses sends the problem to torch from now on.
+    """
+    if isinstance(error, LaunchError):
+        reason = plans.refuse(key, error)
+        for forget in on_refusal:
+            forget()
+        raise reason from None
+    try:
+        write = _write(form, plans.get(key, scratch=False))
+    except Declined as reason:
+        raise Declined(str(reason), lasting=False) from None
+
+    def retry(a, b, c, d, alpha, beta):
+        try:
+            write(a, b, c, d, alpha, beta)
+        except torch.OutOfMemoryError:
+            raise Declined("there is no memory for the scratch of this call",
+                           lasting=False) from None
+    return retry
+
+
+#: Called when a problem is refused for good: known calls of it are looked up again.
+on_refusal: list[Callable[[], None]] = []
+
+
+def _write(form: Form, plan: AnyPlan) -> Callable[..., None]:
+    """write(a, b, c, d, alpha, beta): the launches of one call."""
+    if not isinstance(plan, Plan):
+        return _by_view(form, plan)
+    at, current = _at(form, plan), torch.cuda.current_device
+    alone, index = _alone(), plan.index
+
+    def write(a, b, c, d, alpha, beta):
+        addresses = (a.data_ptr(), b.data_ptr(), c.data_ptr(), 0 if d is None else d.data_ptr())
+        if alone or current() == index:
+            at(*addresses, alpha, beta)
+        else:
+            with torch.cuda.device(index):
+                at(*addresses, alpha, beta)
+    return write
+
+
+def _alone() -> bool:
+    """Whether there is one device, which then is the current one."""
+    return torch.cuda.device_count() == 1
+
+
+def _at(form: Form, plan: Plan) -> Callable[..., None]:
+    """The plan at addresses; several launches where the batch has several strides."""
+    if len(form.parts) == 1:
+        return plan.at
+    size = dtype_of(plan.problem.dtype_a).itemsize
+    size_out = dtype_of(plan.problem.dtype_out).itemsize
+    parts = [(a * size, b * size, c * size_out, d * size_out) for a, b, c, d in form.parts]
+
+    def at(pa, pb, pc, pd, alpha, beta):
+        for a, b, c, d in parts:
+            plan.at(pa + a, pb + b, pc + c, pd + d, alpha, beta)
+    return at
+
+
+def _by_view(form: Form, plan: Any) -> Callable[..., None]:
+    """The same for a plan that takes tensors, as the interpreter's does."""
+    m, n, k = form.m, form.n, form.k
+
+    def view(x: torch.Tensor, rows: int, cols: int, strides: Strides, offset: int):
+        shape = (form.batch, rows, cols) if form.batch > 1 else (rows, cols)
+        return x.as_strided(shape, strides[-len(shape):], x.storage_offset() + offset)
+
+    def write(a, b, c, d, alpha, beta):
+        for pa, pb, pc, pd in form.parts:
+            plan(view(a, m, k, form.a, pa), view(b, k, n, form.b, pb), view(c, m, n, form.c, pc),
+                 None if form.d is None else view(d, m, n, form.d, pd), alpha, beta)
+    return write

@@ -1,0 +1,66 @@
+"""The functions as a compiler meets them: registered ops, which it records and differentiates.
+
+Written for Dynamo to trace: plain statements, no exceptions, no caches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from tritongemm import settings
+from tritongemm.ops.autocast import cast
+from tritongemm.ops.calls import NAMES, Rule
+
+
+def run(theirs: Callable[[], Tensor], rule: Rule, tensors: tuple[Tensor, ...],
+        numbers: tuple[float, ...]) -> Tensor:
+    """The product of A and B, or with ``numbers`` (beta, alpha) the sum of D, A and B."""
+    tensors = cast(rule.name, tensors)
+    if not _takes(tensors):
+        return theirs()
+    a, b = tensors[-2:]
+    if rule.flipped:
+        b = b.mT
+    d = tensors[0] if numbers else None
+    ranks = (a.dim(), b.dim())
+    if 0 in ranks or 1 in ranks or rule.ranks is not None and ranks != rule.ranks:
+        return theirs()
+    if a.dim() == 3 and not rule.broadcasts:
+        return torch.ops.tritongemm.bmm(a, b) if d is None else (
+            torch.ops.tritongemm.baddbmm(d, a, b, beta=numbers[0], alpha=numbers[1]))
+    if b.dim() == 2:
+        return _folded(a, b, d, numbers, rule.activation)
+    if a.shape[-1] != b.shape[-2]:
+        return theirs()
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    result = torch.ops.tritongemm.bmm(
+        a.expand(batch + a.shape[-2:]).reshape((math.prod(batch),) + a.shape[-2:]),
+        b.expand(batch + b.shape[-2:]).reshape((math.prod(batch),) + b.shape[-2:]))
+    return result.reshape(batch + result.shape[-2:])
+
+
+def _takes(tensors: tuple[Tensor, ...]) -> bool:
+    """Whether the registered ops are for such operands; others stay torch's, which a compiler
+    knows more about."""
+    first = tensors[0]
+    if not (first.is_cuda or settings.current().interpret) or first.dtype not in NAMES:
+        return False
+    return all(x.dtype == first.dtype and x.device == first.device for x in tensors)
+
+
+def _folded(a: Tensor, b: Tensor, d: Tensor | None, numbers: tuple[float, ...],
+            activation: str) -> Tensor:
+    """[..., M, K] @ [K, N], the batch folded into the rows."""
+    rows = a.reshape(-1, a.shape[-1])
+    if d is not None:
+        result = torch.ops.tritongemm.addmm(d, rows, b, beta=numbers[0], alpha=numbers[1],
+                                            activation=activation)
+    elif activation == "none":
+        result = torch.ops.tritongemm.mm(rows, b)
+    else:  # nothing is added: D is not read where beta is 0
+        result = torch.ops.tritongemm.addmm(b[0], rows, b, beta=0, activation=activation)
+    return result.reshape(a.shape[:-1] + b.shape[1:])

@@ -1,0 +1,213 @@
+"""Products by this package's kernels, or :class:`Declined`: no autograd, no autocast, no modes.
+
+A call is known by a flat key of all that its launch depends on, straight from the tensors; behind
+the key lies a closure that allocates, fills in addresses and launches. Problem, selection and plan
+are asked for when a key is new.
+
+The operands are plain tensors without a lazy negative bit, as they are below torch's dispatcher.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import torch
+
+from tritongemm import settings
+from tritongemm.ops import calls
+from tritongemm.ops.calls import Call, Operands, Rule, bind, precision_setting
+from tritongemm.ops.declined import Declined
+from tritongemm.ops.plans import forget as forget_plans
+
+__all__ = ["Declined", "Op", "addmm", "baddbmm", "bmm", "clear_plans", "fused", "mm", "product"]
+
+
+class Op:
+    """A :class:`Rule` and the calls by it that are known: key -> callable.
+
+    Attributes:
+        insisting: the same for products that are torch's by choice.
+        plain: the same without the activation.
+    """
+
+    __slots__ = ("hits", "insisting", "plain", "rule")
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule, self.hits = rule, dict[tuple, Call]()
+        self.plain = self if rule.activation == "none" else Op(rule._replace(activation="none"))
+        self.insisting = self if rule.insisting else Op(rule._replace(insisting=True))
+        _ops.append(self)
+
+
+float32 = torch.float32
+_ops: list[Op] = []
+_lock = threading.Lock()
+_generation = 0
+
+ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
+MATMUL, MV, DOT = Op(Rule("matmul")), Op(Rule("mv", (2, 1))), Op(Rule("dot", (1, 1)))
+MM = Op(Rule("mm", (2, 2)))
+BMM, BADDBMM = (Op(Rule(name, (3, 3), broadcasts=False)) for name in ("bmm", "baddbmm"))
+ADDMM, LINEAR = (
+    {name: Op(rule._replace(activation=name)) for name in ACTIVATIONS}
+    for rule in (Rule("addmm", (2, 2)), Rule("linear", flipped=True)))
+
+
+def product(op: Op, a: torch.Tensor, b: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
+    """alpha * A @ B in memory of its own. Raises Declined."""
+    try:
+        pa, pb, kind = a.data_ptr(), b.data_ptr(), a.dtype
+    except RuntimeError:
+        raise Declined("an operand is not strided, or has no storage") from None
+    if kind is float32:  # known by the precision that torch is set to
+        kind = precision_setting("cuda", "matmul")
+    key = (a.shape, b.shape, a.stride(), b.stride(), kind, b.dtype, a.device, b.device,
+           pa & 15, pb & 15, alpha == 1.0)
+    call = op.hits.get(key)
+    if call is None:
+        call = _learn(op, key, Operands(a, b, scaled=alpha != 1.0))
+    return call(a, b, pa, pb, alpha)
+
+
+def product_into(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None,
+                 dtype_out: torch.dtype | None = None) -> torch.Tensor:
+    """A @ B in ``out``, or as ``dtype_out``. Raises Declined."""
+    pa, pb, kind = _address(a), _address(b), a.dtype
+    if kind is float32:
+        kind = precision_setting("cuda", "matmul")
+    key = (a.shape, b.shape, a.stride(), b.stride(), kind, b.dtype, a.device, b.device,
+           pa & 15, pb & 15, dtype_out, _out_key(out))
+    call = op.hits.get(key)
+    if call is None:
+        call = _learn(op, key, Operands(a, b, out, dtype_out=dtype_out))
+    if out is None:
+        return call(a, b, pa, pb)
+    return call(a, b, pa, pb, 1.0, None, 0, 0.0, out)
+
+
+def fused(op: Op, d: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: float = 1.0,
+          alpha: float = 1.0, out: torch.Tensor | None = None) -> torch.Tensor:
+    """The op's activation of alpha * A @ B + beta * D; D is not read where beta is 0.
+
+    Raises:
+        Declined: torch runs it.
+    """
+    pa, pb, pd, kind = _address(a), _address(b), _address(d), a.dtype
+    if kind is float32:
+        kind = precision_setting("cuda", "matmul")
+    key = (a.shape, b.shape, d.shape, a.stride(), b.stride(), d.stride(), kind, b.dtype,
+           d.dtype, a.device, b.device, d.device, pa & 15, pb & 15, pd & 15, beta == 0.0,
+           alpha == 1.0, alpha == 0.0, _out_key(out))
+    call = op.hits.get(key)
+    if call is None:
+        call = _learn_fused(op, key, d, a, b, beta, alpha, out)
+    if out is None:
+        return call(a, b, pa, pb, alpha, d, pd, beta)
+    return call(a, b, pa, pb, alpha, d, pd, beta, out)
+
+
+def _out_key(out: torch.Tensor | None) -> tuple | None:
+    """What a call depends on in its ``out``, but what it shares with the operands."""
+    if out is None:
+        return None
+    return out.shape, out.stride(), out.dtype, out.device, _address(out) & 15
+
+
+def _address(x: torch.Tensor) -> int:
+    try:
+        return x.data_ptr()
+    except RuntimeError:
+        raise Declined("an operand is not strided, or has no storage") from None
+
+
+def _learn_fused(op: Op, key: tuple, d: torch.Tensor, a: torch.Tensor, b: torch.Tensor,
+                 beta: float, alpha: float, out: torch.Tensor | None) -> Call:
+    if alpha == 0.0:  # torch's kernels do not read A and B then, so that no NaN of theirs is seen
+        return _keep(op, key, _refusing(Declined("alpha is 0")))
+    return _learn(op, key, Operands(a, b, out, d, added=beta != 0.0,
+                                    scaled=alpha != 1.0))
+
+
+def _learn(op: Op, key: tuple, operands: Operands) -> Call:
+    """The callable of a new key, kept from now on. Raises Declined where the answer may change."""
+    before = _generation
+    try:
+        call = bind(op.rule, operands)
+    except Declined as reason:
+        if not reason.lasting:
+            raise
+        call = _refusing(reason)
+    return _keep(op, key, call) if before == _generation else call
+
+
+def _keep(op: Op, key: tuple, call: Call) -> Call:
+    """Adds a call. The oldest quarter leaves a full table: a hit keeps no record of itself, and
+    the plan that a dropped call needs again is still known."""
+    with _lock:
+        limit = settings.current().plan_cache_size
+        if len(op.hits) >= limit:
+            for old in list(op.hits)[:limit // 4 + 1]:
+                del op.hits[old]
+        op.hits[key] = call
+    return call
+
+
+def _refusing(reason: Declined) -> Call:
+    def refuse(*_: object) -> torch.Tensor:
+        raise reason.fresh()
+    reason = reason.fresh()
+    return refuse
+
+
+def _forget_calls() -> None:
+    global _generation, _lock
+    _lock = threading.Lock()  # in a forked child the parent's may be held
+    _generation += 1
+    for op in _ops:
+        op.hits = {}
+
+
+def clear_plans() -> None:
+    """Forgets every plan, so that newly published tables and changed settings are seen."""
+    forget_plans()
+    _forget_calls()
+
+
+calls.on_refusal.append(_forget_calls)
+settings.when_changed(clear_plans)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_calls)
+
+
+# -- torch's functions, as the dispatcher sees them ------------------------------------------------
+
+def mm(a: torch.Tensor, b: torch.Tensor, *, out_dtype: torch.dtype | None = None,
+       out: torch.Tensor | None = None) -> torch.Tensor:
+    """``torch.mm``: [M, K] @ [K, N]. Raises Declined."""
+    if out is None and out_dtype is None:
+        return product(MM, a, b)
+    return product_into(MM, a, b, out, out_dtype)
+
+
+def bmm(a: torch.Tensor, b: torch.Tensor, *, out_dtype: torch.dtype | None = None,
+        out: torch.Tensor | None = None) -> torch.Tensor:
+    """``torch.bmm``: [batch, M, K] @ [batch, K, N]. Raises Declined."""
+    if out is None and out_dtype is None:
+        return product(BMM, a, b)
+    return product_into(BMM, a, b, out, out_dtype)
+
+
+def addmm(input: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: float = 1,
+          alpha: float = 1, activation: str = "none",
+          out: torch.Tensor | None = None) -> torch.Tensor:
+    """``torch.addmm``, with an activation of :data:`ACTIVATIONS` after it. Raises Declined."""
+    if activation not in ADDMM:
+        raise Declined(f"activation {activation!r} is not one of {', '.join(ACTIVATIONS)}")
+    return fused(ADDMM[activation], input, a, b, beta, alpha, out)
+
+
+def baddbmm(input: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: float = 1,
+            alpha: float = 1, out: torch.Tensor | None = None) -> torch.Tensor:
+    """``torch.baddbmm``. Raises Declined."""
+    return fused(BADDBMM, input, a, b, beta, alpha, out)

@@ -1,0 +1,265 @@
+"""``tritongemm.matmul`` and its kin: torch's functions, by this package's kernels where they can.
+
+A call of plain tensors goes to :mod:`tritongemm.ops.execute`, or where it needs a gradient to
+:mod:`tritongemm.ops.autograd`, at once. Everything else is sorted out by :func:`_ruled`: modes
+and sub-classes are torch's, autocast casts as torch's does, a compiler gets registered ops. What
+is declined on the way is torch's call with the same arguments, so that its result, warning or
+error is torch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.overrides import _get_current_function_mode_stack, has_torch_function_variadic
+from torch.utils._device import DeviceContext
+
+from tritongemm import settings
+from tritongemm.errors import UnsupportedError, UsageError
+from tritongemm.ops import autograd, compiled
+from tritongemm.ops.autocast import cast
+from tritongemm.ops.autograd import ACTIVATE
+from tritongemm.ops.declined import Declined
+from tritongemm.ops.execute import (
+    ACTIVATIONS,
+    ADDMM,
+    BADDBMM,
+    BMM,
+    DOT,
+    LINEAR,
+    MATMUL,
+    MM,
+    MV,
+    Op,
+    fused,
+    product,
+    product_into,
+)
+
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+_NUMBERS = frozenset((int, float))
+_any_autocast = torch._C._is_any_autocast_enabled
+_compiling = torch.compiler.is_dynamo_compiling
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_grad_mode = torch.is_grad_enabled
+_transforms = torch._C._are_functorch_transforms_active
+
+
+def matmul(input: Tensor, other: Tensor, *, out: Tensor | None = None,
+           strict: bool = False) -> Tensor:
+    """A @ B as ``torch.matmul``: vectors, matrices and batches, which broadcast without a copy.
+
+    Args:
+        input: [K], [M, K] or [..., M, K].
+        other: [K], [K, N] or [..., K, N].
+        out: where the result goes, as torch takes it.
+        strict: raise, naming the reason, instead of calling torch. Also TRITONGEMM_STRICT=1.
+
+    Raises:
+        UnsupportedError: only when strict. Whatever torch raises for wrong arguments.
+    """
+    return _multiplied(torch.matmul, MATMUL, input, other, None, out, strict)
+
+
+def mm(input: Tensor, mat2: Tensor, out_dtype: torch.dtype | None = None, *,
+       out: Tensor | None = None, strict: bool = False) -> Tensor:
+    """[M, K] @ [K, N] as ``torch.mm``; otherwise as :func:`matmul`."""
+    return _multiplied(torch.mm, MM, input, mat2, out_dtype, out, strict)
+
+
+def bmm(input: Tensor, mat2: Tensor, out_dtype: torch.dtype | None = None, *,
+        out: Tensor | None = None, strict: bool = False) -> Tensor:
+    """[batch, M, K] @ [batch, K, N] as ``torch.bmm``; otherwise as :func:`matmul`."""
+    return _multiplied(torch.bmm, BMM, input, mat2, out_dtype, out, strict)
+
+
+def mv(input: Tensor, vec: Tensor, *, out: Tensor | None = None, strict: bool = False) -> Tensor:
+    """[M, K] @ [K] as ``torch.mv``, which runs it unless ``strict`` asks for a kernel: it is bound
+    by memory, which torch reads as fast as can be."""
+    return _multiplied(torch.mv, MV, input, vec, None, out, strict)
+
+
+def dot(input: Tensor, tensor: Tensor, *, out: Tensor | None = None,
+        strict: bool = False) -> Tensor:
+    """[K] @ [K] as ``torch.dot``, which runs it unless ``strict`` asks for a kernel."""
+    return _multiplied(torch.dot, DOT, input, tensor, None, out, strict)
+
+
+def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, out_dtype: torch.dtype | None = None, *,
+          beta: float = 1, alpha: float = 1, out: Tensor | None = None,
+          strict: bool = False) -> Tensor:
+    """beta * input + alpha * mat1 @ mat2 as ``torch.addmm``, by one kernel.
+
+    ``input`` broadcasts to [M, N] and is not read where beta is 0. Otherwise as :func:`matmul`.
+    """
+    return _added(torch.addmm, ADDMM["none"], input, mat1, mat2, out_dtype, beta, alpha, out,
+                  strict)
+
+
+def baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, out_dtype: torch.dtype | None = None,
+            *, beta: float = 1, alpha: float = 1, out: Tensor | None = None,
+            strict: bool = False) -> Tensor:
+    """beta * input + alpha * batch1 @ batch2 as ``torch.baddbmm``, as :func:`addmm` is."""
+    return _added(torch.baddbmm, BADDBMM, input, batch1, batch2, out_dtype, beta, alpha, out,
+                  strict)
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *,
+           activation: str = "none", strict: bool = False) -> Tensor:
+    """activation(input @ weight.T + bias) as ``torch.nn.functional.linear``, by one kernel.
+
+    Where a gradient is needed torch's own activation follows the kernel: its gradient needs the
+    sum that it is applied to.
+
+    Args:
+        input: [..., K].
+        weight: [N, K].
+        bias: [N].
+        activation: ``none``, ``relu``, ``gelu``, ``gelu_tanh`` or ``silu``.
+        strict: as in :func:`matmul`.
+
+    Raises:
+        UsageError: an unknown activation. Otherwise as :func:`matmul`.
+    """
+    op = LINEAR.get(activation)
+    if op is None:
+        raise UsageError(f"activation={activation!r} is not known; use one of "
+                         f"{', '.join(ACTIVATIONS)}")
+    theirs = torch.nn.functional.linear if activation == "none" else partial(
+        _activated_linear, activation)
+    if bias is None:
+        return _multiplied(theirs, op, input, weight, None, None, strict)
+    if not _compiling() and (run := _way(input, weight)) and (run := _adding(run, bias)):
+        try:
+            return run(op, bias, input, weight)
+        except Declined:
+            if not (strict or settings.current().strict):
+                return theirs(input, weight, bias)
+    return _ruled(partial(theirs, input, weight, bias), op, (bias, input, weight), strict,
+                  numbers=(1, 1))
+
+
+def _activated_linear(activation: str, *operands: Tensor) -> Tensor:
+    return ACTIVATE[activation](torch.nn.functional.linear(*operands))
+
+
+def _way(a: Tensor, b: Tensor) -> Callable[..., Tensor] | None:
+    """What multiplies two plain tensors while no mode, transform or autocast has a say: kernels,
+    or kernels with a gradient. None: that has to be sorted out."""
+    if (type(a) in _PLAIN and type(b) in _PLAIN
+            and not has_torch_function_variadic(a, b)  # it sees function modes
+            and not _dispatch_modes() and not _transforms() and not _any_autocast()
+            and forward_ad._current_level < 0 and not a.is_neg() and not b.is_neg()):
+        if (a.requires_grad or b.requires_grad) and _grad_mode():
+            return autograd.product
+        return product
+    return None
+
+
+def _adding(run: Callable[..., Tensor], d: Tensor) -> Callable[..., Tensor] | None:
+    """The same with an input to add."""
+    if type(d) not in _PLAIN or d.is_neg():
+        return None
+    if run is autograd.product or d.requires_grad and _grad_mode():
+        return autograd.fused
+    return fused
+
+
+def _multiplied(theirs: Callable[..., Tensor], op: Op, a: Tensor, b: Tensor,
+                out_dtype: torch.dtype | None, out: Tensor | None, strict: bool) -> Tensor:
+    """A product by ``op``, or by torch's function ``theirs``."""
+    if out is None and out_dtype is None:
+        if not _compiling() and (run := _way(a, b)) is not None:
+            try:
+                return run(op, a, b)
+            except Declined:
+                if not (strict or settings.current().strict):
+                    return theirs(a, b)
+        return _ruled(partial(theirs, a, b), op, (a, b), strict)
+    return _ruled(partial(theirs, a, b, **_given(out_dtype, out)), op, (a, b), strict, out,
+                  out_dtype)
+
+
+def _added(theirs: Callable[..., Tensor], op: Op, d: Tensor, a: Tensor, b: Tensor,
+           out_dtype: torch.dtype | None, beta: float, alpha: float, out: Tensor | None,
+           strict: bool) -> Tensor:
+    """A fused sum by ``op``, or by torch's function ``theirs``."""
+    if (out is None and out_dtype is None and not _compiling() and type(beta) in _NUMBERS
+            and type(alpha) in _NUMBERS and (run := _way(a, b)) and (run := _adding(run, d))):
+        try:
+            return run(op, d, a, b, beta, alpha)
+        except Declined:
+            if not (strict or settings.current().strict):
+                return theirs(d, a, b, beta=beta, alpha=alpha)
+    torchs = partial(theirs, d, a, b, beta=beta, alpha=alpha, **_given(out_dtype, out))
+    return _ruled(torchs, op, (d, a, b), strict, out, out_dtype, (beta, alpha))
+
+
+def _given(out_dtype: torch.dtype | None, out: Tensor | None) -> dict[str, object]:
+    """Those arguments that were given, by name: torch's functions tell None from nothing."""
+    return {name: value for name, value in (("out_dtype", out_dtype), ("out", out))
+            if value is not None}
+
+
+def _ruled(theirs: Callable[[], Tensor], op: Op, tensors: tuple[Tensor, ...], strict: bool,
+           out: Tensor | None = None, out_dtype: torch.dtype | None = None,
+           numbers: tuple[float, ...] = ()) -> Tensor:
+    """Any call: by a compiler's ops, by kernels, or else ``theirs``, or an error when strict.
+
+    Args:
+        tensors: A and B; with ``numbers``, beta and alpha, D before them.
+
+    Raises:
+        UnsupportedError: it would be theirs, and is to be strict.
+    """
+    if torch.compiler.is_compiling():
+        if out is None and out_dtype is None:
+            return compiled.run(theirs, op.rule, tensors, numbers)
+        return theirs()
+    try:
+        return _sorted_out(op, tensors, out, out_dtype, numbers)
+    except Declined as reason:
+        if strict or settings.current().strict:
+            if reason.by_choice:
+                return _ruled(theirs, op.insisting, tensors, strict, out, out_dtype, numbers)
+            raise UnsupportedError(
+                f"tritongemm.{op.rule.name} would call torch: {reason}") from None
+    return theirs()
+
+
+def _sorted_out(op: Op, tensors: tuple[Tensor, ...], out: Tensor | None,
+                out_dtype: torch.dtype | None, numbers: tuple[float, ...]) -> Tensor:
+    """By kernels. Raises Declined."""
+    _plain_only(tensors if out is None else (*tensors, out))
+    if any(type(number) not in _NUMBERS for number in numbers):
+        raise Declined("alpha or beta is no number")
+    if out is None and out_dtype is None:
+        tensors = cast(op.rule.name, tensors)
+        tensors = tuple(x.resolve_neg() for x in tensors)
+        if autograd.wanted(*tensors):
+            return (autograd.fused if numbers else autograd.product)(op, *tensors, *numbers)
+        return (fused if numbers else product)(op, *tensors, *numbers)
+    if autograd.wanted(*tensors) or out is not None and (out.requires_grad or out.is_neg()):
+        raise Declined("out= or out_dtype= is given, and a gradient is required")
+    tensors = tuple(x.resolve_neg() for x in tensors)
+    if not numbers:
+        a, b = tensors
+        return product_into(op, a, b, out, out_dtype)
+    if out_dtype is not None:
+        raise Declined("out_dtype= is given")
+    (d, a, b), (beta, alpha) = tensors, numbers
+    return fused(op, d, a, b, beta, alpha, out)
+
+
+def _plain_only(tensors: tuple[object, ...]) -> None:
+    """Raises Declined where something other than a kernel has a say."""
+    if any(type(x) not in _PLAIN for x in tensors):
+        raise Declined("operands are " + " and ".join(type(x).__name__ for x in tensors))
+    modes = [mode for mode in _get_current_function_mode_stack()
+             if not isinstance(mode, DeviceContext)]  # a default device makes tensors, no more
+    if modes or _dispatch_modes():
+        raise Declined("a torch function or dispatch mode is active")

@@ -1,0 +1,267 @@
+"""How a call is read as one product: extents and strides alone, no tensor and no copy.
+
+A batch that broadcasts has stride 0; leading axes of A that go on from its rows are rows; a
+transposed operand is its strides. So folding, broadcasting and the gradients' transposed problems
+cost nothing, and a kernel needs an operand's address only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tritongemm.kernels.launch import Geometry
+from tritongemm.ops.declined import Declined
+from tritongemm.problem import MAX_EXTENT, GemmProblem, alignment, dtype_of
+
+#: Launches that one call may be cut into, where its batch has no single stride.
+MAX_PARTS = 8
+
+Strides = tuple[int, int, int]
+
+
+class Operand(NamedTuple):
+    """A tensor as far as reading it goes: extents, strides in elements."""
+
+    shape: Sequence[int]
+    stride: Sequence[int]
+
+
+class Form(NamedTuple):
+    """A call as C[batch, M, N] = A[batch, M, K] @ B[batch, K, N] (and D as C).
+
+    Attributes:
+        shape: of the result, as torch has it.
+        a, b, c, d: (batch, row, column) strides in elements.
+        parts: one launch each: element offsets of A, B, C and D.
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int
+    shape: tuple[int, ...]
+    a: Strides
+    b: Strides
+    c: Strides
+    d: Strides | None
+    parts: tuple[tuple[int, int, int, int], ...]
+
+
+class _Axis(NamedTuple):
+    """An axis of the batch: its extent, and its stride in A, B, C and D."""
+
+    size: int
+    a: int
+    b: int
+    c: int
+    d: int
+
+
+def form_of(a: Operand, b: Operand, out: Operand | None = None, d: Operand | None = None) -> Form:
+    """The :class:`Form` of ``matmul(a, b)`` by torch's rules of rank and broadcasting.
+
+    Args:
+        a: [K], [M, K] or [..., M, K].
+        b: [K], [K, N] or [..., K, N].
+        out: of the result's shape; None: gapless.
+        d: broadcasts to the result.
+
+    Raises:
+        Declined: shapes that torch refuses, an extent of 0, or a batch that would take more than
+            :data:`MAX_PARTS` launches.
+    """
+    if not a.shape or not b.shape:
+        raise Declined("an operand is a scalar")
+    row, column = len(a.shape) == 1, len(b.shape) == 1
+    if row:
+        a = Operand((1, *a.shape), (0, *a.stride))
+    if column:
+        b = Operand((*b.shape, 1), (*b.stride, 0))
+    (m, k), (inner, n) = a.shape[-2:], b.shape[-2:]
+    batch = _broadcast(a.shape[:-2], b.shape[:-2])
+    if k != inner or batch is None:
+        raise Declined(f"shapes are {tuple(a.shape)} and {tuple(b.shape)}")
+    whole = (*batch, m, n)
+    if 0 in whole or k == 0:
+        raise Declined("an extent is 0")
+    shape = (*batch, *(() if row else (m,)), *(() if column else (n,)))
+    c = gapless(whole) if out is None else _with_vectors(out, shape, row, column)
+    added = expanded(d, whole) if d is not None else None
+    if d is not None and added is None:
+        raise Declined(f"the input of shape {tuple(d.shape)} does not broadcast to {shape}")
+    ranks = len(batch)
+    axes = [_Axis(*axis) for axis in zip(
+        batch, expanded(a, (*batch, m, k)) or (), expanded(b, (*batch, k, n)) or (), c,
+        added or (0,) * len(whole)) if axis[0] > 1]
+    rows = _Axis(m, a.stride[-2], 0, c[ranks], added[ranks] if added else 0)
+    rows, axes = _fold_rows(rows, axes)
+    axes = _merge(axes)
+    axis, parts = _cut(axes)
+    m = rows.size
+    ak, bk, bn, cn, dn = a.stride[-1], b.stride[-2], b.stride[-1], c[-1], added[-1] if added else 0
+    if max(m, n, k, axis.size) > MAX_EXTENT:
+        raise Declined("an extent does not fit 32 bits")
+    many = axis.size > 1
+    return Form(
+        m, n, k, axis.size, shape,
+        (axis.a if many else 0, *_settled(m, k, rows.a, ak)),
+        (axis.b if many else 0, *_settled(k, n, bk, bn)),
+        (axis.c if many else 0, *_settled(m, n, rows.c, cn)),
+        (axis.d if many else 0, rows.d if m > 1 else 0, dn if n > 1 else 1)
+        if added else None, parts)
+
+
+def _broadcast(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...] | None:
+    """The batch of two batches, or None where they do not broadcast."""
+    rank = max(len(one), len(other))
+    wide = []
+    for x, y in zip((1,) * (rank - len(one)) + tuple(one), (1,) * (rank - len(other))
+                    + tuple(other)):
+        if x != y and 1 not in (x, y):
+            return None
+        wide.append(y if x == 1 else x)
+    return tuple(wide)
+
+
+def expanded(x: Operand, shape: Sequence[int]) -> tuple[int, ...] | None:
+    """Strides of ``x`` as ``shape``, 0 where it broadcasts; None where it does not."""
+    missing = len(shape) - len(x.shape)
+    if missing < 0:
+        return None
+    strides = [0] * missing
+    for have, want, stride in zip(x.shape, shape[missing:], x.stride):
+        if have != want and have != 1:
+            return None
+        strides.append(stride if have == want else 0)
+    return tuple(strides)
+
+
+def gapless(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a freshly allocated tensor."""
+    return tuple(math.prod(shape[i + 1:]) for i in range(len(shape)))
+
+
+def _with_vectors(out: Operand, shape: tuple[int, ...], row: bool, column: bool,
+                  ) -> tuple[int, ...]:
+    """Strides of ``out`` with the axes of 1 that a vector operand leaves out."""
+    if tuple(out.shape) != shape:
+        raise Declined(f"out= is of shape {tuple(out.shape)}, the result of shape {shape}")
+    strides = list(out.stride)
+    if column:
+        strides.append(1)
+    if row:
+        strides.insert(len(strides) - 1, 1)
+    return tuple(strides)
+
+
+def _fold_rows(rows: _Axis, axes: list[_Axis]) -> tuple[_Axis, list[_Axis]]:
+    """Batch axes that B does not see become rows: those that go on from the rows, and, in place
+    of fewer rows, the longest one (rows share a tile's load of B; a batch loads it again)."""
+    left: list[_Axis] = []
+    for axis in reversed(axes):
+        if axis.b == 0 and rows.size == 1:
+            rows = axis
+        elif axis.b == 0 and axis[1:] == tuple(rows.size * s for s in rows[1:]):
+            rows = rows._replace(size=rows.size * axis.size)
+        else:
+            left.insert(0, axis)
+    free = [axis for axis in left if axis.b == 0 and axis.size > rows.size]
+    if free:
+        longest = max(free, key=lambda axis: axis.size)
+        left[left.index(longest)], rows = rows, longest
+    return rows, left
+
+
+def _merge(axes: list[_Axis]) -> list[_Axis]:
+    """Neighbours that one stride steps through in every operand are one axis."""
+    merged: list[_Axis] = []
+    for axis in axes:
+        if merged and merged[-1][1:] == tuple(axis.size * s for s in axis[1:]):
+            axis = axis._replace(size=axis.size * merged.pop().size)
+        merged.append(axis)
+    return merged
+
+
+def _cut(axes: list[_Axis]) -> tuple[_Axis, tuple[tuple[int, int, int, int], ...]]:
+    """The axis that is the kernel's batch, the longest one; the others are launches."""
+    if not axes:
+        return _Axis(1, 0, 0, 0, 0), ((0, 0, 0, 0),)
+    chosen = max(axes, key=lambda axis: axis.size)
+    others = [axis for axis in axes if axis is not chosen]
+    count = math.prod(axis.size for axis in others)
+    if count > MAX_PARTS:
+        raise Declined(f"the batch would take {count} launches, more than {MAX_PARTS}")
+    parts: list[tuple[int, int, int, int]] = [(0, 0, 0, 0)]
+    for axis in others:
+        parts = [(pa + i * axis.a, pb + i * axis.b, pc + i * axis.c, pd + i * axis.d)
+                 for pa, pb, pc, pd in parts for i in range(axis.size)]
+    return chosen, tuple(parts)
+
+
+def _settled(rows: int, cols: int, row: int, col: int) -> tuple[int, int]:
+    """(row, column) strides where an axis of one element, which no address depends on, has the
+    stride that is best for a kernel: 1 if the other is not, else a whole number of 16 bytes."""
+    if rows > 1 and cols > 1:
+        return row, col
+    if rows == 1 and cols == 1:
+        return 16, 1
+    if rows == 1:
+        return (-(-cols // 16) * 16, 1) if col == 1 else (1, col)
+    return (1, -(-rows // 16) * 16) if row == 1 else (row, 1)
+
+
+def span_bytes(x: Operand, size: int) -> int:
+    """Bytes from the first element to the end of the last."""
+    return (1 + sum((extent - 1) * stride for extent, stride in zip(x.shape, x.stride))) * size
+
+
+def repeats(x: Operand) -> bool:
+    """Whether an axis steps over the same memory again (what torch refuses in an ``out``)."""
+    return any(stride == 0 and extent > 1 for extent, stride in zip(x.shape, x.stride))
+
+
+def problem_of_form(form: Form, bases: Sequence[int], dtype: str, dtype_out: str, epilogue: str,
+                    precision: str) -> tuple[GemmProblem, Geometry]:
+    """The problem of a form, and its strides.
+
+    Args:
+        bases: addresses of A, B, C and D; only their last bits matter.
+    """
+    size, size_out = dtype_of(dtype).itemsize, dtype_of(dtype_out).itemsize
+    a, b, c, d = bases
+    letter_a, align_a = _stored(form, 0, form.a, form.m, form.k, a, size)
+    letter_b, align_b = _stored(form, 1, form.b, form.k, form.n, b, size)
+    align_c = _rows(form, 2, form.c, form.m, form.n, c, size_out)
+    problem = GemmProblem(form.m, form.n, form.k, form.batch, dtype, dtype, dtype_out,
+                          letter_a + letter_b, align_a, align_b, align_c, epilogue, precision)
+    if form.d is None:
+        return problem, Geometry(*form.a, *form.b, *form.c)
+    align_d = _rows(form, 3, form.d, form.m, form.n, d, size_out)
+    return problem, Geometry(*form.a, *form.b, *form.c, *form.d, align_d)
+
+
+def _stored(form: Form, index: int, strides: Strides, rows: int, cols: int, base: int,
+            size: int) -> tuple[str, int]:
+    """How an operand is stored, ``n`` or ``t``, and its alignment in bytes."""
+    batch, row, col = strides
+    if col == 1:
+        return "n", _rows(form, index, strides, rows, cols, base, size)
+    if row == 1:
+        return "t", _rows(form, index, (batch, col, row), cols, rows, base, size)
+    return "n", size
+
+
+def _rows(form: Form, index: int, strides: Strides, rows: int, cols: int, base: int,
+          size: int) -> int:
+    """The alignment of every row's first element; of one element where a row has gaps."""
+    batch, row, col = strides
+    if col != 1 and cols > 1:
+        return size
+    found = alignment(base)
+    if rows > 1:
+        found = min(found, alignment(row * size))
+    if form.batch > 1:
+        found = min(found, alignment(batch * size))
+    return min(found, *(alignment(part[index] * size) for part in form.parts))

@@ -1,0 +1,168 @@
+"""The plans that were made: one for each problem, geometry and device, made once and bounded."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import threading
+from collections import OrderedDict
+from itertools import chain
+
+import torch
+
+from tritongemm import settings
+from tritongemm.config import KernelConfig
+from tritongemm.device import DeviceSpec, cuda_device, interpreter_device
+from tritongemm.errors import LaunchError, TritonGemmError, UnsupportedError
+from tritongemm.kernels.launch import Geometry
+from tritongemm.ops.declined import Declined
+from tritongemm.ops.plan import InterpretedPlan, Plan, make_plan
+from tritongemm.problem import GemmProblem
+from tritongemm.records.failures import remember
+from tritongemm.selection import candidates, choose
+
+log = logging.getLogger("tritongemm")
+
+AnyPlan = Plan | InterpretedPlan
+Key = tuple[GemmProblem, Geometry, torch.device]
+
+
+class Plans:
+    """Plans by everything that a launch depends on, the least recently asked for first out.
+
+    A problem that no plan can be made for is kept too, as the reason why.
+    """
+
+    def __init__(self) -> None:
+        self._plans: OrderedDict[tuple, AnyPlan | Declined] = OrderedDict()
+        self._lock = threading.Lock()
+        self._building = threading.Lock()
+
+    def get(self, key: Key, *, scratch: bool = True) -> AnyPlan:
+        """The plan of ``key``; with ``scratch`` false, one that takes no memory of its own.
+
+        Raises:
+            Declined: no kernel runs it, none could be built, or none may be built now.
+        """
+        place = (*key, scratch)
+        with self._lock:
+            found = self._plans.get(place)
+            if found is not None:
+                self._plans.move_to_end(place)
+        if found is None:
+            with self._building:  # one compile at a time; a second thread finds it made
+                found = self._plans.get(place)
+                if found is None:
+                    found = _make(*key, scratch)
+                    self.keep(place, found)
+        if isinstance(found, Declined):
+            raise found.fresh()
+        return found
+
+    def refuse(self, key: Key, error: LaunchError) -> Declined:
+        """From now on ``key`` goes to torch: the driver refused the launch. Says so once."""
+        reason = str(error)  # a kept log record must not keep the error's frames
+        _warn(key[0], reason)
+        for scratch in (True, False):
+            self.keep((*key, scratch), Declined(reason))
+        return Declined(reason)
+
+    def keep(self, place: tuple, plan: AnyPlan | Declined) -> None:
+        """Adds one, and drops what is over the bound."""
+        with self._lock:
+            self._plans[place] = plan
+            while len(self._plans) > settings.current().plan_cache_size:
+                self._plans.popitem(last=False)
+
+    def clear(self) -> None:
+        """Forgets them all. A child process does so too: its parent's locks may be held."""
+        self.__init__()  # type: ignore[misc]
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+
+plans = Plans()
+
+
+def device_of(where: torch.device) -> DeviceSpec:
+    """The :class:`DeviceSpec` of a tensor's device."""
+    if where.type != "cuda":
+        return interpreter_device()
+    return cuda_device(torch.cuda.current_device() if where.index is None else where.index)
+
+
+def _make(problem: GemmProblem, geometry: Geometry, where: torch.device,
+          scratch: bool) -> AnyPlan | Declined:
+    if where.type == "cuda":
+        if torch.cuda._is_in_bad_fork():
+            raise Declined("CUDA cannot be used in a forked process; start it with the 'spawn' "
+                           "method", lasting=False)
+        if torch.cuda.is_current_stream_capturing():
+            _say_capturing()
+            raise Declined("no warm plan for this problem, and a CUDA graph is being captured",
+                           lasting=False)
+    device = device_of(where)
+    try:
+        choice = choose(problem, device)
+        config = choice.config if scratch else _frugal(problem, device, choice.config)
+        plan = make_plan(problem, config, device, geometry, where)
+    except UnsupportedError as error:
+        return Declined(str(error))
+    except TritonGemmError as error:  # no compiler, no driver, a damaged table: torch still works
+        reason = str(error)
+        _warn(problem, reason)
+        remember(device.slug, str(problem), reason)
+        return Declined(reason)
+    if scratch:
+        _say(str(problem), device.slug, str(config), choice.source, choice.note)
+    return plan
+
+
+def _frugal(problem: GemmProblem, device: DeviceSpec, config: KernelConfig) -> KernelConfig:
+    """The most promising config that takes no scratch. Raises UnsupportedError."""
+    for other in chain([config], candidates(problem, device)):
+        if other.split_k == 1 and not other.pad_operands:
+            return other
+    raise UnsupportedError("there is no memory for the scratch of this call")
+
+
+def _warn(problem: GemmProblem, reason: str) -> None:
+    log.warning("tritongemm: %s goes to torch: %s", problem, reason)
+
+
+@functools.cache
+def _say_capturing() -> None:
+    log.warning("tritongemm: a CUDA graph captures a problem that has no warm plan; it is captured "
+                "with torch's kernel. Call it once before the capture")
+
+
+@functools.lru_cache(maxsize=4096)
+def _say(problem: str, device: str, config: str, source: str, note: str) -> None:
+    """Logs a choice the first time; the same one for other strides says nothing new."""
+    log.info("tritongemm: %s -> %s (%s; %s)", problem, config, source, note)
+
+
+def forget() -> None:
+    """Every plan, and what was said about them."""
+    plans.clear()
+    _say.cache_clear()
+    _say_capturing.cache_clear()
+
+
+def configure_logging() -> None:
+    """Shows this package's log lines at the level of TRITONGEMM_LOG on standard error."""
+    level = settings.current().log
+    if level != "off":
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        if not log.handlers:
+            log.addHandler(handler)
+        log.setLevel(getattr(logging, level.upper()))
+        log.propagate = False
+
+
+configure_logging()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=plans.clear)
