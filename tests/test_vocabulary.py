@@ -29,7 +29,16 @@ from tritongemm.errors import (
     TritonGemmError,
     UsageError,
 )
-from tritongemm.problem import LAYOUTS, GemmProblem, alignment, dtype_of
+from tritongemm.problem import (
+    ACTIVATIONS,
+    ADDENDS,
+    EPILOGUES,
+    LAYOUTS,
+    GemmProblem,
+    alignment,
+    dtype_of,
+    epilogue_of,
+)
 
 # --- problem ---------------------------------------------------------------------------------
 
@@ -51,6 +60,23 @@ def test_a_problem_reads_as_one_line(problem, words):
     assert str(problem) == words
 
 
+def test_epilogues_are_an_addend_and_an_activation_under_one_name():
+    assert len(EPILOGUES) == len(ADDENDS) * len(ACTIVATIONS) == 20
+    for name, epilogue in EPILOGUES.items():
+        assert str(epilogue) == name and epilogue_of(name) is epilogue
+        assert replace(PROBLEM, epilogue=name).epilogue == name
+        assert epilogue.reads_d == any(word in ("bias", "add") for word in name.split("+"))
+        assert epilogue.scales == (epilogue.reads_d or name.startswith("scale"))
+
+
+@pytest.mark.parametrize(("epilogue", "bytes_of_d"), [
+    ("none", 0), ("relu", 0), ("scale+silu", 0), ("bias", 2 * 40), ("add+gelu", 2 * 2 * 96 * 40)])
+def test_the_bytes_of_d_are_compulsory(epilogue, bytes_of_d):
+    fused = replace(PROBLEM, epilogue=epilogue)
+    assert fused.bytes_of_d() == fused.bytes() - PROBLEM.bytes() == bytes_of_d
+    assert fused.flops() == PROBLEM.flops()
+
+
 @pytest.mark.parametrize(("layout", "leads"), [
     ("nn", (24, 40)), ("nt", (24, 24)), ("tn", (96, 40)), ("tt", (96, 24))])
 def test_the_leading_dimensions_follow_the_layout(layout, leads):
@@ -70,6 +96,9 @@ def test_unit_and_op_name_what_bounds_it_and_its_tables():
     ({"dtype_out": None}, "dtype None"), ({"dtype_b": ["bf16"]}, "not known; use one of bf16"),
     ({"layout": "cn"}, "layout 'cn' is not known; use one of nn, nt, tn, tt"),
     ({"precision": "highest"}, "precision 'highest'"), ({"precision": "tf32"}, "for fp32"),
+    *(({"epilogue": name}, r"is not known; use none, or one of scale, bias, add, then one of relu")
+      for name in ("", "a;b", "Bias", "gelu+bias", "bias+", "bias+bias", "none+relu", "bias+add",
+                   "relu+gelu", "bias gelu", None, 3, ["bias"])),
     ({"align_a": 3}, "align_a=3 is not 1, 2, 4, 8 or 16"), ({"align_c": 32}, "align_c=32")],
     ids=str)
 def test_a_problem_that_cannot_exist_is_refused(changes, says):

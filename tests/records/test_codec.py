@@ -16,7 +16,7 @@ ALIGN = st.sampled_from((1, 2, 4, 8, 16))
 DTYPE = st.sampled_from(tuple(DTYPES))
 PROBLEMS = st.builds(GemmProblem, EXTENT, EXTENT, EXTENT, EXTENT, DTYPE, DTYPE, DTYPE,
                      st.sampled_from(LAYOUTS), ALIGN, ALIGN, ALIGN,
-                     st.sampled_from(("none", "bias_gelu")))
+                     st.sampled_from(("none", "bias+gelu")))
 POWER = st.sampled_from((1, 2, 16, 128, 65536))
 CONFIGS = st.builds(KernelConfig, st.sampled_from(("tiled", "persistent_tma")), POWER, POWER,
                     POWER, POWER, POWER, POWER, POWER, POWER, POWER,

@@ -57,7 +57,7 @@ def test_an_unknown_dtype_from_the_command_line_is_a_problem_error():
 SHAPES = st.builds(
     Shape, st.integers(0, 2**31 - 1), st.integers(0, 2**31 - 1), st.integers(0, 2**31 - 1),
     st.integers(1, 2**31 - 1), st.sampled_from(("", *LAYOUTS)), st.sampled_from(("", "bf16")),
-    st.sampled_from(("", "bias_gelu")), st.integers(1, 1000),
+    st.sampled_from(("", "bias+gelu")), st.integers(1, 1000),
     st.text(max_size=100).map(lambda t: " ".join(t.replace("\0", "").split())),
     st.sampled_from(("odd", "llm_x")))
 
@@ -110,7 +110,8 @@ def test_no_space_left_leaves_the_old_suite(tmp_path, monkeypatch):
     ("m,n,k,count\n1,2,3,-4\n", 2, "count", "outside 1"),
     ("m,n,k,layout\n1,2,3,tt\n1,2,3,row\n", 3, "layout", "one of nn, nt, tn, tt"),
     ("m,n,k,dtype\n1,2,3,float\n", 2, "dtype", "use one of bf16"),
-    ("m,n,k,epilogue\n1,2,3,a;b\n", 2, "epilogue", "not a name"),
+    ("m,n,k,epilogue\n1,2,3,a;b\n", 2, "epilogue", "'a;b' is not known; use none"),
+    ("m,n,k,epilogue\n1,2,3,gelu+bias\n", 2, "epilogue", r"joined by \+ \(bias\+gelu\)"),
     ("m,n,k,suite\n1,2,3,../../x\n", 2, "suite", "not a name"),
     ("m,n,k,suite\n1,2,3,=cmd()\n", 2, "suite", "not a name"),
     ("m,n,k,note\n1,2,3," + "x" * 501 + "\n", 2, "note", "501 characters"),

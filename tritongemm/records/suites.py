@@ -15,11 +15,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from tritongemm.errors import DataFileError, ProblemError, UsageError
-from tritongemm.problem import LAYOUTS, MAX_EXTENT, GemmProblem, dtype_of
+from tritongemm.problem import LAYOUTS, MAX_EXTENT, GemmProblem, dtype_of, epilogue_of
 from tritongemm.records import atomic, reading
 
 REQUIRED = ("m", "n", "k")
-_EPILOGUE = re.compile(r"[a-z0-9][a-z0-9_+]*")
 _SUITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 #: Characters of a note; it ends up in reports.
 _NOTE_LIMIT = 500
@@ -84,13 +83,16 @@ def _layout(text: str) -> str:
     return text
 
 
-def _dtype(text: str) -> str:
-    if text:
-        try:
-            dtype_of(text)
-        except ProblemError as error:
-            raise ValueError(str(error)[:200]) from error
-    return text
+def _known(look_up: Callable[[str], object]) -> Callable[[str], str]:
+    """A name that ``look_up`` knows, or nothing."""
+    def parse(text: str) -> str:
+        if text:
+            try:
+                look_up(text)
+            except ProblemError as error:
+                raise ValueError(str(error)[:200]) from error
+        return text
+    return parse
 
 
 def _name(pattern: re.Pattern[str]) -> Callable[[str], str]:
@@ -109,8 +111,9 @@ def _note(text: str) -> str:
 
 _PARSERS: dict[str, Callable[[str], object]] = {
     "m": _integer(0, None), "n": _integer(0, None), "k": _integer(0, None),
-    "batch": _integer(1, 1), "layout": _layout, "dtype": _dtype, "epilogue": _name(_EPILOGUE),
-    "count": _integer(1, 1), "note": _note, "suite": _name(_SUITE)}
+    "batch": _integer(1, 1), "layout": _layout, "dtype": _known(dtype_of),
+    "epilogue": _known(epilogue_of), "count": _integer(1, 1),
+    "note": _note, "suite": _name(_SUITE)}
 
 
 def read_suite(path: str | os.PathLike[str]) -> list[Shape]:
