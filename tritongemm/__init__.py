@@ -21,6 +21,8 @@ _HOME = {
     "addmm": "tritongemm.ops.functions",
     "baddbmm": "tritongemm.ops.functions",
     "linear": "tritongemm.ops.functions",
+    "sm_budget": "tritongemm.ops.modes",
+    "batch_invariant": "tritongemm.ops.modes",
     "explain": "tritongemm.ops.explain",
     "tune": "tritongemm.tuning.sweep",
     "GemmProblem": "tritongemm.problem",
@@ -35,11 +37,13 @@ if TYPE_CHECKING:
     from tritongemm.errors import TritonGemmError
     from tritongemm.ops.explain import explain
     from tritongemm.ops.functions import addmm, baddbmm, bmm, dot, linear, matmul, mm, mv
+    from tritongemm.ops.modes import batch_invariant, sm_budget
     from tritongemm.problem import GemmProblem
     from tritongemm.tuning.sweep import tune
 
 __all__ = ["DeviceSpec", "GemmProblem", "KernelConfig", "TritonGemmError", "__version__",
-           "addmm", "baddbmm", "bmm", "dot", "explain", "linear", "matmul", "mm", "mv", "tune"]
+           "addmm", "baddbmm", "batch_invariant", "bmm", "dot", "explain", "linear", "matmul",
+           "mm", "mv", "sm_budget", "tune"]
 
 
 def __getattr__(name: str) -> object:

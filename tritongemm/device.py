@@ -6,7 +6,7 @@ import functools
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tritongemm import settings
@@ -29,6 +29,8 @@ class DeviceSpec:
         peak_tflops: dense peak by unit (``bf16, fp16, fp8, tf32, fp32``), TFLOP/s.
         memory_gbps: peak bandwidth of the device memory, GB/s.
         sources: where each figure comes from.
+        spare_sms: SMs of the device that are left to others (:func:`within_budget`); ``num_sms``
+            and the peaks are those of the rest.
     """
 
     slug: str
@@ -42,6 +44,7 @@ class DeviceSpec:
     peak_tflops: Mapping[str, float] = field(default_factory=dict)
     memory_gbps: float | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
+    spare_sms: int = 0
 
     def __hash__(self) -> int:
         return hash((self.slug, self.num_sms))
@@ -50,6 +53,17 @@ class DeviceSpec:
     def sm(self) -> str:
         """``sm_90``."""
         return f"sm_{self.arch}"
+
+
+def within_budget(device: DeviceSpec) -> DeviceSpec:
+    """``device`` with as many SMs as TRITONGEMM_NUM_SMS allows: a kernel for which every other SM
+    is as if it were not there. The memory, shared by all, stays as it is."""
+    budget = settings.current().num_sms
+    if budget is None or budget >= device.num_sms:
+        return device
+    share = budget / device.num_sms
+    return replace(device, num_sms=budget, spare_sms=device.num_sms - budget,
+                   peak_tflops={unit: peak * share for unit, peak in device.peak_tflops.items()})
 
 
 def slug_of(name: str) -> str:

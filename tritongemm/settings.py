@@ -15,6 +15,7 @@ from pathlib import Path
 from tritongemm.errors import UsageError
 
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"", "0", "false", "no", "off"}
+POLICIES = ("auto", "own")
 LOG_LEVELS = ("off", "error", "warning", "info", "debug")
 
 
@@ -46,6 +47,16 @@ def _count(name: str, text: str) -> int:
     return value
 
 
+def _budget(name: str, text: str) -> int | None:
+    return _count(name, text) if text else None
+
+
+def _policy(name: str, text: str) -> str:
+    if text.lower() in POLICIES:
+        return text.lower()
+    raise UsageError(f"{name}={text!r} is not a policy; use one of {', '.join(POLICIES)}")
+
+
 @dataclass(frozen=True, slots=True)
 class Variable:
     """One environment variable: its field in :class:`Settings`, default text, parser, meaning."""
@@ -71,6 +82,12 @@ VARIABLES: tuple[Variable, ...] = (
              "wrap each launch in a profiler range that names the problem and the config"),
     Variable("plan_cache_size", "TRITONGEMM_PLAN_CACHE_SIZE", "4096", _count,
              "plans kept in memory (least recently used are dropped)"),
+    Variable("policy", "TRITONGEMM_POLICY", "auto", _policy,
+             "auto: torch's kernel runs where it was measured to be faster; own: never"),
+    Variable("num_sms", "TRITONGEMM_NUM_SMS", "", _budget,
+             "SMs that products may fill, so that others (communication) have the rest"),
+    Variable("batch_invariant", "TRITONGEMM_BATCH_INVARIANT", "0", _flag,
+             "one config for every M: a row's result does not depend on the other rows"),
     Variable("interpret", "TRITON_INTERPRET", "0", _flag,
              "Triton's own: run kernels in its interpreter, on CPU tensors"),
 )
@@ -87,6 +104,9 @@ class Settings:
     log: str
     profile: bool
     plan_cache_size: int
+    policy: str
+    num_sms: int | None
+    batch_invariant: bool
     interpret: bool
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tritongemm import selection
 from tritongemm.bench.occupancy import occupancy
 from tritongemm.bench.providers import PROVIDERS, check_names, load
 from tritongemm.bench.target import HOST, Target, resolve
@@ -50,6 +51,20 @@ def test_the_host_provider_says_why_it_cannot_run_on_a_device():
     pytest.importorskip("torch")
     target = Target("cuda", device_named("nvidia-h200"), "cuda:0")
     assert "--device cpu" in load("numpy_blocked").available(target)
+
+
+def test_the_public_calls_row_says_where_torch_is_taken_and_the_other_providers_never_does(
+        monkeypatch):
+    pytest.importorskip("torch")
+    target = Target("cuda", device_named("nvidia-h200"), "cuda:0")
+    problem = GemmProblem.contiguous(1024, 1024, 1024, layout="nt")
+    ours = load("tritongemm-auto").prepare(problem, target).columns
+    monkeypatch.setattr(selection, "torch_wins", lambda choice: "torch is faster")
+    torchs = load("tritongemm-auto").prepare(problem, target).columns
+    assert ours["selection_source"] != "torch" and ours["config_id"]
+    assert torchs == {"kernel": "torch (faster)", "selection_source": "torch"}
+    config = load("tritongemm").build(problem, target)
+    assert config is not None and config.config_id == ours["config_id"]
 
 
 @pytest.mark.parametrize(("m", "n", "k", "block"), [

@@ -241,3 +241,12 @@ def test_a_declined_call_keeps_no_operand_alive(plans):
     del a
     gc.collect()
     assert seen() is None
+
+
+def test_a_problem_that_torch_is_known_to_win_is_torchs_but_for_strict(plans, monkeypatch, logged):
+    monkeypatch.setattr(kept, "torch_wins", lambda choice: "torch takes 0.80 of the time")
+    kept.log.setLevel("INFO")
+    a, b = torch.randn(48, 64), torch.randn(64, 32)
+    assert torch.equal(tg.matmul(a, b), torch.matmul(a, b)) and plans.made == []
+    assert any("0.80" in text for _, text in logged.said)
+    assert torch.equal(tg.matmul(a, b, strict=True), torch.matmul(a, b)) and len(plans.made) == 1

@@ -13,6 +13,9 @@ from tritongemm.config import KernelConfig
 from tritongemm.device import INTERPRETER, DeviceSpec
 from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
 
+#: The rule against tiles that mostly compute padding: nothing is wrong with them but their time.
+WASTE = "oversized"
+
 Check = Callable[[GemmProblem, KernelConfig, DeviceSpec], "str | None"]
 
 
@@ -257,7 +260,7 @@ def _not_oversized(problem, config, device):
     return None
 
 
-not_oversized = Constraint("oversized", _not_oversized)
+not_oversized = Constraint(WASTE, _not_oversized)
 
 
 def shared_memory(shared_bytes: Callable[[GemmProblem, KernelConfig], int]) -> Constraint:

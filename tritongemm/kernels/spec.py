@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.errors import ConstraintError
-from tritongemm.kernels.constraints import Constraint, Violation
+from tritongemm.kernels.constraints import WASTE, Constraint, Violation
 from tritongemm.kernels.launch import Geometry, Launch
 from tritongemm.problem import GemmProblem
 
@@ -46,9 +46,10 @@ class KernelSpec:
         """The first rule that ``config`` breaks, or None where it is legal."""
         return self._first(problem, config, device, of_problem=False)
 
-    def _first(self, problem, config, device, *, of_problem: bool) -> Violation | None:
+    def _first(self, problem, config, device, *, of_problem: bool,
+               waste: bool = False) -> Violation | None:
         for constraint in self.constraints:
-            if of_problem and not constraint.of_problem:
+            if of_problem and not constraint.of_problem or waste and constraint.rule == WASTE:
                 continue
             message = constraint.check(problem, config, device)
             if message is not None:
@@ -56,8 +57,9 @@ class KernelSpec:
         return None
 
     def require(self, problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> None:
-        """Raises :class:`ConstraintError` for an illegal ``config``."""
-        broken = self.violation(problem, config, device)
+        """Raises :class:`ConstraintError` for a ``config`` that cannot run; one that is merely
+        wasteful can."""
+        broken = self._first(problem, config, device, of_problem=False, waste=True)
         if broken is not None:
             raise ConstraintError(f"{config.config_id} for {problem} breaks the rule "
                                   f"'{broken.rule}': {broken.message}")

@@ -76,7 +76,7 @@ def bind(rule: Rule, x: Operands) -> Call:
     _check(rule, x, dtype_out)
     form = _form(rule, x)
     key = (*_problem(rule, x, form, dtype_out), x.a.device)
-    plan = plans.get(key)
+    plan = plans.get(key, insisting=rule.insisting)
     if x.out is not None:
         return _into(rule, x, form, key, plan)
     return _fresh(form, key, plan, dtype_out)

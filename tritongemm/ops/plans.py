@@ -7,20 +7,20 @@ import logging
 import os
 import threading
 from collections import OrderedDict
-from itertools import chain
+from itertools import chain, product
 
 import torch
 
 from tritongemm import settings
 from tritongemm.config import KernelConfig
-from tritongemm.device import DeviceSpec, cuda_device, interpreter_device
+from tritongemm.device import DeviceSpec, cuda_device, interpreter_device, within_budget
 from tritongemm.errors import LaunchError, TritonGemmError, UnsupportedError
 from tritongemm.kernels.launch import Geometry
 from tritongemm.ops.declined import Declined
 from tritongemm.ops.plan import InterpretedPlan, Plan, make_plan
 from tritongemm.problem import GemmProblem
 from tritongemm.records.failures import remember
-from tritongemm.selection import candidates, choose
+from tritongemm.selection import candidates, choose, torch_wins
 
 log = logging.getLogger("tritongemm")
 
@@ -39,13 +39,14 @@ class Plans:
         self._lock = threading.Lock()
         self._building = threading.Lock()
 
-    def get(self, key: Key, *, scratch: bool = True) -> AnyPlan:
-        """The plan of ``key``; with ``scratch`` false, one that takes no memory of its own.
+    def get(self, key: Key, *, scratch: bool = True, insisting: bool = False) -> AnyPlan:
+        """The plan of ``key``; with ``scratch`` false, one that takes no memory of its own; with
+        ``insisting``, one where torch's kernel is known to be faster as well.
 
         Raises:
             Declined: no kernel runs it, none could be built, or none may be built now.
         """
-        place = (*key, scratch)
+        place = (*key, scratch, insisting)
         with self._lock:
             found = self._plans.get(place)
             if found is not None:
@@ -54,7 +55,7 @@ class Plans:
             with self._building:  # one compile at a time; a second thread finds it made
                 found = self._plans.get(place)
                 if found is None:
-                    found = _make(*key, scratch)
+                    found = _make(*key, scratch, insisting)
                     self.keep(place, found)
         if isinstance(found, Declined):
             raise found.fresh()
@@ -64,8 +65,8 @@ class Plans:
         """From now on ``key`` goes to torch: the driver refused the launch. Says so once."""
         reason = str(error)  # a kept log record must not keep the error's frames
         _warn(key[0], reason)
-        for scratch in (True, False):
-            self.keep((*key, scratch), Declined(reason))
+        for ways in product((True, False), repeat=2):
+            self.keep((*key, *ways), Declined(reason))
         return Declined(reason)
 
     def keep(self, place: tuple, plan: AnyPlan | Declined) -> None:
@@ -87,14 +88,15 @@ plans = Plans()
 
 
 def device_of(where: torch.device) -> DeviceSpec:
-    """The :class:`DeviceSpec` of a tensor's device."""
+    """The :class:`DeviceSpec` of a tensor's device, with the SMs that may be filled."""
     if where.type != "cuda":
         return interpreter_device()
-    return cuda_device(torch.cuda.current_device() if where.index is None else where.index)
+    return within_budget(
+        cuda_device(torch.cuda.current_device() if where.index is None else where.index))
 
 
 def _make(problem: GemmProblem, geometry: Geometry, where: torch.device,
-          scratch: bool) -> AnyPlan | Declined:
+          scratch: bool, insisting: bool) -> AnyPlan | Declined:
     if where.type == "cuda":
         if torch.cuda._is_in_bad_fork():
             raise Declined("CUDA cannot be used in a forked process; start it with the 'spawn' "
@@ -106,6 +108,10 @@ def _make(problem: GemmProblem, geometry: Geometry, where: torch.device,
     device = device_of(where)
     try:
         choice = choose(problem, device)
+        faster = None if insisting else torch_wins(choice)
+        if faster is not None:
+            _say(str(problem), device.slug, "torch", choice.source, faster)
+            return Declined(faster, by_choice=True)
         config = choice.config if scratch else _frugal(problem, device, choice.config)
         plan = make_plan(problem, config, device, geometry, where)
     except UnsupportedError as error:

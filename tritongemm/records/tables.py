@@ -16,7 +16,7 @@ from pathlib import Path
 from tritongemm import settings
 from tritongemm.config import KernelConfig
 from tritongemm.errors import ConfigError, DataFileError, ProblemError
-from tritongemm.problem import MAX_EXTENT, GemmProblem
+from tritongemm.problem import MAX_EXTENT, GemmProblem, epilogue_of
 from tritongemm.records import atomic
 from tritongemm.records.reading import Fields, read_json
 
@@ -30,6 +30,8 @@ IDENTITY = ("device", "arch", "op", "dtype_a", "dtype_b", "dtype_out", "precisio
 PROVENANCE = ("space_hash", "torch", "triton")
 _KEY = ("batch", "m", "n", "k", "align_a", "align_b", "align_c", "epilogue")
 _HEADER = ("schema_version", *IDENTITY, *PROVENANCE)
+#: Of a row too; absent in tables from before it was kept.
+_VS_TORCH = "vs_torch"
 _ROW = (*_KEY, "kernel", "config", "time_us", "margin_vs_second", "run_id")
 
 Key = tuple  # of TunedRow.key, with the kernel behind it in a ladder's table
@@ -80,6 +82,7 @@ class TunedRow:
         run_id: of the sweep that measured it.
         space_hash, torch, triton: what it was made with; None: as the header says. Rows that were
             read or merged have them filled in.
+        vs_torch: torch's time over ours, in the same rounds; None: not measured.
     """
 
     batch: int
@@ -97,6 +100,7 @@ class TunedRow:
     space_hash: str | None = None
     torch: str | None = None
     triton: str | None = None
+    vs_torch: float | None = None
 
     @property
     def key(self) -> Key:
@@ -107,10 +111,11 @@ class TunedRow:
     @classmethod
     def of(cls, problem: GemmProblem, config: KernelConfig, *, time_us: float,
            margin_vs_second: float | None, run_id: str, space_hash: str | None = None,
-           torch: str | None = None, triton: str | None = None) -> TunedRow:
+           torch: str | None = None, triton: str | None = None,
+           vs_torch: float | None = None) -> TunedRow:
         """The row of ``problem`` with the winner ``config``."""
         return cls(*key_of(problem), config, time_us, margin_vs_second, run_id, space_hash,
-                   torch, triton)
+                   torch, triton, vs_torch)
 
     def problem(self, header: TableHeader) -> GemmProblem:
         """The problem that this row answers in the table of ``header``."""
@@ -204,10 +209,14 @@ def _header(top: Fields) -> TableHeader:
 
 
 def _row(entry: Fields, header: TableHeader) -> TunedRow:
-    entry.only(_ROW, PROVENANCE)
+    entry.only(_ROW, (*PROVENANCE, _VS_TORCH))
     for name in ("align_a", "align_b", "align_c"):
         if entry.integer(name, 1, 16) not in (1, 2, 4, 8, 16):
             raise entry.error(name, f"{entry.values[name]} is not 1, 2, 4, 8 or 16")
+    try:
+        epilogue_of(epilogue := entry.word("epilogue"))
+    except ProblemError as error:
+        raise entry.error("epilogue", str(error)[:500]) from error
     try:
         config = KernelConfig.from_json(entry.word("kernel"),
                                         entry.values["config"])  # type: ignore[arg-type]
@@ -223,8 +232,9 @@ def _row(entry: Fields, header: TableHeader) -> TunedRow:
                   for name in PROVENANCE}
     return TunedRow(
         entry.integer("batch", 1, MAX_EXTENT), *(entry.integer(n, 0, MAX_EXTENT) for n in "mnk"),
-        *(entry.integer(f"align_{x}", 1, 16) for x in "abc"), entry.word("epilogue"), config,
-        time_us, margin, entry.word("run_id"), **provenance)
+        *(entry.integer(f"align_{x}", 1, 16) for x in "abc"), epilogue, config,
+        time_us, margin, entry.word("run_id"), **provenance,
+        vs_torch=entry.number(_VS_TORCH, 1e-6) if _VS_TORCH in entry.values else None)
 
 
 def _dump(value: object) -> str:
@@ -237,6 +247,8 @@ def _values(row: TunedRow, header: TableHeader) -> dict[str, object]:
                   margin_vs_second=row.margin_vs_second, run_id=row.run_id)
     values.update((name, getattr(row, name)) for name in PROVENANCE
                   if getattr(row, name) not in (None, getattr(header, name)))
+    if row.vs_torch is not None:
+        values[_VS_TORCH] = row.vs_torch
     return values
 
 

@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 from tritongemm.selection.model import Estimate, estimate
-from tritongemm.selection.policy import Choice, candidates, choose, default_config, reload
+from tritongemm.selection.policy import (
+    Choice,
+    candidates,
+    choose,
+    default_config,
+    reload,
+    torch_wins,
+)
 
-__all__ = ["Choice", "Estimate", "candidates", "choose", "default_config", "estimate", "reload"]
+__all__ = ["Choice", "Estimate", "candidates", "choose", "default_config", "estimate", "reload",
+           "torch_wins"]

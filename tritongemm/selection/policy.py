@@ -1,4 +1,8 @@
-"""exact tuned row -> calibrated model -> nearest legal row -> rule default, with its source."""
+"""exact tuned row -> calibrated model -> nearest legal row -> rule default, with its source.
+
+Two settings change that. Under a budget of SMs a row says nothing, and of the rest only what keeps
+to the budget is taken, where something does. Under batch invariance ``invariance.py`` chooses.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,23 @@ import functools
 import math
 from dataclasses import dataclass, replace
 
+from tritongemm import settings
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.errors import UnsupportedError
 from tritongemm.kernels import SPECS, violation
 from tritongemm.problem import GemmProblem
-from tritongemm.records.spaces import load_spaces
 from tritongemm.records.tables import TunedRow, TunedTable, key_of, path_for, read_table
+from tritongemm.selection import invariance, shipped
 from tritongemm.selection.model import Model, forget, model_for
-from tritongemm.settings import config_root
+from tritongemm.selection.work import keeps_to_the_budget
 
 #: A row further than this from a problem says little about it: the sum over batch, m, n and k of
 #: |log2| of the ratios, e.g. two extents each twice as long.
 NEAREST_LIMIT = 4.0
+#: Below this share of our time torch's kernel is taken instead, where the policy allows it: nearer
+#: to 1 an estimate is wrong as often as right (leave-one-out, 200 problems of an H200).
+TORCH_WINS = 0.97
 
 
 @dataclass(frozen=True)
@@ -27,10 +35,12 @@ class Choice:
 
     Attributes:
         config: what to launch.
-        source: ``exact``, ``model``, ``nearest`` or ``rule``.
+        source: ``exact``, ``model``, ``nearest``, ``rule`` or ``invariant``.
         row: the tuned row behind it, where there is one.
         note: one line for ``explain`` and the log.
         predicted_us: by the model, where that made the choice.
+        vs_torch: torch's time over ours: as measured with the exact row, else as measured problems
+            near by have it; None: not known.
     """
 
     config: KernelConfig
@@ -38,6 +48,7 @@ class Choice:
     row: TunedRow | None = None
     note: str = ""
     predicted_us: float | None = None
+    vs_torch: float | None = None
 
 
 @functools.lru_cache(maxsize=256)
@@ -52,8 +63,8 @@ def _table(path: str) -> TunedTable | None:
 def reload() -> None:
     """Forgets the tables, spaces and calibrations read so far, so that new ones are seen."""
     _table.cache_clear()
-    _shipped_configs.cache_clear()
-    _groups.cache_clear()
+    shipped.forget()
+    invariance.forget()
     forget()
 
 
@@ -70,11 +81,16 @@ def choose(problem: GemmProblem, device: DeviceSpec) -> Choice:
         UnsupportedError: no kernel of this package runs it; the message names each one's reason.
         DataFileError: the tuned table, the calibration or a space is damaged.
     """
-    table = table_for(problem, device)
+    if settings.current().batch_invariant:
+        config, note = invariance.config_for(problem, device)
+        return Choice(config, "invariant", None, note)
+    table = None if device.spare_sms else table_for(problem, device)
     if table is not None:
-        row = table.rows.get(key_of(problem))
-        if row is not None and violation(problem, row.config, device) is None:
-            return Choice(row.config, "exact", row, f"tuned row of run {row.run_id}")
+        for row in _exact_rows(problem, table):
+            if violation(problem, row.config, device) is None:
+                return Choice(row.config, "exact", row,
+                              f"tuned row of run {row.run_id}{_without(problem, row)}",
+                              vs_torch=row.vs_torch)
     best = by_model(problem, device)
     if best is not None:
         return best
@@ -83,8 +99,35 @@ def choose(problem: GemmProblem, device: DeviceSpec) -> Choice:
         if near is not None:
             distance, row = near
             return Choice(row.config, "nearest", row,
-                          f"tuned for {row.batch}x{row.m}x{row.n}x{row.k}, {distance:.2f} away")
+                          f"tuned for {row.batch}x{row.m}x{row.n}x{row.k}, {distance:.2f} away"
+                          f"{_without(problem, row)}")
     return Choice(default_config(problem, device), "rule", None, "rule default")
+
+
+def torch_wins(choice: Choice) -> str | None:
+    """Why torch's kernel should run instead of ``choice``; None where ours should.
+
+    Only under the policy ``auto``, and only where torch was measured to be faster, for this problem
+    or for those near it. Never under a budget of SMs or batch invariance, which torch does not
+    keep.
+    """
+    current = settings.current()
+    if (current.policy != "auto" or current.batch_invariant or current.num_sms is not None
+            or choice.vs_torch is None or choice.vs_torch >= TORCH_WINS):
+        return None
+    where = "here" if choice.source == "exact" else "at measured problems near by"
+    return f"torch's kernel takes {choice.vs_torch:.2f} of the time of ours {where}"
+
+
+def _exact_rows(problem: GemmProblem, table: TunedTable) -> list[TunedRow]:
+    """The row of ``problem``, and the one without its epilogue: the product decides the config."""
+    asked = dict.fromkeys((problem, replace(problem, epilogue="none")))
+    return [table.rows[key_of(p)] for p in asked if key_of(p) in table.rows]
+
+
+def _without(problem: GemmProblem, row: TunedRow) -> str:
+    """What a choice says of a row that was measured without the problem's epilogue."""
+    return "" if row.epilogue == problem.epilogue else f", without {problem.epilogue}"
 
 
 def by_model(problem: GemmProblem, device: DeviceSpec) -> Choice | None:
@@ -97,66 +140,28 @@ def by_model(problem: GemmProblem, device: DeviceSpec) -> Choice | None:
     model = model_for(problem, device)
     if model.section is None or problem.batch * problem.m * problem.n * problem.k == 0:
         return None
-    predicted = []
-    for first, group in _groups(str(config_root()), problem.dtype_a, model):
-        if not _refused(problem, first, device):
-            for alike in group:
-                predicted += [(e.total_us, config) for e, config
-                              in zip(model.estimates(problem, alike), alike, strict=True)]
+    predicted = [(e.total_us, config) for alike in shipped.promising(problem, device, model)
+                 for e, config in zip(model.estimates(problem, alike), alike, strict=True)]
     predicted.sort(key=lambda x: x[0])
     for total_us, config in predicted:  # few are asked: the first legal one is the choice
-        if violation(problem, config, device) is None:
-            note = (f"predicted {total_us:.2f} us, calibrated by {model.section.results} timings "
-                    f"of {model.section.problems} problems")
-            if model.neighbours is not None:
-                near = model.neighbours.nearest(problem, 1)[0]
-                p = near.neighbour.problem
-                note += f", the nearest {p.m}x{p.n}x{p.k}"
-            return Choice(config, "model", None, note, total_us)
+        if violation(problem, config, device) is None and keeps_to_the_budget(problem, config,
+                                                                              device):
+            return _chosen(problem, config, model, total_us)
     return None
 
 
-Alike = tuple[KernelConfig, ...]
-
-
-@functools.lru_cache(maxsize=16)
-def _groups(root: str, dtype: str, model: Model) -> tuple[tuple[KernelConfig, tuple[Alike, ...]],
-                                                          ...]:
-    """The shipped configs that ``model`` knows, those together that differ in dependent launch
-    alone, in groups that :data:`_ASKED_ONCE` treats alike; before each group the member that is
-    least likely to be refused."""
-    pairs: dict[KernelConfig, list[KernelConfig]] = {}
-    for config in _shipped_configs(root, dtype):
-        if model.knows(config):
-            pairs.setdefault(replace(config, dependent_launch=0), []).append(config)
-    groups: dict[tuple, list[Alike]] = {}
-    for config, alike in pairs.items():
-        key = (config.kernel, config.swap_ab, config.pad_operands)
-        groups.setdefault(key, []).append(tuple(alike))
-    return tuple((min((alike[0] for alike in group), key=lambda c: c.split_k), tuple(group))
-                 for group in groups.values())
-
-
-#: Rules that most of the shipped configs break, and a whole group with them.
-_ASKED_ONCE = {"alignment", "swap"}
-
-
-def _refused(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> bool:
-    """Whether one of those rules refuses ``config``, and so its group."""
-    return any(c.check(problem, config, device) is not None
-               for c in SPECS[config.kernel].constraints if c.rule in _ASKED_ONCE)
-
-
-@functools.lru_cache(maxsize=16)
-def _shipped_configs(root: str, dtype: str) -> tuple[KernelConfig, ...]:
-    found = {config: None for space in load_spaces().values() if space.kernel in SPECS
-             for config in space.configs(dtype=dtype)}
-    return tuple(found)
-
-
-def shipped_configs(problem: GemmProblem) -> tuple[KernelConfig, ...]:
-    """Every config of the shipped spaces for operands of the problem's dtype, legal or not."""
-    return _shipped_configs(str(config_root()), problem.dtype_a)
+def _chosen(problem: GemmProblem, config: KernelConfig, model: Model, total_us: float) -> Choice:
+    """The choice of a calibrated model."""
+    assert model.section is not None
+    note = (f"predicted {total_us:.2f} us, calibrated by {model.section.results} timings "
+            f"of {model.section.problems} problems")
+    ratio = None
+    if model.neighbours is not None:
+        p = model.neighbours.nearest(problem, 1)[0].neighbour.problem
+        note += f", the nearest {p.m}x{p.n}x{p.k}"
+        estimated, support = model.neighbours.vs_torch(problem)
+        ratio = estimated if support else None
+    return Choice(config, "model", None, note, total_us, ratio)
 
 
 def distance(problem: GemmProblem, row: TunedRow) -> float:
@@ -173,11 +178,12 @@ def distance(problem: GemmProblem, row: TunedRow) -> float:
 
 def nearest_row(problem: GemmProblem, device: DeviceSpec,
                 table: TunedTable) -> tuple[float, TunedRow] | None:
-    """(distance, row) of the closest row whose config is legal here, ties by the table's order;
-    None: none within :data:`NEAREST_LIMIT`."""
-    rows = ((distance(problem, row), index, row)
-            for index, row in enumerate(table.rows.values()) if row.epilogue == problem.epilogue)
-    for far, _, row in sorted(rows, key=lambda x: x[:2]):
+    """(distance, row) of the closest row whose config is legal here, of two as close the one with
+    the problem's epilogue, then by the table's order; None: none within :data:`NEAREST_LIMIT`."""
+    rows = ((distance(problem, row), row.epilogue != problem.epilogue, index, row)
+            for index, row in enumerate(table.rows.values())
+            if row.epilogue in (problem.epilogue, "none"))
+    for far, _, _, row in sorted(rows, key=lambda x: x[:3]):
         if far > NEAREST_LIMIT:
             return None
         if violation(problem, row.config, device) is None:
@@ -202,6 +208,7 @@ def default_config(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
     if not legal:
         raise UnsupportedError(f"no kernel runs {problem} on {device.name}: "
                                + "; ".join(reasons))
+    legal = [c for c in legal if keeps_to_the_budget(problem, c, device)] or legal
     model = model_for(problem, device)
     return min(legal, key=lambda c: model.estimate(problem, c).total_us)
 
@@ -210,6 +217,6 @@ def candidates(problem: GemmProblem, device: DeviceSpec,
                top: int | None = None) -> list[KernelConfig]:
     """The legal configs of every shipped space, the most promising by estimate first."""
     model = model_for(problem, device)
-    legal = [c for c in shipped_configs(problem) if violation(problem, c, device) is None]
+    legal = [c for c in shipped.configs(problem) if violation(problem, c, device) is None]
     ordered = sorted(legal, key=lambda c: (model.estimate(problem, c).total_us, c.config_id))
     return ordered if top is None else ordered[:top]

@@ -48,7 +48,7 @@ class Work(NamedTuple):
         sm_bytes: that the busiest SM loads, in whole lines.
         l2_bytes: that all SMs load, in whole lines, and store.
         dram_bytes: that cross the memory's pins: operands once, those that outgrow the L2 as
-            often as the tile order comes back to them, and the result.
+            often as the tile order comes back to them, D and the result.
         stages: of the pipeline.
         load_a, load_b: elements of A and of B that the warps of one scheduler load, in
             thousands; 0 where the copy engine does.
@@ -116,6 +116,19 @@ def resident_programs(problem: GemmProblem, config: KernelConfig, device: Device
                       _MAX_THREADS // (32 * config.num_warps)))
 
 
+def keeps_to_the_budget(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> bool:
+    """Whether the product's launch has at most a program an SM of ``device``, where that leaves
+    SMs to others; always true elsewhere. Passes over split parts and copies are short, and not
+    counted."""
+    if not device.spare_sms:
+        return True
+    tiles = work_of(problem, config, device).tiles
+    if tiles <= device.num_sms:
+        return True
+    return config.kernel in PERSISTENT and (
+        config.pingpong == 1 or resident_programs(problem, config, device) == 1)
+
+
 def registers_needed(problem: GemmProblem, config: KernelConfig) -> float:
     """Registers that a thread of the pointer kernel wants; more than it may have are spilled."""
     if problem.unit == "fp32":
@@ -163,7 +176,8 @@ def work_of(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> W
     return Work(
         tiles, waves, per_sm, steps, 2.0 * bm * bn * bk,
         per_sm * steps * step_bytes, tiles * steps * step_bytes + stored,
-        _dram_bytes(m, n, k, batch, size, rows, cols, min(slots, tiles), config, device) + result,
+        _dram_bytes(m, n, k, batch, size, rows, cols, min(slots, tiles), config, device)
+        + result + problem.bytes_of_d(),
         config.num_stages, threads_load * bm, threads_load * bn, spilled,
         min(config.dependent_launch, 1),
         per_sm * bm * bn * (4 if split > 1 else out) / 1024, split,

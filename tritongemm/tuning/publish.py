@@ -125,6 +125,8 @@ def _merge(report: PublishReport, path: Path, header: TableHeader, group: list[_
 def _why_keep(old: TunedRow, new: TunedRow) -> str | None:
     """Why ``old`` stays, or None where ``new`` takes its place."""
     if new.run_id == old.run_id and new.config == old.config and new.time_us == old.time_us:
+        if old.vs_torch is None and new.vs_torch is not None:
+            return None  # it says more
         return "it is this very row"
     for name in ("torch", "triton"):
         ours, theirs = getattr(old, name), getattr(new, name)
@@ -175,14 +177,19 @@ def _winner(path: Path, number: int, record: Mapping[str, object]) -> _Winner:
     if not is_run_id(record.get("run_id")):
         raise bad("run_id", "is not the id of a run")
     time_us, margin = record.get("time_us"), record.get("margin_vs_second")
+    ratio = record.get("ratio_vs_torch")
     if isinstance(time_us, bool) or not isinstance(time_us, (int, float)) or not 0 < time_us < 1e12:
         raise bad("time_us", "is not a time in microseconds")
     if margin is not None and (isinstance(margin, bool) or not isinstance(margin, (int, float))
                                or not 0 <= margin < 1e12):
         raise bad("margin_vs_second", "is not a margin of at least 0, or null")
+    if ratio is not None and (isinstance(ratio, bool) or not isinstance(ratio, (int, float))
+                              or not 1e-6 <= ratio < 1e6):
+        raise bad("ratio_vs_torch", "is not a ratio of times, or null")
     header = TableHeader.of(problem, device=device, arch=arch, **words,
                             op=LADDER if config.kernel in CUDA_RUNGS else None)
     row = TunedRow.of(problem, config, time_us=round(float(time_us), 4),
                       margin_vs_second=None if margin is None else round(float(margin), 5),
-                      run_id=str(record["run_id"]), **words)
+                      run_id=str(record["run_id"]), **words,
+                      vs_torch=None if ratio is None else round(float(ratio), 4))
     return _Winner(problem, header, row)

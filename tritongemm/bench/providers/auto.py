@@ -1,4 +1,5 @@
-"""``tritongemm.matmul`` as a user calls it: what it has no kernel for goes to torch."""
+"""``tritongemm.matmul`` as a user calls it: what torch is known to do faster, or what there is no
+kernel for, goes to torch."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Auto:
-    """The public call, fall-back and all; the row names the kernel that selection would take."""
+    """The public call, fall-back and all; the row names the kernel that it takes, torch's too."""
 
     name = "tritongemm-auto"
 
@@ -37,8 +38,12 @@ class Auto:
             except TritonGemmError as error:  # the call itself goes to torch then
                 columns["kernel"] = f"torch ({type(error).__name__})"
             else:
-                columns = {"kernel": choice.config.kernel, "config_id": choice.config.config_id,
-                           "selection_source": choice.source}
+                if selection.torch_wins(choice):
+                    columns["kernel"] = "torch (faster)"
+                else:
+                    columns = {"kernel": choice.config.kernel,
+                               "config_id": choice.config.config_id,
+                               "selection_source": choice.source}
 
         def bind(operands: OperandSet) -> Callable[[], None]:
             a, b, out = operands.a, operands.b, operands.out

@@ -1,0 +1,49 @@
+"""Under batch invariance a row of the result has the same bits however many rows there are."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import tritongemm as tg  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+ROWS = (1, 7, 64, 300, 4096)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("n, k", [(4096, 4096), (1024, 8192), (4100, 1028), (1001, 4097)])
+@pytest.mark.parametrize("transposed", [False, True], ids=["nn", "nt"])
+def test_the_first_rows_are_bit_identical_for_any_number_of_rows(dtype, n, k, transposed):
+    generator = torch.Generator("cuda").manual_seed(n * k)
+    a = torch.randn(max(ROWS), k, device="cuda", generator=generator).to(dtype)
+    shape = (n, k) if transposed else (k, n)
+    b = torch.randn(*shape, device="cuda", generator=generator).to(dtype)
+    b = b.t() if transposed else b
+    with tg.batch_invariant():
+        results = {m: tg.matmul(a[:m], b, strict=True) for m in ROWS}
+    whole = results[max(ROWS)]
+    for m, found in results.items():
+        assert torch.equal(found, whole[:m]), f"{m} rows"
+
+
+def test_a_row_is_the_same_wherever_it_stands():
+    a = torch.randn(300, 2048, device="cuda").bfloat16()
+    b = torch.randn(2048, 1024, device="cuda").bfloat16()
+    with tg.batch_invariant():
+        whole = tg.matmul(a, b, strict=True)
+        for row in (0, 1, 63, 64, 299):
+            alone = tg.matmul(a[row:row + 1].clone(), b, strict=True)
+            assert torch.equal(alone[0], whole[row]), row
+
+
+def test_an_sm_budget_changes_nothing_but_the_time():
+    a = torch.randn(1000, 512, device="cuda").bfloat16()
+    b = torch.randn(512, 2048, device="cuda").bfloat16()
+    exact = a.double() @ b.double()
+    for budget in (1, 13, 100):
+        with tg.sm_budget(budget):
+            error = (tg.matmul(a, b, strict=True).double() - exact).abs().max()
+        assert error < 0.02 * exact.abs().max()

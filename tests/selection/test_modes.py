@@ -1,0 +1,191 @@
+"""A budget of SMs and batch invariance: what selection takes then, with no GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, strategies
+from hypothesis import settings as hypothesis_settings
+from selection_made import TILED, publish
+
+import tritongemm as tg
+from tritongemm import selection, settings
+from tritongemm.config import KernelConfig
+from tritongemm.device import device_named, within_budget
+from tritongemm.errors import UnsupportedError, UsageError
+from tritongemm.kernels import SPECS
+from tritongemm.kernels.compile import launches_of
+from tritongemm.problem import GemmProblem
+from tritongemm.selection import choose
+from tritongemm.selection.work import work_of
+
+H200 = device_named("nvidia-h200")
+EVERY_M = (1, 2, 7, 16, 64, 65, 300, 1024, 4096, 4097, 50_000)
+
+
+def products(config):
+    """The launches of ``config`` that are not passes over copies or parts."""
+    return lambda launches: [x for x in launches if x.function == config.kernel]
+
+
+@pytest.mark.parametrize("problem", [
+    GemmProblem.contiguous(4096, 4096, 4096, layout="nt"),
+    GemmProblem.contiguous(512, 512, 512, layout="nt"),
+    GemmProblem.contiguous(16, 4096, 4096, layout="nt"),
+    GemmProblem.contiguous(999, 1001, 1003),
+    GemmProblem.contiguous(128, 4096, 64, batch=8)], ids=str)
+@pytest.mark.parametrize("budget", [1, 8, 100])
+def test_a_product_launches_at_most_a_program_an_sm_of_the_budget(problem, budget):
+    with settings.override(num_sms=budget):
+        device = within_budget(H200)
+        config = choose(problem, device).config
+        (product,) = products(config)(launches_of(problem, config, device))
+        assert product.grid[0] * product.grid[1] <= budget
+
+
+def test_the_waves_are_counted_with_the_budget():
+    problem = GemmProblem.contiguous(4096, 4096, 4096, layout="nt")
+    config = KernelConfig("warp_specialized", 128, 256, 64, num_warps=8, num_stages=4)
+    with settings.override(num_sms=64):
+        assert work_of(problem, config, within_budget(H200)).waves == 8
+    assert work_of(problem, config, H200).waves == 4
+
+
+def test_the_peaks_shrink_with_the_budget_and_an_sm_stays_as_fast():
+    with settings.override(num_sms=66):
+        half = within_budget(H200)
+    assert (half.num_sms, half.spare_sms) == (66, 66)
+    assert half.peak_tflops["bf16"] * 2 == H200.peak_tflops["bf16"]
+    assert half.memory_gbps == H200.memory_gbps
+
+
+@pytest.mark.parametrize("budget", [None, 132, 1000])
+def test_a_budget_of_all_sms_changes_nothing(budget):
+    with settings.override(num_sms=budget):
+        assert within_budget(H200) is H200
+
+
+def test_a_row_tuned_on_all_sms_says_nothing_under_a_budget(configs, h200):
+    problem = GemmProblem.contiguous(512, 512, 512, layout="nt")
+    publish(h200, (problem, TILED))
+    assert choose(problem, h200).source == "exact"
+    with settings.override(num_sms=100):
+        assert choose(problem, within_budget(h200)).source == "rule"
+
+
+def test_where_no_kernel_keeps_to_the_budget_one_runs_all_the_same():
+    fp32 = GemmProblem.contiguous(2048, 2048, 2048, dtype="fp32")
+    with settings.override(num_sms=4):
+        assert choose(fp32, within_budget(H200)).config.kernel == "tiled"
+
+
+def test_the_block_sets_and_restores_the_budget():
+    with tg.sm_budget(100):
+        assert settings.current().num_sms == 100
+        with tg.sm_budget(None):
+            assert settings.current().num_sms is None
+        assert settings.current().num_sms == 100
+    assert settings.current().num_sms is None
+
+
+@pytest.mark.parametrize("bad", [0, -1, 1.5, "100", True])
+def test_a_budget_is_a_count(bad):
+    with pytest.raises(UsageError, match="num_sms"), tg.sm_budget(bad):
+        raise AssertionError("never entered")
+
+
+NK = [(4096, 4096), (11008, 4096), (4100, 4100), (4097, 4097), (1000, 333), (64, 64), (16, 8192)]
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+@pytest.mark.parametrize("n, k", NK)
+def test_one_config_serves_every_m(n, k, layout):
+    with tg.batch_invariant():
+        found = {choose(GemmProblem.contiguous(m, n, k, layout=layout), H200).config
+                 for m in EVERY_M}
+    (config,) = found
+    assert (config.split_k, config.pad_operands, config.swap_ab) == (1, 0, 0)
+
+
+@hypothesis_settings(max_examples=40, deadline=None)
+@given(n=strategies.integers(1, 9000), k=strategies.integers(1, 9000),
+       dtype=strategies.sampled_from(["bf16", "fp16", "fp32"]),
+       few=strategies.integers(1, 64), many=strategies.integers(1, 9000))
+def test_one_config_serves_every_m_of_any_n_and_k(n, k, dtype, few, many):
+    with tg.batch_invariant():
+        one, other = (choose(GemmProblem.contiguous(m, n, k, dtype=dtype, layout="nt"), H200)
+                      for m in (few, many))
+    assert one.config == other.config and one.source == "invariant"
+
+
+@pytest.mark.parametrize("n, k", NK)
+def test_the_kernel_says_that_it_can_run_it_however_small_m_is(n, k):
+    with tg.batch_invariant():
+        for m in EVERY_M:
+            problem = GemmProblem.contiguous(m, n, k, layout="nt")
+            config = choose(problem, H200).config
+            SPECS[config.kernel].require(problem, config, H200)
+
+
+def test_one_row_is_aligned_better_than_several_and_is_chosen_for_all_the_same():
+    several = GemmProblem.contiguous(64, 512, 4097, layout="nt")
+    one = replace(several, m=1, align_a=16)  # its leading dimension is never walked
+    with tg.batch_invariant():
+        assert choose(one, H200).config == choose(several, H200).config
+
+
+def test_the_binaries_of_one_config_differ_in_nothing_that_a_sum_depends_on():
+    """Constants that say how operands are multiplied are the same for every M."""
+    with tg.batch_invariant():
+        seen = set()
+        for m in EVERY_M:
+            problem = GemmProblem.contiguous(m, 4096, 4096, layout="nt")
+            config = choose(problem, H200).config
+            (launch,) = launches_of(problem, config, H200)
+            constants = dict(launch.all_constants())
+            seen.add((constants["BLOCK_M"], constants["BLOCK_N"], constants["BLOCK_K"],
+                      constants["SPLIT_K"], launch.num_warps))
+    assert len(seen) == 1
+
+
+def test_a_tuned_row_of_one_m_is_not_taken(configs, h200):
+    problem = GemmProblem.contiguous(512, 512, 512, layout="nt")
+    publish(h200, (problem, TILED))
+    with tg.batch_invariant():
+        assert choose(problem, h200).source == "invariant"
+    with tg.batch_invariant(False):
+        assert choose(problem, h200).source == "exact"
+
+
+def test_no_config_for_every_m_is_said(configs, h200):
+    for path in (configs / "spaces").glob("*.json"):
+        path.unlink()
+    selection.reload()
+    with tg.batch_invariant(), pytest.raises(UnsupportedError, match="for every M"):
+        choose(GemmProblem.contiguous(64, 64, 64), h200)
+
+
+@pytest.mark.parametrize("variable, value, field, read", [
+    ("TRITONGEMM_NUM_SMS", "100", "num_sms", 100), ("TRITONGEMM_NUM_SMS", "", "num_sms", None),
+    ("TRITONGEMM_BATCH_INVARIANT", "1", "batch_invariant", True),
+    ("TRITONGEMM_POLICY", "OWN", "policy", "own")])
+def test_the_environment_says_it_too(variable, value, field, read, monkeypatch):
+    monkeypatch.setenv(variable, value)
+    try:
+        assert getattr(settings.reload(), field) == read
+    finally:
+        monkeypatch.undo()
+        settings.reload()
+
+
+@pytest.mark.parametrize("variable, value", [
+    ("TRITONGEMM_NUM_SMS", "0"), ("TRITONGEMM_NUM_SMS", "many"), ("TRITONGEMM_POLICY", "torch")])
+def test_a_bad_value_is_named(variable, value, monkeypatch):
+    monkeypatch.setenv(variable, value)
+    try:
+        with pytest.raises(UsageError, match=variable):
+            settings.reload()
+    finally:
+        monkeypatch.undo()
+        settings.reload()

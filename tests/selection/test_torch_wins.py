@@ -1,0 +1,81 @@
+"""When a problem is handed to torch: only where torch was measured to be faster."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from selection_made import RUN, TILED, TMA, calibrate
+
+from tritongemm import selection, settings
+from tritongemm.problem import GemmProblem
+from tritongemm.records.calibration import (
+    Calibration,
+    Neighbour,
+    calibration_path,
+    write_calibration,
+)
+from tritongemm.records.tables import TableHeader, TunedRow, TunedTable, path_for, write_table
+from tritongemm.selection import choose, torch_wins
+
+PROBLEM = GemmProblem.contiguous(1024, 1024, 1024, layout="nt")
+
+
+def publish(device, ratio):
+    header = TableHeader.of(PROBLEM, device=device.slug, arch=90, space_hash="s", torch="2.11.0",
+                            triton="3.6.0")
+    row = TunedRow.of(PROBLEM, TILED, time_us=10.0, margin_vs_second=None, run_id=RUN,
+                      vs_torch=ratio)
+    write_table(path_for(PROBLEM, device.slug), TunedTable(header, {row.key: row}))
+    selection.reload()
+
+
+def measured_near_by(device, *ratios):
+    section = calibrate(device, TILED, TMA)
+    neighbours = tuple(Neighbour(replace(PROBLEM, n=1024 + 8 * i), ratio, (0,), (0,))
+                       for i, ratio in enumerate(ratios))
+    write_calibration(calibration_path(device.slug), Calibration(device.slug, device.arch, (
+        replace(section, configs=(TILED,), neighbours=neighbours),)))
+    selection.reload()
+
+
+@pytest.mark.parametrize("ratio, wins", [(0.5, True), (0.96, True), (0.97, False), (1.2, False),
+                                         (None, False)])
+def test_a_row_says_what_torch_took(ratio, wins, configs, h200):
+    publish(h200, ratio)
+    choice = choose(PROBLEM, h200)
+    assert choice.source == "exact" and choice.vs_torch == ratio
+    assert bool(torch_wins(choice)) is wins
+
+
+def test_the_reason_says_how_much_and_where(configs, h200):
+    publish(h200, 0.9)
+    assert torch_wins(choose(PROBLEM, h200)) == "torch's kernel takes 0.90 of the time of ours here"
+
+
+def test_one_problem_near_by_is_little_evidence_and_many_are_enough(configs, h200):
+    measured_near_by(h200, 0.95)
+    assert torch_wins(choose(PROBLEM, h200)) is None
+    measured_near_by(h200, *[0.9] * 5)
+    choice = choose(PROBLEM, h200)
+    assert choice.source == "model" and choice.vs_torch == pytest.approx(0.9 ** (5 / 6), abs=1e-3)
+    assert "near by" in torch_wins(choice)
+
+
+def test_nothing_measured_is_no_reason(configs, h200):
+    measured_near_by(h200, None, None)
+    assert choose(PROBLEM, h200).vs_torch is None and torch_wins(choose(PROBLEM, h200)) is None
+    far = replace(PROBLEM, m=2**30)
+    measured_near_by(h200, *[0.5] * 5)
+    assert torch_wins(choose(far, h200)) is None
+
+
+@pytest.mark.parametrize("mode", [{"policy": "own"}, {"num_sms": 100}, {"batch_invariant": True}],
+                         ids=str)
+def test_torch_is_never_taken_where_it_was_not_asked_for_or_cannot_keep_the_mode(mode, configs,
+                                                                                 h200):
+    publish(h200, 0.5)
+    choice = choose(PROBLEM, h200)
+    assert torch_wins(choice)
+    with settings.override(**mode):
+        assert torch_wins(choice) is None
