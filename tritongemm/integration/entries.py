@@ -1,0 +1,237 @@
+"""This package's entries in torch's dispatcher, and what stood there before.
+
+An entry stands below autograd and autocast, which therefore stay torch's, and sees plain tensors.
+It asks the policy of its operation, then :mod:`tritongemm.ops.execute`; what is declined goes to
+the kernel that was there when the entry was made (``torch.library.get_kernel``): torch's own, or
+another override such as those of ``torch._native``.
+
+The dispatcher frees a Python kernel as it is taken out, even if another thread has chosen it and
+waits for the interpreter's lock to call it; so kernels are held for some time longer.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from tritongemm import settings
+from tritongemm.errors import UnsupportedError
+from tritongemm.ops import execute
+from tritongemm.ops.execute import Declined
+
+Tensor = torch.Tensor
+Kernel = Callable[..., Tensor]
+
+#: Operation -> its overloads in aten, where the installed torch has them.
+OVERLOADS = {
+    "mm": ("mm", "mm.out", "mm.dtype", "mm.dtype_out"),
+    "bmm": ("bmm", "bmm.out", "bmm.dtype", "bmm.dtype_out"),
+    "addmm": ("addmm", "addmm.out", "addmm.dtype", "addmm.dtype_out", "addmm_"),
+    "baddbmm": ("baddbmm", "baddbmm.out", "baddbmm.dtype", "baddbmm.dtype_out", "baddbmm_"),
+}
+OPS = tuple(OVERLOADS)
+#: Different reasons that one entry counts apart; they may name shapes.
+_REASONS = 100
+_NUMBERS = (int, float, bool)
+#: Kernels are held while they are younger than this, or among the last so many.
+_HELD_SECONDS, _HELD_LAST = 10.0, 256
+_held: deque[tuple[float, object]] = deque()
+
+
+@dataclass(slots=True)
+class Policy:
+    """What an operation's entries go by; replaced in place, for they read it at every call.
+
+    Attributes:
+        products: multiplications (batch * M * N * K) below which a call is torch's.
+        strict: raise instead of calling torch.
+    """
+
+    products: float = 0.0
+    strict: bool = False
+
+
+@dataclass(slots=True)
+class Tally:
+    """Calls of one overload. A plain ``+=`` of an attribute is not torn under the GIL."""
+
+    taken: int = 0
+    declined: dict[str, int] = field(default_factory=dict)
+
+    def decline(self, reason: str) -> None:
+        """Counts one more for ``reason``."""
+        if reason not in self.declined and len(self.declined) >= _REASONS:
+            reason = "other reasons"
+        self.declined[reason] = self.declined.get(reason, 0) + 1
+
+
+#: By overload, of all overrides of this process so far.
+tallies: dict[str, Tally] = {name: Tally() for names in OVERLOADS.values() for name in names}
+
+
+class Watch:
+    """Sees the calls that pass through entries: those of kernels, and those of torch."""
+
+    def __call__(self, name: str, taken: bool, run: Kernel, args: tuple, kwargs: dict) -> Tensor:
+        """Makes the call of overload ``name``. Raises what it raises."""
+        raise NotImplementedError
+
+
+def dispatch_keys() -> tuple[str, ...]:
+    """Where kernels of this package run: CUDA, and the CPU in Triton's interpreter."""
+    return ("CUDA", "CPU") if settings.current().interpret else ("CUDA",)
+
+
+class Entries:
+    """The entries of one operation, from here to :meth:`remove`.
+
+    Raises:
+        RuntimeError: torch refuses one; none stands then.
+    """
+
+    def __init__(self, op: str, policy: Policy, watch: Watch | None,
+                 keys: tuple[str, ...]) -> None:
+        self.watch = watch
+        self._libraries: list[Any] = []
+        try:
+            for key in keys:
+                self._install(op, policy, key)
+        except BaseException:
+            self.remove()
+            raise
+
+    def _install(self, op: str, policy: Policy, key: str) -> None:
+        library = torch.library.Library("aten", "IMPL", key)
+        self._libraries.append(library)
+        for name in OVERLOADS[op]:
+            original = _standing(name, key)
+            if original is None:
+                continue
+            # Below this key there is nothing left to choose from.
+            keyset = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+            kernel = _kernel(op, name, policy, self.watch,
+                             partial(original.call_boxed, keyset))
+            with warnings.catch_warnings():  # overriding a kernel is what is asked for
+                warnings.filterwarnings("ignore", "Warning only once for all operators")
+                library.impl(name, kernel, key, allow_override=True)
+            _hold(_standing(name, key))
+
+    def remove(self) -> None:
+        """What stood there before stands again."""
+        while self._libraries:
+            self._libraries.pop()._destroy()
+
+
+def _hold(kernel: object) -> None:
+    now = time.monotonic()
+    _held.append((now, kernel))
+    while len(_held) > _HELD_LAST and now - _held[0][0] > _HELD_SECONDS:
+        _held.popleft()
+
+
+def _standing(name: str, key: str) -> Any | None:
+    """The kernel that torch now runs for an overload on a key; None where it has none."""
+    try:
+        return torch.library.get_kernel(f"aten::{name}", key)
+    except RuntimeError:  # no such overload in this torch, or no kernel for the key
+        return None
+
+
+def _kernel(op: str, name: str, policy: Policy, watch: Watch | None, theirs: Kernel) -> Kernel:
+    run: Kernel = getattr(execute, op)
+    if watch is not None:
+        run, theirs = (partial(_watched, watch, name, True, run),
+                       partial(_watched, watch, name, False, theirs))
+    make = _product_entry if op in ("mm", "bmm") else (
+        _in_place_entry if name.endswith("_") else _sum_entry)
+    return make(run, theirs, policy, name)
+
+
+def _watched(watch: Watch, name: str, taken: bool, run: Kernel, *args: Any,
+             **kwargs: Any) -> Tensor:
+    return watch(name, taken, run, args, kwargs)
+
+
+def _product_entry(run: Kernel, theirs: Kernel, policy: Policy, name: str) -> Kernel:
+    """mm and bmm. The dispatcher leaves out what has its default value."""
+    tally = tallies[name]
+
+    def entry(self: Tensor, mat2: Tensor, out_dtype: torch.dtype | None = None, *,
+              out: Tensor | None = None) -> Tensor:
+        try:
+            if _products(self, mat2) < policy.products:
+                reason = "fewer flops than min_flops"
+            else:
+                if out is None and out_dtype is None:
+                    result = run(self, mat2)
+                else:
+                    result = run(self, mat2, out_dtype=out_dtype, out=out)
+                tally.taken += 1
+                return result
+        except Declined as declined:
+            reason = str(declined)
+        _decline(tally, policy, name, reason)
+        operands = (self, mat2) if out_dtype is None else (self, mat2, out_dtype)
+        return theirs(*operands) if out is None else theirs(*operands, out=out)
+    return entry
+
+
+def _sum_entry(run: Kernel, theirs: Kernel, policy: Policy, name: str) -> Kernel:
+    """addmm and baddbmm."""
+    tally = tallies[name]
+
+    def entry(self: Tensor, a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, *,
+              beta: float = 1, alpha: float = 1, out: Tensor | None = None) -> Tensor:
+        try:
+            if _products(a, b) < policy.products:
+                reason = "fewer flops than min_flops"
+            elif out_dtype is not None:
+                reason = "out_dtype= is given"
+            elif type(beta) not in _NUMBERS or type(alpha) not in _NUMBERS:
+                reason = "alpha or beta is no real number"
+            else:
+                result = run(self, a, b, beta=beta, alpha=alpha, out=out)
+                tally.taken += 1
+                return result
+        except Declined as declined:
+            reason = str(declined)
+        _decline(tally, policy, name, reason)
+        operands = (self, a, b) if out_dtype is None else (self, a, b, out_dtype)
+        if out is None:
+            return theirs(*operands, beta=beta, alpha=alpha)
+        return theirs(*operands, beta=beta, alpha=alpha, out=out)
+    return entry
+
+
+def _in_place_entry(run: Kernel, theirs: Kernel, policy: Policy, name: str) -> Kernel:
+    """addmm_ and baddbmm_: the input is where the result goes."""
+    written = _sum_entry(run, lambda self, *operands, out=None, **numbers:
+                         theirs(self, *operands, **numbers), policy, name)
+
+    def entry(self: Tensor, a: Tensor, b: Tensor, *, beta: float = 1,
+              alpha: float = 1) -> Tensor:
+        return written(self, a, b, beta=beta, alpha=alpha, out=self)
+    return entry
+
+
+def _products(a: Tensor, b: Tensor) -> float:
+    """Multiplications of [..., M, K] @ [..., K, N]; without end for what torch will refuse."""
+    try:
+        return a.numel() * b.size(-1)
+    except IndexError:
+        return float("inf")
+
+
+def _decline(tally: Tally, policy: Policy, name: str, reason: str) -> None:
+    """Counts a call that goes to torch. Raises UnsupportedError where the policy is strict."""
+    tally.decline(reason)
+    if policy.strict:
+        raise UnsupportedError(f"under tritongemm.override(strict=True), aten::{name} would go to "
+                               f"torch: {reason}")

@@ -1,0 +1,55 @@
+"""The gradients of a product and of an activation, over any inner product.
+
+C = alpha A B + beta D has dA = alpha dC B^T, dB = alpha A^T dC, dD = beta dC (Giles, "An extended
+collection of matrix derivative results", 2008, 2.2). ``multiply(x, y)`` is whatever multiplies two
+operands as ``matmul`` does: a kernel, a registered op, or torch in float64 where the formulas
+themselves are on trial. Transposed operands are strided views; nothing is copied for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+Tensor = torch.Tensor
+Multiply = Callable[[Tensor, Tensor], Tensor]
+
+
+def grad_a(multiply: Multiply, grad: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
+    """alpha * dC @ B^T: [..., M, N] and [..., K, N] transposed make [..., M, K]."""
+    return scaled(multiply(grad, b.mT), alpha)
+
+
+def grad_b(multiply: Multiply, a: Tensor, grad: Tensor, alpha: float = 1.0) -> Tensor:
+    """alpha * A^T @ dC: [..., M, K] transposed and [..., M, N] make [..., K, N]."""
+    return scaled(multiply(a.mT, grad), alpha)
+
+
+def grad_d(grad: Tensor, shape: torch.Size, beta: float = 1.0) -> Tensor:
+    """beta * dC, summed to the shape that D had before it broadcast."""
+    return scaled(grad.sum_to_size(shape), beta)
+
+
+def scaled(x: Tensor, factor: float) -> Tensor:
+    """``x`` times a number, which mostly is 1."""
+    return x if factor == 1 else x * factor
+
+
+def grad_activation(name: str, grad: Tensor, result: Tensor, total: Callable[[], Tensor]) -> Tensor:
+    """The gradient of an activation's argument.
+
+    Args:
+        result: what the activation gave; enough for ``relu``.
+        total: makes the argument itself, where the gradient cannot do without.
+    """
+    if name == "none":
+        return grad
+    if name == "relu":
+        return torch.ops.aten.threshold_backward(grad, result, 0)
+    if name == "silu":  # x s(x) has s(x) (1 + x (1 - s(x))); aten.silu_backward has no gradient
+        x = total()
+        s = torch.sigmoid(x)
+        return grad * s * (1 + x * (1 - s))
+    return torch.ops.aten.gelu_backward(
+        grad, total(), approximate="tanh" if name == "gelu_tanh" else "none")
