@@ -9,7 +9,6 @@ from tritongemm.device import DeviceSpec
 from tritongemm.kernels import constraints as rules
 from tritongemm.kernels.epilogue import NO_EPILOGUE, epilogue_of_launch
 from tritongemm.kernels.launch import (
-    Descriptor,
     Geometry,
     Launch,
     Pointer,
@@ -36,10 +35,14 @@ def consumers_of(config: KernelConfig) -> int:
     return config.num_warps // 4
 
 
-def widths_of(block_n: int) -> tuple[int, int]:
-    """A tile's width as the power of two that it holds, and the rest (0, or a smaller one)."""
-    wide = 1 << (block_n.bit_length() - 1)
-    return wide, block_n - wide
+def part_of(block_n: int) -> int:
+    """The width of a box: the whole tile's where that is a power of two, else the largest power
+    of two that divides it."""
+    return block_n & -block_n
+
+
+def _power(width: int) -> bool:
+    return part_of(width) == width
 
 
 def swapped(problem: GemmProblem) -> GemmProblem:
@@ -71,8 +74,10 @@ def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
     piece = 0
     if _stores_by_tma(problem, config):
         rows = config.block_m if config.pingpong else config.block_m // consumers_of(config)
-        piece = (rows * widths_of(config.block_n)[0] // config.epilogue_subtile
-                 * dtype_of(problem.dtype_out).itemsize * consumers_of(config))
+        width = config.block_n // config.epilogue_subtile
+        if not _power(config.block_n) and config.epilogue_subtile > 1:
+            width = part_of(config.block_n)
+        piece = rows * width * dtype_of(problem.dtype_out).itemsize * consumers_of(config)
     return config.num_stages * stage + piece + 16 * config.num_stages + 256
 
 
@@ -91,8 +96,8 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     store, split, consumers = _stores_by_tma(outer, config), config.split_k, consumers_of(config)
     rows = config.block_m if config.pingpong else config.block_m // consumers
     a = stored_operand(problem, "a", rows, config.block_k, geometry, gluon=True)
-    wide, narrow = widths_of(config.block_n)
-    b = stored_operand(problem, "b", wide, config.block_k, geometry, gluon=True)
+    part = part_of(config.block_n)
+    b = stored_operand(problem, "b", part, config.block_k, geometry, gluon=True)
     a, b = replace(a, operand=names[0]), replace(b, operand=names[1])
     if padding is not None:
         a, b = padding.moved(a), padding.moved(b)
@@ -106,27 +111,16 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         if config.swap_ab:
             cm, cn = cn, cm
     if store:
+        width = config.block_n // config.epilogue_subtile if _power(config.block_n) else part
         c_desc = batched(problem, "c_desc", "c", problem.dtype_out, (problem.m, problem.n),
-                         geometry.cm, (rows, wide // config.epilogue_subtile), geometry.cb,
-                         gluon=True)
+                         geometry.cm, (rows, width), geometry.cb, gluon=True)
     else:
         c_desc = replace(c, name="c_desc")
-    descriptors: tuple[Pointer | Descriptor, ...] = (a, b, c_desc)
-    absent: tuple[tuple[str, object], ...] = ()
-    if narrow:
-        box = (narrow, config.block_k) if problem.layout[1] == "t" else (config.block_k, narrow)
-        b2 = replace(b, name="b2_desc", box=(*b.box[:-2], *box))
-        c2_desc = replace(c_desc, name="c2_desc")
-        if isinstance(c2_desc, Descriptor):
-            c2_desc = replace(c2_desc, box=(*c2_desc.box[:-1], narrow))
-        descriptors = (a, b, b2, c_desc, c2_desc)
-    else:
-        absent = (("b2_desc", None), ("c2_desc", None))
     extra, epilogue = epilogue_of_launch(problem, geometry) if split == 1 else ((), NO_EPILOGUE)
     units = (-(-problem.m // config.block_m) * -(-problem.n // config.block_n)
              * problem.batch * split)
     arguments = (
-        *descriptors, c, Scalar("M", problem.m), Scalar("N", problem.n, divisor_of(problem.n, 8)),
+        a, b, c_desc, c, Scalar("M", problem.m), Scalar("N", problem.n, divisor_of(problem.n, 8)),
         Scalar("K", problem.k), Scalar("batches", problem.batch, fold=True),
         Scalar("stride_cb", cb, divisor_of(cb, 4)),
         Scalar("stride_cm", cm, divisor_of(cm, 8), fold=True),
@@ -136,10 +130,10 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         ("A_T", problem.layout[0] == "t"), ("B_T", problem.layout[1] == "t"),
         ("BATCHED", problem.batch > 1), ("TMA_STORE", store),
         ("SUBTILE", config.epilogue_subtile), ("BLOCK_M", config.block_m),
-        ("BLOCK_N", config.block_n), ("NARROW", narrow), ("BLOCK_K", config.block_k),
+        ("BLOCK_N", config.block_n), ("PART", part), ("BLOCK_K", config.block_k),
         ("GROUP_M", config.group_m), ("SPLIT_K", split), ("STAGES", config.num_stages),
         ("CONSUMERS", consumers), ("PINGPONG", bool(config.pingpong)),
-        ("CONSUMER_REGISTERS", _CONSUMER_REGISTERS[consumers]), *absent, *epilogue)
+        ("CONSUMER_REGISTERS", _CONSUMER_REGISTERS[consumers]), *epilogue)
     resident = _resident(outer, config, device)
     product = Launch(
         "tritongemm.kernels.device.warp_specialized", "warp_specialized", arguments, constants,
@@ -173,10 +167,18 @@ def _consumers(problem, config, device):
 def _powers(problem, config, device):
     if config.block_k & (config.block_k - 1):
         return f"block_k={config.block_k} is not a power of two, which a box must be"
-    wide, narrow = widths_of(config.block_n)
-    if narrow & (narrow - 1) or 0 < narrow < 16:
-        return (f"block_n={config.block_n} is neither a power of two nor the sum of two from 16 "
-                "up, which boxes must be")
+    if _power(config.block_n):
+        return None
+    if config.block_n % 16:
+        return (f"block_n={config.block_n} is neither a power of two nor a multiple of 16, which "
+                "boxes must be")
+    layout = swapped(problem).layout if config.swap_ab else problem.layout
+    if layout[1] != "t":
+        return (f"block_n={config.block_n} is not a power of two: the side that it cuts must be "
+                "stored along K")
+    if config.block_m != (1 if config.pingpong else consumers_of(config)) * 64:
+        return (f"block_n={config.block_n} is not a power of two: a consumer must have 64 rows, "
+                f"not those of block_m={config.block_m}")
     return None
 
 
@@ -185,22 +187,23 @@ def _tile(problem, config, device):
     if rows not in (64, 128):
         return (f"block_m={config.block_m} gives a consumer {rows} rows; the tensor instruction "
                 "wants 64, or twice that")
-    if not 16 <= widths_of(config.block_n)[0] <= 256:
-        return f"block_n={config.block_n} is outside 16 to 511, two of the tensor instruction"
+    if not 16 <= config.block_n <= 256:
+        return f"block_n={config.block_n} is outside 16 to 256, the tensor instruction's width"
     width = dtype_of(problem.dtype_a).itemsize * config.block_k
     if width != 128:
         return (f"block_k={config.block_k} is {width} bytes; one swizzled row of shared memory "
                 "has 128")
     if rows * consumers_of(config) != config.block_m and not config.pingpong:
         return f"block_m={config.block_m} does not divide among {consumers_of(config)} consumers"
+    if rows * config.block_n > 128 * 128:
+        return (f"{rows}x{config.block_n} a consumer is {rows * config.block_n // 128} "
+                "accumulator registers a thread; at most 128")
+    most = 192 if consumers_of(config) != 2 else 256 if _power(config.block_n) else 224
+    if config.block_n > most:
+        return (f"block_n={config.block_n} on {config.num_warps} warps: one tensor instruction "
+                f"would want more registers than the kernel may start with; at most {most}")
     if consumers_of(config) == 3 and rows * config.block_n > 64 * 192:
         return f"{rows}x{config.block_n} a consumer is too much for three consumers' registers"
-    if consumers_of(config) == 1 and config.block_n > 255:
-        return (f"block_n={config.block_n} on 4 warps: one tensor instruction would want more "
-                "registers than the kernel may start with")
-    if rows * config.block_n > 128 * 192:
-        return (f"{rows}x{config.block_n} a consumer is {rows * config.block_n // 128} "
-                "accumulator registers a thread; at most 192")
     return None
 
 
@@ -211,10 +214,10 @@ def _subtile(problem, config, device):
         return None
     if config.epilogue_subtile not in (1, 2, 4):
         return f"epilogue_subtile={config.epilogue_subtile} is not 1, 2 or 4"
-    piece = widths_of(config.block_n)[0] // config.epilogue_subtile
-    if piece < widths_of(config.block_n)[1]:
-        return (f"epilogue_subtile={config.epilogue_subtile} leaves {piece} columns; the narrow "
-                f"part of block_n={config.block_n} needs as much room")
+    if not _power(config.block_n):
+        return None if config.epilogue_subtile < 4 else (
+            "epilogue_subtile=4: a tile stored in parts has 1, a buffer each, or 2, one for all")
+    piece = config.block_n // config.epilogue_subtile
     if config.epilogue_subtile > 1 and piece < 32:
         return f"epilogue_subtile={config.epilogue_subtile} leaves {piece} columns; at least 32"
     return None
@@ -288,7 +291,7 @@ WARP_SPECIALIZED = KernelSpec(
         rules.unused("cluster_m", "thread_m", "thread_n", "warp_m", "warp_n"),
         rules.flags, rules.Constraint("powers", _powers), rules.Constraint("consumers", _consumers),
         rules.Constraint("tile", _tile), rules.Constraint("subtile", _subtile),
-        rules.Constraint("oversized", _oversized),
+        rules.Constraint(rules.WASTE, _oversized),
         rules.Constraint("alignment", _aligned_or_padded),
         rules.Constraint("swap", _not_swapped_for_nothing), rules.split_k, rules.grid,
         rules.shared_memory(shared_bytes)),

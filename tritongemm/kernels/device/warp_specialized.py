@@ -3,15 +3,16 @@
 Persistent: each program walks over units (a tile of C, and with SPLIT_K > 1 a part of K). The
 producer runs ahead by up to STAGES buffers, across units too, so the loads of the next unit are
 under way while this one is stored. Sizes that powers of two miss fill the last wave: three
-CONSUMERS share 192 rows, and with NARROW a tile is as wide as the sum of two powers of two. With
-PINGPONG two consumers take units in turn: one multiplies while the other stores. A barrier keeps
-the turns in order: a group that waited for a stage two rounds ahead would take the parity of the
-wrong round.
+CONSUMERS share 192 rows, and a tile has any multiple of 16 columns (``any_width``), loaded and
+stored in parts of PART, the power of two that divides it. With PINGPONG two consumers take units
+in turn: one multiplies while the other stores. A barrier keeps the turns in order: a group that
+waited for a stage two rounds ahead would take the parity of the wrong round.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from tritongemm.kernels.device import any_width
 from tritongemm.kernels.device.dependent_launch import gluon_release, gluon_wait
 from tritongemm.kernels.device.epilogue import gluon_finish, gluon_load_d
 from tritongemm.kernels.device.hopper import (
@@ -61,12 +62,33 @@ def load(desc, batch, outer, inner, barrier, buffer, BATCHED: gl.constexpr):
 
 
 @gluon.jit
-def producer(a_desc, b_desc, b2_desc, a_bufs, b_bufs, b2_bufs, ready, empty, M, N, K,
-             batches, A_T: gl.constexpr, B_T: gl.constexpr, BATCHED: gl.constexpr,
-             BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, NARROW: gl.constexpr,
-             BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr, SPLIT_K: gl.constexpr,
-             STAGES: gl.constexpr, ROWS: gl.constexpr, RELEASE: gl.constexpr,
-             STAGE_BYTES: gl.constexpr):
+def operand_a(desc, bufs, stage, piece, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+              ROWS: gl.constexpr, ONE_BUFFER: gl.constexpr):
+    """The buffer of a piece of A."""
+    if ONE_BUFFER:
+        unit = (stage * (BLOCK_M + BLOCK_N) + piece * ROWS) // 16
+        return bufs.index(unit)._reinterpret(desc.dtype, desc.block_type.shape, desc.layout)
+    else:
+        return bufs.index((BLOCK_M // ROWS) * stage + piece)
+
+
+@gluon.jit
+def operand_b(desc, bufs, stage, box, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+              PART: gl.constexpr, ONE_BUFFER: gl.constexpr):
+    """The buffer of a box of B."""
+    if ONE_BUFFER:
+        unit = (stage * (BLOCK_M + BLOCK_N) + BLOCK_M + box * PART) // 16
+        return bufs.index(unit)._reinterpret(desc.dtype, desc.block_type.shape, desc.layout)
+    else:
+        return bufs.index(stage)
+
+
+@gluon.jit
+def producer(a_desc, b_desc, a_bufs, b_bufs, ready, empty, M, N, K, batches, A_T: gl.constexpr,
+             B_T: gl.constexpr, BATCHED: gl.constexpr, BLOCK_M: gl.constexpr,
+             BLOCK_N: gl.constexpr, PART: gl.constexpr, BLOCK_K: gl.constexpr,
+             GROUP_M: gl.constexpr, SPLIT_K: gl.constexpr, STAGES: gl.constexpr,
+             ROWS: gl.constexpr, RELEASE: gl.constexpr, STAGE_BYTES: gl.constexpr):
     """Fills stage after stage, as soon as its consumers have let go of it."""
     units = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N) * batches * SPLIT_K
     PIECES: gl.constexpr = BLOCK_M // ROWS
@@ -82,21 +104,20 @@ def producer(a_desc, b_desc, b2_desc, a_bufs, b_bufs, b2_bufs, ready, empty, M, 
             mbarrier.expect(barrier, STAGE_BYTES)
             for piece in gl.static_range(PIECES):
                 a_row = row + piece * ROWS
-                buffer = a_bufs.index(PIECES * stage + piece)
+                buffer = operand_a(a_desc, a_bufs, stage, piece, BLOCK_M, BLOCK_N, ROWS,
+                                   PART < BLOCK_N)
                 if A_T:
                     load(a_desc, batch, k, a_row, barrier, buffer, BATCHED)
                 else:
                     load(a_desc, batch, a_row, k, barrier, buffer, BATCHED)
-            if B_T:
-                load(b_desc, batch, col, k, barrier, b_bufs.index(stage), BATCHED)
-            else:
-                load(b_desc, batch, k, col, barrier, b_bufs.index(stage), BATCHED)
-            if NARROW:
-                rest = col + BLOCK_N - NARROW
+            for box in gl.static_range(BLOCK_N // PART):
+                b_col = col + box * PART
+                buffer = operand_b(b_desc, b_bufs, stage, box, BLOCK_M, BLOCK_N, PART,
+                                   PART < BLOCK_N)
                 if B_T:
-                    load(b2_desc, batch, rest, k, barrier, b2_bufs.index(stage), BATCHED)
+                    load(b_desc, batch, b_col, k, barrier, buffer, BATCHED)
                 else:
-                    load(b2_desc, batch, k, rest, barrier, b2_bufs.index(stage), BATCHED)
+                    load(b_desc, batch, k, b_col, barrier, buffer, BATCHED)
             it += 1
     if RELEASE == 1:
         gluon_release()
@@ -113,9 +134,10 @@ def flat(buffer, OUTER: gl.constexpr, INNER: gl.constexpr, BATCHED: gl.constexpr
 
 
 @gluon.jit
-def put(c_desc, buffer, value, batch, row, col, BATCHED: gl.constexpr):
+def put(c_desc, buffer, value, batch, row, col, BATCHED: gl.constexpr, REUSED: gl.constexpr):
     """Stores a piece of the tile through shared memory by the copy engine."""
-    tma_store_wait(0)  # the piece before this one has left the buffer
+    if REUSED:
+        tma_store_wait(0)  # the piece before this one has left the buffer
     if BATCHED:
         view = flat(buffer, value.shape[0], value.shape[1], BATCHED)
         view.store(value.to(c_desc.dtype))
@@ -153,7 +175,8 @@ def halves(x):
 @gluon.jit
 def write(c_desc, c, buffer, acc, value, epilogue, batch, part, row, col, M, N, stride_cb,
           stride_cm, stride_cn, stride_cs, TMA_STORE: gl.constexpr, SUBTILE: gl.constexpr,
-          BATCHED: gl.constexpr, ADDEND: gl.constexpr, ACTIVATION: gl.constexpr):
+          BATCHED: gl.constexpr, ADDEND: gl.constexpr, ACTIVATION: gl.constexpr,
+          REUSED: gl.constexpr):
     """Finishes and stores a consumer's rows of the tile: by the copy engine in SUBTILE pieces, or
     element by element where C is not aligned, is transposed, or holds float32 parts."""
     if SUBTILE > 1:
@@ -163,15 +186,15 @@ def write(c_desc, c, buffer, acc, value, epilogue, batch, part, row, col, M, N, 
             left_d, right_d = halves(value)
         write(c_desc, c, buffer, left, left_d, epilogue, batch, part, row, col, M, N, stride_cb,
               stride_cm, stride_cn, stride_cs, TMA_STORE, SUBTILE // 2, BATCHED, ADDEND,
-              ACTIVATION)
+              ACTIVATION, REUSED)
         write(c_desc, c, buffer, right, right_d, epilogue, batch, part, row,
               col + acc.shape[1] // 2, M, N, stride_cb, stride_cm, stride_cn, stride_cs, TMA_STORE,
-              SUBTILE // 2, BATCHED, ADDEND, ACTIVATION)
+              SUBTILE // 2, BATCHED, ADDEND, ACTIVATION, REUSED)
     else:
         d, alpha, beta, stride_db, stride_dm, stride_dn = epilogue
         acc = gluon_finish(acc, value, alpha, beta, ADDEND, ACTIVATION)
         if TMA_STORE:
-            put(c_desc, buffer, acc, batch, row, col, BATCHED)
+            put(c_desc, buffer, acc, batch, row, col, BATCHED, REUSED)
         else:
             layout: gl.constexpr = acc.type.layout
             rows = row + gl.arange(0, acc.shape[0], layout=gl.SliceLayout(1, layout))
@@ -184,21 +207,11 @@ def write(c_desc, c, buffer, acc, value, epilogue, batch, part, row, col, M, N, 
 
 
 @gluon.jit
-def columns(buffer, WIDTH: gl.constexpr, BLOCK_K: gl.constexpr, B_T: gl.constexpr,
-            BATCHED: gl.constexpr):
-    """A buffer of B as [BLOCK_K, WIDTH]."""
-    if B_T:
-        return flat(buffer, WIDTH, BLOCK_K, BATCHED).permute((1, 0))
-    else:
-        return flat(buffer, BLOCK_K, WIDTH, BATCHED)
-
-
-@gluon.jit
-def consumer(c_desc, c2_desc, c, a_bufs, b_bufs, b2_bufs, c_bufs, ready, empty, order, M, N, K,
-             batches, stride_cb, stride_cm, stride_cn, stride_cs, epilogue, A_T: gl.constexpr,
+def consumer(a_desc, c_desc, c, a_bufs, b_bufs, c_bufs, ready, empty, order, M, N, K, batches,
+             stride_cb, stride_cm, stride_cn, stride_cs, epilogue, A_T: gl.constexpr,
              B_T: gl.constexpr, BATCHED: gl.constexpr, TMA_STORE: gl.constexpr,
              SUBTILE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-             NARROW: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr,
+             PART: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr,
              SPLIT_K: gl.constexpr, STAGES: gl.constexpr, ROWS: gl.constexpr,
              RELEASE: gl.constexpr, PINGPONG: gl.constexpr, ADDEND: gl.constexpr,
              ACTIVATION: gl.constexpr, WHICH: gl.constexpr):
@@ -206,67 +219,70 @@ def consumer(c_desc, c2_desc, c, a_bufs, b_bufs, b2_bufs, c_bufs, ready, empty, 
     units = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N) * batches * SPLIT_K
     PIECES: gl.constexpr = BLOCK_M // ROWS
     PIECE: gl.constexpr = 0 if PINGPONG else WHICH
-    WIDE: gl.constexpr = BLOCK_N - NARROW
+    PARTS: gl.constexpr = BLOCK_N // PART
+    N8: gl.constexpr = BLOCK_N // 8
+    ELEMENT: gl.constexpr = "bf16" if a_desc.dtype == gl.bfloat16 else "f16"
     layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDE, 16])
-    if NARROW:
-        layout2: gl.constexpr = gl.NVMMADistributedLayout(
-            version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, NARROW, 16])
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, PART, 16])
     it = 0
     turn = 0
     for unit in range(gl.program_id(0), units, gl.num_programs(0)):
-        batch, part, row, col, first, last = locate(unit, M, N, K, BLOCK_M, BLOCK_N, BLOCK_K,
+        batch, part_of_k, row, col, first, last = locate(unit, M, N, K, BLOCK_M, BLOCK_N, BLOCK_K,
                                                     GROUP_M, SPLIT_K, batches)
         mine = True
         if PINGPONG:
             mine = turn % 2 == WHICH
         if mine:
-            acc = gl.zeros((ROWS, WIDE), gl.float32, layout=layout)
-            if NARROW:
-                acc2 = gl.zeros((ROWS, NARROW), gl.float32, layout=layout2)
+            if PARTS > 1:
+                acc = any_width.zeros(N8)
+            else:
+                acc = gl.zeros((ROWS, BLOCK_N), gl.float32, layout=layout)
             if PINGPONG:
                 mbarrier.wait(order.index(WHICH), ((turn // 2) & 1) ^ (1 - WHICH))
             for step in range(first, last):
                 stage = it % STAGES
                 mbarrier.wait(ready.index(stage), (it // STAGES) & 1)
-                if A_T:
-                    a = flat(a_bufs.index(PIECES * stage + PIECE), BLOCK_K, ROWS, BATCHED)
-                    a = a.permute((1, 0))
+                if PARTS > 1:
+                    at = 128 * (BLOCK_M + BLOCK_N) * stage
+                    acc = any_width.multiply(acc, at + 128 * ROWS * PIECE, at + 128 * BLOCK_M, N8,
+                                             A_T, ELEMENT)
                 else:
-                    a = flat(a_bufs.index(PIECES * stage + PIECE), ROWS, BLOCK_K, BATCHED)
-                b = columns(b_bufs.index(stage), WIDE, BLOCK_K, B_T, BATCHED)
-                token = warpgroup_mma(a, b, acc, is_async=True)
-                if NARROW:
-                    b2 = columns(b2_bufs.index(stage), NARROW, BLOCK_K, B_T, BATCHED)
-                    token2 = warpgroup_mma(a, b2, acc2, is_async=True)
-                    acc, acc2 = warpgroup_mma_wait(2, deps=(token, token2))
-                else:
+                    if A_T:
+                        a = flat(a_bufs.index(PIECES * stage + PIECE), BLOCK_K, ROWS, BATCHED)
+                        a = a.permute((1, 0))
+                    else:
+                        a = flat(a_bufs.index(PIECES * stage + PIECE), ROWS, BLOCK_K, BATCHED)
+                    if B_T:
+                        b = flat(b_bufs.index(stage), BLOCK_N, BLOCK_K, BATCHED).permute((1, 0))
+                    else:
+                        b = flat(b_bufs.index(stage), BLOCK_K, BLOCK_N, BATCHED)
+                    token = warpgroup_mma(a, b, acc, is_async=True)
                     acc = warpgroup_mma_wait(1, deps=(token,))
                 mbarrier.arrive(empty.index((it + STAGES - 1) % STAGES), count=1,
                                 pred=step > first)
                 it += 1
-            # D is on its way while the last products are summed.
-            value = addend(acc, epilogue, batch, row + PIECE * ROWS, col, M, N, ADDEND)
-            if NARROW:
-                value2 = addend(acc2, epilogue, batch, row + PIECE * ROWS, col + WIDE, M, N,
-                                ADDEND)
-                acc, acc2 = warpgroup_mma_wait(0, deps=(acc, acc2))
-            else:
+            if PARTS > 1:
+                acc = any_width.settle(acc, N8)
+            else:  # D is on its way while the last products are summed
+                value = addend(acc, epilogue, batch, row + PIECE * ROWS, col, M, N, ADDEND)
                 acc = warpgroup_mma_wait(0, deps=(acc,))
             mbarrier.arrive(empty.index((it + STAGES - 1) % STAGES), count=1, pred=last > first)
             if PINGPONG:
                 mbarrier.arrive(order.index(1 - WHICH), count=1)
-            write(c_desc, c, c_bufs.index(WHICH), acc, value, epilogue, batch, part,
-                  row + PIECE * ROWS, col, M, N, stride_cb, stride_cm, stride_cn, stride_cs,
-                  TMA_STORE, SUBTILE, BATCHED, ADDEND, ACTIVATION)
-            if NARROW:
-                buffer = c_bufs.index(WHICH)
-                if TMA_STORE:  # the same memory, as the narrow tensor map wants it
-                    buffer = buffer._reinterpret(c2_desc.dtype, c2_desc.block_type.shape,
-                                                 c2_desc.layout)
-                write(c2_desc, c, buffer, acc2, value2, epilogue, batch, part,
-                      row + PIECE * ROWS, col + WIDE, M, N, stride_cb, stride_cm, stride_cn,
-                      stride_cs, TMA_STORE, 1, BATCHED, ADDEND, ACTIVATION)
+            if PARTS > 1:
+                for part in gl.static_range(PARTS):
+                    piece = any_width.columns_of(acc, part * PART, PART)
+                    value = addend(piece, epilogue, batch, row + PIECE * ROWS, col + part * PART,
+                                   M, N, ADDEND)
+                    buffer = c_bufs.index(WHICH if SUBTILE > 1 else WHICH * PARTS + part)
+                    write(c_desc, c, buffer, piece, value, epilogue, batch, part_of_k,
+                          row + PIECE * ROWS, col + part * PART, M, N, stride_cb, stride_cm,
+                          stride_cn, stride_cs, TMA_STORE, 1, BATCHED, ADDEND, ACTIVATION,
+                          SUBTILE > 1 or part == 0)
+            else:
+                write(c_desc, c, c_bufs.index(WHICH), acc, value, epilogue, batch, part_of_k,
+                      row + PIECE * ROWS, col, M, N, stride_cb, stride_cm, stride_cn, stride_cs,
+                      TMA_STORE, SUBTILE, BATCHED, ADDEND, ACTIVATION, True)
         else:
             it += last - first
         turn += 1
@@ -281,11 +297,11 @@ def consumer(c_desc, c2_desc, c, a_bufs, b_bufs, b2_bufs, c_bufs, ready, empty, 
 
 
 @gluon.jit(repr=symbol)
-def warp_specialized(a_desc, b_desc, b2_desc, c_desc, c2_desc, c, M, N, K, batches, stride_cb,
-                     stride_cm, stride_cn, stride_cs, d, alpha, beta, stride_db, stride_dm,
+def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, stride_cm,
+                     stride_cn, stride_cs, d, alpha, beta, stride_db, stride_dm,
                      stride_dn, A_T: gl.constexpr, B_T: gl.constexpr, BATCHED: gl.constexpr,
                      TMA_STORE: gl.constexpr, SUBTILE: gl.constexpr, BLOCK_M: gl.constexpr,
-                     BLOCK_N: gl.constexpr, NARROW: gl.constexpr, BLOCK_K: gl.constexpr,
+                     BLOCK_N: gl.constexpr, PART: gl.constexpr, BLOCK_K: gl.constexpr,
                      GROUP_M: gl.constexpr, SPLIT_K: gl.constexpr, STAGES: gl.constexpr,
                      CONSUMERS: gl.constexpr, PINGPONG: gl.constexpr, ADDEND: gl.constexpr,
                      ACTIVATION: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr,
@@ -293,23 +309,27 @@ def warp_specialized(a_desc, b_desc, b2_desc, c_desc, c2_desc, c, M, N, K, batch
     """C[batch, M, N] = A @ B and its epilogue. A is stored [M, K] or, with A_T, [K, M]; B [K, N]
     or, with B_T, [N, K]. With SPLIT_K > 1, C is [SPLIT_K, batch, M, N] float32.
 
-    The last NARROW of the BLOCK_N columns, where they are not 0, are an accumulator of their own
-    with tensor maps of their own, b2_desc and c2_desc: both widths are powers of two."""
+    Where PART, the width of B's boxes and of C's, is less than BLOCK_N, both operands share one
+    buffer, a stage's rows of A before those of B, so that their addresses are known."""
     ROWS: gl.constexpr = BLOCK_M if PINGPONG else BLOCK_M // CONSUMERS
     PIECES: gl.constexpr = BLOCK_M // ROWS
     STAGE_BYTES: gl.constexpr = ((BLOCK_M + BLOCK_N) * BLOCK_K
                                  * (a_desc.dtype.primitive_bitwidth // 8))
-    a_bufs = gl.allocate_shared_memory(a_desc.dtype, [PIECES * STAGES] + a_desc.block_type.shape,
-                                       a_desc.layout)
-    b_bufs = gl.allocate_shared_memory(b_desc.dtype, [STAGES] + b_desc.block_type.shape,
-                                       b_desc.layout)
-    if NARROW:
-        b2_bufs = gl.allocate_shared_memory(b2_desc.dtype, [STAGES] + b2_desc.block_type.shape,
-                                            b2_desc.layout)
+    PARTS: gl.constexpr = BLOCK_N // PART
+    if PARTS > 1:
+        rows_of_16: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128,
+                                                        element_bitwidth=16, rank=2)
+        a_bufs = gl.allocate_shared_memory(
+            a_desc.dtype, [STAGES * (BLOCK_M + BLOCK_N) // 16, 16, BLOCK_K], rows_of_16)
+        b_bufs = a_bufs
     else:
-        b2_bufs = b_bufs  # never touched
+        a_bufs = gl.allocate_shared_memory(
+            a_desc.dtype, [PIECES * STAGES] + a_desc.block_type.shape, a_desc.layout)
+        b_bufs = gl.allocate_shared_memory(b_desc.dtype, [STAGES] + b_desc.block_type.shape,
+                                           b_desc.layout)
     if TMA_STORE:
-        c_bufs = gl.allocate_shared_memory(c_desc.dtype, [CONSUMERS] + c_desc.block_type.shape,
+        BUFFERS: gl.constexpr = CONSUMERS * (PARTS if SUBTILE == 1 else 1)
+        c_bufs = gl.allocate_shared_memory(c_desc.dtype, [BUFFERS] + c_desc.block_type.shape,
                                            c_desc.layout)
     else:
         c_bufs = b_bufs  # never touched
@@ -326,49 +346,49 @@ def warp_specialized(a_desc, b_desc, b2_desc, c_desc, c2_desc, c, M, N, K, batch
     # A tuple in a variable would turn its constants into values: the lists are written out.
     if CONSUMERS == 1:
         gl.warp_specialize([
-            (consumer, (c_desc, c2_desc, c, a_bufs, b_bufs, b2_bufs, c_bufs, ready, empty, order,
-                        M, N, K, batches, stride_cb, stride_cm, stride_cn, stride_cs,
+            (consumer, (a_desc, c_desc, c, a_bufs, b_bufs, c_bufs, ready, empty, order, M, N,
+                        K, batches, stride_cb, stride_cm, stride_cn, stride_cs,
                         (d, alpha, beta, stride_db, stride_dm, stride_dn), A_T, B_T, BATCHED,
-                        TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, NARROW, BLOCK_K, GROUP_M, SPLIT_K,
+                        TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, PART, BLOCK_K, GROUP_M, SPLIT_K,
                         STAGES, ROWS, RELEASE, PINGPONG, ADDEND, ACTIVATION, gl.constexpr(0))),
-            (producer, (a_desc, b_desc, b2_desc, a_bufs, b_bufs, b2_bufs, ready, empty, M, N, K,
-                        batches, A_T, B_T, BATCHED, BLOCK_M, BLOCK_N, NARROW, BLOCK_K, GROUP_M,
-                        SPLIT_K, STAGES, ROWS, RELEASE, STAGE_BYTES)),
+            (producer, (a_desc, b_desc, a_bufs, b_bufs, ready, empty, M, N, K, batches, A_T, B_T,
+                        BATCHED, BLOCK_M, BLOCK_N, PART, BLOCK_K, GROUP_M, SPLIT_K, STAGES, ROWS,
+                        RELEASE, STAGE_BYTES)),
         ], [1], [24])
     elif CONSUMERS == 2:
         gl.warp_specialize([
-            (consumer, (c_desc, c2_desc, c, a_bufs, b_bufs, b2_bufs, c_bufs, ready, empty, order,
-                        M, N, K, batches, stride_cb, stride_cm, stride_cn, stride_cs,
+            (consumer, (a_desc, c_desc, c, a_bufs, b_bufs, c_bufs, ready, empty, order, M, N,
+                        K, batches, stride_cb, stride_cm, stride_cn, stride_cs,
                         (d, alpha, beta, stride_db, stride_dm, stride_dn), A_T, B_T, BATCHED,
-                        TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, NARROW, BLOCK_K, GROUP_M, SPLIT_K,
+                        TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, PART, BLOCK_K, GROUP_M, SPLIT_K,
                         STAGES, ROWS, RELEASE, PINGPONG, ADDEND, ACTIVATION, gl.constexpr(0))),
-            (consumer, (c_desc, c2_desc, c, a_bufs, b_bufs, b2_bufs, c_bufs, ready, empty, order,
-                        M, N, K, batches, stride_cb, stride_cm, stride_cn, stride_cs,
+            (consumer, (a_desc, c_desc, c, a_bufs, b_bufs, c_bufs, ready, empty, order, M, N,
+                        K, batches, stride_cb, stride_cm, stride_cn, stride_cs,
                         (d, alpha, beta, stride_db, stride_dm, stride_dn), A_T, B_T, BATCHED,
-                        TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, NARROW, BLOCK_K, GROUP_M, SPLIT_K,
+                        TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, PART, BLOCK_K, GROUP_M, SPLIT_K,
                         STAGES, ROWS, RELEASE, PINGPONG, ADDEND, ACTIVATION, gl.constexpr(1))),
-            (producer, (a_desc, b_desc, b2_desc, a_bufs, b_bufs, b2_bufs, ready, empty, M, N, K,
-                        batches, A_T, B_T, BATCHED, BLOCK_M, BLOCK_N, NARROW, BLOCK_K, GROUP_M,
-                        SPLIT_K, STAGES, ROWS, RELEASE, STAGE_BYTES)),
+            (producer, (a_desc, b_desc, a_bufs, b_bufs, ready, empty, M, N, K, batches, A_T, B_T,
+                        BATCHED, BLOCK_M, BLOCK_N, PART, BLOCK_K, GROUP_M, SPLIT_K, STAGES, ROWS,
+                        RELEASE, STAGE_BYTES)),
         ], [4, 1], [CONSUMER_REGISTERS, 24])
     else:
         gl.warp_specialize([
-            (consumer, (c_desc, c2_desc, c, a_bufs, b_bufs, b2_bufs, c_bufs, ready, empty, order,
-                        M, N, K, batches, stride_cb, stride_cm, stride_cn, stride_cs,
+            (consumer, (a_desc, c_desc, c, a_bufs, b_bufs, c_bufs, ready, empty, order, M, N,
+                        K, batches, stride_cb, stride_cm, stride_cn, stride_cs,
                         (d, alpha, beta, stride_db, stride_dm, stride_dn), A_T, B_T, BATCHED,
-                        TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, NARROW, BLOCK_K, GROUP_M, SPLIT_K,
+                        TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, PART, BLOCK_K, GROUP_M, SPLIT_K,
                         STAGES, ROWS, RELEASE, PINGPONG, ADDEND, ACTIVATION, gl.constexpr(0))),
-            (consumer, (c_desc, c2_desc, c, a_bufs, b_bufs, b2_bufs, c_bufs, ready, empty, order,
-                        M, N, K, batches, stride_cb, stride_cm, stride_cn, stride_cs,
+            (consumer, (a_desc, c_desc, c, a_bufs, b_bufs, c_bufs, ready, empty, order, M, N,
+                        K, batches, stride_cb, stride_cm, stride_cn, stride_cs,
                         (d, alpha, beta, stride_db, stride_dm, stride_dn), A_T, B_T, BATCHED,
-                        TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, NARROW, BLOCK_K, GROUP_M, SPLIT_K,
+                        TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, PART, BLOCK_K, GROUP_M, SPLIT_K,
                         STAGES, ROWS, RELEASE, PINGPONG, ADDEND, ACTIVATION, gl.constexpr(1))),
-            (consumer, (c_desc, c2_desc, c, a_bufs, b_bufs, b2_bufs, c_bufs, ready, empty, order,
-                        M, N, K, batches, stride_cb, stride_cm, stride_cn, stride_cs,
+            (consumer, (a_desc, c_desc, c, a_bufs, b_bufs, c_bufs, ready, empty, order, M, N,
+                        K, batches, stride_cb, stride_cm, stride_cn, stride_cs,
                         (d, alpha, beta, stride_db, stride_dm, stride_dn), A_T, B_T, BATCHED,
-                        TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, NARROW, BLOCK_K, GROUP_M, SPLIT_K,
+                        TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, PART, BLOCK_K, GROUP_M, SPLIT_K,
                         STAGES, ROWS, RELEASE, PINGPONG, ADDEND, ACTIVATION, gl.constexpr(2))),
-            (producer, (a_desc, b_desc, b2_desc, a_bufs, b_bufs, b2_bufs, ready, empty, M, N, K,
-                        batches, A_T, B_T, BATCHED, BLOCK_M, BLOCK_N, NARROW, BLOCK_K, GROUP_M,
-                        SPLIT_K, STAGES, ROWS, RELEASE, STAGE_BYTES)),
+            (producer, (a_desc, b_desc, a_bufs, b_bufs, ready, empty, M, N, K, batches, A_T, B_T,
+                        BATCHED, BLOCK_M, BLOCK_N, PART, BLOCK_K, GROUP_M, SPLIT_K, STAGES, ROWS,
+                        RELEASE, STAGE_BYTES)),
         ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, 24])

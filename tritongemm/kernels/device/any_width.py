@@ -1,0 +1,107 @@
+"""Products of any width: the tensor instruction written out, its accumulator in columns of eight.
+
+Gluon's tensors have powers of two for sides, so a tile of 144 columns would take two instructions
+and read A from shared memory twice (128 + 16: 900 clocks a step against 750). The instruction
+itself takes any multiple of 8. Its accumulator is, register for register, that of N / 8
+instructions of 8 columns side by side (PTX ISA, wgmma, "Register Fragments"): a tuple of
+[64, 8] tensors, which :func:`columns_of` joins into powers of two without moving a register.
+
+Operands are read through matrix descriptors (PTX ISA, wgmma, "Matrix Descriptor Format"). Gluon
+tells no addresses: the caller keeps both operands in one buffer, which is the largest and so
+the first in shared memory; tests/compile holds that it is.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+@gluon.constexpr_function
+def _multiply(n, a_transposed, element):
+    """The four instructions of a step of 64 along K, of 4 n accumulator registers."""
+    outputs = 4 * n
+    registers = ", ".join(f"${i}" for i in range(outputs))
+    # From one 16 of K to the next, in units of 16 bytes: 32 bytes of a swizzled row, or, with K
+    # outermost, 16 rows of 128 bytes.
+    advance = 128 if a_transposed else 2
+    lines = ["{", ".reg .b64 da, db;", ".reg .pred p;", "setp.ne.b32 p, 1, 0;",
+             f"mov.b64 da, ${2 * outputs};", f"mov.b64 db, ${2 * outputs + 4};",
+             "wgmma.fence.sync.aligned;"]
+    for k in range(4):
+        if k:
+            lines += [f"add.s64 da, da, {advance};", "add.s64 db, db, 2;"]
+        lines.append(f"wgmma.mma_async.sync.aligned.m64n{8 * n}k16.f32.{element}.{element} "
+                     f"{{{registers}}}, da, db, p, 1, 1, {int(a_transposed)}, 0;")
+    return "\n".join([*lines, "wgmma.commit_group.sync.aligned;",
+                      "wgmma.wait_group.sync.aligned 1;", "}"])
+
+
+@gluon.constexpr_function
+def _tied(n, wide_inputs):
+    """4 n registers that are outputs and inputs both, then 64-bit inputs."""
+    return ",".join(["=f"] * (4 * n) + [str(i) for i in range(4 * n)] + ["l"] * wide_inputs)
+
+
+@gluon.constexpr_function
+def _floats(n):
+    return [gl.float32] * n
+
+
+@gluon.constexpr_function
+def column_layout():
+    """The layout of eight columns of an accumulator."""
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1],
+                                     instr_shape=[16, 8, 16])
+
+
+@gluon.jit
+def zeros(N8: gl.constexpr):
+    """An accumulator of 64 rows and 8 N8 columns."""
+    accs = ()
+    for _ in gl.static_range(N8):
+        accs = accs + (gl.zeros((64, 8), gl.float32, layout=column_layout()),)
+    return accs
+
+
+@gluon.jit
+def descriptor(offset):
+    """The matrix descriptor of a swizzled tile ``offset`` bytes into shared memory: 128-byte
+    swizzle, 1,024 bytes from one group of eight rows to the next."""
+    base = gl.inline_asm_elementwise("mov.u32 $0, global_smem;", "=r", [], dtype=gl.int32,
+                                     is_pure=True, pack=1)
+    return (((base + offset) >> 4) & 0x3FFF).to(gl.int64) | ((1 << 62) | (64 << 32) | (1 << 16))
+
+
+@gluon.jit
+def multiply(accs, a_offset, b_offset, N8: gl.constexpr, A_T: gl.constexpr,
+             ELEMENT: gl.constexpr):
+    """accs + A @ B of the tiles at these offsets in bytes; waits until only this one is under
+    way."""
+    return gl.inline_asm_elementwise(
+        _multiply(N8, A_T, ELEMENT), _tied(N8, 8),
+        accs + (descriptor(a_offset), descriptor(b_offset)), dtype=_floats(N8), is_pure=False,
+        pack=4)
+
+
+@gluon.jit
+def settle(accs, N8: gl.constexpr):
+    """The accumulator once every product is in it."""
+    return gl.inline_asm_elementwise("wgmma.wait_group.sync.aligned 0;", _tied(N8, 0), accs,
+                                     dtype=_floats(N8), is_pure=False, pack=4)
+
+
+@gluon.jit
+def _joined(accs, START: gl.constexpr, COUNT: gl.constexpr):
+    if COUNT == 1:
+        return accs[START]
+    else:
+        left = _joined(accs, START, COUNT // 2)
+        right = _joined(accs, START + COUNT // 2, COUNT // 2)
+        return gl.join(left, right).permute((0, 2, 1)).reshape((64, 8 * COUNT))
+
+
+@gluon.jit
+def columns_of(accs, START: gl.constexpr, WIDTH: gl.constexpr):
+    """Columns START to START + WIDTH, a power of two, as one tensor."""
+    layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1],
+                                                     instr_shape=[16, WIDTH, 16])
+    return gl.convert_layout(_joined(accs, START // 8, WIDTH // 8), layout, assert_trivial=True)
