@@ -23,8 +23,13 @@ _HOME = {
     "linear": "tritongemm.ops.functions",
     "sm_budget": "tritongemm.ops.modes",
     "batch_invariant": "tritongemm.ops.modes",
+    "override": "tritongemm.integration.override",
+    "enable": "tritongemm.integration.override",
+    "disable": "tritongemm.integration.override",
+    "override_report": "tritongemm.integration.override",
     "explain": "tritongemm.ops.explain",
     "tune": "tritongemm.tuning.sweep",
+    "warmup": "tritongemm.tuning.warmup",
     "GemmProblem": "tritongemm.problem",
     "KernelConfig": "tritongemm.config",
     "DeviceSpec": "tritongemm.device",
@@ -35,15 +40,17 @@ if TYPE_CHECKING:
     from tritongemm.config import KernelConfig
     from tritongemm.device import DeviceSpec
     from tritongemm.errors import TritonGemmError
+    from tritongemm.integration.override import disable, enable, override, override_report
     from tritongemm.ops.explain import explain
     from tritongemm.ops.functions import addmm, baddbmm, bmm, dot, linear, matmul, mm, mv
     from tritongemm.ops.modes import batch_invariant, sm_budget
     from tritongemm.problem import GemmProblem
     from tritongemm.tuning.sweep import tune
+    from tritongemm.tuning.warmup import warmup
 
-__all__ = ["DeviceSpec", "GemmProblem", "KernelConfig", "TritonGemmError", "__version__",
-           "addmm", "baddbmm", "batch_invariant", "bmm", "dot", "explain", "linear", "matmul",
-           "mm", "mv", "sm_budget", "tune"]
+__all__ = ["DeviceSpec", "GemmProblem", "KernelConfig", "TritonGemmError", "__version__", "addmm",
+           "baddbmm", "batch_invariant", "bmm", "disable", "dot", "enable", "explain", "linear",
+           "matmul", "mm", "mv", "override", "override_report", "sm_budget", "tune", "warmup"]
 
 
 def __getattr__(name: str) -> object:

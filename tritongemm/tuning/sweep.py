@@ -161,7 +161,7 @@ def tune(problems: Iterable[GemmProblem | Shape | tuple[int, ...]], *, dtype: st
 
     from tritongemm.tuning.publish import publish as publish_journals
 
-    wanted = [_problem(item, dtype, layout, precision) for item in problems]
+    wanted = [problem_of_item(item, dtype, layout, precision) for item in problems]
     if not wanted:
         raise UsageError("no problems to tune")
     path = (Path(journal) if journal is not None else
@@ -173,7 +173,8 @@ def tune(problems: Iterable[GemmProblem | Shape | tuple[int, ...]], *, dtype: st
     return report
 
 
-def _problem(item: object, dtype: str, layout: str, precision: str) -> GemmProblem:
+def problem_of_item(item: object, dtype: str, layout: str, precision: str) -> GemmProblem:
+    """A problem, a shape of a suite or a tuple as a problem. Raises :class:`UsageError`."""
     if isinstance(item, GemmProblem):
         return item
     own = getattr(item, "dtype", "") or dtype

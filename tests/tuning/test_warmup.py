@@ -1,0 +1,154 @@
+"""Warming up: what is compiled, what is found, what is torch's, and how many binaries M can need."""
+
+from __future__ import annotations
+
+import pytest
+
+import tritongemm as tg
+from tritongemm import settings
+from tritongemm.cli import main
+from tritongemm.device import device_named
+from tritongemm.errors import CompileError, DeviceError, UsageError
+from tritongemm.kernels.compile import binary_key, launches_of
+from tritongemm.kernels.launch import Geometry
+from tritongemm.problem import GemmProblem
+from tritongemm.records.suites import Shape
+from tritongemm.selection import choose
+from tritongemm.tuning import warmup as warming
+from tritongemm.tuning.builder import Builder
+
+H200 = device_named("nvidia-h200")
+SHAPES = [(64, 512, 512), (128, 512, 512), (4096, 4096, 512), (999, 1001, 333)]
+
+
+class Faked(Builder):
+    """Builds nothing, and remembers what it was asked for."""
+
+    asked: list = []  # noqa: RUF012
+    refuses: set = set()  # noqa: RUF012
+
+    def one(self, problem, config):
+        if problem in self.refuses:
+            raise CompileError("the assembler gave up")
+        key = self.key(problem, config, self._device)
+        self.asked.append(key)
+        return warming.Outcome("ok")
+
+    @staticmethod
+    def stored(key):
+        return key in Faked.asked
+
+
+@pytest.fixture
+def faked(monkeypatch, tmp_path):
+    """Few builds are made in this process, by a fake."""
+    monkeypatch.setattr(warming, "Builder", Faked)
+    monkeypatch.setattr(warming, "_WORTH_A_PROCESS", 10**9)
+    monkeypatch.setattr(Faked, "asked", [])
+    monkeypatch.setattr(Faked, "refuses", set())
+    with settings.override(cache_dir=tmp_path):
+        yield Faked
+
+
+def test_each_binary_is_made_once_and_found_the_second_time(faked):
+    first = tg.warmup(SHAPES, device="nvidia-h200")
+    assert (first.problems, first.found, first.failed) == (4, 0, ())
+    assert first.compiled == len(faked.asked) == len(set(faked.asked)) > 1
+    second = tg.warmup(SHAPES, device="nvidia-h200")
+    assert (second.compiled, second.found, second.binaries) == (0, first.compiled, first.binaries)
+
+
+def test_what_is_made_is_what_a_call_of_gapless_operands_looks_for(faked):
+    tg.warmup([(64, 512, 512)], layout="nt", device=H200)
+    problem = GemmProblem.contiguous(64, 512, 512, layout="nt")
+    called = Geometry(0, 512, 1, 0, 1, 512, 0, 512, 1)  # strides of a, w.t() and the result
+    keys = [binary_key(x, 90) for x in launches_of(problem, choose(problem, H200).config, H200,
+                                                   called)]
+    assert " ".join(keys) in faked.asked
+
+
+@pytest.mark.parametrize("what", [
+    (64, 512, 512), [(64, 512, 512)], [Shape(m=64, n=512, k=512)],
+    GemmProblem.contiguous(64, 512, 512), [GemmProblem.contiguous(64, 512, 512)],
+    iter([(1, 64, 512, 512)])], ids=repr)
+def test_a_problem_is_said_in_many_ways(what, faked):
+    report = tg.warmup(what, device="nvidia-h200")
+    assert (report.problems, report.compiled) == (1, 1)
+
+
+def test_a_suite_is_named(faked):
+    report = tg.warmup("square", layout="nt", device="nvidia-h200")
+    assert report.problems >= 20 and report.compiled + len(report.torchs) > 5
+
+
+def test_what_torch_runs_is_not_compiled_and_said(faked, monkeypatch):
+    problems = [(0, 64, 64), (64, 64, 64)]
+    report = tg.warmup(problems, device="nvidia-h200")
+    assert report.compiled == 1 and report.torchs[0][1] == "an extent is 0"
+    report = tg.warmup((64, 64, 64), dtype="fp64", device="nvidia-h200")
+    assert report.compiled == 0 and "fp64" in report.torchs[0][1]
+    monkeypatch.setattr(warming, "torch_wins", lambda choice: "torch is faster")
+    report = tg.warmup((64, 96, 64), device="nvidia-h200")
+    assert (report.compiled, report.torchs[0][1]) == (0, "torch is faster")
+
+
+def test_a_build_that_fails_is_reported_and_the_others_are_made(faked):
+    faked.refuses.add(GemmProblem.contiguous(64, 512, 512))
+    report = tg.warmup(SHAPES, device="nvidia-h200")
+    assert [p.m for p, _ in report.failed] == [64] and "gave up" in report.failed[0][1]
+    assert report.compiled > 0 and "1 builds failed" in str(report)
+
+
+def test_processes_do_the_same(monkeypatch, tmp_path):
+    monkeypatch.setattr(warming, "BUILDER", "fakes:Builder")
+    done = []
+    with settings.override(cache_dir=tmp_path):
+        report = tg.warmup(SHAPES, device="nvidia-h200", workers=2,
+                           progress=lambda some, of: done.append((some, of)))
+    assert (report.found, report.failed) == (0, ()) and report.compiled >= 3
+    assert done[-1] == (report.compiled, report.compiled)
+
+
+def test_a_real_build_lands_in_the_store(tmp_path):
+    pytest.importorskip("triton")
+    with settings.override(cache_dir=tmp_path):
+        report = tg.warmup((64, 64, 64), device="nvidia-l40s")
+        assert (report.compiled, report.failed) == (1, ())
+        assert len(list(tmp_path.rglob("*.bin"))) == report.binaries
+        assert tg.warmup((64, 64, 64), device="nvidia-l40s").found == 1
+
+
+@pytest.mark.parametrize("what, options, error, says", [
+    ([], {}, UsageError, "no problems"), (7, {}, UsageError, "7 is no suite"),
+    ([(1, 2)], {}, UsageError, "is no problem"), ("no_such_suite", {}, UsageError, "suite"),
+    ((64, 64, 64), {"device": "no-such"}, DeviceError, "nvidia-h200"),
+    ((64, 64, 64), {"workers": 0}, UsageError, "workers=0")])
+def test_slips_are_said(what, options, error, says):
+    with pytest.raises(error, match=says):
+        tg.warmup(what, **{"device": "nvidia-h200", **options})
+
+
+def test_the_command_says_what_it_did(faked, capsys):
+    words = ["warmup", "--m", "64,128", "--n", "512", "--k", "512", "--device", "nvidia-h200"]
+    assert main(words) == 0
+    assert "2 problems on nvidia-h200" in capsys.readouterr().out
+    faked.refuses.add(GemmProblem.contiguous(72, 512, 512))
+    faked.asked.clear()
+    assert main([*words[:2], "72", *words[3:]]) == 1
+    assert "failed: 72x512x512" in capsys.readouterr().out
+    assert main([*words, "--workers", "0"]) == 2
+
+
+@pytest.mark.parametrize("n, k, most", [(4096, 4096, 40), (11008, 4096, 40), (4097, 4097, 60),
+                                        (4096, 1001, 60)])
+def test_a_changing_m_needs_few_binaries(n, k, most):
+    """Of 4096 sizes a sample with every alignment and the neighbourhood of every usual tile."""
+    sizes = {*range(1, 34), *range(1, 4097, 61),
+             *(tile * i + d for tile in (64, 128, 192) for i in range(1, 6) for d in (-1, 0, 1)),
+             *(2**i for i in range(13))}
+    keys = set()
+    for m in sorted(sizes):
+        problem = GemmProblem.contiguous(m, n, k, layout="nt")
+        keys |= {binary_key(x, 90)
+                 for x in launches_of(problem, choose(problem, H200).config, H200)}
+    assert len(keys) <= most

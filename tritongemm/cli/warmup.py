@@ -1,0 +1,45 @@
+"""``tritongemm warmup``: compile ahead what calls of these problems need."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from tritongemm.cli.shapes import add_shape_arguments, problems_from
+from tritongemm.errors import UsageError
+
+_SHOWN = 8
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the verb."""
+    add_shape_arguments(parser)
+    parser.add_argument("--device", metavar="SLUG",
+                        help="of configs/devices, e.g. nvidia-h200: compile for it with no GPU "
+                             "here (default: the current CUDA device)")
+    parser.add_argument("--workers", type=int, metavar="N",
+                        help="compiling processes (default one a core)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compiles; 0, 1 where a build failed."""
+    problems = [problem for _, problem in problems_from(args)]
+    if args.workers is not None and args.workers < 1:
+        raise UsageError(f"--workers {args.workers} is below 1")
+    from tritongemm.tuning.warmup import warmup
+
+    shown = sys.stderr.isatty()
+
+    def progress(done: int, total: int) -> None:
+        if shown:
+            print(f"\r{done} of {total}", end="\n" if done == total else "", file=sys.stderr,
+                  flush=True)
+
+    report = warmup(problems, device=args.device, workers=args.workers, progress=progress)
+    print(report)
+    for title, entries in (("torch's", report.torchs), ("failed", report.failed)):
+        for problem, reason in entries[:_SHOWN]:
+            print(f"{title}: {problem}: {reason}")
+        if len(entries) > _SHOWN:
+            print(f"{title}: {len(entries) - _SHOWN} more")
+    return 1 if report.failed else 0

@@ -1,0 +1,169 @@
+"""Compiling ahead: the kernels that selection would take, into the store that calls load from."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from pathlib import Path
+
+from tritongemm.config import KernelConfig
+from tritongemm.device import (
+    DeviceSpec,
+    cuda_device,
+    current_device,
+    device_named,
+    within_budget,
+)
+from tritongemm.errors import CompileError, UnsupportedError, UsageError
+from tritongemm.problem import GemmProblem
+from tritongemm.records.suites import Shape, read_suite, suite_path
+from tritongemm.selection import choose, torch_wins
+from tritongemm.tuning.builder import Builder
+from tritongemm.tuning.compiling import CompilePool
+from tritongemm.tuning.jobs import Outcome, failure
+from tritongemm.tuning.sweep import BUILDER, COMPILE_TIMEOUT_S, problem_of_item
+
+#: Fewer missing builds than this are compiled in this process: starting another takes longer.
+_WORTH_A_PROCESS = 3
+_WAIT_S = 0.2
+
+What = str | os.PathLike[str] | GemmProblem | Iterable[GemmProblem | Shape | tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class WarmupReport:
+    """What a warm-up did.
+
+    Attributes:
+        device: slug.
+        problems: different ones; torchs: those among them that a call hands to torch, with why.
+        binaries: different ones that the others need.
+        compiled, found: builds made now; builds whose binaries the store had. A build is one
+            config's launches.
+        failed: (problem, reason) of builds that failed.
+        seconds: of the whole.
+    """
+
+    device: str
+    problems: int
+    torchs: tuple[tuple[GemmProblem, str], ...]
+    binaries: int
+    compiled: int
+    found: int
+    failed: tuple[tuple[GemmProblem, str], ...]
+    seconds: float
+
+    def __str__(self) -> str:
+        text = (f"{self.problems} problems on {self.device}: {self.binaries} binaries, "
+                f"{self.compiled} builds compiled, {self.found} found in the store, "
+                f"{self.seconds:.1f} s")
+        if self.torchs:
+            text += f"; {len(self.torchs)} problems go to torch"
+        return text + (f"; {len(self.failed)} builds failed" if self.failed else "")
+
+
+def warmup(what: What, *, dtype: str = "bf16", layout: str = "nn", precision: str = "ieee",
+           device: DeviceSpec | str | int | None = None, workers: int | None = None,
+           progress: Callable[[int, int], None] | None = None) -> WarmupReport:
+    """Compiles what calls of these problems need, so that the first call of each loads it.
+
+    Operands are taken to be gapless. Nothing runs on a GPU, and with a device named none is needed:
+    what is compiled lies in the cache folder (``TRITONGEMM_CACHE_DIR``), which may be copied.
+
+    Args:
+        what: a suite by name or path, a problem, or problems, shapes of a suite, or tuples
+            (m, n, k) or (batch, m, n, k).
+        dtype, layout, precision: for what does not say it itself.
+        device: a slug of ``configs/devices``, a CUDA index or a spec; None: the current device.
+        workers: compiling processes; by default one a core.
+        progress: called with (done, to do).
+
+    Raises:
+        UsageError: nothing named, or something that is no problem. ProblemError, DataFileError,
+        DeviceError: a problem, a suite or a device that cannot be used. CompileError: no process
+        that compiles can start.
+    """
+    started = time.monotonic()
+    if workers is not None and workers < 1:
+        raise UsageError(f"workers={workers} is below 1")
+    spec = within_budget(_device(device))
+    problems = dict.fromkeys(_problems(what, dtype, layout, precision))
+    if not problems:
+        raise UsageError("no problems to warm up for")
+    torchs: list[tuple[GemmProblem, str]] = []
+    builds: dict[str, tuple[GemmProblem, KernelConfig]] = {}
+    for problem in problems:
+        if problem.batch * problem.m * problem.n * problem.k == 0:
+            torchs.append((problem, "an extent is 0"))
+            continue
+        try:
+            choice = choose(problem, spec)
+        except UnsupportedError as error:
+            torchs.append((problem, str(error)))
+            continue
+        if faster := torch_wins(choice):
+            torchs.append((problem, faster))
+        else:
+            builds.setdefault(Builder.key(problem, choice.config, spec), (problem, choice.config))
+    missing = {key: build for key, build in builds.items() if not Builder.stored(key)}
+    outcomes = _build(missing, spec, workers or len(os.sched_getaffinity(0)),
+                      progress or (lambda done, total: None))
+    failed = tuple((missing[key][0], outcome.reason)
+                   for key, outcome in outcomes.items() if not outcome.ok)
+    return WarmupReport(spec.slug, len(problems), tuple(torchs),
+                        len({part for key in builds for part in key.split()}),
+                        len(missing) - len(failed), len(builds) - len(missing), failed,
+                        time.monotonic() - started)
+
+
+def _device(device: DeviceSpec | str | int | None) -> DeviceSpec:
+    if device is None:
+        return current_device()
+    if isinstance(device, DeviceSpec):
+        return device
+    return device_named(device) if isinstance(device, str) else cuda_device(device)
+
+
+def _problems(what: What, dtype: str, layout: str, precision: str) -> Iterable[GemmProblem]:
+    if isinstance(what, (str, Path)):
+        what = read_suite(suite_path(str(what)))
+    elif isinstance(what, GemmProblem) or (
+            isinstance(what, tuple) and what and all(isinstance(x, int) for x in what)):
+        what = [what]
+    elif not isinstance(what, Iterable):
+        raise UsageError(f"{what!r} is no suite, problem, shape or list of them")
+    for item in what:
+        yield problem_of_item(item, dtype, layout, precision)
+
+
+def _build(missing: dict[str, tuple[GemmProblem, KernelConfig]], device: DeviceSpec, workers: int,
+           progress: Callable[[int, int], None]) -> dict[str, Outcome]:
+    """The outcome of each build, by key."""
+    found: dict[str, Outcome] = {}
+    if len(missing) < _WORTH_A_PROCESS:
+        builder = Builder(device)
+        for key, build in missing.items():
+            try:
+                found[key] = builder.one(*build)
+            except CompileError as error:
+                found[key] = failure(error, "compile")
+            progress(len(found), len(missing))
+        return found
+    pool = CompilePool(BUILDER, {"device": device}, workers=min(workers, len(missing)),
+                       timeout_s=COMPILE_TIMEOUT_S)
+    try:
+        for key, (problem, config) in missing.items():
+            pool.want(key, key, problem, config)
+        while len(found) < len(missing):
+            pool.feed()
+            stations = pool.connections()
+            for connection in wait(list(stations), _WAIT_S):
+                found.update(pool.read(stations[connection]))  # type: ignore[arg-type,index]
+            found.update(pool.check())  # type: ignore[arg-type]
+            progress(len(found), len(missing))
+    finally:
+        pool.close()
+    return found
