@@ -20,13 +20,13 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tritongemm import settings
 from tritongemm.errors import UnsupportedError
 from tritongemm.ops import execute
 from tritongemm.ops.execute import Declined
 
-Tensor = torch.Tensor
 Kernel = Callable[..., Tensor]
 
 #: Operation -> its overloads in aten, where the installed torch has them.
@@ -45,17 +45,29 @@ _HELD_SECONDS, _HELD_LAST = 10.0, 256
 _held: deque[tuple[float, object]] = deque()
 
 
-@dataclass(slots=True)
+class Watch:
+    """Sees the calls that pass through entries: those of kernels, and those of torch."""
+
+    def __call__(self, name: str, taken: bool, run: Kernel, args: tuple, kwargs: dict) -> Tensor:
+        """Makes the call of overload ``name``. Raises what it raises."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
-    """What an operation's entries go by; replaced in place, for they read it at every call.
+    """What an operation's entries go by.
 
     Attributes:
         products: multiplications (batch * M * N * K) below which a call is torch's.
         strict: raise instead of calling torch.
+        watch: sees the calls.
+        keys: the dispatch keys to stand at.
     """
 
-    products: float = 0.0
-    strict: bool = False
+    products: float
+    strict: bool
+    watch: Watch | None
+    keys: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -76,14 +88,6 @@ class Tally:
 tallies: dict[str, Tally] = {name: Tally() for names in OVERLOADS.values() for name in names}
 
 
-class Watch:
-    """Sees the calls that pass through entries: those of kernels, and those of torch."""
-
-    def __call__(self, name: str, taken: bool, run: Kernel, args: tuple, kwargs: dict) -> Tensor:
-        """Makes the call of overload ``name``. Raises what it raises."""
-        raise NotImplementedError
-
-
 def dispatch_keys() -> tuple[str, ...]:
     """Where kernels of this package run: CUDA, and the CPU in Triton's interpreter."""
     return ("CUDA", "CPU") if settings.current().interpret else ("CUDA",)
@@ -96,12 +100,11 @@ class Entries:
         RuntimeError: torch refuses one; none stands then.
     """
 
-    def __init__(self, op: str, policy: Policy, watch: Watch | None,
-                 keys: tuple[str, ...]) -> None:
-        self.watch = watch
+    def __init__(self, op: str, policy: Policy) -> None:
+        self.policy = policy
         self._libraries: list[Any] = []
         try:
-            for key in keys:
+            for key in policy.keys:
                 self._install(op, policy, key)
         except BaseException:
             self.remove()
@@ -116,8 +119,7 @@ class Entries:
                 continue
             # Below this key there is nothing left to choose from.
             keyset = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
-            kernel = _kernel(op, name, policy, self.watch,
-                             partial(original.call_boxed, keyset))
+            kernel = _kernel(op, name, policy, partial(original.call_boxed, keyset))
             with warnings.catch_warnings():  # overriding a kernel is what is asked for
                 warnings.filterwarnings("ignore", "Warning only once for all operators")
                 library.impl(name, kernel, key, allow_override=True)
@@ -144,8 +146,22 @@ def _standing(name: str, key: str) -> Any | None:
         return None
 
 
-def _kernel(op: str, name: str, policy: Policy, watch: Watch | None, theirs: Kernel) -> Kernel:
-    run: Kernel = getattr(execute, op)
+#: What runs an operation; the strict way also runs what is torch's by choice.
+_STRICTLY: dict[str, Kernel] = {
+    "mm": lambda a, b, *, out_dtype=None, out=None: execute.product_into(
+        execute.MM.insisting, a, b, out, out_dtype),
+    "bmm": lambda a, b, *, out_dtype=None, out=None: execute.product_into(
+        execute.BMM.insisting, a, b, out, out_dtype),
+    "addmm": lambda d, a, b, *, beta=1, alpha=1, out=None: execute.fused(
+        execute.ADDMM["none"].insisting, d, a, b, beta, alpha, out),
+    "baddbmm": lambda d, a, b, *, beta=1, alpha=1, out=None: execute.fused(
+        execute.BADDBMM.insisting, d, a, b, beta, alpha, out),
+}
+
+
+def _kernel(op: str, name: str, policy: Policy, theirs: Kernel) -> Kernel:
+    run: Kernel = _STRICTLY[op] if policy.strict else getattr(execute, op)
+    watch = policy.watch
     if watch is not None:
         run, theirs = (partial(_watched, watch, name, True, run),
                        partial(_watched, watch, name, False, theirs))
@@ -161,12 +177,12 @@ def _watched(watch: Watch, name: str, taken: bool, run: Kernel, *args: Any,
 
 def _product_entry(run: Kernel, theirs: Kernel, policy: Policy, name: str) -> Kernel:
     """mm and bmm. The dispatcher leaves out what has its default value."""
-    tally = tallies[name]
+    tally, least = tallies[name], policy.products
 
     def entry(self: Tensor, mat2: Tensor, out_dtype: torch.dtype | None = None, *,
               out: Tensor | None = None) -> Tensor:
         try:
-            if _products(self, mat2) < policy.products:
+            if _products(self, mat2) < least:
                 reason = "fewer flops than min_flops"
             else:
                 if out is None and out_dtype is None:
@@ -185,12 +201,12 @@ def _product_entry(run: Kernel, theirs: Kernel, policy: Policy, name: str) -> Ke
 
 def _sum_entry(run: Kernel, theirs: Kernel, policy: Policy, name: str) -> Kernel:
     """addmm and baddbmm."""
-    tally = tallies[name]
+    tally, least = tallies[name], policy.products
 
     def entry(self: Tensor, a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, *,
               beta: float = 1, alpha: float = 1, out: Tensor | None = None) -> Tensor:
         try:
-            if _products(a, b) < policy.products:
+            if _products(a, b) < least:
                 reason = "fewer flops than min_flops"
             elif out_dtype is not None:
                 reason = "out_dtype= is given"

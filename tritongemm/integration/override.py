@@ -36,10 +36,7 @@ class Request:
     """What one override asks for; in force as often as it stands in the list."""
 
     ops: frozenset[str]
-    min_flops: float
-    strict: bool
-    watch: Watch | None
-    keys: tuple[str, ...]
+    policy: Policy
 
 
 class override(ContextDecorator):
@@ -152,7 +149,8 @@ def _request(ops: str | Iterable[str] | None, min_flops: float | None, strict: b
         min_flops = 0.0 if strict else DEFAULT_MIN_FLOPS
     if not isinstance(min_flops, (int, float)) or math.isnan(min_flops) or min_flops < 0:
         raise UsageError(f"min_flops={min_flops!r} is not a number of at least 0")
-    return Request(names, min_flops, strict, watch, dispatch_keys() if keys is None else keys)
+    return Request(names, Policy(min_flops / 2, strict, watch,
+                                 dispatch_keys() if keys is None else keys))
 
 
 # -- what is in force ------------------------------------------------------------------------------
@@ -160,7 +158,7 @@ def _request(ops: str | Iterable[str] | None, min_flops: float | None, strict: b
 _lock = threading.RLock()
 _active: list[Request] = []
 _enabled: list[Request] = []
-_standing: dict[str, tuple[Policy, Entries, tuple]] = {}
+_standing: dict[str, Entries] = {}
 
 
 def enter(request: Request) -> None:
@@ -192,20 +190,13 @@ def leave(request: Request) -> None:
 def _settle() -> None:
     """Makes every operation obey the last request that names it."""
     for op in OPS:
-        ruling = next((r for r in reversed(_active) if op in r.ops), None)
+        policy = next((r.policy for r in reversed(_active) if op in r.ops), None)
         standing = _standing.get(op)
-        if ruling is None or standing is not None and standing[2] != (ruling.watch, ruling.keys):
-            if standing is not None:
-                del _standing[op]
-                standing[1].remove()
-                standing = None
-        if ruling is None:
-            continue
-        policy = Policy() if standing is None else standing[0]
-        policy.products, policy.strict = ruling.min_flops / 2, ruling.strict
-        if standing is None:
-            entries = Entries(op, policy, ruling.watch, ruling.keys)
-            _standing[op] = (policy, entries, (ruling.watch, ruling.keys))
+        if standing is not None and standing.policy != policy:
+            standing.remove()
+            del _standing[op]
+        if policy is not None and op not in _standing:
+            _standing[op] = Entries(op, policy)
 
 
 def _after_fork() -> None:

@@ -1,9 +1,7 @@
 """Gradients of products, every one a product by this package's kernels.
 
-C = alpha A B + beta D has dA = alpha dC B^T, dB = alpha A^T dC, dD = beta dC (Giles, "An extended
-collection of matrix derivative results", 2008, 2.2): transposed problems, read as strided views.
-What broadcast forward is summed backward. Both functions can be differentiated again, forward and
-backward, and mapped over by ``torch.func.vmap``, which makes one batched product.
+The formulas are those of :mod:`tritongemm.ops.formulas`. Both functions can be differentiated
+again, forward and backward, and mapped over by ``torch.func.vmap``: one batched product.
 
 An activation is not part of a function here: its gradient needs the sum that it was applied to,
 so that sum is kept and torch's activation follows it.
@@ -19,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
-from tritongemm.ops.declined import Declined
+from tritongemm.ops import formulas
+from tritongemm.ops.declined import Declined, DeclinedByChoice
 from tritongemm.ops.execute import MATMUL, Op
 from tritongemm.ops.execute import fused as run_fused
 from tritongemm.ops.execute import product as run_product
@@ -56,7 +55,7 @@ def fused(op: Op, d: Tensor, a: Tensor, b: Tensor, beta: float = 1.0,
 def _of_vectors(op: Op, a: Tensor, b: Tensor, alpha: float) -> Tensor:
     """A product with a vector, as a matrix of one row or column. Raises Declined."""
     if not op.rule.insisting:
-        raise Declined("products with a vector are torch's", by_choice=True)
+        raise DeclinedByChoice("products with a vector are torch's")
     ranks = (a.dim(), b.dim())
     if 0 in ranks or op.rule.ranks not in (None, ranks):
         raise Declined(f"ranks are {ranks[0]} and {ranks[1]}")
@@ -92,17 +91,13 @@ def _solid(x: Tensor) -> Tensor:
 
 
 def _grad_a(op: Op, grad: Tensor, b: Tensor, alpha: float, shape: torch.Size) -> Tensor:
-    """alpha * dC @ B^T, of A's shape."""
-    return multiply(MATMUL, grad, b if op.rule.flipped else b.mT, alpha).sum_to_size(shape)
+    return formulas.grad_a(partial(multiply, MATMUL, alpha=alpha), grad,
+                           b.mT if op.rule.flipped else b, shape)
 
 
 def _grad_b(op: Op, grad: Tensor, a: Tensor, alpha: float, shape: torch.Size) -> Tensor:
-    """alpha * A^T @ dC, of B's shape (its transpose where B is flipped). A matrix B saw every row
-    of a batch of A: together they are the inner extent of its gradient."""
-    if len(shape) == 2:
-        a, grad = a.reshape(-1, a.shape[-1]), grad.reshape(-1, grad.shape[-1])
     left, right = (grad, a) if op.rule.flipped else (a, grad)
-    return multiply(MATMUL, left.mT, right, alpha).sum_to_size(shape)
+    return formulas.grad_b(partial(multiply, MATMUL, alpha=alpha), left, right, shape)
 
 
 def _tangent(op: Op, a: Tensor, b: Tensor, alpha: float, a_t: Tensor | None,
@@ -139,7 +134,19 @@ def _mapped_pair(op: Op, a: Tensor, b: Tensor, axes: tuple) -> tuple[Op, Tensor,
     return MATMUL, _mapped(a, axes[0], rank), b.mT if op.rule.flipped else b, rank
 
 
-class Product(Function):
+class _Quick(Function):
+    """torch's ``apply`` binds default arguments by ``inspect.signature`` wherever there is a
+    ``setup_context``: 30 us a call. Outside of transforms nothing needs that."""
+
+    @classmethod
+    def apply(cls, *args: Any) -> Any:
+        """As torch's."""
+        if _transforms():
+            return super().apply(*args)
+        return super(Function, cls).apply(*args)
+
+
+class Product(_Quick):
     """alpha * A @ B."""
 
     @staticmethod
@@ -177,7 +184,7 @@ class Product(Function):
         return product(op, a, b, alpha), 0
 
 
-class Fused(Function):
+class Fused(_Quick):
     """alpha * A @ B + beta * D, D broadcast."""
 
     @staticmethod
@@ -200,8 +207,7 @@ class Fused(Function):
         shape_a, shape_b = ctx.shapes
         grad_d = None
         if ctx.need_d:
-            grad_d = grad.sum_to_size(ctx.shape_d)
-            grad_d = grad_d if ctx.beta == 1.0 else grad_d * ctx.beta
+            grad_d = formulas.grad_d(grad, ctx.shape_d, ctx.beta)
         return (None, grad_d,
                 _grad_a(ctx.op, grad, b, ctx.alpha, shape_a) if b is not None else None,
                 _grad_b(ctx.op, grad, a, ctx.alpha, shape_b) if a is not None else None,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tritongemm import settings
+from tritongemm.ops import registered  # noqa: F401 - it defines torch.ops.tritongemm
 from tritongemm.ops.autocast import cast
 from tritongemm.ops.calls import NAMES, Rule
 

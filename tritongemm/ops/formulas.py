@@ -1,9 +1,9 @@
 """The gradients of a product and of an activation, over any inner product.
 
 C = alpha A B + beta D has dA = alpha dC B^T, dB = alpha A^T dC, dD = beta dC (Giles, "An extended
-collection of matrix derivative results", 2008, 2.2). ``multiply(x, y)`` is whatever multiplies two
-operands as ``matmul`` does: a kernel, a registered op, or torch in float64 where the formulas
-themselves are on trial. Transposed operands are strided views; nothing is copied for them.
+collection of matrix derivative results", 2008, 2.2). ``multiply(x, y)`` is whatever makes alpha
+times the product of two operands as ``matmul`` does: a kernel, a registered op, or torch in float64
+where the formulas themselves are on trial. Transposed operands are strided views, not copies.
 """
 
 from __future__ import annotations
@@ -11,19 +11,22 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
-Tensor = torch.Tensor
 Multiply = Callable[[Tensor, Tensor], Tensor]
 
 
-def grad_a(multiply: Multiply, grad: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
-    """alpha * dC @ B^T: [..., M, N] and [..., K, N] transposed make [..., M, K]."""
-    return scaled(multiply(grad, b.mT), alpha)
+def grad_a(multiply: Multiply, grad: Tensor, b: Tensor, shape: torch.Size) -> Tensor:
+    """dC @ B^T, summed to A's shape where A broadcast."""
+    return multiply(grad, b.mT).sum_to_size(shape)
 
 
-def grad_b(multiply: Multiply, a: Tensor, grad: Tensor, alpha: float = 1.0) -> Tensor:
-    """alpha * A^T @ dC: [..., M, K] transposed and [..., M, N] make [..., K, N]."""
-    return scaled(multiply(a.mT, grad), alpha)
+def grad_b(multiply: Multiply, a: Tensor, grad: Tensor, shape: torch.Size) -> Tensor:
+    """A^T @ dC, summed to B's shape where B broadcast; of (dC, A) the transpose of that. A matrix B
+    saw every row of a batch of A: together they are the inner extent of its gradient."""
+    if len(shape) == 2:
+        a, grad = a.reshape(-1, a.shape[-1]), grad.reshape(-1, grad.shape[-1])
+    return multiply(a.mT, grad).sum_to_size(shape)
 
 
 def grad_d(grad: Tensor, shape: torch.Size, beta: float = 1.0) -> Tensor:

@@ -16,12 +16,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tritongemm.errors import UsageError
 from tritongemm.ops import execute, formulas
 from tritongemm.ops.execute import ACTIVATIONS, Declined
 
-Tensor = torch.Tensor
 aten = torch.ops.aten
 
 SCHEMAS = {
@@ -86,14 +86,16 @@ def _keep_pair(ctx: Any, inputs: tuple, *more: Tensor) -> None:
     # While an op runs, torch's own bookkeeping is one more input behind these.
     need_a, need_b = ctx.needs_input_grad[len(inputs) - 2:len(inputs)]
     a, b = inputs[-2:]
+    ctx.shapes = a.shape, b.shape
     ctx.save_for_backward(a if need_b else None, b if need_a else None, *more)
 
 
-def _pair_gradients(multiply: formulas.Multiply, a: Tensor | None, b: Tensor | None,
-                    grad: Tensor, alpha: float = 1) -> tuple[Tensor | None, Tensor | None]:
+def _pair_gradients(ctx: Any, multiply: formulas.Multiply, a: Tensor | None, b: Tensor | None,
+                    grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """dA and dB, where what they need was kept."""
-    return (None if b is None else formulas.grad_a(multiply, grad, b, alpha),
-            None if a is None else formulas.grad_b(multiply, a, grad, alpha))
+    shape_a, shape_b = ctx.shapes
+    return (None if b is None else formulas.grad_a(multiply, grad, b, shape_a),
+            None if a is None else formulas.grad_b(multiply, a, grad, shape_b))
 
 
 def _register_product(name: str) -> None:
@@ -102,7 +104,8 @@ def _register_product(name: str) -> None:
         _keep_pair(ctx, inputs)
 
     def backward(ctx: Any, grad: Tensor) -> tuple:
-        return _pair_gradients(getattr(torch.ops.tritongemm, name), *ctx.saved_tensors, grad)
+        a, b = ctx.saved_tensors
+        return _pair_gradients(ctx, getattr(torch.ops.tritongemm, name), a, b, grad)
 
     torch.library.register_autograd(f"tritongemm::{name}", backward, setup_context=setup,
                                     lib=_library)
@@ -120,6 +123,7 @@ def _register_sum(name: str, product: str) -> None:
         elif ctx.activation == "relu":
             _keep_pair(ctx, inputs, output)
         else:  # the sum is made again in backward: the kernel does not write it out
+            ctx.shapes = a.shape, b.shape
             ctx.save_for_backward(a, b, d)
 
     def backward(ctx: Any, grad: Tensor) -> tuple:
@@ -130,9 +134,13 @@ def _register_sum(name: str, product: str) -> None:
                 ctx.activation, grad, more[0],
                 lambda: ops.addmm(more[0], a, b, beta=ctx.beta, alpha=ctx.alpha))
         need_d, need_a, need_b = ctx.needs_input_grad
+
+        def multiply(x: Tensor, y: Tensor) -> Tensor:
+            return formulas.scaled(getattr(ops, product)(x, y), ctx.alpha)
+
         return (formulas.grad_d(grad, ctx.shape_d, ctx.beta) if need_d else None,
-                *_pair_gradients(getattr(ops, product), a if need_b else None,
-                                 b if need_a else None, grad, ctx.alpha))
+                *_pair_gradients(ctx, multiply, a if need_b else None, b if need_a else None,
+                                 grad))
 
     torch.library.register_autograd(f"tritongemm::{name}", backward, setup_context=setup,
                                     lib=_library)
