@@ -89,6 +89,8 @@ BREACHES = (
            {"block_n": 72}),
     Breach("warp_specialized", "powers", "block_n=144.*must be stored along K", {"block_n": 144},
            replace(SQUARE, layout="nn")),
+    Breach("warp_specialized", "powers", "buffer must be larger than that of C's pieces",
+           {"block_n": 160, "num_stages": 2}, replace(SQUARE, dtype_out="fp32")),
     Breach("warp_specialized", "powers", "a consumer must have 64 rows, not those of block_m=256",
            {"block_n": 144, "block_m": 256}),
     *(breach for name in ("block_m", "block_n", "block_k")

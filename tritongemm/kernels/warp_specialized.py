@@ -68,17 +68,27 @@ def _stores_by_tma(problem: GemmProblem, config: KernelConfig) -> bool:
     return config.split_k == 1 and not config.swap_ab and tma_store(problem)
 
 
+def _operand_bytes(problem: GemmProblem, config: KernelConfig) -> int:
+    """STAGES buffers of both operands."""
+    size = dtype_of(problem.dtype_a).itemsize
+    return config.num_stages * (config.block_m + config.block_n) * config.block_k * size
+
+
+def _piece_bytes(problem: GemmProblem, config: KernelConfig) -> int:
+    """What of C waits for the copy engine, of all consumers."""
+    if not _stores_by_tma(problem, config):
+        return 0
+    rows = config.block_m if config.pingpong else config.block_m // consumers_of(config)
+    width = config.block_n // config.epilogue_subtile
+    if not _power(config.block_n) and config.epilogue_subtile > 1:
+        width = part_of(config.block_n)
+    return rows * width * dtype_of(problem.dtype_out).itemsize * consumers_of(config)
+
+
 def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
-    """Bytes: STAGES buffers of both operands, a piece of the tile a consumer, the barriers."""
-    stage = (config.block_m + config.block_n) * config.block_k * dtype_of(problem.dtype_a).itemsize
-    piece = 0
-    if _stores_by_tma(problem, config):
-        rows = config.block_m if config.pingpong else config.block_m // consumers_of(config)
-        width = config.block_n // config.epilogue_subtile
-        if not _power(config.block_n) and config.epilogue_subtile > 1:
-            width = part_of(config.block_n)
-        piece = rows * width * dtype_of(problem.dtype_out).itemsize * consumers_of(config)
-    return config.num_stages * stage + piece + 16 * config.num_stages + 256
+    """Bytes: the operands' buffers, the pieces of C, the barriers."""
+    return (_operand_bytes(problem, config) + _piece_bytes(problem, config)
+            + 16 * config.num_stages + 256)
 
 
 def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
@@ -179,6 +189,10 @@ def _powers(problem, config, device):
     if config.block_m != (1 if config.pingpong else consumers_of(config)) * 64:
         return (f"block_n={config.block_n} is not a power of two: a consumer must have 64 rows, "
                 f"not those of block_m={config.block_m}")
+    if _operand_bytes(problem, config) <= _piece_bytes(problem, config):
+        # device/any_width.py takes the addresses from it
+        return (f"num_stages={config.num_stages} of block_n={config.block_n}: the operands' buffer "
+                "must be larger than that of C's pieces; use more stages or epilogue_subtile=2")
     return None
 
 
