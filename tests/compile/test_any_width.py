@@ -1,4 +1,4 @@
-"""Tiles of any width: where their operands lie in shared memory, which the device code relies on."""
+"""Tiles of any width: where their operands lie in shared memory, which the code relies on."""
 
 from __future__ import annotations
 
