@@ -53,10 +53,17 @@ def test_a_provider_that_cannot_prepare_is_a_row_with_its_reason(name, problem, 
     assert found["torch"]["status"] == "ok"
 
 
-@pytest.mark.parametrize("problem", [
-    GemmProblem.contiguous(0, 8, 8), GemmProblem.contiguous(8, 8, 8, epilogue="relu")])
-def test_a_problem_that_cannot_be_measured_is_a_row_that_says_so(problem):
-    found = measure(problem=problem)
+def test_a_provider_without_epilogues_is_a_row_that_says_so():
+    found = measure("numpy_blocked", problem=GemmProblem.contiguous(
+        8, 8, 8, dtype="fp32", epilogue="bias+gelu"))
+    assert found["numpy_blocked"]["status"] == "constraint"
+    assert "without bias+gelu" in found["numpy_blocked"]["error"]
+    assert found["torch"]["status"] == "ok"
+    assert found["torch"]["torch_backend"] in ("unfused", "addmm")
+
+
+def test_a_problem_that_cannot_be_measured_is_a_row_that_says_so():
+    found = measure(problem=GemmProblem.contiguous(0, 8, 8))
     assert found["torch"]["status"] != "ok" and found["torch"]["error"]
 
 

@@ -55,6 +55,14 @@ def test_ranges_are_multiplied_with_dtypes_and_layouts():
     assert {s.suite for s, _ in found} == {"range"}
 
 
+def test_epilogues_are_one_more_axis_where_the_suite_says_none(tmp_path):
+    found = problems("--m", "64", "--n", "32", "--k", "16", "--epilogue", "none,bias+gelu")
+    assert [p.epilogue for _, p in found] == ["none", "bias+gelu"]
+    path = tmp_path / "mine.csv"
+    path.write_text("m,n,k,epilogue\n8,8,8,add\n16,16,16,\n")
+    assert [p.epilogue for _, p in problems(str(path), "--epilogue", "relu")] == ["add", "relu"]
+
+
 def test_what_a_suite_says_wins_and_is_not_multiplied(tmp_path):
     path = tmp_path / "mine.csv"
     path.write_text("m,n,k,layout,dtype\n8,8,8,tt,fp32\n16,16,16,,\n")
@@ -94,7 +102,7 @@ def test_max_extent_leaves_large_shapes_out():
     ((), "no problems named"), (("--m", "8"), "--n, --k is missing"),
     (("--m", "8", "--n", "8"), "--k is missing"), (("--batch", "2"), "is missing"),
     (("no_such_suite",), "neither a file nor one of"), (("square", "--dtype", "int3"), "dtype"),
-    (("square", "--layout", "xy"), "layout"), (("square", "--spread", "0"), "below 1"),
+    (("square", "--epilogue", "gelu+bias"), "epilogue"), (("square", "--layout", "xy"), "layout"), (("square", "--spread", "0"), "below 1"),
     (("square", "--max-extent", "1"), "no shape is left"),
     (("--m", "1:900:1", "--n", "1:900:1", "--k", "1"), f"at most {MAX_PROBLEMS}"),
 ])

@@ -254,8 +254,6 @@ def test_names_that_clash_are_refused(names, coarse):
     pytest.param({"device": "nonsense"}, DeviceError, "'nonsense'", id="device-name"),
     pytest.param({"problem": GemmProblem.contiguous(0, 8, 8)}, ProblemError, "no output",
                  id="empty"),
-    pytest.param({"problem": GemmProblem(8, 8, 8, epilogue="relu")}, UsageError, "relu",
-                 id="epilogue"),
 ])
 def test_what_cannot_be_measured_is_refused(arguments, error, message):
     with pytest.raises(error, match=message):

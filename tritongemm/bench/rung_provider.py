@@ -182,7 +182,7 @@ class RungProvider:
         from tritongemm.baselines.host import load_host
 
         if {problem.dtype_a, problem.dtype_b, problem.dtype_out} != {"fp32"} \
-                or problem.layout != "nn" or problem.batch != 1:
+                or problem.layout != "nn" or problem.batch != 1 or problem.epilogue != "none":
             raise UnsupportedError(f"{self.name} multiplies fp32 matrices of layout nn, not "
                                    f"{problem}")
         gemm = load_host(self.name)

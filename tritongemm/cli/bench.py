@@ -107,7 +107,7 @@ def _tags(words: list[str]) -> str:
 def _notes(args: argparse.Namespace) -> dict[str, object]:
     """What the sidecar says of the arguments; no paths."""
     notes: dict[str, object] = {"dtypes": args.dtype, "layouts": args.layout,
-                                "precision": args.precision}
+                                "precision": args.precision, "epilogues": args.epilogue}
     if args.fresh is not None:
         notes["fresh_seed"] = args.fresh
     return notes

@@ -5,7 +5,8 @@ Every verb that takes problems says them the same way:
     square llm_decode                   suites by name (perf/suites) or by path
     --shapes mine.csv                   a file of the same format
     --m 1024:4096:512 --n 4096 --k 64,128   the product of ranges and lists
-    --dtype bf16,fp16 --layout nn,nt    for what the suite itself does not say
+    --dtype bf16,fp16 --layout nn,nt --epilogue bias+gelu
+                                        for what the suite itself does not say
 
 A range is START:STOP:STEP and holds STOP where the steps reach it.
 """
@@ -19,7 +20,16 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from tritongemm.errors import UsageError
-from tritongemm.problem import DTYPES, LAYOUTS, MAX_EXTENT, PRECISIONS, GemmProblem
+from tritongemm.problem import (
+    ACTIVATIONS,
+    ADDENDS,
+    DTYPES,
+    EPILOGUES,
+    LAYOUTS,
+    MAX_EXTENT,
+    PRECISIONS,
+    GemmProblem,
+)
 
 if TYPE_CHECKING:
     from tritongemm.records.suites import Shape
@@ -94,6 +104,11 @@ def add_shape_arguments(parser: argparse.ArgumentParser, *, dtype: str = "bf16",
     group.add_argument("--layout", default=layout, metavar="LIST",
                        help=f"of {', '.join(LAYOUTS)}, where the suite has none; nt is what "
                             "nn.Linear does (default %(default)s)")
+    group.add_argument("--epilogue", default="none", metavar="LIST",
+                       help="what is fused after the product: one of "
+                            f"{', '.join(ADDENDS[1:])} and one of {', '.join(ACTIVATIONS[1:])}, "
+                            "either alone or joined by + (bias+gelu), where the suite has none "
+                            "(default %(default)s)")
     group.add_argument("--precision", default="ieee", choices=PRECISIONS,
                        help="of fp32 products (default %(default)s)")
     group.add_argument("--max-extent", type=int, metavar="N",
@@ -138,23 +153,26 @@ def shapes_from(args: argparse.Namespace) -> list[Shape]:
 
 def problems_of(shapes: Sequence[Shape], args: argparse.Namespace,
                 ) -> list[tuple[Shape, GemmProblem]]:
-    """``shapes`` x dtypes x layouts of ``args``, thinned by ``--max-extent`` and ``--spread``.
+    """``shapes`` x dtypes x layouts x epilogues of ``args``, thinned by ``--max-extent`` and
+    ``--spread``.
 
     What a shape says itself is not multiplied. Repeats within a suite are left out.
     """
     dtypes = names(args.dtype, tuple(DTYPES), "dtype")
     layouts = names(args.layout, LAYOUTS, "layout")
+    epilogues = names(args.epilogue, tuple(EPILOGUES), "epilogue")
     if args.max_extent is not None:
         shapes = [s for s in shapes if max(s.m, s.n, s.k) <= args.max_extent]
     if args.spread is not None:
         shapes = _spread(shapes, args.spread)
-    _bound(len(shapes) * len(dtypes) * len(layouts))
+    _bound(len(shapes) * len(dtypes) * len(layouts) * len(epilogues))
     found: dict[tuple[str, GemmProblem], Shape] = {}
-    for dtype, layout in product(dtypes, layouts):
+    for dtype, layout, epilogue in product(dtypes, layouts, epilogues):
         for shape in shapes:
             own = shape.dtype or dtype
             precision = args.precision if own == "fp32" else "ieee"
-            problem = shape.problem(dtype=dtype, layout=layout, precision=precision)
+            problem = shape.problem(dtype=dtype, layout=layout, precision=precision,
+                                    epilogue=epilogue)
             found.setdefault((shape.suite, problem), shape)
     if not found:
         raise UsageError("no shape is left; --max-extent or the suite itself leaves none")
@@ -165,7 +183,7 @@ def problems_from(args: argparse.Namespace) -> list[tuple[Shape, GemmProblem]]:
     """The problems that the arguments of :func:`add_shape_arguments` name, each with its shape.
 
     Raises:
-        UsageError, DataFileError: see :func:`shapes_from`; an unknown dtype or layout.
+        UsageError, DataFileError: see :func:`shapes_from`; an unknown dtype, layout or epilogue.
     """
     return problems_of(shapes_from(args), args)
 

@@ -27,12 +27,13 @@ CONTROL = "torch-control"
 
 @dataclass(frozen=True)
 class Contender:
-    """Something that computes the problem's product.
+    """Something that computes the problem's product, and its epilogue.
 
     Attributes:
         name: unique within one measurement.
         bind: given one :class:`~tritongemm.measure.operands.OperandSet`, returns a call without
-            arguments that computes ``a @ b`` into ``out`` on torch's current stream. It is called
+            arguments that computes ``a @ b`` (and with ``d``, alpha and beta what the epilogue
+            asks for) into ``out`` on torch's current stream. It is called
             once an operand set; whatever it prepares may depend on pointers, shapes and strides,
             never on values.
         capturable: whether the call may be captured into a CUDA graph. One that may not is timed
@@ -62,7 +63,8 @@ class Measurement:
         timer: ``graph``, ``blocks`` (graphs in alternating blocks), ``event`` or ``host``.
         l2_state: ``cold`` where the operand sets total more than three times the cache, else
             ``warm``.
-        torch_backend: the library that the baseline used, ``cublas`` or ``cublaslt``.
+        torch_backend: the library that the baseline used, ``cublas`` or ``cublaslt``, and with
+            an epilogue torch's way of it, e.g. ``cublaslt addmm``.
         max_err_ratio, rms_err_ratio: error / limit; the largest over every check made.
         sm_clock_mhz, power_w: read while the device was busy with this measurement.
         energy_mj: energy of one call, where blocks were long enough to tell.

@@ -22,6 +22,7 @@ reference itself wrong, nothing may pass because of it.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -153,16 +154,28 @@ def limit(lowest: Limit, torch_error: Error | None = None) -> Limit:
     return Limit(larger(lowest.maximum, torch_error.maximum), larger(lowest.rms, torch_error.rms))
 
 
-def error_of(out: torch.Tensor, ref: torch.Tensor, sign: float = 1.0) -> Error:
-    """How far ``out`` is from ``sign * ref`` (same shape, float64). Waits for the device."""
+def rms(x: torch.Tensor) -> float:
+    """Root mean square of the elements, 0 where there are none."""
+    if not x.numel():
+        return 0.0
+    return torch.linalg.vector_norm(x, dtype=torch.float64).item() / math.sqrt(x.numel())
+
+
+def error_of(out: torch.Tensor, ref: torch.Tensor, sign: float = 1.0,
+             activation: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Error:
+    """How far ``out`` is from ``sign * ref`` (same shape, float64), which an activation may
+    follow. Waits for the device."""
     if out.shape != ref.shape:
         raise NumericsError(f"the result is {list(out.shape)}, the reference {list(ref.shape)}")
     if out.numel() == 0:
         return Error(0.0, 0.0, 0, 0)
     rows, refs = out.flatten(0, -2) if out.dim() > 2 else out, ref.reshape(-1, ref.shape[-1])
     step = max(1, _CHUNK // max(1, rows.shape[-1]))
-    parts = [_compare(rows[i:i + step], refs[i:i + step], sign)
-             for i in range(0, len(rows), step)]
+    parts = []
+    for i in range(0, len(rows), step):
+        expected = refs[i:i + step] * sign
+        parts.append(_compare(rows[i:i + step],
+                              expected if activation is None else activation(expected)))
     table = torch.stack(parts).tolist()
     worst = max(row[0] for row in table)
     total = math.fsum(row[1] for row in table)
@@ -170,9 +183,8 @@ def error_of(out: torch.Tensor, ref: torch.Tensor, sign: float = 1.0) -> Error:
                  int(sum(row[2] for row in table)))
 
 
-def _compare(out: torch.Tensor, ref: torch.Tensor, sign: float) -> torch.Tensor:
+def _compare(out: torch.Tensor, ref: torch.Tensor) -> torch.Tensor:
     """Largest error, sum of squares and stray count of one piece, as one float64 tensor [3]."""
-    ref = ref * sign
     value = out.double()
     # A reference beyond the output's range has become infinite by rightly rounding.
     rounded = ref.to(out.dtype).double()
@@ -220,8 +232,7 @@ def check(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, ref: torch.Tensor
         alpha: the product's factor.
         addend: what was added to the product, ``beta * C``.
     """
-    added = 0.0 if addend is None or not addend.numel() else (
-        torch.linalg.vector_norm(addend, dtype=torch.float64).item() / math.sqrt(addend.numel()))
+    added = 0.0 if addend is None else rms(addend)
     lowest = floor(out.dtype, a.shape[-1], abs(alpha) * output_size(a, b), precision, added)
     own = None if torch_out is None else error_of(torch_out, ref)
     return judge(error_of(out, ref), limit(lowest, own))

@@ -16,7 +16,13 @@ from typing import NamedTuple
 import torch
 
 from tritongemm.errors import ProblemError
-from tritongemm.problem import GemmProblem, alignment, torch_dtype
+from tritongemm.problem import (
+    FULL_ALIGNMENT,
+    GemmProblem,
+    alignment,
+    epilogue_of,
+    torch_dtype,
+)
 
 #: Base addresses of sets are multiples of this, as those of separate allocations are.
 _BASE_BYTES = 256
@@ -25,18 +31,31 @@ _GUARD_BYTES = 256
 MOST_SETS = 1000
 #: The sets together exceed this many times the cache, or the cache counts as warm.
 CACHE_MULTIPLE = 3
+#: Alpha of a product that is only scaled.
+_SCALE = 0.5
 
 
 @dataclass(frozen=True)
 class OperandSet:
     """One draw: ``a`` [M, K], ``b`` [K, N], ``out`` [M, N], with a leading batch where > 1.
 
-    A ``t`` operand is stored transposed and seen through its ``.mT`` view.
+    A ``t`` operand is stored transposed and seen through its ``.mT`` view. ``d`` is what the
+    epilogue adds: a bias [N], a matrix of ``out``'s shape, or None.
     """
 
     a: torch.Tensor
     b: torch.Tensor
     out: torch.Tensor
+    d: torch.Tensor | None = None
+    alpha: float = 1.0
+    beta: float = 1.0
+
+    @property
+    def arguments(self) -> tuple:
+        """What a bound config is called with: D and the numbers only where there are any."""
+        if self.d is None and self.alpha == 1.0:
+            return self.a, self.b, self.out
+        return self.a, self.b, self.out, self.d, self.alpha, self.beta
 
 
 class Rotation(NamedTuple):
@@ -88,11 +107,18 @@ class _Pool:
 class Operands(Sequence[OperandSet]):
     """The drawn sets, a sequence of :class:`OperandSet`; see :func:`draw`."""
 
-    def __init__(self, a: _Pool, b: _Pool, out: _Pool, problem: GemmProblem) -> None:
+    def __init__(self, a: _Pool, b: _Pool, out: _Pool, d: _Pool | None,
+                 problem: GemmProblem) -> None:
         self._out = out
         turn_a, turn_b = (letter == "t" for letter in problem.layout)
-        self._sets = [OperandSet(*three) for three in
-                      zip(a.tensors(turn_a), b.tensors(turn_b), out.tensors(), strict=True)]
+        addend = epilogue_of(problem.epilogue).addend
+        added: Sequence[torch.Tensor | None] = [None] * len(out.tensors())
+        if d is not None:
+            added = [x[0] if addend == "bias" else x for x in d.tensors()]
+        # Sums take 1 and 1, torch's defaults and what its fastest ways are for.
+        alpha = _SCALE if addend == "scale" else 1.0
+        self._sets = [OperandSet(*four, alpha) for four in
+                      zip(a.tensors(turn_a), b.tensors(turn_b), out.tensors(), added, strict=True)]
 
     def __len__(self) -> int:
         return len(self._sets)
@@ -137,7 +163,15 @@ def draw(problem: GemmProblem, *, sets: int = 1, seed: int = 0,
               device, "b")
     out = _Pool(sets, problem.batch, problem.m, problem.n, torch_dtype(problem.dtype_out),
                 problem.align_c, device, "c")
-    a.every.normal_(generator=generator)
-    b.every.normal_(generator=generator)
-    return Operands(a, b, out, problem)
+    drawn = [a, b]
+    d = None
+    if epilogue_of(problem.epilogue).reads_d:
+        one_row = epilogue_of(problem.epilogue).addend == "bias"
+        d = _Pool(sets, *((1, 1) if one_row else (problem.batch, problem.m)), problem.n,
+                  torch_dtype(problem.dtype_out),
+                  FULL_ALIGNMENT if one_row else problem.align_c, device, "c")
+        drawn.append(d)
+    for pool in drawn:
+        pool.every.normal_(generator=generator)
+    return Operands(a, b, out, d, problem)
 

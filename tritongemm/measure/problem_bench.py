@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from tritongemm import device as devices
-from tritongemm.errors import DeviceError, ProblemError, UnsupportedError, UsageError
+from tritongemm.errors import DeviceError, ProblemError, UnsupportedError
 from tritongemm.measure import clocks, host
 from tritongemm.measure.comparison import Comparing
 from tritongemm.measure.contender import TORCH, Contender, Measurement
@@ -48,18 +48,19 @@ class ProblemBench:
     """Measures contenders of one problem on one device; close it, or use it in a ``with``.
 
     Args:
-        problem: without a fused epilogue, and with at least one output.
+        problem: with at least one output.
         device: a torch device; by default the current CUDA device, or the CPU without CUDA.
         seed: of operands, samples and orders.
 
     Attributes:
         rotation: number of operand sets and whether they keep the cache cold.
         operands, proof: the drawn sets, and the references of some of them.
-        torch_backend: the BLAS library that was faster ("" where there is no choice).
+        torch_backend: the BLAS library that was faster, and the way of an epilogue ("" where
+            there is no choice).
         torch_time_us: torch's time of a call, coarse.
 
     Raises:
-        UsageError, ProblemError: a problem that cannot be measured.
+        ProblemError: a problem that cannot be measured.
         UnsupportedError: torch itself cannot compute it.
         torch.OutOfMemoryError: the operands or their references do not fit.
         DeviceError: no such device, or it has failed.
@@ -67,9 +68,6 @@ class ProblemBench:
 
     def __init__(self, problem: GemmProblem, device: torch.device | str | int | None = None,
                  seed: int = 0) -> None:
-        if problem.epilogue != "none":
-            raise UsageError(f"epilogue {problem.epilogue!r} cannot be measured: there is no "
-                             "baseline for it; use none")
         if problem.m * problem.n * problem.batch == 0:
             raise ProblemError(f"{problem} has no output; there is nothing to measure")
         self.problem, self.seed = problem, seed
@@ -83,7 +81,7 @@ class ProblemBench:
             self.operands = draw(problem, sets=self.rotation.sets, seed=seed, device=self.device)
             self.proof = Proof(problem, self.operands, seed)
             self._baseline = TorchBaseline(problem, self.device)
-            self.torch_backend, self._torch_times = self._choose_library()
+            self.torch_backend, self._torch_times = self._choose_back_end()
             self.torch_time_us = self._torch_times.p50
             self.run_proof(self.torch_contender())
             self.proof.learn_from_torch()
@@ -249,7 +247,7 @@ class ProblemBench:
 
     def run_proof_changed(self, contender: Contender) -> ErrorReport:
         """Whether nothing derived from operand values outlives a call: a call, A negated and B
-        doubled in place (both exact), and the same call again."""
+        doubled in place (both exact), D as the product, and the same call again."""
         index = self.proof.sets[0]
         one = self.operands[index]
         call, = self.bind(contender, [index])
@@ -258,6 +256,8 @@ class ProblemBench:
             call()
             one.a.neg_()
             one.b.mul_(2)
+            if one.d is not None:
+                one.d.mul_(-2)
             try:
                 self.operands.poison()
                 call()
@@ -266,6 +266,8 @@ class ProblemBench:
             finally:
                 one.a.neg_()
                 one.b.mul_(0.5)
+                if one.d is not None:
+                    one.d.mul_(-0.5)
 
     def check_closing(self, entry: Entry, timer: Timer) -> None:
         """One last timed replay, outputs poisoned before: what was timed is what is right.
@@ -306,14 +308,14 @@ class ProblemBench:
         if self._on_gpu:
             torch.cuda.synchronize(self.device)
 
-    def _choose_library(self) -> tuple[str, Quantiles]:
-        """The faster of torch's libraries, and its times."""
+    def _choose_back_end(self) -> tuple[str, Quantiles]:
+        """The fastest of torch's back ends, and its times."""
         timer, loaded, failures = self.timer(self.default_timer), {}, []
-        for library in self._baseline.libraries:
-            contender = self._baseline.contender(library)
+        for back_end in self._baseline.back_ends:
+            contender = self._baseline.contender(back_end)
             try:
-                loaded[library] = timer.load(library, self.bind(contender),
-                                             context=contender.context)
+                loaded[back_end] = timer.load(back_end, self.bind(contender),
+                                              context=contender.context)
             except Exception as error:
                 self.failure(contender, error)  # raises if the device is lost
                 failures.append(error)

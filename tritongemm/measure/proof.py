@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from tritongemm.measure import numerics
+from tritongemm.measure.epilogue import ACTIVATIONS, linear_part
 from tritongemm.measure.numerics import Error, ErrorReport, Limit
 from tritongemm.measure.operands import Operands
-from tritongemm.problem import GemmProblem
+from tritongemm.problem import GemmProblem, epilogue_of
 
 #: Sets that have a reference, where the bounds below allow.
 _SETS = 3
@@ -28,18 +29,20 @@ _ELEMENTS = {"cuda": 2**28, "cpu": 2**24}
 
 @dataclass
 class _Set:
-    """One proved operand set: its rows (None: all), reference, and limits."""
+    """One proved operand set: its rows (None: all), reference before the activation, and
+    limits."""
 
     index: int
     rows: torch.Tensor | None
     ref: torch.Tensor
+    activation: str
     lowest: Limit
     allowed: Limit
 
     def error(self, operands: Operands, scale: float) -> Error:
         out = operands[self.index].out
         return numerics.error_of(out if self.rows is None else out[..., self.rows, :], self.ref,
-                                 scale)
+                                 scale, ACTIVATIONS[self.activation])
 
 
 class Proof:
@@ -62,14 +65,17 @@ class Proof:
         chosen = None
         if self.sampled_rows is not None:
             chosen = torch.as_tensor(_sample(problem.m, rows, rng), device=device)
-        self._sets = [self._prepare(i, chosen, problem.precision)
+        self._sets = [self._prepare(i, chosen, problem)
                       for i in _spread_indices(len(operands), max(1, count), rng)]
 
-    def _prepare(self, index: int, rows: torch.Tensor | None, precision: str) -> _Set:
+    def _prepare(self, index: int, rows: torch.Tensor | None, problem: GemmProblem) -> _Set:
         one = self._operands[index]
+        added = 0.0 if one.d is None else abs(one.beta) * numerics.rms(one.d)
         lowest = numerics.floor(one.out.dtype, one.a.shape[-1],
-                                numerics.output_size(one.a, one.b), precision)
-        return _Set(index, rows, numerics.reference(one.a, one.b, rows), lowest, lowest)
+                                abs(one.alpha) * numerics.output_size(one.a, one.b),
+                                problem.precision, added)
+        ref = linear_part(numerics.reference(one.a, one.b, rows), one, rows)
+        return _Set(index, rows, ref, epilogue_of(problem.epilogue).activation, lowest, lowest)
 
     @property
     def sets(self) -> list[int]:
@@ -88,7 +94,7 @@ class Proof:
         Args:
             what: named in the message.
             sets: those of :attr:`sets` to look at; all by default.
-            scale: the outputs should be this many times the reference.
+            scale: the outputs should be this many times the reference, before the activation.
             everywhere: whether every operand set, not only the proved ones, must be written.
         """
         unwritten, outside = self._operands.blemishes()

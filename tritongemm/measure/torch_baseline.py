@@ -1,4 +1,5 @@
-"""Torch at its best: preallocated output, the problem's precision, the faster BLAS library.
+"""Torch at its best: preallocated output, the problem's precision, the faster BLAS library, and
+of an epilogue the fastest of its own ways.
 
 The switches that this needs are torch's process-wide ones; each is a context here and is put
 back on exit.
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from tritongemm.measure.contender import TORCH, Contender
+from tritongemm.measure.epilogue import torch_ways
 from tritongemm.measure.operands import OperandSet
 from tritongemm.problem import GemmProblem
 
@@ -75,12 +77,27 @@ def product(operands: OperandSet) -> Callable[[], None]:
 
 
 class TorchBaseline:
-    """The contenders that stand for torch: one a library, until one is chosen."""
+    """The contenders that stand for torch, until one is chosen: a library each, and where the
+    problem has an epilogue a library and a way each.
+
+    Attributes:
+        back_ends: their names, e.g. ``cublaslt`` or ``cublaslt addmm``; "" where there is no
+            choice.
+    """
 
     def __init__(self, problem: GemmProblem, device: torch.device) -> None:
         self.problem = problem
-        self.libraries = available_libraries(device)
+        self._made = {f"{library} {way}".strip(): (library, bind)
+                      for library in available_libraries(device)
+                      for way, bind in torch_ways(problem, product).items()}
+        self.back_ends = tuple(self._made)
 
-    def contender(self, library: str, name: str = TORCH) -> Contender:
-        """Torch on ``library``, under ``name``."""
-        return Contender(name, product, context=lambda: blas_library(library))
+    def contender(self, back_end: str, name: str = TORCH) -> Contender:
+        """Torch on ``back_end``, under ``name``."""
+        library, bind = self._made[back_end]
+        return Contender(name, bind, context=lambda: blas_library(library))
+
+
+def any_way(problem: GemmProblem) -> Callable[[OperandSet], Callable[[], object]]:
+    """Torch's plainest way of ``problem``, where time does not matter."""
+    return next(iter(torch_ways(problem, product).values()))

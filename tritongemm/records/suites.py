@@ -48,16 +48,16 @@ class Shape:
     note: str = ""
     suite: str = ""
 
-    def problem(self, dtype: str = "bf16", layout: str = "nn", precision: str = "ieee"
-                ) -> GemmProblem:
+    def problem(self, dtype: str = "bf16", layout: str = "nn", precision: str = "ieee",
+                epilogue: str = "none") -> GemmProblem:
         """The problem of contiguous operands; what the suite says wins over the arguments.
 
         Raises:
-            ProblemError: an unknown dtype, layout or precision.
+            ProblemError: an unknown dtype, layout, precision or epilogue.
         """
         return GemmProblem.contiguous(
             self.m, self.n, self.k, batch=self.batch, dtype=self.dtype or dtype,
-            layout=self.layout or layout, epilogue=self.epilogue or "none", precision=precision)
+            layout=self.layout or layout, epilogue=self.epilogue or epilogue, precision=precision)
 
 
 COLUMNS = tuple(field.name for field in fields(Shape))

@@ -60,8 +60,8 @@ class Measurer:
             torch.zeros(1, device="cuda")  # makes the context while nothing waits for it
 
     def make(self, problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> Bound:
-        """The config as a callable (a, b, out) with a build report; other kinds of kernel
-        replace this."""
+        """The config as a callable (a, b, out, and what an epilogue takes) with a build report;
+        other kinds of kernel replace this."""
         return bind_config(problem, config, device)
 
     def info(self) -> dict[str, object]:
@@ -124,8 +124,8 @@ class Measurer:
 
 def _contender(config: KernelConfig, bound: Bound) -> Contender:
     def bind(operands: OperandSet) -> Callable[[], None]:
-        a, b, out = operands.a, operands.b, operands.out
-        return lambda: bound(a, b, out)
+        arguments = operands.arguments
+        return lambda: bound(*arguments)
     return Contender(config.config_id, bind)
 
 

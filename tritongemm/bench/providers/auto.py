@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import tritongemm
 from tritongemm import selection
 from tritongemm.bench.providers import Prepared
-from tritongemm.errors import TritonGemmError
+from tritongemm.errors import TritonGemmError, UnsupportedError
 from tritongemm.measure.contender import Contender
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ class Auto:
         return selection.choose(problem, target.spec).config if target.kind == "cuda" else None
 
     def prepare(self, problem: GemmProblem, target: Target) -> Prepared:
+        if problem.epilogue != "none":
+            raise UnsupportedError(f"matmul multiplies only, without {problem.epilogue}; the "
+                                   "provider tritongemm measures the kernels' epilogues")
         columns: dict[str, object] = {"selection_source": "torch"}
         if target.kind != "cpu":
             try:

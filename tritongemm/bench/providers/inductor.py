@@ -2,7 +2,7 @@
 
 With cuBLAS among its choices it would often be torch against torch. The product is written as
 ``out=``, whose copy inductor fuses into the template's store, so that every provider writes the
-same buffers.
+same buffers; an epilogue is pointwise code behind the product, which inductor fuses likewise.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import torch
 
 from tritongemm.bench.providers import Prepared
 from tritongemm.measure.contender import Contender
+from tritongemm.measure.epilogue import ACTIVATIONS
+from tritongemm.problem import epilogue_of
 
 if TYPE_CHECKING:
     from tritongemm.bench.target import Target
@@ -43,14 +45,22 @@ class Inductor:
         torch._dynamo.reset()
         run = torch.mm if problem.batch == 1 else torch.bmm
 
+        activate = ACTIVATIONS[epilogue_of(problem.epilogue).activation]
+
         def product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
             run(a, b, out=out)
 
-        compiled = torch.compile(product, fullgraph=True, dynamic=False, options=_OPTIONS)
+        def fused(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor,
+                  d: torch.Tensor | None = None, alpha: float = 1.0, beta: float = 1.0) -> None:
+            x = alpha * run(a, b)
+            out.copy_(activate(x if d is None else x + beta * d))
+
+        compiled = torch.compile(product if problem.epilogue == "none" else fused,
+                                 fullgraph=True, dynamic=False, options=_OPTIONS)
 
         def bind(operands: OperandSet) -> Callable[[], None]:
-            a, b, out = operands.a, operands.b, operands.out
-            return lambda: compiled(a, b, out)
+            arguments = operands.arguments
+            return lambda: compiled(*arguments)
 
         return Prepared(Contender(self.name, bind), {"kernel": "inductor triton template",
                                                      "selection_source": "max-autotune"})

@@ -38,6 +38,8 @@ class NumpyBlocked:
         return None
 
     def prepare(self, problem: GemmProblem, target: Target) -> Prepared:
+        if problem.epilogue != "none":
+            raise UnsupportedError(f"it multiplies only, without {problem.epilogue}")
         for dtype in (problem.dtype_a, problem.dtype_b, problem.dtype_out):
             if dtype not in _DTYPES:
                 raise UnsupportedError(f"NumPy has no {dtype_of(dtype).torch_name} arithmetic "

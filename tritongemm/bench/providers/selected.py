@@ -42,8 +42,8 @@ class Selected:
         launch = bind_config(problem, choice.config, target.spec)
 
         def bind(operands: OperandSet) -> Callable[[], None]:
-            a, b, out = operands.a, operands.b, operands.out
-            return lambda: launch(a, b, out)
+            arguments = operands.arguments
+            return lambda: launch(*arguments)
 
         report = launch.report
         # What was compiled beforehand comes from the store here; its time is known elsewhere.
