@@ -48,6 +48,13 @@ class Form(NamedTuple):
     d: Strides | None
     parts: tuple[tuple[int, int, int, int], ...]
 
+    @property
+    def addend(self) -> str:
+        """What D is to an epilogue: ``none``, a ``bias`` of every row, or one to ``add``."""
+        if self.d is None:
+            return "none"
+        return "bias" if self.d[:2] == (0, 0) and self.d[2] else "add"
+
 
 class _Axis(NamedTuple):
     """An axis of the batch: its extent, and its stride in A, B, C and D."""
