@@ -102,7 +102,8 @@ def test_max_extent_leaves_large_shapes_out():
     ((), "no problems named"), (("--m", "8"), "--n, --k is missing"),
     (("--m", "8", "--n", "8"), "--k is missing"), (("--batch", "2"), "is missing"),
     (("no_such_suite",), "neither a file nor one of"), (("square", "--dtype", "int3"), "dtype"),
-    (("square", "--epilogue", "gelu+bias"), "epilogue"), (("square", "--layout", "xy"), "layout"), (("square", "--spread", "0"), "below 1"),
+    (("square", "--epilogue", "gelu+bias"), "epilogue"),
+    (("square", "--layout", "xy"), "layout"), (("square", "--spread", "0"), "below 1"),
     (("square", "--max-extent", "1"), "no shape is left"),
     (("--m", "1:900:1", "--n", "1:900:1", "--k", "1"), f"at most {MAX_PROBLEMS}"),
 ])

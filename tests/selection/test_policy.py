@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import HealthCheck, given, strategies
 from hypothesis import settings as hypothesis_settings
@@ -13,6 +15,7 @@ from tritongemm.kernels import violation
 from tritongemm.problem import GemmProblem
 from tritongemm.selection import candidates, choose, default_config, estimate, reload
 from tritongemm.selection.policy import NEAREST_LIMIT, by_model, distance
+from tritongemm.selection.work import work_of
 
 PROBLEM = GemmProblem.contiguous(1024, 1024, 1024, layout="nt")
 NEAR = GemmProblem.contiguous(1024, 1024, 2048, layout="nt")
@@ -49,6 +52,39 @@ def test_without_a_calibration_the_nearest_row_serves(configs, h200):
     choice = choose(PROBLEM, h200)
     assert (choice.source, choice.config) == ("nearest", TILED)
     assert "1x1024x1024x2048" in choice.note
+
+
+FUSED = replace(PROBLEM, epilogue="bias+gelu")
+
+
+def test_a_row_without_the_epilogue_serves_as_exact_and_the_note_says_so(configs, h200):
+    calibrate(h200, TMA)
+    publish(h200, (PROBLEM, TILED))
+    choice = choose(FUSED, h200)
+    assert (choice.source, choice.config) == ("exact", TILED)
+    assert choice.note.endswith(", without bias+gelu")
+
+
+def test_the_row_with_the_epilogue_comes_first(configs, h200):
+    publish(h200, (PROBLEM, TILED), (FUSED, TMA))
+    assert choose(FUSED, h200).config == TMA and "without" not in choose(FUSED, h200).note
+    assert choose(PROBLEM, h200).config == TILED
+    assert choose(replace(FUSED, epilogue="relu"), h200).config == TILED
+
+
+def test_a_near_row_with_another_epilogue_says_nothing(configs, h200):
+    publish(h200, (replace(NEAR, epilogue="relu"), TMA))
+    assert choose(PROBLEM, h200).source == choose(FUSED, h200).source == "rule"
+    publish(h200, (NEAR, TILED), (replace(NEAR, epilogue="bias+gelu"), TMA))
+    reload()
+    assert (choose(FUSED, h200).source, choose(FUSED, h200).config) == ("nearest", TMA)
+    assert choose(PROBLEM, h200).config == TILED
+
+
+def test_the_estimate_counts_a_matrix_that_is_added(h200):
+    plain, added = (work_of(replace(PROBLEM, epilogue=e), TILED, h200) for e in ("none", "add"))
+    assert added.dram_bytes - plain.dram_bytes == pytest.approx(2 * 1024 * 1024)
+    assert added._replace(dram_bytes=plain.dram_bytes) == plain
 
 
 def test_a_row_too_far_away_says_nothing(configs, h200):
