@@ -16,6 +16,7 @@ VERBS = {
     "calibrate": "fit the selection's model to the timings of sweep journals",
     "regret": "how near the best the model's choices come, over journals or on fresh shapes",
     "warmup": "compile ahead what calls of these shapes need; needs no GPU",
+    "record": "run a program and write the products it makes as a suite",
     "bench": "measure providers against torch.matmul and append CSV rows",
     "ladder": "the teaching kernels of the ladder, rung by rung, beside torch.matmul",
     "profile": "hardware counters of one kernel's call, read by ncu",
