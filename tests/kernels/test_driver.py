@@ -13,7 +13,7 @@ from tritongemm.errors import LaunchError
 from tritongemm.kernels import driver
 from tritongemm.kernels.compile import Binary, launches_of
 from tritongemm.kernels.driver import Launcher, _fields
-from tritongemm.kernels.launch import Descriptor, Launch, Pointer
+from tritongemm.kernels.launch import Descriptor, Launch, Number, Pointer
 from tritongemm.problem import GemmProblem
 
 H200 = representative(90)
@@ -66,6 +66,8 @@ def value_at(address: int, size: int, field):
     """The parameter at ``address``; of a tensor map only that it is 64-byte aligned."""
     if isinstance(field, Descriptor):
         return address % 64
+    if isinstance(field, Number):
+        return ctypes.c_float.from_address(address).value
     kind = {4: ctypes.c_int, 8: ctypes.c_longlong}[size]
     return kind.from_address(address).value
 
@@ -112,6 +114,24 @@ def test_addresses_offsets_and_scalars_are_where_the_kernel_reads_them(notes, pr
         assert notes.launches[-1] == expected(launch)
         x, y, z = launch.grid
         assert tuple(notes.arguments) == (4242, x, y, z, 128, 1, 1, 1000, 77)
+
+
+@pytest.mark.parametrize("config", [TILED, replace(TILED, split_k=2), PERSISTENT], ids=str)
+def test_d_and_the_numbers_of_a_call_are_where_the_kernel_reads_them(notes, config):
+    for launch in launches_of(replace(PROBLEM, epilogue="add+silu"), config, H200):
+        notes.launch = launch
+        launch_it = Launcher(launch, binary_of(launch), 0, (*OPERANDS, "d", "alpha", "beta"))
+        for alpha, beta in ((0.5, -2.0), (0.1, float("inf")), (-0.0, 1e-38)):
+            launch_it((*ADDRESSES, 0x7400_0000_0000, alpha, beta), 0)
+            given = {x.name: value for value, (_, _, x) in
+                     zip(notes.launches[-1], _fields(launch), strict=True)
+                     if isinstance(x, (Number, Pointer))}
+            if "d" in given:
+                assert given["d"] == 0x7400_0000_0000
+                assert given["alpha"] == ctypes.c_float(alpha).value
+                assert given["beta"] == ctypes.c_float(beta).value
+            else:
+                assert config.split_k == 2 and "alpha" not in given
 
 
 def test_a_second_call_writes_the_new_addresses_only(notes):

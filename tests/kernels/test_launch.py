@@ -15,10 +15,10 @@ from tritongemm.kernels import SPECS, violation
 from tritongemm.kernels.compile import binary_key, launches_of
 from tritongemm.kernels.driver import _fields
 from tritongemm.kernels.ladder import RUNG_SPECS
-from tritongemm.kernels.launch import Descriptor, Geometry, Pointer, Scalar, divisor_of
+from tritongemm.kernels.launch import Descriptor, Geometry, Number, Pointer, Scalar, divisor_of
 from tritongemm.kernels.padding import pad_operands, padded_bytes
 from tritongemm.kernels.symbol import symbol_of
-from tritongemm.problem import LAYOUTS, GemmProblem, alignment, dtype_of
+from tritongemm.problem import EPILOGUES, LAYOUTS, GemmProblem, alignment, dtype_of
 
 H200 = representative(90)
 CONFIGS = {
@@ -139,12 +139,25 @@ def operands(draw) -> tuple[GemmProblem, Geometry]:
     ab, am, ak, align_a = strides(m, k, layout[0])
     bb, bk, bn, align_b = strides(k, n, layout[1])
     cb, cm, cn, align_c = strides(m, n, "n")
-    problem = GemmProblem(m, n, k, batch, dtype, dtype, dtype, layout, align_a, align_b, align_c)
-    return problem, Geometry(ab, am, ak, bb, bk, bn, cb, cm, cn)
+    epilogue = draw(st.sampled_from(tuple(EPILOGUES)))
+    db = dm = dn = 0
+    align_d = 16
+    if "bias" in epilogue:
+        dn, align_d = draw(st.sampled_from((1, 3))), max(size, draw(base))
+    elif "add" in epilogue:
+        db, dm, dn, align_d = strides(m, n, draw(st.sampled_from("nt")))
+        gone = draw(st.sets(st.sampled_from(("batch", "rows", "columns"))))
+        db, dm, dn = (0 if name in gone else stride for name, stride in
+                      (("batch", db), ("rows", dm), ("columns", dn)))
+    problem = GemmProblem(m, n, k, batch, dtype, dtype, dtype, layout, align_a, align_b, align_c,
+                          epilogue)
+    return problem, Geometry(ab, am, ak, bb, bk, bn, cb, cm, cn, db, dm, dn, align_d)
 
 
-def aligned_operand(x: Pointer | Descriptor, problem: GemmProblem) -> int:
+def aligned_operand(x: Pointer | Descriptor, problem: GemmProblem, geometry: Geometry) -> int:
     """The alignment in bytes that the operand really has: scratch is torch's own."""
+    if x.operand == "d":
+        return geometry.align_d
     return 16 if x.operand == "scratch" else getattr(problem, f"align_{x.operand}")
 
 
@@ -169,7 +182,9 @@ def check_promises(problem: GemmProblem, geometry: Geometry, config: KernelConfi
                 assert x.value % x.divisor == 0 and x.type == ("i32" if x.value < 2**31 else "i64")
                 assert not x.folded or constants[x.name] == 1
                 continue
-            aligned = aligned_operand(x, problem)
+            if isinstance(x, Number):
+                continue
+            aligned = aligned_operand(x, problem, geometry)
             assert x.offset % 128 == 0 and x.offset <= need
             if isinstance(x, Pointer):
                 assert x.align <= aligned
