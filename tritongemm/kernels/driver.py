@@ -155,19 +155,12 @@ class Launcher:
         self._arguments = (ctypes.byref(self._config), ctypes.c_void_p(kernel),
                            ctypes.byref(self._parameters), None)
 
-    def __call__(self, operands: tuple[int | float, ...], stream: int) -> None:
-        """Launches on ``stream`` with the operands' addresses and numbers. Raises LaunchError."""
-        status = self._launch(operands, stream)
-        if status == _INVALID_CONTEXT:  # a thread that has not used CUDA yet: torch makes it one
-            import torch
+    def __call__(self, operands: tuple[int | float, ...], stream: int,
+                 again: bool = True) -> None:
+        """Launches on ``stream`` with the operands' addresses and numbers. Raises LaunchError.
 
-            torch.cuda.current_stream().query()
-            torch.cuda.synchronize()
-            status = self._launch(operands, stream)
-        if status != _SUCCESS:
-            _check(self._cuda, status, f"launching {self.symbol}")
-
-    def _launch(self, operands: tuple[int | float, ...], stream: int) -> int:
+        A thread that has not used CUDA yet has no context: torch makes one, then once more.
+        """
         with self._lock:  # the parameters are this call's until the driver returns
             if operands != self._last:
                 self._last = ()
@@ -178,7 +171,15 @@ class Launcher:
                 self._last = operands
             if stream != self._stream:
                 self._config.stream = self._stream = stream
-            return self._start(*self._arguments)
+            status = self._start(*self._arguments)
+        if status == _INVALID_CONTEXT and again:
+            import torch
+
+            torch.cuda.current_stream().query()
+            torch.cuda.synchronize()
+            self(operands, stream, False)
+        elif status != _SUCCESS:
+            _check(self._cuda, status, f"launching {self.symbol}")
 
 
 class _TensorMap:

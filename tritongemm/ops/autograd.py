@@ -37,7 +37,7 @@ ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
 def product(op: Op, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
     """The op's activation of alpha * A @ B, with a gradient. Raises Declined."""
     if a.dim() > 1 < b.dim():
-        result = Product.apply(op.plain, a, b, alpha)
+        result = _apply_product(op.plain, a, b, alpha)
     else:
         result = _of_vectors(op, a, b, alpha)
     return result if op is op.plain else ACTIVATE[op.rule.activation](result)
@@ -47,9 +47,16 @@ def fused(op: Op, d: Tensor, a: Tensor, b: Tensor, beta: float = 1.0,
           alpha: float = 1.0) -> Tensor:
     """The op's activation of alpha * A @ B + beta * D, with a gradient. Raises Declined."""
     vector = a.dim() == 1 and op.rule.insisting
-    result = Fused.apply(op.plain, d, a[None] if vector else a, b, beta, alpha)
+    apply = Fused.apply if forward_ad._current_level >= 0 or _transforms() else _eager_fused
+    result = apply(op.plain, d, a[None] if vector else a, b, beta, alpha)
     result = result[0] if vector else result
     return result if op is op.plain else ACTIVATE[op.rule.activation](result)
+
+
+def _apply_product(op: Op, a: Tensor, b: Tensor, alpha: float) -> Tensor:
+    if forward_ad._current_level >= 0 or _transforms():
+        return Product.apply(op, a, b, alpha)
+    return _eager_product(op, a, b, alpha)
 
 
 def _of_vectors(op: Op, a: Tensor, b: Tensor, alpha: float) -> Tensor:
@@ -59,8 +66,9 @@ def _of_vectors(op: Op, a: Tensor, b: Tensor, alpha: float) -> Tensor:
     ranks = (a.dim(), b.dim())
     if 0 in ranks or op.rule.ranks not in (None, ranks):
         raise Declined(f"ranks are {ranks[0]} and {ranks[1]}")
-    result = Product.apply(op.plain if op.rule.flipped else MATMUL, a[None] if ranks[0] == 1 else a,
-                           b[:, None] if ranks[1] == 1 else b, alpha)
+    result = _apply_product(op.plain if op.rule.flipped else MATMUL,
+                            a[None] if ranks[0] == 1 else a, b[:, None] if ranks[1] == 1 else b,
+                            alpha)
     result = result.squeeze(-1) if ranks[1] == 1 else result
     if ranks[0] == 1:
         result = result.squeeze(-1 if ranks[1] == 1 else -2)
@@ -109,11 +117,9 @@ def _tangent(op: Op, a: Tensor, b: Tensor, alpha: float, a_t: Tensor | None,
 
 
 def _keep(ctx: Any, a: Tensor, b: Tensor, need_a: bool, need_b: bool) -> None:
-    """Keeps each operand where the gradient of the other one, or a tangent, needs it."""
+    """Keeps each operand where the gradient of the other one needs it, and both for a tangent."""
     ctx.save_for_backward(a if need_b else None, b if need_a else None)
-    ctx.shapes = a.shape, b.shape
-    if forward_ad._current_level >= 0 or _transforms():
-        ctx.save_for_forward(a, b)
+    ctx.save_for_forward(a, b)
 
 
 def _mapped(x: Tensor, axis: int | None, rank: int) -> Tensor:
@@ -134,19 +140,7 @@ def _mapped_pair(op: Op, a: Tensor, b: Tensor, axes: tuple) -> tuple[Op, Tensor,
     return MATMUL, _mapped(a, axes[0], rank), b.mT if op.rule.flipped else b, rank
 
 
-class _Quick(Function):
-    """torch's ``apply`` binds default arguments by ``inspect.signature`` wherever there is a
-    ``setup_context``: 30 us a call. Outside of transforms nothing needs that."""
-
-    @classmethod
-    def apply(cls, *args: Any) -> Any:
-        """As torch's."""
-        if _transforms():
-            return super().apply(*args)
-        return super(Function, cls).apply(*args)
-
-
-class Product(_Quick):
+class Product(Function):
     """alpha * A @ B."""
 
     @staticmethod
@@ -157,7 +151,8 @@ class Product(_Quick):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
         """Keeps what the gradients need."""
-        ctx.op, a, b, ctx.alpha = inputs
+        op, a, b, alpha = inputs
+        ctx.rest = op, alpha, a.shape, b.shape
         _, need_a, need_b, _ = ctx.needs_input_grad
         _keep(ctx, a, b, need_a, need_b)
 
@@ -165,16 +160,17 @@ class Product(_Quick):
     def backward(ctx: Any, grad: Tensor) -> tuple:
         """dA and dB, where they are needed."""
         a, b = ctx.saved_tensors
-        shape_a, shape_b = ctx.shapes
-        return (None, _grad_a(ctx.op, grad, b, ctx.alpha, shape_a) if b is not None else None,
-                _grad_b(ctx.op, grad, a, ctx.alpha, shape_b) if a is not None else None, None)
+        op, alpha, shape_a, shape_b = ctx.rest
+        return (None, None if b is None else _grad_a(op, grad, b, alpha, shape_a),
+                None if a is None else _grad_b(op, grad, a, alpha, shape_b), None)
 
     @staticmethod
     def jvp(ctx: Any, _op: None, a_t: Tensor | None, b_t: Tensor | None,
             _alpha: None) -> Tensor | None:
         """The tangent of the product."""
         a, b = ctx.saved_tensors
-        return _tangent(ctx.op, a, b, ctx.alpha, a_t, b_t)
+        op, alpha, *_ = ctx.rest
+        return _tangent(op, a, b, alpha, a_t, b_t)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, op: Op, a: Tensor, b: Tensor,
@@ -184,7 +180,24 @@ class Product(_Quick):
         return product(op, a, b, alpha), 0
 
 
-class Fused(_Quick):
+class _EagerProduct(Function):
+    """:class:`Product` outside of transforms and forward mode, where the one call that its forward
+    is costs 3 us: torch binds the arguments of a function with a ``setup_context`` by
+    ``inspect.signature``, which takes 15."""
+
+    @staticmethod
+    def forward(ctx: Any, op: Op, a: Tensor, b: Tensor, alpha: float) -> Tensor:
+        """Runs it and keeps what the gradients need. Raises Declined."""
+        result = run_product(op, a, b, alpha)
+        _, need_a, need_b, _ = ctx.needs_input_grad
+        ctx.rest = op, alpha, a.shape, b.shape
+        ctx.save_for_backward(a if need_b else None, b if need_a else None)
+        return result
+
+    backward = Product.backward
+
+
+class Fused(Function):
     """alpha * A @ B + beta * D, D broadcast."""
 
     @staticmethod
@@ -195,36 +208,33 @@ class Fused(_Quick):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
         """Keeps what the gradients need: nothing of D but its shape."""
-        ctx.op, d, a, b, ctx.beta, ctx.alpha = inputs
+        op, d, a, b, beta, alpha = inputs
+        ctx.rest = op, alpha, a.shape, b.shape, beta, d.shape
         _, ctx.need_d, need_a, need_b, _, _ = ctx.needs_input_grad
-        ctx.shape_d = d.shape
         _keep(ctx, a, b, need_a, need_b)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple:
         """dD, dA and dB, where they are needed."""
         a, b = ctx.saved_tensors
-        shape_a, shape_b = ctx.shapes
-        grad_d = None
-        if ctx.need_d:
-            grad_d = formulas.grad_d(grad, ctx.shape_d, ctx.beta)
-        return (None, grad_d,
-                _grad_a(ctx.op, grad, b, ctx.alpha, shape_a) if b is not None else None,
-                _grad_b(ctx.op, grad, a, ctx.alpha, shape_b) if a is not None else None,
-                None, None)
+        op, alpha, shape_a, shape_b, beta, shape_d = ctx.rest
+        return (None, formulas.grad_d(grad, shape_d, beta) if ctx.need_d else None,
+                None if b is None else _grad_a(op, grad, b, alpha, shape_a),
+                None if a is None else _grad_b(op, grad, a, alpha, shape_b), None, None)
 
     @staticmethod
     def jvp(ctx: Any, _op: None, d_t: Tensor | None, a_t: Tensor | None,
             b_t: Tensor | None, _beta: None, _alpha: None) -> Tensor | None:
         """The tangent of the sum."""
         a, b = ctx.saved_tensors
-        tangent = _tangent(ctx.op, a, b, ctx.alpha, a_t, b_t)
+        op, alpha, _, _, beta, _ = ctx.rest
+        tangent = _tangent(op, a, b, alpha, a_t, b_t)
         if d_t is None:
             return tangent
-        scaled = _solid(d_t) * ctx.beta
+        scaled = _solid(d_t) * beta
         if tangent is None:
             shape = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]) + (
-                a.shape[-2], b.shape[-2 if ctx.op.rule.flipped else -1])
+                a.shape[-2], b.shape[-2 if op.rule.flipped else -1])
             return scaled.expand(shape).contiguous()
         return tangent + scaled
 
@@ -238,3 +248,24 @@ class Fused(_Quick):
         if op.rule.flipped and in_dims[1] is not None:  # a mapped bias is no vector
             op, b = MATMUL, b.mT
         return fused(op, _mapped(d, in_dims[1], rank), a, b, beta, alpha), 0
+
+
+class _EagerFused(Function):
+    """:class:`Fused` outside of transforms and forward mode, as :class:`_EagerProduct` is."""
+
+    @staticmethod
+    def forward(ctx: Any, op: Op, d: Tensor, a: Tensor, b: Tensor, beta: float,
+                alpha: float) -> Tensor:
+        """Runs it and keeps what the gradients need. Raises Declined."""
+        result = run_fused(op, d, a, b, beta, alpha)
+        _, ctx.need_d, need_a, need_b, _, _ = ctx.needs_input_grad
+        ctx.rest = op, alpha, a.shape, b.shape, beta, d.shape
+        ctx.save_for_backward(a if need_b else None, b if need_a else None)
+        return result
+
+    backward = Fused.backward
+
+
+#: What applies them, without the step that looks for transforms.
+_eager_product = super(Function, _EagerProduct).apply
+_eager_fused = super(Function, _EagerFused).apply

@@ -13,12 +13,13 @@ import torch
 from tritongemm import settings
 from tritongemm.errors import LaunchError, UnsupportedError
 from tritongemm.kernels.launch import Geometry
-from tritongemm.ops.declined import Declined
+from tritongemm.ops.declined import Declined, DeclinedByChoice, DeclinedNow
 from tritongemm.ops.operands import (
     Form,
     Operand,
     Strides,
     form_of,
+    gapless,
     problem_of_form,
     repeats,
     span_bytes,
@@ -126,7 +127,7 @@ def _check(rule: Rule, x: Operands, dtype_out: torch.dtype) -> None:
         raise Declined(f"the bias is of shape {tuple(d.shape)}")
     if 1 in ranks and not rule.insisting:
         # Bound by memory, which torch's gemv reads as fast as can be.
-        raise Declined("products with a vector are torch's", by_choice=True)
+        raise DeclinedByChoice("products with a vector are torch's")
 
 
 def _form(rule: Rule, x: Operands) -> Form:
@@ -140,10 +141,9 @@ def _form(rule: Rule, x: Operands) -> Form:
 
 def _problem(rule: Rule, x: Operands, form: Form,
              dtype_out: torch.dtype) -> tuple[GemmProblem, Geometry]:
-    if form.d is not None:
-        addend = "bias" if form.d[:2] == (0, 0) and form.d[2] else "add"
-    else:
-        addend = "scale" if x.scaled else "none"
+    addend = form.addend
+    if addend == "none" and x.scaled:
+        addend = "scale"
     # A fresh result and its rows are as aligned as torch's allocator makes them, 512 bytes.
     bases = (x.a.data_ptr(), x.b.data_ptr(), 0 if x.out is None else x.out.data_ptr(),
              0 if x.d is None else x.d.data_ptr())
@@ -159,13 +159,14 @@ def _precision_of(a: torch.Tensor) -> str:
 
 
 def _fresh(form: Form, key: Key, plan: AnyPlan, dtype: torch.dtype) -> Call:
-    """A call that allocates its result."""
-    shape, device, empty = form.shape, key[2], torch.empty
+    """A call that allocates its result. (``empty_strided`` parses its arguments in half the time
+    that ``empty`` takes.)"""
+    shape, strides, device, empty = form.shape, gapless(form.shape), key[2], torch.empty_strided
     if isinstance(plan, Plan) and len(form.parts) == 1 and _alone():
         at = plan.at
 
         def call(a, b, pa, pb, alpha=1.0, d=None, pd=0, beta=0.0):  # the hot one: no loop
-            c = empty(shape, dtype=dtype, device=device)
+            c = empty(shape, strides, dtype=dtype, device=device)
             try:
                 at(pa, pb, c.data_ptr(), pd, alpha, beta)
             except (LaunchError, torch.OutOfMemoryError) as error:
@@ -175,7 +176,7 @@ def _fresh(form: Form, key: Key, plan: AnyPlan, dtype: torch.dtype) -> Call:
     write = _guarded(form, key, plan)
 
     def anywhere(a, b, pa, pb, alpha=1.0, d=None, pd=0, beta=0.0):
-        c = empty(shape, dtype=dtype, device=device)
+        c = empty(shape, strides, dtype=dtype, device=device)
         write(a, b, c, d, alpha, beta)
         return c
     return anywhere
@@ -230,16 +231,15 @@ def _rescue(form: Form, key: Key, error: Exception) -> Callable[..., None]:
             forget()
         raise reason from None
     try:
-        write = _write(form, plans.get(key, scratch=False))
+        write = _write(form, plans.get(key, scratch=False, insisting=True))
     except Declined as reason:
-        raise Declined(str(reason), lasting=False) from None
+        raise DeclinedNow(str(reason)) from None
 
     def retry(a, b, c, d, alpha, beta):
         try:
             write(a, b, c, d, alpha, beta)
         except torch.OutOfMemoryError:
-            raise Declined("there is no memory for the scratch of this call",
-                           lasting=False) from None
+            raise DeclinedNow("there is no memory for the scratch of this call") from None
     return retry
 
 

@@ -11,10 +11,21 @@ class Declined(Exception):
         by_choice: a kernel could run it; ``strict`` makes it do so.
     """
 
-    def __init__(self, reason: str, *, lasting: bool = True, by_choice: bool = False) -> None:
-        super().__init__(reason)
-        self.lasting, self.by_choice = lasting, by_choice
+    lasting = True
+    by_choice = False
 
     def fresh(self) -> Declined:
         """The same, with no traceback that would keep a call's operands alive."""
-        return Declined(str(self), lasting=self.lasting, by_choice=self.by_choice)
+        return type(self)(*self.args)
+
+
+class DeclinedNow(Declined):
+    """This time: another call like this one may run."""
+
+    lasting = False
+
+
+class DeclinedByChoice(Declined):
+    """torch is at least as good."""
+
+    by_choice = True

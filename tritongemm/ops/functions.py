@@ -180,6 +180,12 @@ def _multiplied(theirs: Callable[..., Tensor], op: Op, a: Tensor, b: Tensor,
                 if not (strict or settings.current().strict):
                     return theirs(a, b)
         return _ruled(partial(theirs, a, b), op, (a, b), strict)
+    if (type(out) in _PLAIN and not _compiling() and _way(a, b) is product
+            and not out.requires_grad and not out.is_neg()):
+        try:
+            return product_into(op, a, b, out, out_dtype)
+        except Declined:
+            pass
     return _ruled(partial(theirs, a, b, **_given(out_dtype, out)), op, (a, b), strict, out,
                   out_dtype)
 

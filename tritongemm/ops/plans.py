@@ -14,9 +14,9 @@ import torch
 from tritongemm import settings
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec, cuda_device, interpreter_device, within_budget
-from tritongemm.errors import LaunchError, TritonGemmError, UnsupportedError
+from tritongemm.errors import CompileError, LaunchError, TritonGemmError, UnsupportedError
 from tritongemm.kernels.launch import Geometry
-from tritongemm.ops.declined import Declined
+from tritongemm.ops.declined import Declined, DeclinedByChoice, DeclinedNow
 from tritongemm.ops.plan import InterpretedPlan, Plan, make_plan
 from tritongemm.problem import GemmProblem
 from tritongemm.records.failures import remember
@@ -99,21 +99,27 @@ def _make(problem: GemmProblem, geometry: Geometry, where: torch.device,
           scratch: bool, insisting: bool) -> AnyPlan | Declined:
     if where.type == "cuda":
         if torch.cuda._is_in_bad_fork():
-            raise Declined("CUDA cannot be used in a forked process; start it with the 'spawn' "
-                           "method", lasting=False)
+            raise DeclinedNow("CUDA cannot be used in a forked process; start it with the 'spawn' "
+                              "method")
         if torch.cuda.is_current_stream_capturing():
             _say_capturing()
-            raise Declined("no warm plan for this problem, and a CUDA graph is being captured",
-                           lasting=False)
+            raise DeclinedNow("no warm plan for this problem, and a CUDA graph is being captured")
     device = device_of(where)
     try:
         choice = choose(problem, device)
         faster = None if insisting else torch_wins(choice)
         if faster is not None:
             _say(str(problem), device.slug, "torch", choice.source, faster)
-            return Declined(faster, by_choice=True)
+            return DeclinedByChoice(faster)
         config = choice.config if scratch else _frugal(problem, device, choice.config)
-        plan = make_plan(problem, config, device, geometry, where)
+        try:
+            plan = make_plan(problem, config, device, geometry, where)
+        except CompileError:  # where this ruled a kind of kernel out, another one is chosen now
+            again = choose(problem, device)
+            if again.config.kernel == config.kernel or not scratch:
+                raise
+            choice, config = again, again.config
+            plan = make_plan(problem, config, device, geometry, where)
     except UnsupportedError as error:
         return Declined(str(error))
     except TritonGemmError as error:  # no compiler, no driver, a damaged table: torch still works
