@@ -132,7 +132,13 @@ def _why_keep(old: TunedRow, new: TunedRow) -> str | None:
         ours, theirs = getattr(old, name), getattr(new, name)
         if ours and theirs and _version(theirs) < _version(ours):
             return f"the new one was made with {name} {theirs}, older than {ours}"
-    if new.time_us >= old.time_us:
+    # Torch's time in the same rounds tells two runs apart from two temperatures of the card, which
+    # slows down by 10 % as it warms.
+    if old.vs_torch is not None and new.vs_torch is not None:
+        if new.vs_torch <= old.vs_torch:
+            return (f"the new one is not faster: {new.vs_torch:.3f} of torch's speed against "
+                    f"{old.vs_torch:.3f}")
+    elif new.time_us >= old.time_us:
         return f"the new one is not faster: {new.time_us:.3f} us against {old.time_us:.3f} us"
     return None
 
