@@ -186,7 +186,7 @@ def test_tiled_needs_ampere():
 def test_every_rule_of_every_kernel_has_a_case():
     rules = {(name, c.rule) for name, spec in SPECS.items() for c in spec.constraints}
     assert rules - {(b.kernel, b.rule) for b in BREACHES} == {
-        ("tiled", "arch"), ("warp_specialized", "interpreter")}
+        ("tiled", "arch"), ("warp_specialized", "interpreter"), ("warp_specialized", "gluon")}
 
 
 def test_an_unknown_kernel_is_a_violation_and_its_spec_an_error():

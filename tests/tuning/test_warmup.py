@@ -1,4 +1,4 @@
-"""Warming up: what is compiled, what is found, what is torch's, and how many binaries M can need."""
+"""Warming up: what is compiled, what is found, what is torch's, how many binaries M can need."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ SHAPES = [(64, 512, 512), (128, 512, 512), (4096, 4096, 512), (999, 1001, 333)]
 class Faked(Builder):
     """Builds nothing, and remembers what it was asked for."""
 
-    asked: list = []  # noqa: RUF012
-    refuses: set = set()  # noqa: RUF012
+    asked: list = []
+    refuses: set = set()
 
     def one(self, problem, config):
         if problem in self.refuses:

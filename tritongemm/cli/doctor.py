@@ -145,6 +145,29 @@ def _import(package: str) -> Check:
     return Check(package, True, version)
 
 
+def _gluon(triton: Check) -> Check:
+    """Whether the Gluon kernels run with this Triton, or the others take their place."""
+    from tritongemm.kernels.gluon_support import KNOWN, any_width_obstacle, obstacle
+
+    if not triton.ok:
+        return Check("Gluon kernels", False, "cannot be looked for without triton",
+                     "mend triton first")
+    reason = obstacle()
+    if reason is None:
+        try:
+            importlib.import_module("triton.experimental.gluon.language.nvidia.hopper")
+        except (ImportError, OSError, AttributeError, RuntimeError) as error:
+            reason = f"Gluon cannot be imported: {error}"
+    if reason is None:
+        narrower = any_width_obstacle()
+        return Check("Gluon kernels", True, "the fastest on sm_90"
+                     + (f"; {narrower}" if narrower else ""))
+    low, high = (".".join(map(str, version)) for version in KNOWN)
+    return Check("Gluon kernels", False, f"{reason}; the tl kernels run instead",
+                 f"{sys.executable} -m pip install 'triton>={low},<={high}.*', if your torch "
+                 "allows it")
+
+
 def _required(package: str) -> Check:
     version = version_of(package)
     return Check(package, version is not None, version or "not installed",
@@ -277,9 +300,9 @@ def diagnose() -> Diagnosis:
     """Looks at everything. Raises :class:`UsageError` for a TRITONGEMM_* variable that cannot
     be read."""
     settings.current()
-    torch = _import("torch")
+    torch, triton = _import("torch"), _import("triton")
     steps: Iterable[Callable[[], Check]] = (_compiler, _headers, _interpreter, _cache, _profiler)
-    checks = [_python(), torch, _import("triton"),
+    checks = [_python(), torch, triton, _gluon(triton),
               *map(_required, ("numpy", "pandas", "filelock", "platformdirs", "rich")),
               _driver(), *_gpu(torch.ok), *(step() for step in steps),
               *_configs(), *map(_optional, OPTIONAL)]

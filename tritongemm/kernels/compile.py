@@ -23,7 +23,7 @@ from tritongemm import settings
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.errors import CompileError, DataFileError, MissingDependencyError
-from tritongemm.kernels import spec_named
+from tritongemm.kernels import gluon_support, spec_named
 from tritongemm.kernels.launch import (
     Descriptor,
     Geometry,
@@ -182,14 +182,20 @@ def compile_launch(launch: Launch, arch: int) -> Binary:
     except ImportError as error:
         raise MissingDependencyError(f"compiling needs triton: {error}. Run: pip install triton"
                                      ) from error
-    function = getattr(importlib.import_module(launch.module), launch.function)
+    try:
+        function = getattr(importlib.import_module(launch.module), launch.function)
+        if launch.gluon:
+            from triton.experimental.gluon._runtime import GluonASTSource as Source
+        else:
+            from triton.compiler import ASTSource as Source
+    except ImportError as error:
+        if launch.gluon:
+            gluon_support.refuse(str(error))
+        raise CompileError(f"{launch.symbol}: {launch.module} cannot be imported with Triton "
+                           f"{triton_version()}: {error}") from error
     if not hasattr(function, "arg_names"):
         raise CompileError("the kernels were loaded for Triton's interpreter; compiling needs a "
                            "process without TRITON_INTERPRET=1")
-    if launch.gluon:
-        from triton.experimental.gluon._runtime import GluonASTSource as Source
-    else:
-        from triton.compiler import ASTSource as Source
     signature, attributes = _signature(launch, function.arg_names)
     constants = dict(launch.all_constants())
     source = Source(function, signature, constexprs={

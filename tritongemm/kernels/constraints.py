@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import INTERPRETER, DeviceSpec
+from tritongemm.kernels import gluon_support
 from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
 
 #: The rule against tiles that mostly compute padding: nothing is wrong with them but their time.
@@ -63,6 +64,14 @@ def _not_interpreted(problem, config, device):
 
 
 not_interpreted = Constraint("interpreter", _not_interpreted, of_problem=True)
+
+
+def _gluon(problem, config, device):
+    reason = gluon_support.obstacle()
+    return None if reason is None else f"Gluon kernels are off: {reason}"
+
+
+gluon = Constraint("gluon", _gluon, of_problem=True)
 
 
 def dtypes(*allowed: str) -> Constraint:

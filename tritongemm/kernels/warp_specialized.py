@@ -8,6 +8,7 @@ from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.kernels import constraints as rules
 from tritongemm.kernels.epilogue import NO_EPILOGUE, epilogue_of_launch
+from tritongemm.kernels.gluon_support import any_width_obstacle
 from tritongemm.kernels.launch import (
     Geometry,
     Launch,
@@ -197,6 +198,8 @@ def _powers(problem, config, device):
 
 
 def _tile(problem, config, device):
+    if not _power(config.block_n) and (reason := any_width_obstacle()) is not None:
+        return f"block_n={config.block_n}: {reason}"
     rows = config.block_m if config.pingpong else config.block_m // consumers_of(config)
     if rows not in (64, 128):
         return (f"block_m={config.block_m} gives a consumer {rows} rows; the tensor instruction "
@@ -300,7 +303,7 @@ WARP_SPECIALIZED = KernelSpec(
     idea="a producer warp copies, consumer warpgroups multiply, persistent, split-K, swapped",
     archs=(90,),
     constraints=(
-        rules.dtypes("bf16", "fp16"), rules.archs(90), rules.not_interpreted,
+        rules.dtypes("bf16", "fp16"), rules.archs(90), rules.not_interpreted, rules.gluon,
         rules.tma_extents,
         rules.unused("cluster_m", "thread_m", "thread_n", "warp_m", "warp_n"),
         rules.flags, rules.Constraint("powers", _powers), rules.Constraint("consumers", _consumers),

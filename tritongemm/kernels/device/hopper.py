@@ -1,9 +1,13 @@
 """What differs between Triton versions in Gluon's Hopper interface, in one place.
 
 3.6 and 3.7 store by ``tma.async_copy_shared_to_global`` and load by
-``tma.async_copy_global_to_shared``; later versions name them ``async_store`` and ``async_load``.
+``tma.async_copy_global_to_shared``; later versions name them ``async_store`` and ``async_load``
+and keep the old names only to raise an error. 3.9 names a buffer's ``_reinterpret`` without the
+underscore.
 """
 
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -12,9 +16,22 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-tma_load = getattr(tma, "async_copy_global_to_shared", None) or tma.async_load
-tma_store = getattr(tma, "async_copy_shared_to_global", None) or tma.async_store
+tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 tma_store_wait = tma.store_wait
 
-__all__ = ["fence_async_shared", "mbarrier", "tma_load", "tma_store", "tma_store_wait",
+if hasattr(gl.shared_memory_descriptor, "reinterpret"):
+    @gluon.jit
+    def matrix_of(buffer, OUTER: gl.constexpr, INNER: gl.constexpr):
+        """A [1, OUTER, INNER] buffer as [OUTER, INNER]."""
+        layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([OUTER, INNER], buffer.dtype)
+        return buffer.reinterpret(buffer.dtype, [OUTER, INNER], layout)
+else:
+    @gluon.jit
+    def matrix_of(buffer, OUTER: gl.constexpr, INNER: gl.constexpr):
+        """A [1, OUTER, INNER] buffer as [OUTER, INNER]."""
+        layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([OUTER, INNER], buffer.dtype)
+        return buffer._reinterpret(buffer.dtype, [OUTER, INNER], layout)
+
+__all__ = ["fence_async_shared", "matrix_of", "mbarrier", "tma_load", "tma_store", "tma_store_wait",
            "warpgroup_mma", "warpgroup_mma_wait"]

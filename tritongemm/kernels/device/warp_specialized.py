@@ -17,6 +17,7 @@ from tritongemm.kernels.device.dependent_launch import gluon_release, gluon_wait
 from tritongemm.kernels.device.epilogue import gluon_finish, gluon_load_d
 from tritongemm.kernels.device.hopper import (
     fence_async_shared,
+    matrix_of,
     mbarrier,
     tma_load,
     tma_store,
@@ -127,8 +128,7 @@ def producer(a_desc, b_desc, a_bufs, b_bufs, ready, empty, M, N, K, batches, A_T
 def flat(buffer, OUTER: gl.constexpr, INNER: gl.constexpr, BATCHED: gl.constexpr):
     """A [1, OUTER, INNER] buffer as [OUTER, INNER]."""
     if BATCHED:
-        layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([OUTER, INNER], buffer.dtype)
-        return buffer._reinterpret(buffer.dtype, [OUTER, INNER], layout)
+        return matrix_of(buffer, OUTER, INNER)
     else:
         return buffer
 

@@ -1,0 +1,71 @@
+"""Compiles a sample of every shipped kernel with the Triton of this process; prints what fails."""
+
+from __future__ import annotations
+
+import sys
+
+from tritongemm.config import KernelConfig
+from tritongemm.device import representative
+from tritongemm.errors import CompileError
+from tritongemm.kernels import SPECS, violation
+from tritongemm.kernels.compile import compile_launch, launches_of, triton_version
+from tritongemm.kernels.gluon_support import any_width_obstacle
+from tritongemm.problem import LAYOUTS, GemmProblem
+
+
+def hopper(*tile: int, **others: int) -> KernelConfig:
+    """A config of the Gluon kernel."""
+    return KernelConfig("warp_specialized", *tile, 64, **others)
+
+
+def cases():
+    """(architecture, problem, config): every kernel, and every way through the Gluon kernel."""
+    def problem(m=1024, n=1024, k=1024, **more):
+        return GemmProblem.contiguous(m, n, k, **{"layout": "nt", **more})
+
+    for layout in LAYOUTS:
+        yield 90, problem(layout=layout), hopper(128, 128, num_warps=8, num_stages=4)
+    yield 90, problem(), hopper(128, 256, num_warps=8, num_stages=4, epilogue_subtile=2)
+    yield 90, problem(16), hopper(64, 16, num_warps=4, num_stages=8, swap_ab=1, split_k=4)
+    yield 90, problem(999, 1001, 1003), hopper(128, 128, num_warps=8, num_stages=4, pingpong=1,
+                                               pad_operands=1)
+    yield 90, problem(epilogue="bias+gelu"), hopper(192, 64, num_warps=12, num_stages=4)
+    yield 90, problem(epilogue="add", dtype="fp16"), hopper(64, 64, num_warps=4, num_stages=6)
+    yield 90, problem(batch=3), hopper(128, 64, num_warps=8, num_stages=4)
+    if any_width_obstacle() is None:
+        yield 90, problem(), hopper(128, 192, num_warps=8, num_stages=4)
+    for arch, warps in ((90, 8), (100, 4)):
+        yield arch, problem(), KernelConfig("persistent_tma", 128, 128, 64, num_warps=warps,
+                                            num_stages=3)
+    for arch in (80, 89, 90, 100):
+        yield arch, problem(999, 1001, 1003, layout="nn"), KernelConfig(
+            "tiled", 64, 64, 64, num_warps=4, num_stages=3, split_k=2)
+        yield arch, problem(dtype="fp32", layout="nn"), KernelConfig(
+            "tiled", 64, 64, 16, num_warps=8, num_stages=2)
+
+
+def main(wanted: str) -> int:
+    """0 where everything compiled with Triton ``wanted``."""
+    if triton_version() != wanted:
+        print(f"this process has Triton {triton_version()}, not {wanted}")
+        return 2
+    wrong, seen = [], set()
+    for arch, problem, config in cases():
+        device = representative(arch)
+        broken = violation(problem, config, device)
+        if broken is not None:
+            wrong.append(f"{config} for {problem} on sm_{arch}: {broken.message}")
+            continue
+        seen.add(config.kernel)
+        for launch in launches_of(problem, config, device):
+            try:
+                compile_launch(launch, arch)
+            except CompileError as error:
+                wrong.append(f"{problem}: {error}")
+    wrong += [f"{name} was not compiled" for name in sorted(set(SPECS) - seen)]
+    print("\n".join(wrong))
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,73 @@
+"""Whether this Triton can be trusted with the Gluon kernels; where not, the ``tl`` kernels run.
+
+Gluon is experimental: its interface changes between minor versions. Those that the tests compile
+for are known; a newer one, or one whose Gluon cannot be imported, is not used, and ``tritongemm
+doctor`` says so. Nothing here imports Triton: a call with a stored binary needs none.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from pathlib import Path
+
+#: Minor versions that tests/compile/test_triton_versions.py compiles the kernels with.
+KNOWN = ((3, 6), (3, 9))
+#: From here on a piece of shared memory cannot be read as a larger one, which tiles of a width that
+#: is no power of two need.
+_NO_ANY_WIDTH = (3, 8)
+
+_refused: str | None = None
+
+
+def obstacle() -> str | None:
+    """Why Gluon kernels are not used here; None where they are, and where there is no Triton."""
+    return _refused or _obstacle(_version())
+
+
+def any_width_obstacle() -> str | None:
+    """Why only tiles of a power of two columns are used here, or None."""
+    version = _version()
+    if version and _minor(version) >= _NO_ANY_WIDTH:
+        return (f"Triton {version} does not let a kernel lay out tiles whose width is no power of "
+                "two; use one that is")
+    return None
+
+
+def refuse(reason: str) -> None:
+    """From now on this process uses no Gluon kernel: importing Gluon failed."""
+    global _refused
+    _refused = f"Gluon cannot be imported: {reason}"
+
+
+def forget() -> None:
+    """Forgets what was refused and looked up (tests)."""
+    global _refused
+    _refused = None
+    _obstacle.cache_clear()
+
+
+def _version() -> str:
+    from tritongemm.kernels import compile as compiling  # it imports the kernels' rules
+
+    return compiling.triton_version()
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    parts = [part for part in version.split(".")[:2] if part.isdigit()]
+    return tuple(map(int, parts))
+
+
+@functools.cache
+def _obstacle(version: str) -> str | None:
+    if not version:
+        return None  # nothing to compile with: the store, or what will be installed
+    lowest, highest = KNOWN
+    if not lowest <= _minor(version) <= highest:
+        return (f"Triton {version} is not one of {lowest[0]}.{lowest[1]} to {highest[0]}."
+                f"{highest[1]}, which the Gluon kernels were tested with")
+    found = importlib.util.find_spec("triton")
+    if found is not None and found.origin and not (
+            Path(found.origin).parent / "experimental" / "gluon" / "_runtime.py").is_file():
+        return f"Triton {version} was installed without Gluon"
+    return None
