@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,9 @@ from tritongemm.problem import torch_dtype
 
 if TYPE_CHECKING:
     import torch
+
+#: Triton's interpreter puts functions of its own into ``triton.language`` while a kernel runs.
+_one_at_a_time = threading.Lock()
 
 
 def interpret(launch: Launch, operands: Mapping[str, torch.Tensor],
@@ -45,7 +49,8 @@ def interpret(launch: Launch, operands: Mapping[str, torch.Tensor],
             values[x.name] = float((numbers or {})[x.name])
         else:
             values[x.name] = x.value
-    function[launch.grid](**values)
+    with _one_at_a_time:
+        function[launch.grid](**values)
 
 
 def _at(operand: torch.Tensor, x: Pointer | Descriptor) -> torch.Tensor:

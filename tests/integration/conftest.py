@@ -1,0 +1,1 @@
+from replaced import products  # noqa: F401

@@ -1,0 +1,35 @@
+"""Overrides with no GPU and no interpreter: numpy computes in the place of plans."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import tritongemm as tg  # noqa: E402
+from tritongemm import settings  # noqa: E402
+from tritongemm.integration import override as in_force  # noqa: E402
+from tritongemm.ops import plans as kept  # noqa: E402
+
+
+def numpy_plan(problem, config, device, geometry, where):
+    """A plan that no entry in torch's dispatcher sees."""
+    def plan(a, b, c, d=None, alpha=1.0, beta=1.0):
+        product = alpha * (a.detach().double().numpy() @ b.detach().double().numpy())
+        if d is not None:
+            product = product + beta * d.detach().double().numpy()
+        c.copy_(torch.from_numpy(product))
+    return plan
+
+
+@pytest.fixture
+def products(monkeypatch):
+    """Every CPU product is ours; afterwards no override stands, whatever the test did."""
+    monkeypatch.setattr(kept, "make_plan", numpy_plan)
+    tg.override_report(clear=True)
+    with settings.override(interpret=True):
+        yield
+        left = list(in_force._active)
+        for request in left:
+            in_force.leave(request)
+        assert not left, "the test left an override in force"

@@ -1,0 +1,204 @@
+"""The registered ops: torch's own checks, compilers, gradients. Torch runs them here, which changes
+nothing of what a compiler sees."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import tritongemm as tg  # noqa: E402
+from tritongemm import settings  # noqa: E402
+from tritongemm.errors import UsageError  # noqa: E402
+from tritongemm.ops import registered  # noqa: E402
+from tritongemm.ops.execute import ACTIVATIONS  # noqa: E402
+
+ops = torch.ops.tritongemm
+COUNTERS = torch._dynamo.utils.counters
+
+
+def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, dtype=dtype).requires_grad_()
+
+
+def samples(dtype: torch.dtype = torch.float32) -> dict[str, tuple]:
+    def made(*shape: int) -> torch.Tensor:
+        return leaf(*shape, dtype=dtype)
+
+    return {
+        "mm": (ops.mm, (made(3, 4), made(4, 5)), {}),
+        "mm transposed": (ops.mm, (made(3, 4), made(5, 4).mT), {}),
+        "mm empty": (ops.mm, (made(0, 4), made(4, 5)), {}),
+        "bmm": (ops.bmm, (made(2, 3, 4), made(2, 4, 5)), {}),
+        "addmm": (ops.addmm, (made(3, 5), made(3, 4), made(4, 5)), dict(beta=0.5, alpha=2.0)),
+        "addmm of a bias": (ops.addmm, (made(5), made(3, 4), made(4, 5)), {}),
+        "addmm without input": (ops.addmm, (made(5), made(3, 4), made(4, 5)), dict(beta=0)),
+        "baddbmm": (ops.baddbmm, (made(3, 5), made(2, 3, 4), made(2, 4, 5)), dict(alpha=0.5)),
+        **{f"addmm {name}": (ops.addmm, (made(5), made(3, 4), made(4, 5)),
+                             dict(activation=name, alpha=1.5)) for name in ACTIVATIONS[1:]},
+    }
+
+
+@pytest.mark.parametrize("name", samples())
+def test_opcheck(name):
+    op, args, kwargs = samples()[name]
+    torch.library.opcheck(op.default, tuple(x.detach().requires_grad_() for x in args), kwargs)
+
+
+@pytest.mark.parametrize(("name", "needed"), [
+    (name, needed) for name, (_, args, _) in samples().items() if name != "mm empty"
+    for needed in (*range(len(args)), None)])
+def test_gradients_of_both_orders_in_float64(name, needed):
+    op, args, kwargs = samples(torch.float64)[name]
+    args = [x.detach().requires_grad_(needed in (None, i)) for i, x in enumerate(args)]
+    wanted = [x for x in args if x.requires_grad]
+
+    def call(*tensors: torch.Tensor) -> torch.Tensor:
+        given = iter(tensors)
+        return op(*(next(given) if x.requires_grad else x for x in args), **kwargs)
+
+    assert torch.autograd.gradcheck(call, wanted)
+    assert torch.autograd.gradgradcheck(call, wanted)
+
+
+REJECTED = {
+    "shapes": (ops.mm, torch.mm, ((3, 4), (3, 4))), "ranks": (ops.mm, torch.mm, ((3, 4), (4,))),
+    "batches": (ops.bmm, torch.bmm, ((2, 3, 4), (3, 4, 5))),
+    "the input": (ops.addmm, torch.addmm, ((2, 2), (3, 4), (4, 5))),
+    "the batched input": (ops.baddbmm, torch.baddbmm, ((7,), (2, 3, 4), (2, 4, 5))),
+}
+
+
+@pytest.mark.parametrize("name", REJECTED)
+def test_what_torch_rejects_is_rejected_alike(name):
+    op, theirs, shapes = REJECTED[name]
+    operands = [torch.ones(shape) for shape in shapes]
+    for device in ("cpu", "meta"):
+        moved = [x.to(device) for x in operands]
+        with pytest.raises(Exception) as expected:
+            theirs(*moved)
+        with pytest.raises(type(expected.value)) as found:
+            op(*moved)
+        assert str(found.value) == str(expected.value)
+
+
+def test_an_unknown_activation():
+    with pytest.raises(UsageError, match="'selu' is not known; use one of none, relu"):
+        ops.addmm(torch.ones(5), torch.ones(3, 4), torch.ones(4, 5), activation="selu")
+
+
+def test_every_schema_is_atens_and_the_activation():
+    for name, schema in registered.SCHEMAS.items():
+        theirs = str(getattr(torch.ops.aten, name).default._schema).partition("(")[2]
+        ours = schema[1:].replace(', str activation="none"', "")
+        assert ours == theirs
+
+
+# -- through the public functions, compiled --------------------------------------------------------
+
+@pytest.fixture
+def ours():
+    """CPU operands are this package's, so that compiled calls are its ops; torch runs them, for
+    what it is told about plans is that there are none."""
+    torch._dynamo.reset()
+    COUNTERS.clear()
+    with settings.override(interpret=True, disable=True):
+        yield
+    torch._dynamo.reset()
+
+
+def network(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    y = tg.linear(x, w, b, activation="gelu_tanh")
+    return tg.addmm(b, y, tg.matmul(w, w.mT)) if y.dim() == 2 else tg.matmul(
+        y, w.expand(y.shape[0], *w.shape))
+
+
+def gradients(run, *tensors: torch.Tensor) -> list[torch.Tensor]:
+    result = run(*tensors)
+    return [result, *torch.autograd.grad(result.square().sum(), tensors)]
+
+
+def seen_ops(run, *args: torch.Tensor) -> tuple[list[str], object]:
+    """The registered ops in the graphs that a compiler is handed."""
+    found: list[str] = []
+
+    def backend(module: torch.fx.GraphModule, _: list) -> object:
+        found.extend(str(node.target) for node in module.graph.nodes
+                     if "tritongemm" in str(node.target))
+        return module
+
+    compiled = torch.compile(run, fullgraph=True, backend=backend)
+    return found, compiled(*args)
+
+
+def test_the_functions_become_registered_ops(ours):
+    a, b, d = torch.randn(3, 4), torch.randn(4, 5), torch.randn(5)
+    x, y = torch.randn(2, 3, 4), torch.randn(2, 4, 5)
+    found, _ = seen_ops(lambda: (tg.matmul(a, b), tg.mm(a, b), tg.matmul(x, b), tg.bmm(x, y),
+                                 tg.matmul(x, y), tg.addmm(d, a, b, alpha=2),
+                                 tg.baddbmm(d, x, y), tg.linear(a, b.mT, d, activation="silu")))
+    assert [name.removeprefix("tritongemm.") for name in found] == [
+        "mm", "mm", "mm", "bmm", "bmm", "addmm", "baddbmm", "addmm"]
+
+
+@pytest.mark.parametrize("dynamic", (False, True), ids=("static", "dynamic"))
+def test_compiled_gradients_are_those_of_eager_calls(ours, dynamic):
+    compiled = torch.compile(network, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    w, b = leaf(6, 5), leaf(6)
+    for shape in ((3, 5), (4, 5), (2, 3, 5), (2, 4, 5)):
+        x = leaf(*shape)
+        torch.testing.assert_close(gradients(compiled, x, w, b), gradients(network, x, w, b))
+    assert not COUNTERS["graph_break"]
+
+
+def test_many_shapes_recompile_once(ours):
+    """Automatic dynamic shapes: one graph for the first shape, one for all others."""
+    compiled = torch.compile(lambda x, w, b: tg.linear(x, w, b, activation="relu"),
+                             fullgraph=True, backend="aot_eager")
+    w, b = leaf(6, 5), leaf(6)
+    for rows in range(2, 40):
+        compiled(leaf(rows, 5), w, b)
+    assert COUNTERS["stats"]["unique_graphs"] == 2
+
+
+def test_export_keeps_the_ops_and_a_dynamic_batch(ours):
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(5, 6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return tg.linear(x, self.layer.weight, self.layer.bias, activation="gelu")
+
+    model = Model().eval()
+    rows = torch.export.Dim("rows", min=2, max=1000)
+    program = torch.export.export(model, (torch.randn(3, 5),), dynamic_shapes=({0: rows},))
+    assert any("tritongemm" in str(node.target) for node in program.graph.nodes)
+    x = torch.randn(17, 5)
+    torch.testing.assert_close(program.module()(x), model(x))
+
+
+def test_autocast_is_traced(ours):
+    a, b = torch.randn(3, 4), torch.randn(4, 5)
+
+    def cast() -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return tg.matmul(a, b)
+
+    found, result = seen_ops(cast)
+    assert found == ["tritongemm.mm"] and result.dtype == torch.bfloat16
+    torch.testing.assert_close(result, cast())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler here")
+@pytest.mark.parametrize("dynamic", (False, True), ids=("static", "dynamic"))
+def test_inductor_compiles_forward_and_backward(ours, dynamic):
+    compiled = torch.compile(network, fullgraph=True, dynamic=dynamic)
+    w, b = leaf(6, 5), leaf(6)
+    for shape in ((3, 5), (4, 5), (2, 3, 5)):
+        x = leaf(*shape)
+        torch.testing.assert_close(gradients(compiled, x, w, b), gradients(network, x, w, b),
+                                   rtol=1e-4, atol=1e-4)
