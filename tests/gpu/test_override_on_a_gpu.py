@@ -1,0 +1,147 @@
+"""``tritongemm.override`` on a device: backward threads, graphs, streams, compiled code, chains."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import tritongemm as tg  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(*shape, dtype=dtype, device="cuda")
+
+
+def near(found: torch.Tensor, exact: torch.Tensor) -> None:
+    """Against float64, within four roundings of the largest element."""
+    limit = 4 * torch.finfo(found.dtype).eps * exact.abs().max().item()
+    assert (found.double() - exact).abs().max().item() <= limit
+
+
+def taken() -> dict[str, int]:
+    return {calls.name: calls.taken for calls in tg.override_report().calls if calls.taken}
+
+
+@pytest.fixture(autouse=True)
+def counted():
+    tg.override_report(clear=True)
+    yield
+    assert tg.override_report().active == ()
+
+
+def test_backward_runs_in_another_thread_and_is_taken():
+    model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.GELU(),
+                                torch.nn.Linear(512, 128)).cuda()
+    x = draw(384, 256, dtype=torch.float32)
+
+    def gradients() -> list[torch.Tensor]:
+        model.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = model(x).float().square().mean()
+        loss.backward()
+        return [p.grad.clone() for p in model.parameters()]
+
+    expected = gradients()
+    with tg.override(min_flops=0):
+        found = gradients()
+    assert taken() == {"addmm": 2, "mm": 3} and tg.override_report().declined == 0
+    for ours, theirs in zip(found, expected):
+        torch.testing.assert_close(ours, theirs, rtol=0.05, atol=0.02 * theirs.abs().max().item())
+
+
+@pytest.mark.parametrize("op", ("mm", "bmm"))
+def test_a_float32_result_of_half_operands(op):
+    shape = (4,) if op == "bmm" else ()
+    a, b = draw(*shape, 200, 136), draw(*shape, 136, 264)
+    with tg.override(min_flops=0):
+        found = getattr(torch, op)(a, b, out_dtype=torch.float32)
+    assert taken() == {f"{op}.dtype": 1} and found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), a.double() @ b.double(), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("warm", (True, False), ids=("warm", "cold"))
+def test_capture_takes_warm_plans_and_leaves_cold_ones_to_torch(warm):
+    from tritongemm.ops.execute import clear_plans
+
+    a, b = draw(264, 520), draw(520, 392)
+    clear_plans()
+    with tg.override(min_flops=0):
+        if warm:
+            torch.mm(a, b)
+        else:
+            with tg.override(min_flops=1e15):  # torch is warm, this package is not
+                torch.mm(a, b)
+        tg.override_report(clear=True)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            c = torch.mm(a, b)
+    a.copy_(draw(264, 520))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert tg.override_report().taken == int(warm)
+    near(c, a.double() @ b.double())
+
+
+def test_a_side_stream():
+    a, b, stream = draw(512, 512), draw(512, 512), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with tg.override(min_flops=0), torch.cuda.stream(stream):
+        c = torch.mm(a, b)
+    torch.cuda.current_stream().wait_stream(stream)
+    near(c, a.double() @ b.double())
+    assert taken() == {"mm": 1}
+
+
+def test_torchs_own_override_of_outer_products_is_chained():
+    a, b = draw(4, 64, 1), draw(4, 1, 64)
+    for _ in range(2):
+        with tg.override(min_flops=1e15):
+            found = torch.bmm(a, b)
+        near(found, a.double() @ b.double())
+    assert tg.override_report().declined == 2
+    near(torch.bmm(a, b), a.double() @ b.double())
+
+
+def test_code_made_by_inductor_is_overridden():
+    torch._dynamo.reset()
+    w, x = draw(512, 256).requires_grad_(), draw(384, 256)
+    compiled = torch.compile(lambda x: torch.nn.functional.gelu(x @ w.t()).sum(), fullgraph=True)
+    with tg.override(min_flops=0):
+        compiled(x).backward()
+    assert tg.override_report().taken == 2
+
+
+def test_the_functions_compiled_run_kernels_and_match():
+    torch._dynamo.reset()
+    w, b = draw(512, 256).requires_grad_(), draw(512).requires_grad_()
+
+    def network(x: torch.Tensor) -> torch.Tensor:
+        return tg.linear(x, w, b, activation="gelu").float().square().mean()
+
+    compiled = torch.compile(network, fullgraph=True)
+    for rows in (128, 384, 200, 72):
+        x = draw(rows, 256).requires_grad_()
+        found = torch.autograd.grad(compiled(x), (x, w, b))
+        expected = torch.autograd.grad(network(x), (x, w, b))
+        for ours, theirs in zip(found, expected):
+            torch.testing.assert_close(ours, theirs, rtol=0.05,
+                                       atol=0.02 * theirs.abs().max().item())
+
+
+def test_many_threads_mix_calls():
+    operands = [(draw(m, 256), draw(256, n)) for m, n in ((64, 64), (100, 72), (256, 512))]
+    exact = [a.double() @ b.double() for a, b in operands]
+
+    def multiply(seed: int) -> list[tuple[int, torch.Tensor]]:
+        return [(i % 3, torch.mm(*operands[i % 3])) for i in range(seed, seed + 200)]
+
+    with tg.override(min_flops=0), ThreadPoolExecutor(16) as pool:
+        for done in [pool.submit(multiply, seed) for seed in range(16)]:
+            for i, result in done.result()[::20]:
+                near(result, exact[i])
+    assert taken() == {"mm": 3200}
