@@ -102,6 +102,8 @@ def _check(rule: Rule, x: Operands, dtype_out: torch.dtype) -> None:
     a, b, d, out = x.a, x.b, x.d, x.out
     if settings.current().disable:
         raise Declined("TRITONGEMM_DISABLE is set")
+    if torch._C._get_tracing_state() is not None:
+        raise DeclinedNow("torch.jit.trace records torch's own calls only")
     if a.dtype not in NAMES or a.dtype != b.dtype:
         raise Declined(f"dtypes are {a.dtype} and {b.dtype}")
     if dtype_out not in (a.dtype, torch.float32):

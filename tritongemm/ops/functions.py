@@ -200,15 +200,22 @@ def _added(theirs: Callable[..., Tensor], op: Op, d: Tensor, a: Tensor, b: Tenso
             return run(op, d, a, b, beta, alpha)
         except Declined:
             if not (strict or settings.current().strict):
-                return theirs(d, a, b, beta=beta, alpha=alpha)
-    torchs = partial(theirs, d, a, b, beta=beta, alpha=alpha, **_given(out_dtype, out))
+                return theirs(d, a, b, **_factors(beta, alpha))
+    torchs = partial(theirs, d, a, b, **_factors(beta, alpha), **_given(out_dtype, out))
     return _ruled(torchs, op, (d, a, b), strict, out, out_dtype, (beta, alpha))
 
 
 def _given(out_dtype: torch.dtype | None, out: Tensor | None) -> dict[str, object]:
-    """Those arguments that were given, by name: torch's functions tell None from nothing."""
+    """Those arguments that were given, by name: torch's functions tell None from nothing, and
+    their errors name what they got."""
     return {name: value for name, value in (("out_dtype", out_dtype), ("out", out))
             if value is not None}
+
+
+def _factors(beta: float, alpha: float) -> dict[str, object]:
+    """Those factors that are not what torch takes for them anyway."""
+    return {name: value for name, value in (("beta", beta), ("alpha", alpha))
+            if type(value) is not int or value != 1}
 
 
 def _ruled(theirs: Callable[[], Tensor], op: Op, tensors: tuple[Tensor, ...], strict: bool,

@@ -1,0 +1,296 @@
+"""The gradients' formulas in float64 over torch's own inner product, and what they run and keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.autograd import forward_ad, gradcheck, gradgradcheck  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+import tritongemm as tg  # noqa: E402
+from tritongemm.ops import autograd, execute  # noqa: E402
+
+F = torch.nn.functional
+ADDMM, BMM, LINEAR, MATMUL = (execute.ADDMM["none"], execute.BADDBMM, execute.LINEAR["none"],
+                              execute.MATMUL)
+
+
+def randn(*shape: int, dtype=torch.float64, leaf: bool = True) -> torch.Tensor:
+    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(
+        sum(shape) + len(shape))).requires_grad_(leaf)
+
+
+@pytest.fixture
+def reference(monkeypatch):
+    """torch's products in the place of the kernels, in float64; counted by (op, A, B)."""
+    ran: list[tuple] = []
+
+    def product(op, a, b, alpha=1.0):
+        ran.append((op.rule.name, tuple(a.shape), tuple(b.shape)))
+        return alpha * torch.matmul(a, b.mT if op.rule.flipped else b)
+
+    def fused(op, d, a, b, beta=1.0, alpha=1.0):
+        return beta * d + product(op, a, b, alpha)
+
+    monkeypatch.setattr(autograd, "run_product", product)
+    monkeypatch.setattr(autograd, "run_fused", fused)
+    return ran
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    ours: Callable
+    theirs: Callable
+    shapes: tuple[tuple[int, ...], ...]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def tensors(self, **options) -> tuple[torch.Tensor, ...]:
+        return tuple(randn(*shape, **options) for shape in self.shapes)
+
+
+def product(name: str, op, *shapes, theirs=torch.matmul, alpha: float = 1.0) -> Case:
+    return Case(name, lambda a, b: autograd.product(op, a, b, alpha),
+                lambda a, b: alpha * theirs(a, b), shapes)
+
+
+def fused(name: str, op, theirs, *shapes, beta: float = 1.0, alpha: float = 1.0) -> Case:
+    return Case(name, lambda d, a, b: autograd.fused(op, d, a, b, beta, alpha),
+                lambda d, a, b: theirs(d, a, b, beta, alpha), shapes)
+
+
+def added(d, a, b, beta, alpha):
+    return beta * d + alpha * torch.matmul(a, b)
+
+
+CASES = (
+    product("mm", MATMUL, (3, 4), (4, 2)), product("scaled", MATMUL, (3, 4), (4, 2), alpha=-1.5),
+    product("bmm", MATMUL, (2, 3, 4), (2, 4, 2)), product("folded", MATMUL, (2, 3, 4), (4, 2)),
+    product("matrix-batch", MATMUL, (3, 4), (2, 4, 2)),
+    product("broadcast", MATMUL, (2, 1, 3, 4), (3, 4, 2)),
+    product("one-row", MATMUL, (1, 4), (4, 1)),
+    product("vector-matrix", MATMUL.insisting, (4,), (4, 2)),
+    product("matrix-vector", MATMUL.insisting, (3, 4), (4,)),
+    product("vectors", MATMUL.insisting, (4,), (4,)),
+    product("linear", LINEAR, (3, 4), (2, 4), theirs=F.linear),
+    product("linear-batch", LINEAR, (2, 3, 4), (2, 4), theirs=F.linear),
+    fused("addmm", ADDMM, added, (3, 2), (3, 4), (4, 2), beta=0.5, alpha=2.0),
+    fused("addmm-bias", ADDMM, added, (2,), (3, 4), (4, 2)),
+    fused("addmm-column", ADDMM, added, (3, 1), (3, 4), (4, 2), beta=-1.0),
+    fused("addmm-unread", ADDMM, added, (2,), (3, 4), (4, 2), beta=0.0),
+    fused("baddbmm", BMM, added, (2, 3, 2), (2, 3, 4), (2, 4, 2), alpha=0.5),
+    fused("baddbmm-bias", BMM, added, (2,), (2, 3, 4), (2, 4, 2)),
+    fused("linear-bias", LINEAR, lambda d, a, b, *_: F.linear(a, b, d), (2,), (2, 3, 4), (2, 4)),
+    fused("linear-gelu", execute.LINEAR["gelu"], lambda d, a, b, *_: F.gelu(F.linear(a, b, d)),
+          (2,), (3, 4), (2, 4)),
+    fused("linear-silu", execute.LINEAR["silu"], lambda d, a, b, *_: F.silu(F.linear(a, b, d)),
+          (2,), (3, 4), (2, 4)),
+)
+each = pytest.mark.parametrize("case", CASES, ids=str)
+
+
+@each
+def test_first_order_reverse_and_forward(case, reference):
+    assert gradcheck(case.ours, case.tensors(), check_forward_ad=True, check_batched_grad=True,
+                     check_batched_forward_grad=True)
+
+
+@each
+def test_second_order(case, reference):
+    assert gradgradcheck(case.ours, case.tensors(), check_fwd_over_rev=True,
+                         check_rev_over_rev=True)
+
+
+def close(found, expected) -> None:
+    if isinstance(expected, torch.Tensor):
+        assert found.shape == expected.shape
+        torch.testing.assert_close(found, expected)
+    else:
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected):
+            close(one, other)
+
+
+TRANSFORMS: dict[str, Callable] = {
+    "grad": lambda f, x: torch.func.grad(lambda *y: f(*y).pow(2).sum(),
+                                         argnums=tuple(range(len(x))))(*x),
+    "jvp": lambda f, x: torch.func.jvp(f, x, tuple(y + 1 for y in x)),
+    "vjp": lambda f, x: torch.func.vjp(f, *x)[1](f(*x)),
+    "jacrev": lambda f, x: torch.func.jacrev(f, argnums=tuple(range(len(x))))(*x),
+    "jacfwd": lambda f, x: torch.func.jacfwd(f, argnums=len(x) - 1)(*x),
+    "hessian": lambda f, x: torch.func.hessian(lambda y: f(*x[:-1], y).pow(3).sum())(x[-1]),
+}
+
+
+@each
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_transforms_agree_with_torchs(case, transform, reference):
+    tensors = case.tensors(leaf=False)
+    close(transform(case.ours, tensors), transform(case.theirs, tensors))
+
+
+@each
+@pytest.mark.parametrize("axis", [0, -1])
+def test_any_operands_may_be_mapped_over(case, axis, reference):
+    tensors = case.tensors(leaf=False)
+    for mapped in range(1, 2**len(tensors)):
+        axes = tuple(axis if mapped >> i & 1 else None for i in range(len(tensors)))
+        samples = tuple(x if at is None else torch.stack([x, 2 * x, x - 1], at)
+                        for x, at in zip(tensors, axes))
+        close(torch.func.vmap(case.ours, axes)(*samples),
+              torch.func.vmap(case.theirs, axes)(*samples))
+        gradient = partial(TRANSFORMS["grad"], case.ours)
+        expected = partial(TRANSFORMS["grad"], case.theirs)
+        close(torch.func.vmap(lambda *x, f=gradient: f(x), axes)(*samples),
+              torch.func.vmap(lambda *x, f=expected: f(x), axes)(*samples))
+
+
+def test_mapping_over_samples_is_one_product(reference):
+    a, b = randn(3, 4, leaf=False), randn(4, 2, leaf=False)
+    torch.func.vmap(case_mm := CASES[0].ours, (0, None))(torch.stack([a] * 5), b)
+    assert reference == [("matmul", (5, 3, 4), (4, 2))]
+    reference.clear()
+    torch.func.vmap(torch.func.vmap(case_mm, (0, None)), (0, 0))(
+        a.expand(2, 5, 3, 4), b.expand(2, 4, 2))
+    assert reference == [("matmul", (2, 5, 3, 4), (2, 1, 4, 2))]
+
+
+def test_only_the_gradients_that_are_needed_are_computed_and_kept_for(reference):
+    a, b = randn(3, 4), randn(4, 2, leaf=False)
+    result = autograd.product(MATMUL, a, b)
+    assert [x is None for x in result.grad_fn.saved_tensors] == [True, False]
+    reference.clear()
+    result.sum().backward()
+    assert reference == [("matmul", (3, 2), (2, 4))]
+    reference.clear()
+    bias = randn(2)
+    result = autograd.fused(ADDMM, bias, a.detach(), b)
+    assert [x is None for x in result.grad_fn.saved_tensors] == [True, True]
+    reference.clear()
+    result.sum().backward()
+    assert not reference and torch.equal(bias.grad, torch.full((2,), 3.0, dtype=torch.float64))
+
+
+def test_gradients_are_transposed_problems_of_views(reference, monkeypatch):
+    a, b = randn(5, 3, 4), randn(2, 4)
+    seen = []
+    real = autograd.run_product
+
+    def product(op, x, y, alpha=1.0):
+        seen.extend((x, y))
+        return real(op, x, y, alpha)
+
+    result = autograd.product(LINEAR, a, b)
+    monkeypatch.setattr(autograd, "run_product", product)
+    result.backward(torch.ones_like(result))
+    assert seen[1].data_ptr() == b.data_ptr() and seen[3].data_ptr() == a.data_ptr()
+
+
+def test_a_checkpoint_computes_the_forward_again(reference):
+    a, b = randn(3, 4), randn(4, 2)
+    checkpoint(lambda x, y: autograd.product(MATMUL, x, y).relu(), a, b,
+               use_reentrant=False).sum().backward()
+    gradients = a.grad, b.grad
+    assert reference.count(("matmul", (3, 4), (4, 2))) == 2
+    close(gradients, torch.autograd.grad(torch.matmul(a, b).relu().sum(), (a, b)))
+
+
+def test_a_changed_operand_is_refused_in_backward(reference):
+    a, b = randn(3, 4), randn(4, 2)
+    result = autograd.product(MATMUL, a, b * 1)
+    other = b * 1
+    late = autograd.product(MATMUL, a, other)
+    other.mul_(2)
+    result.sum().backward()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        late.sum().backward()
+
+
+def test_lazy_zeros_and_negatives_are_made_solid(reference):
+    a, b = randn(3, 4, leaf=False), randn(4, 2, leaf=False)
+    zero = torch._efficientzerotensor((3, 4), dtype=torch.float64)
+    assert torch.equal(autograd.multiply(MATMUL, zero, b), torch.zeros(3, 2, dtype=torch.float64))
+    close(autograd.multiply(MATMUL, torch._neg_view(a), b), -a @ b)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(a, b.sum() * torch.ones_like(a))
+        tangent = forward_ad.unpack_dual(autograd.product(MATMUL, dual, b)).tangent
+    close(tangent, b.sum() * torch.ones_like(a) @ b)
+
+
+# -- through the public functions, by (fake) kernels -----------------------------------------------
+
+PUBLIC: dict[str, tuple[Callable, Callable, tuple]] = {
+    "matmul": (tg.matmul, torch.matmul, ((5, 7), (7, 3))),
+    "matmul-batch": (tg.matmul, torch.matmul, ((2, 1, 5, 7), (3, 7, 4))),
+    "mm": (tg.mm, torch.mm, ((5, 7), (7, 3))), "bmm": (tg.bmm, torch.bmm, ((2, 5, 7), (2, 7, 3))),
+    "mv": (tg.mv, torch.mv, ((5, 7), (7,))), "dot": (tg.dot, torch.dot, ((7,), (7,))),
+    "addmm": (partial(tg.addmm, beta=0.5, alpha=2), partial(torch.addmm, beta=0.5, alpha=2),
+              ((3,), (5, 7), (7, 3))),
+    "baddbmm": (tg.baddbmm, torch.baddbmm, ((5, 1), (2, 5, 7), (2, 7, 3))),
+    "linear": (tg.linear, F.linear, ((2, 5, 7), (3, 7))),
+    "linear-vector": (lambda d, x, w, **o: tg.linear(x, w, d, **o),
+                      lambda d, x, w: F.linear(x, w, d), ((3,), (7,), (3, 7))),
+    "linear-silu": (lambda d, x, w, **o: tg.linear(x, w, d, activation="silu", **o),
+                    lambda d, x, w: F.silu(F.linear(x, w, d)), ((3,), (5, 7), (3, 7))),
+}
+
+
+@pytest.mark.parametrize("call", PUBLIC.values(), ids=PUBLIC)
+@pytest.mark.parametrize("strict", [True, False])
+def test_public_functions_have_torchs_gradients(call, strict, plans):
+    ours, theirs, shapes = call
+    tensors = [randn(*shape, dtype=torch.float32) for shape in shapes]
+    found, expected = ours(*tensors, strict=strict), theirs(*tensors)
+    assert found.requires_grad
+    for one, other in zip(torch.autograd.grad(found.pow(2).sum(), tensors),
+                          torch.autograd.grad(expected.pow(2).sum(), tensors)):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    # What of the three or more products is not a kernel's is a vector's, and torch's by choice.
+    assert len(plans.made) >= 2 or not strict or 1 in {len(shape) for shape in shapes}
+
+
+def test_a_gradient_that_a_kernel_refuses_is_torchs(plans, monkeypatch):
+    a, b = randn(5, 7, dtype=torch.float32), randn(7, 3, dtype=torch.float32)
+    result = tg.matmul(a, b, strict=True)
+    plans.error = tg.TritonGemmError("no more")
+    found = torch.autograd.grad(result.sum(), (a, b))
+    for one, other in zip(found, torch.autograd.grad((a @ b).sum(), (a, b))):
+        torch.testing.assert_close(one, other)
+
+
+def test_what_no_kernel_takes_has_torchs_graph(plans):
+    a, b = randn(5, 7), randn(7, 3)
+    assert type(tg.matmul(a, b).grad_fn).__name__ == "MmBackward0" and not plans.made
+
+
+def test_a_parameter_and_no_grad(plans):
+    layer = torch.nn.Linear(7, 3)
+    x = randn(5, 7, dtype=torch.float32, leaf=False)
+    assert tg.linear(x, layer.weight, layer.bias, strict=True).requires_grad
+    with torch.no_grad():
+        assert not tg.linear(x, layer.weight, layer.bias, strict=True).requires_grad
+    with torch.inference_mode():
+        assert tg.linear(x, layer.weight, layer.bias, strict=True).is_inference()
+
+
+def test_transforms_of_the_public_functions(plans):
+    a, b = randn(5, 7, dtype=torch.float32, leaf=False), randn(7, 3, dtype=torch.float32,
+                                                               leaf=False)
+    samples = torch.stack([a, 2 * a])
+    for ours, theirs in ((tg.matmul, torch.matmul), (tg.mm, torch.mm)):
+        ours = partial(ours, strict=True)
+        close(torch.func.vmap(ours, (0, None))(samples, b),
+              torch.func.vmap(theirs, (0, None))(samples, b))
+        close(torch.func.jvp(ours, (a, b), (a, b)), torch.func.jvp(theirs, (a, b), (a, b)))
+        gradient = torch.func.vmap(torch.func.grad(lambda x, y, f=ours: f(x, y).sum()), (0, None))
+        close(gradient(samples, b), b.sum(1).expand(2, 5, 7))
+    wide = a.double(), b.double()
+    close(torch.func.jvp(tg.matmul, wide, wide), torch.func.jvp(torch.matmul, wide, wide))

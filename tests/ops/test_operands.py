@@ -1,0 +1,146 @@
+"""A call read as strides: whatever is folded, broadcast or cut, the product is torch's."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from tritongemm.ops.declined import Declined  # noqa: E402
+from tritongemm.ops.operands import (  # noqa: E402
+    MAX_PARTS,
+    Form,
+    Operand,
+    form_of,
+    problem_of_form,
+    repeats,
+    span_bytes,
+)
+
+
+def read(x: torch.Tensor | None) -> Operand | None:
+    return None if x is None else Operand(x.shape, x.stride())
+
+
+def run(form: Form, a, b, out, d=None) -> None:
+    """What the launches of ``form`` compute, by views at the offsets of each part."""
+    def view(x, rows, cols, strides, offset):
+        return x.as_strided((form.batch, rows, cols), strides, x.storage_offset() + offset)
+
+    for pa, pb, pc, pd in form.parts:
+        product = view(a, form.m, form.k, form.a, pa) @ view(b, form.k, form.n, form.b, pb)
+        if form.d is not None:
+            product = product + view(d, form.m, form.n, form.d, pd)
+        view(out, form.m, form.n, form.c, pc).copy_(product)
+
+
+@st.composite
+def arranged(draw, shape: tuple[int, ...]) -> torch.Tensor:
+    """Values of ``shape`` in memory of any order, with gaps, or expanded along an axis of 1."""
+    order = draw(st.permutations(range(len(shape))))
+    steps = [draw(st.sampled_from((1, 1, 2))) for _ in shape]
+    whole = torch.randn([shape[i] * steps[i] for i in order], dtype=torch.float64)
+    whole = whole[tuple(slice(None, None, steps[i]) for i in order)]
+    return whole.permute([order.index(i) for i in range(len(shape))])
+
+
+@st.composite
+def products(draw):
+    m, n, k = (draw(st.integers(1, 4)) for _ in range(3))
+    batch = [draw(st.integers(1, 3)) for _ in range(draw(st.integers(0, 3)))]
+
+    def lead():
+        kept = batch[len(batch) - draw(st.integers(0, len(batch))):] if batch else []
+        return tuple(draw(st.sampled_from((size, 1))) for size in kept)
+
+    shape_a = draw(st.sampled_from(((*lead(), m, k), (k,))))
+    shape_b = draw(st.sampled_from(((*lead(), k, n), (k,))))
+    return draw(arranged(shape_a)), draw(arranged(shape_b))
+
+
+@settings(deadline=None, max_examples=200)
+@given(products(), st.data())
+def test_every_reading_computes_what_matmul_does(operands, data):
+    a, b = operands
+    expected = torch.matmul(a, b)
+    given_out = data.draw(st.booleans())
+    out = data.draw(arranged(tuple(expected.shape))) if given_out else torch.empty(expected.shape,
+                                                                     dtype=torch.float64)
+    out.fill_(float("nan"))
+    try:
+        form = form_of(read(a), read(b), read(out) if given_out else None)
+    except Declined as reason:
+        assert f"more than {MAX_PARTS}" in str(reason)
+        return
+    assert form.shape == tuple(expected.shape)
+    run(form, a, b, out)
+    torch.testing.assert_close(out, expected)
+
+
+@pytest.mark.parametrize("shape_d", [(), (1,), (5,), (1, 5), (4, 1), (4, 5), (1, 1, 5), (3, 1, 5),
+                                     (3, 4, 5)], ids=str)
+@pytest.mark.parametrize("shape_a", [(3, 4, 7), (4, 7)], ids=str)
+def test_an_input_broadcasts_with_strides_of_0(shape_a, shape_d):
+    a, b, d = torch.randn(shape_a), torch.randn(7, 5), torch.randn(shape_d)
+    if len(shape_d) > len(shape_a):
+        with pytest.raises(Declined, match="does not broadcast"):
+            form_of(read(a), read(b), None, read(d))
+        return
+    out = torch.empty((a @ b).shape)
+    run(form_of(read(a), read(b), None, read(d)), a, b, out, d)
+    torch.testing.assert_close(out, a @ b + d)
+
+
+@pytest.mark.parametrize(("a", "b", "batch", "m", "parts"), [
+    (torch.empty(6, 4, 7), torch.empty(7, 5), 1, 24, 1),
+    (torch.empty(2, 3, 4, 7), torch.empty(7, 5), 1, 24, 1),
+    (torch.empty(6, 1, 7), torch.empty(7, 5), 1, 6, 1),
+    (torch.empty(6, 4, 7).transpose(0, 1), torch.empty(7, 5), 4, 6, 1),
+    (torch.empty(2, 6, 7).transpose(0, 1), torch.empty(7, 5), 2, 6, 1),
+    (torch.empty(6, 4, 7), torch.empty(6, 7, 5), 6, 4, 1),
+    (torch.empty(2, 3, 4, 7), torch.empty(2, 3, 7, 5), 6, 4, 1),
+    (torch.empty(4, 7), torch.empty(6, 7, 5), 6, 4, 1),
+    (torch.empty(6, 1, 4, 7), torch.empty(3, 7, 5), 4, 6, 3),
+    (torch.empty(2, 1, 4, 7), torch.empty(3, 7, 5), 3, 4, 2)],
+    ids=lambda v: str(tuple(v.stride())) if isinstance(v, torch.Tensor) else "")
+def test_a_batch_becomes_rows_then_a_batch_then_launches(a, b, batch, m, parts):
+    form = form_of(read(a), read(b))
+    assert (form.batch, form.m, len(form.parts)) == (batch, m, parts)
+
+
+@pytest.mark.parametrize(("a", "b", "says"), [
+    ((5, 7), (6, 3), "shapes are"), ((2, 5, 7), (3, 7, 4), "shapes are"), ((), (7,), "a scalar"),
+    ((5, 0), (0, 3), "an extent is 0"), ((0, 7), (7, 3), "an extent is 0"),
+    ((9, 1, 12, 7), (9, 7, 4), "9 launches, more than 8")], ids=str)
+def test_what_is_no_product_of_kernels_is_said(a, b, says):
+    with pytest.raises(Declined, match=says):
+        form_of(Operand(a, torch.empty(a).stride()), Operand(b, torch.empty(b).stride()))
+
+
+def test_an_axis_of_one_element_gets_a_stride_that_kernels_like():
+    row, column = torch.empty(100, 33)[:1], torch.empty(33, 100)[:, :1]
+    form = form_of(read(row), read(column))
+    assert form.a == (0, 48, 1) and form.b[1:] == (100, 1)
+    problem, _ = problem_of_form(form, (0, 0, 0, 0), "bf16", "bf16", "none", "ieee")
+    assert problem.align_a == 16 and problem.layout == "nn"
+
+
+def test_offsets_of_several_launches_count_in_the_alignment():
+    a = Operand((2, 1, 12, 8), (101, 0, 8, 1))
+    form = form_of(a, Operand((3, 8, 8), (64, 8, 1)))
+    assert len(form.parts) == 2
+    assert problem_of_form(form, (0, 0, 0, 0), "bf16", "bf16", "none", "ieee")[0].align_a == 2
+
+
+def test_extents_beyond_32_bits_are_declined():
+    with pytest.raises(Declined, match="does not fit 32 bits"):
+        form_of(Operand((2**31, 1), (1, 1)), Operand((1, 1), (1, 1)))
+
+
+def test_a_span_ends_with_the_last_element_and_a_stride_of_0_repeats():
+    x = torch.empty(100)[3:].as_strided((3, 4), (20, 2))
+    assert span_bytes(read(x), 4) == (2 * 20 + 3 * 2 + 1) * 4
+    assert not repeats(read(x)) and repeats(read(torch.empty(1, 4).expand(3, 4)))
+    assert not repeats(read(torch.empty(1, 4)))

@@ -1,0 +1,172 @@
+"""What torch rejects is rejected alike, type and text, and leaves ``out`` untouched."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import tritongemm as tg  # noqa: E402
+
+F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
+
+
+def t(*shape: int, dtype=F32, device="cpu") -> torch.Tensor:
+    return torch.ones(shape, dtype=dtype, device=device)
+
+
+def leaf(*shape: int) -> torch.Tensor:
+    return t(*shape).requires_grad_()
+
+
+def filled(*shape: int, dtype=F32) -> torch.Tensor:
+    return torch.full(shape, 3.0, dtype=dtype) if dtype.is_floating_point else t(
+        *shape, dtype=dtype)
+
+
+def outs() -> dict[str, Callable[[], object]]:
+    """Results of [5, 3] that cannot be written."""
+    return {
+        "double": partial(filled, 5, 3, dtype=F64), "half": partial(filled, 5, 3, dtype=BF16),
+        "integer": partial(filled, 5, 3, dtype=torch.int32),
+        "requires-grad": lambda: filled(5, 3).requires_grad_(),
+        "meta": lambda: t(5, 3, device="meta"), "list": lambda: [], "number": lambda: 1.0,
+        "overlapping": lambda: filled(1, 1).expand(5, 3),
+        "overlapping-rows": lambda: filled(1, 3).expand(5, 3),
+    }
+
+
+#: function -> name -> (operands, options); every one is wrong.
+WRONG: dict[str, dict[str, tuple[Callable[[], tuple], dict]]] = {
+    "matmul": {
+        "inner-extents": (lambda: (t(5, 7), t(6, 3)), {}),
+        "vector-extents": (lambda: (t(7), t(6)), {}),
+        "vector-matrix": (lambda: (t(6), t(7, 3)), {}),
+        "matrix-vector": (lambda: (t(5, 7), t(6)), {}),
+        "batches": (lambda: (t(2, 5, 7), t(3, 7, 4)), {}),
+        "batch-extents": (lambda: (t(2, 5, 7), t(2, 6, 4)), {}),
+        "batch-matrix": (lambda: (t(2, 5, 7), t(6, 4)), {}),
+        "many-batches": (lambda: (t(2, 3, 5, 7), t(2, 7, 4)), {}),
+        "scalar": (lambda: (t(5, 7), torch.tensor(2.0)), {}),
+        "scalars": (lambda: (torch.tensor(2.0), torch.tensor(2.0)), {}),
+        "dtypes": (lambda: (t(5, 7), t(7, 3, dtype=BF16)), {}),
+        "dtypes-batch": (lambda: (t(2, 5, 7), t(2, 7, 3, dtype=F64)), {}),
+        "integer-and-float": (lambda: (t(5, 7, dtype=torch.int32), t(7, 3)), {}),
+        "list": (lambda: ([[1.0]], t(1, 1)), {}), "none": (lambda: (t(5, 7), None), {}),
+        "number": (lambda: (t(5, 7), 2.0), {}), "string": (lambda: ("a", t(7, 3)), {}),
+        "gradient-and-out": (lambda: (leaf(5, 7), t(7, 3)), {"out": lambda: filled(5, 3)}),
+        "wrong-shapes-and-out": (lambda: (t(5, 7), t(6, 3)), {"out": lambda: filled(5, 3)}),
+    },
+    "mm": {
+        "inner-extents": (lambda: (t(5, 7), t(6, 3)), {}),
+        "vector": (lambda: (t(7), t(7, 3)), {}), "vectors": (lambda: (t(7), t(7)), {}),
+        "batch": (lambda: (t(2, 5, 7), t(2, 7, 3)), {}),
+        "batch-matrix": (lambda: (t(2, 5, 7), t(7, 3)), {}),
+        "dtypes": (lambda: (t(5, 7), t(7, 3, dtype=F64)), {}),
+        "none": (lambda: (None, t(7, 3)), {}), "number": (lambda: (t(5, 7), 3), {}),
+        "out-dtype-of-doubles": (lambda: (t(5, 7, dtype=F64), t(7, 3, dtype=F64)),
+                                 {"out_dtype": lambda: BF16}),
+    },
+    "bmm": {
+        "inner-extents": (lambda: (t(2, 5, 7), t(2, 6, 3)), {}),
+        "batches": (lambda: (t(2, 5, 7), t(3, 7, 3)), {}),
+        "broadcast": (lambda: (t(1, 5, 7), t(3, 7, 3)), {}),
+        "matrices": (lambda: (t(5, 7), t(7, 3)), {}),
+        "ranks": (lambda: (t(2, 5, 7), t(7, 3)), {}),
+        "four": (lambda: (t(2, 2, 5, 7), t(2, 2, 7, 3)), {}),
+        "dtypes": (lambda: (t(2, 5, 7), t(2, 7, 3, dtype=BF16)), {}),
+    },
+    "mv": {
+        "extents": (lambda: (t(5, 7), t(6)), {}), "matrix": (lambda: (t(5, 7), t(7, 3)), {}),
+        "vectors": (lambda: (t(7), t(7)), {}), "batch": (lambda: (t(2, 5, 7), t(7)), {}),
+        "dtypes": (lambda: (t(5, 7), t(7, dtype=F64)), {}),
+    },
+    "dot": {
+        "extents": (lambda: (t(7), t(6)), {}), "matrices": (lambda: (t(5, 7), t(7, 3)), {}),
+        "matrix": (lambda: (t(7), t(7, 3)), {}), "dtypes": (lambda: (t(7), t(7, dtype=F64)), {}),
+        "scalar": (lambda: (t(), t(7)), {}),
+    },
+    "addmm": {
+        "inner-extents": (lambda: (t(3), t(5, 7), t(6, 3)), {}),
+        "input-shape": (lambda: (t(4), t(5, 7), t(7, 3)), {}),
+        "input-rank": (lambda: (t(1, 5, 3), t(5, 7), t(7, 3)), {}),
+        "input-dtype": (lambda: (t(3, dtype=F64), t(5, 7), t(7, 3)), {}),
+        "input-shape-unread": (lambda: (t(4), t(5, 7), t(7, 3)), {"beta": lambda: 0}),
+        "vector": (lambda: (t(3), t(7), t(7, 3)), {}),
+        "batch": (lambda: (t(3), t(2, 5, 7), t(2, 7, 3)), {}),
+        "dtypes": (lambda: (t(3), t(5, 7), t(7, 3, dtype=BF16)), {}),
+        "alpha-string": (lambda: (t(3), t(5, 7), t(7, 3)), {"alpha": lambda: "2"}),
+        "alpha-complex": (lambda: (t(3), t(5, 7), t(7, 3)), {"alpha": lambda: 2j}),
+        "beta-none": (lambda: (t(3), t(5, 7), t(7, 3)), {"beta": lambda: None}),
+        "input-none": (lambda: (None, t(5, 7), t(7, 3)), {}),
+        "input-number": (lambda: (2.0, t(5, 7), t(7, 3)), {}),
+        "gradient-and-out": (lambda: (leaf(3), t(5, 7), t(7, 3)), {"out": lambda: filled(5, 3)}),
+    },
+    "baddbmm": {
+        "inner-extents": (lambda: (t(3), t(2, 5, 7), t(2, 6, 3)), {}),
+        "batches": (lambda: (t(3), t(2, 5, 7), t(3, 7, 3)), {}),
+        "input-shape": (lambda: (t(4), t(2, 5, 7), t(2, 7, 3)), {}),
+        "input-batch": (lambda: (t(3, 5, 3), t(2, 5, 7), t(2, 7, 3)), {}),
+        "input-dtype": (lambda: (t(3, dtype=F64), t(2, 5, 7), t(2, 7, 3)), {}),
+        "matrices": (lambda: (t(3), t(5, 7), t(7, 3)), {}),
+        "beta-string": (lambda: (t(3), t(2, 5, 7), t(2, 7, 3)), {"beta": lambda: "1"}),
+    },
+    "linear": {
+        "inner-extents": (lambda: (t(5, 7), t(3, 6)), {}),
+        "bias-extent": (lambda: (t(5, 7), t(3, 7), t(4)), {}),
+        "weight-rank": (lambda: (t(5, 7), t(2, 3, 7)), {}),
+        "dtypes": (lambda: (t(5, 7), t(3, 7, dtype=F64)), {}),
+        "bias-dtype": (lambda: (t(5, 7), t(3, 7), t(3, dtype=F64)), {}),
+        "scalar": (lambda: (t(), t(3, 7)), {}), "none": (lambda: (None, t(3, 7)), {}),
+        "bias-number": (lambda: (t(5, 7), t(3, 7), 1.0), {}),
+        "batch-bias": (lambda: (t(2, 5, 7), t(3, 7), t(4)), {}),
+    },
+}
+for _function, _operands in {"matmul": lambda: (t(5, 7), t(7, 3)),
+                             "mm": lambda: (t(5, 7), t(7, 3)),
+                             "addmm": lambda: (t(3), t(5, 7), t(7, 3))}.items():
+    WRONG[_function] |= {f"out-{name}": (_operands, {"out": make})
+                         for name, make in outs().items()}
+CALLS = {f"{function}-{name}": (function, *call) for function, calls in WRONG.items()
+         for name, call in calls.items()}
+
+
+def outcome(function: Callable, operands: Callable[[], tuple], options: dict):
+    """(type, text) of the error, the warnings, and what became of ``out``."""
+    made = {name: make() for name, make in options.items()}
+    out = made.get("out")
+    before = out.detach().clone() if isinstance(out, torch.Tensor) and not out.is_meta else None
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            function(*operands(), **made)
+        except Exception as error:
+            found = (type(error), str(error), [str(w.message) for w in said])
+        else:
+            pytest.fail("the call is not wrong")
+    if before is not None:
+        assert torch.equal(out.detach(), before), "out was written"
+    return found
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+def test_the_error_is_torchs(call, warm, plans):
+    name, operands, options = call
+    home = torch.nn.functional if name == "linear" else torch
+    if warm:  # a known call of the right kind must not let a wrong one pass
+        tg.matmul(t(5, 7), t(7, 3))
+        tg.addmm(t(3), t(5, 7), t(7, 3))
+        tg.linear(t(5, 7), t(3, 7), t(3))
+    made = len(plans.made)
+    assert outcome(getattr(tg, name), operands, options) == outcome(getattr(home, name), operands,
+                                                                    options)
+    assert len(plans.made) == made
+
+
+def test_there_are_enough_of_them():
+    assert len(CALLS) >= 60
