@@ -1,0 +1,106 @@
+"""Epilogues compile wherever the product does, within its estimate, and spill nothing more."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from compiled import TARGETS, compiled, count, fault, legal_problem, sass
+from test_instructions import PERSISTENT, PINGPONG, ROWS_64, SHARED, SWAPPED, Case, shape
+from test_parameters import GAPPED, check
+from test_tables import TABLES, rows_of, spill
+
+from tritongemm.device import representative
+from tritongemm.kernels import violation
+from tritongemm.kernels.compile import launches_of
+from tritongemm.problem import EPILOGUES, OPERAND_DTYPES, GemmProblem
+from tritongemm.records.spaces import load_space
+
+SEED = 20261122
+#: Configs of a space that every run compiles for each architecture, each with another epilogue.
+SAMPLE = 8
+NARROW = GemmProblem.contiguous(64, 4096, 4096, layout="nt")
+CASES = [Case(90, ROWS_64, shape()), Case(80, ROWS_64, shape()), Case(90, PERSISTENT, shape()),
+         Case(100, PERSISTENT, shape()), Case(90, SHARED, shape()), Case(90, PINGPONG, shape()),
+         Case(90, replace(SWAPPED, split_k=1), NARROW), Case(90, SWAPPED, NARROW)]
+
+
+def test_d_and_the_numbers_are_packed_as_the_binary_takes_them():
+    for case in CASES:
+        for epilogue in ("bias+gelu", "scale", "add"):
+            problem = replace(case.problem, epilogue=epilogue)
+            check(launches_of(problem, case.config, representative(case.arch)), case.arch)
+
+
+def test_strides_of_d_that_are_not_one_or_need_64_bits_are_packed_too():
+    gapped = replace(GAPPED, db=9_000_000, dm=3072, dn=2, align_d=4)
+    for geometry in (gapped, replace(gapped, dm=2**33), replace(gapped, dm=0), replace(gapped,
+                                                                                      dn=0)):
+        for config in (ROWS_64, replace(ROWS_64, split_k=2)):
+            check(launches_of(shape(epilogue="add"), config, representative(90), geometry), 90)
+
+
+@pytest.mark.parametrize(("kernel", "arch"), TARGETS,
+                         ids=[f"{kernel}-sm_{arch}" for kernel, arch in TARGETS])
+def test_a_sample_of_the_space_compiles_with_every_epilogue_within_its_estimate(kernel, arch):
+    device, space = representative(arch), load_space(kernel)
+    offered = {dtype: set(space.configs(dtype)) for dtype in OPERAND_DTYPES}
+    configs = sorted(space.configs(), key=lambda c: c.config_id)
+    rng = random.Random(f"{SEED} {kernel} {arch}")
+    rng.shuffle(configs)
+    epilogues = [e for e in EPILOGUES if e != "none"]
+    rng.shuffle(epilogues)
+    built, wrong = 0, []
+    for config in configs:
+        drawn = legal_problem(rng, config, device,
+                              [d for d in OPERAND_DTYPES if config in offered[d]])
+        if drawn is None:
+            continue
+        problem = replace(drawn, epilogue=epilogues[built % len(epilogues)])
+        if violation(problem, config, device) is not None:
+            continue
+        built += 1
+        if (message := fault(problem, config, device)) is not None:
+            wrong.append(message)
+        if built == SAMPLE:
+            break
+    assert built == SAMPLE and not wrong, "\n".join(wrong)
+
+
+@pytest.mark.skipif(not TABLES, reason="no tuned table is shipped in configs/tuned")
+@pytest.mark.parametrize("path", TABLES, ids=lambda p: f"{p.parent.name}-{p.stem}")
+def test_a_bias_and_gelu_spill_in_no_shipped_config(path):
+    seen, wrong = set(), []
+    for problem, row, device in rows_of(path):
+        with_it = replace(problem, epilogue="bias+gelu")
+        if row.config in seen or violation(with_it, row.config, device) is not None:
+            continue
+        seen.add(row.config)
+        if (message := fault(with_it, row.config, device)) is not None:
+            wrong.append(message)
+        else:
+            wrong += filter(None, map(spill, compiled(with_it, row.config, device)))
+    assert seen and not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("config", [SHARED, PINGPONG], ids=str)
+@pytest.mark.parametrize("epilogue", ["bias+gelu", "add", "silu"])
+def test_no_register_is_spilled_and_products_are_as_before(config, epilogue):
+    device = representative(90)
+    plain, = compiled(shape(), config, device)
+    fused, = compiled(shape(epilogue=epilogue), config, device)
+    assert plain.spills == fused.spills == 0
+    mine, before = sass(fused), sass(plain)
+    for opcode in ("HGMMA", "UTMALDG", "UTMASTG", "WARPGROUP.DEPBAR", "STSM"):
+        assert count(mine, opcode) == count(before, opcode), opcode
+
+
+@pytest.mark.parametrize("case", CASES[:-1], ids=str)
+def test_gelu_takes_no_branches_and_a_bias_is_loaded(case):
+    device = representative(case.arch)
+    found = {epilogue: sass(compiled(replace(case.problem, epilogue=epilogue), case.config,
+                                     device)[-1]) for epilogue in ("none", "gelu", "bias+gelu")}
+    assert count(found["gelu"], "MUFU.EX2") > count(found["none"], "MUFU.EX2")
+    assert count(found["gelu"], "BRA") <= count(found["none"], "BRA") + 8
+    assert count(found["bias+gelu"], "LDG") > count(found["gelu"], "LDG")
