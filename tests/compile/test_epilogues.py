@@ -12,8 +12,9 @@ from test_parameters import GAPPED, check
 from test_tables import TABLES, rows_of, spill
 
 from tritongemm.device import representative
-from tritongemm.kernels import violation
-from tritongemm.kernels.compile import launches_of
+from tritongemm.kernels import shared_bytes, violation
+from tritongemm.kernels.compile import build_launches, launches_of
+from tritongemm.kernels.launch import Geometry
 from tritongemm.problem import EPILOGUES, OPERAND_DTYPES, GemmProblem
 from tritongemm.records.spaces import load_space
 
@@ -39,6 +40,17 @@ def test_strides_of_d_that_are_not_one_or_need_64_bits_are_packed_too():
                                                                                       dn=0)):
         for config in (ROWS_64, replace(ROWS_64, split_k=2)):
             check(launches_of(shape(epilogue="add"), config, representative(90), geometry), 90)
+
+
+@pytest.mark.parametrize("config", [SHARED, PERSISTENT, replace(PERSISTENT, epilogue_subtile=2)],
+                         ids=str)
+@pytest.mark.parametrize("strides", [{"dm": 3081, "dn": 2}, {"dm": 1, "dn": 2049}, {"dn": 0}],
+                         ids=str)
+def test_any_strides_of_d_fit_the_estimate(config, strides):
+    problem, device = shape(epilogue="add+relu"), representative(90)
+    geometry = replace(Geometry.contiguous(problem), align_d=2, **strides)
+    binaries, _ = build_launches(launches_of(problem, config, device, geometry), 90)
+    assert max(b.shared_bytes for b in binaries) <= shared_bytes(problem, config)
 
 
 @pytest.mark.parametrize(("kernel", "arch"), TARGETS,

@@ -24,7 +24,7 @@ from tritongemm.problem import EPILOGUES, GemmProblem, dtype_of
 
 def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
     """Bytes: the pipeline's buffers, the piece of the tile on its way out, D's piece on its way
-    to the accumulator's layout (a bias as float32), the barriers.
+    to the accumulator's layout (float32 at the most), the barriers.
 
     The buffers of the K loop stay live across tiles when the loops are flattened.
     """
@@ -32,7 +32,7 @@ def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
     piece = config.block_m * config.block_n // config.epilogue_subtile
     out = piece * dtype_of(problem.dtype_out).itemsize
     addend = EPILOGUES[problem.epilogue].addend
-    out += {"add": out, "bias": 4 * config.block_n}.get(addend, 0)
+    out += 4 * {"add": piece, "bias": config.block_n}.get(addend, 0)
     if not tma_store(problem):
         out += 16 * config.block_m
     return config.num_stages * stage + out + 16 * config.num_stages + 1024
