@@ -296,6 +296,24 @@ def _cache() -> Check:
     return Check("cache", True, str(root))
 
 
+def _failures() -> Check:
+    """The problems that no kernel could be built for or launched with, as calls noted them."""
+    from tritongemm.records import failures
+
+    try:
+        known, place = failures.remembered(), failures.path()
+    except ImportError as error:  # the cache's line says how to mend it
+        return Check("failed kernels", False, f"their place is not known: {error}")
+    if not known:
+        return Check("failed kernels", True, "none on record")
+    last = known[-1]
+    problems = len({(one.device, one.problem) for one in known})
+    return Check("failed kernels", False,
+                 f"{problems} problem{'s' if problems > 1 else ''} went to torch; the last, "
+                 f"{last.problem} on {last.device} at {last.when}: {last.reason}",
+                 f"each process tries again; when that is mended, delete {place}")
+
+
 def diagnose() -> Diagnosis:
     """Looks at everything. Raises :class:`UsageError` for a TRITONGEMM_* variable that cannot
     be read."""
@@ -305,7 +323,7 @@ def diagnose() -> Diagnosis:
     checks = [_python(), torch, triton, _gluon(triton),
               *map(_required, ("numpy", "pandas", "filelock", "platformdirs", "rich")),
               _driver(), *_gpu(torch.ok), *(step() for step in steps),
-              *_configs(), *map(_optional, OPTIONAL)]
+              *_configs(), _failures(), *map(_optional, OPTIONAL)]
     return Diagnosis(tuple(checks))
 
 

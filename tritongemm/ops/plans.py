@@ -65,6 +65,7 @@ class Plans:
         """From now on ``key`` goes to torch: the driver refused the launch. Says so once."""
         reason = str(error)  # a kept log record must not keep the error's frames
         _warn(key[0], reason)
+        remember(device_of(key[2]).slug, str(key[0]), reason)
         for ways in product((True, False), repeat=2):
             self.keep((*key, *ways), Declined(reason))
         return Declined(reason)
