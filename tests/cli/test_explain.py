@@ -27,9 +27,11 @@ def asked(monkeypatch):
 
 def test_arguments_become_the_problem_and_the_device(asked, capsys):
     assert main(["explain", "4096", "6144", "512", "--dtype", "fp32", "--layout", "nt", "--batch",
-                 "3", "--precision", "tf32", "--device-name", "nvidia-h200"]) == 0
+                 "3", "--precision", "tf32", "--epilogue", "bias+gelu", "--device-name",
+                 "nvidia-h200"]) == 0
     assert asked == [(GemmProblem.contiguous(4096, 6144, 512, batch=3, dtype="fp32", layout="nt",
-                                             precision="tf32"), device_named("nvidia-h200"))]
+                                             precision="tf32", epilogue="bias+gelu"),
+                      device_named("nvidia-h200"))]
     assert capsys.readouterr().out == "the explanation\n"
 
 

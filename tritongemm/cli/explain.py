@@ -19,6 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="of A, B and the result (default bf16)")
     parser.add_argument("--layout", default="nn", choices=LAYOUTS,
                         help="how A and B are stored; nt is what nn.Linear does (default nn)")
+    parser.add_argument("--epilogue", default="none", metavar="NAME",
+                        help="what is fused after the product, e.g. bias+gelu (default none)")
     parser.add_argument("--precision", default="ieee", choices=PRECISIONS,
                         help="of fp32 products (default ieee)")
     parser.add_argument("--device-name", metavar="SLUG",
@@ -30,7 +32,8 @@ def run(args: argparse.Namespace) -> int:
     """Prints the explanation. Raises :class:`ProblemError` for a shape that cannot exist and
     :class:`DeviceError` where there is no GPU and no ``--device-name``."""
     problem = GemmProblem.contiguous(args.m, args.n, args.k, batch=args.batch, dtype=args.dtype,
-                                     layout=args.layout, precision=args.precision)
+                                     layout=args.layout, precision=args.precision,
+                                     epilogue=args.epilogue)
     device = device_named(args.device_name) if args.device_name else _here()
 
     from tritongemm.ops.explain import explain_problem

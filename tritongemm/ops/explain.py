@@ -114,6 +114,8 @@ def explain_problem(problem: GemmProblem, device: DeviceSpec) -> Explanation:
     others = tuple(c for c in candidates(problem, device, _ALTERNATIVES + 1)
                    if c != choice.config)[:_ALTERNATIVES]
     row = choice.row if choice.source == "exact" else None
+    if row is not None and row.epilogue != problem.epilogue:
+        row = None  # it was timed without the epilogue: that is no time of this problem
     return Explanation(
         problem, device, choice.config, choice.source, choice.note,
         estimate(problem, choice.config, device), shared_bytes(problem, choice.config), roof_us,
