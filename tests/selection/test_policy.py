@@ -12,6 +12,7 @@ from selection_made import RUN, TILED, TMA, calibrate, publish
 from tritongemm.device import device_named, known_devices
 from tritongemm.errors import DataFileError, UnsupportedError
 from tritongemm.kernels import violation
+from tritongemm.ops.explain import explain_problem
 from tritongemm.problem import GemmProblem
 from tritongemm.selection import candidates, choose, default_config, estimate, reload
 from tritongemm.selection.policy import NEAREST_LIMIT, by_model, distance
@@ -63,6 +64,12 @@ def test_a_row_without_the_epilogue_serves_as_exact_and_the_note_says_so(configs
     choice = choose(FUSED, h200)
     assert (choice.source, choice.config) == ("exact", TILED)
     assert choice.note.endswith(", without bias+gelu")
+
+
+def test_the_time_of_a_row_without_the_epilogue_is_not_the_problems(configs, h200):
+    publish(h200, (PROBLEM, TILED))
+    assert explain_problem(PROBLEM, h200).measured_us == 10.0
+    assert explain_problem(FUSED, h200).measured_us is None
 
 
 def test_the_row_with_the_epilogue_comes_first(configs, h200):
