@@ -150,7 +150,7 @@ def _kind(op: str, args: tuple, kwargs: dict, result: Tensor) -> _Kind | None:
     if not dtype or result.dtype not in NAMES or a.dtype != b.dtype:
         return None
     try:
-        form = form_of(*(Operand(x.shape, x.stride()) for x in (a, b)), None,
+        form = form_of(Operand(a.shape, a.stride()), Operand(b.shape, b.stride()), None,
                        None if d is None else Operand(d.shape, d.stride()))
     except Declined:
         return None
