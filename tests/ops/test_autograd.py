@@ -14,6 +14,8 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import tritongemm as tg  # noqa: E402
+from tritongemm import settings  # noqa: E402
+from tritongemm.errors import UnsupportedError  # noqa: E402
 from tritongemm.ops import autograd, execute  # noqa: E402
 
 F = torch.nn.functional
@@ -264,6 +266,15 @@ def test_a_gradient_that_a_kernel_refuses_is_torchs(plans, monkeypatch):
     found = torch.autograd.grad(result.sum(), (a, b))
     for one, other in zip(found, torch.autograd.grad((a @ b).sum(), (a, b))):
         torch.testing.assert_close(one, other)
+
+
+def test_a_gradient_that_would_be_torchs_is_refused_under_the_strict_setting(plans):
+    a, b = randn(5, 7, dtype=torch.float32), randn(7, 3, dtype=torch.float32)
+    with settings.override(strict=True):
+        result = tg.matmul(a, b)
+        plans.error = tg.TritonGemmError("no more")
+        with pytest.raises(UnsupportedError, match="a gradient of matmul .*: no more"):
+            result.sum().backward()
 
 
 def test_what_no_kernel_takes_has_torchs_graph(plans):

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
+from tritongemm import settings
+from tritongemm.errors import UnsupportedError
 from tritongemm.ops import formulas
 from tritongemm.ops.declined import Declined, DeclinedByChoice
 from tritongemm.ops.execute import MATMUL, Op
@@ -36,27 +38,39 @@ ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
 
 def product(op: Op, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
     """The op's activation of alpha * A @ B, with a gradient. Raises Declined."""
-    if a.dim() > 1 < b.dim():
-        result = _apply_product(op.plain, a, b, alpha)
-    else:
-        result = _of_vectors(op, a, b, alpha)
-    return result if op is op.plain else ACTIVATE[op.rule.activation](result)
+    if a.dim() < 2 or b.dim() < 2:
+        return _activated(op, _of_vectors(op, a, b, alpha))
+    apply = Product.apply if _transformed() else _apply_product
+    return _activated(op, apply(op.plain, a, b, alpha))
 
 
 def fused(op: Op, d: Tensor, a: Tensor, b: Tensor, beta: float = 1.0,
           alpha: float = 1.0) -> Tensor:
     """The op's activation of alpha * A @ B + beta * D, with a gradient. Raises Declined."""
-    vector = a.dim() == 1 and op.rule.insisting
-    apply = Fused.apply if forward_ad._current_level >= 0 or _transforms() else _eager_fused
-    result = apply(op.plain, d, a[None] if vector else a, b, beta, alpha)
-    result = result[0] if vector else result
+    apply = Fused.apply if _transformed() else _apply_fused
+    if a.dim() == 1 and op.rule.insisting:
+        return _activated(op, apply(op.plain, d, a[None], b, beta, alpha)[0])
+    return _activated(op, apply(op.plain, d, a, b, beta, alpha))
+
+
+def eager_product(op: Op, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
+    """The same outside of transforms and forward mode, and not of vectors. Raises Declined."""
+    return _activated(op, _apply_product(op.plain, a, b, alpha))
+
+
+def eager_fused(op: Op, d: Tensor, a: Tensor, b: Tensor, beta: float = 1.0,
+                alpha: float = 1.0) -> Tensor:
+    """The same outside of transforms and forward mode, and not of vectors. Raises Declined."""
+    return _activated(op, _apply_fused(op.plain, d, a, b, beta, alpha))
+
+
+def _activated(op: Op, result: Tensor) -> Tensor:
     return result if op is op.plain else ACTIVATE[op.rule.activation](result)
 
 
-def _apply_product(op: Op, a: Tensor, b: Tensor, alpha: float) -> Tensor:
-    if forward_ad._current_level >= 0 or _transforms():
-        return Product.apply(op, a, b, alpha)
-    return _eager_product(op, a, b, alpha)
+def _transformed() -> bool:
+    """Whether a transform of ``torch.func``, or forward mode, is at work."""
+    return forward_ad._current_level >= 0 or _transforms()
 
 
 def _of_vectors(op: Op, a: Tensor, b: Tensor, alpha: float) -> Tensor:
@@ -66,9 +80,8 @@ def _of_vectors(op: Op, a: Tensor, b: Tensor, alpha: float) -> Tensor:
     ranks = (a.dim(), b.dim())
     if 0 in ranks or op.rule.ranks not in (None, ranks):
         raise Declined(f"ranks are {ranks[0]} and {ranks[1]}")
-    result = _apply_product(op.plain if op.rule.flipped else MATMUL,
-                            a[None] if ranks[0] == 1 else a, b[:, None] if ranks[1] == 1 else b,
-                            alpha)
+    result = product(op.plain if op.rule.flipped else MATMUL, a[None] if ranks[0] == 1 else a,
+                     b[:, None] if ranks[1] == 1 else b, alpha)
     result = result.squeeze(-1) if ranks[1] == 1 else result
     if ranks[0] == 1:
         result = result.squeeze(-1 if ranks[1] == 1 else -2)
@@ -77,16 +90,24 @@ def _of_vectors(op: Op, a: Tensor, b: Tensor, alpha: float) -> Tensor:
 
 def wanted(*tensors: Tensor) -> bool:
     """Whether a function of them must be differentiable here and now."""
-    return (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-            or forward_ad._current_level >= 0 or _transforms())
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors) or _transformed()
 
 
 def multiply(op: Op, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
-    """alpha * A @ B inside a formula: by a kernel, else by torch; differentiable where wanted."""
+    """alpha * A @ B inside a formula: by a kernel, else by torch; differentiable where wanted.
+
+    Raises:
+        UnsupportedError: it would be torch's, under TRITONGEMM_STRICT=1.
+    """
     a, b = _solid(a), _solid(b)
     try:
         return (product if wanted(a, b) else run_product)(op, a, b, alpha)
-    except Declined:
+    except Declined as reason:
+        if settings.current().strict:
+            if reason.by_choice:
+                return multiply(op.insisting, a, b, alpha)
+            raise UnsupportedError(f"a gradient of {op.rule.name} would call torch: {reason}"
+                                   ) from None
         result = torch.matmul(a, b.mT if op.rule.flipped else b)
         return result if alpha == 1.0 else result * alpha
 
@@ -267,5 +288,5 @@ class _EagerFused(Function):
 
 
 #: What applies them, without the step that looks for transforms.
-_eager_product = super(Function, _EagerProduct).apply
-_eager_fused = super(Function, _EagerFused).apply
+_apply_product = super(Function, _EagerProduct).apply
+_apply_fused = super(Function, _EagerFused).apply

@@ -155,7 +155,7 @@ def _way(a: Tensor, b: Tensor) -> Callable[..., Tensor] | None:
             and not _dispatch_modes() and not _transforms() and not _any_autocast()
             and forward_ad._current_level < 0 and not a.is_neg() and not b.is_neg()):
         if (a.requires_grad or b.requires_grad) and _grad_mode():
-            return autograd.product
+            return autograd.eager_product
         return product
     return None
 
@@ -164,8 +164,8 @@ def _adding(run: Callable[..., Tensor], d: Tensor) -> Callable[..., Tensor] | No
     """The same with an input to add."""
     if type(d) not in _PLAIN or d.is_neg():
         return None
-    if run is autograd.product or d.requires_grad and _grad_mode():
-        return autograd.fused
+    if run is not product or d.requires_grad and _grad_mode():
+        return autograd.eager_fused
     return fused
 
 
@@ -180,8 +180,7 @@ def _multiplied(theirs: Callable[..., Tensor], op: Op, a: Tensor, b: Tensor,
                 if not (strict or settings.current().strict):
                     return theirs(a, b)
         return _ruled(partial(theirs, a, b), op, (a, b), strict)
-    if (type(out) in _PLAIN and not _compiling() and _way(a, b) is product
-            and not out.requires_grad and not out.is_neg()):
+    if out is not None and not _compiling() and _way(a, b) is product and _writable(out):
         try:
             return product_into(op, a, b, out, out_dtype)
         except Declined:
@@ -194,15 +193,23 @@ def _added(theirs: Callable[..., Tensor], op: Op, d: Tensor, a: Tensor, b: Tenso
            out_dtype: torch.dtype | None, beta: float, alpha: float, out: Tensor | None,
            strict: bool) -> Tensor:
     """A fused sum by ``op``, or by torch's function ``theirs``."""
-    if (out is None and out_dtype is None and not _compiling() and type(beta) in _NUMBERS
-            and type(alpha) in _NUMBERS and (run := _way(a, b)) and (run := _adding(run, d))):
+    if (out_dtype is None and not _compiling() and type(beta) in _NUMBERS
+            and type(alpha) in _NUMBERS and (run := _way(a, b)) and (run := _adding(run, d))
+            and (out is None or run is fused and _writable(out))):
         try:
-            return run(op, d, a, b, beta, alpha)
+            if out is None:
+                return run(op, d, a, b, beta, alpha)
+            return fused(op, d, a, b, beta, alpha, out)
         except Declined:
             if not (strict or settings.current().strict):
-                return theirs(d, a, b, **_factors(beta, alpha))
+                return theirs(d, a, b, **_factors(beta, alpha), **_given(None, out))
     torchs = partial(theirs, d, a, b, **_factors(beta, alpha), **_given(out_dtype, out))
     return _ruled(torchs, op, (d, a, b), strict, out, out_dtype, (beta, alpha))
+
+
+def _writable(out: Tensor) -> bool:
+    """Whether a kernel may write it, as far as it is no matter of shape and strides."""
+    return type(out) in _PLAIN and not out.requires_grad and not out.is_neg()
 
 
 def _given(out_dtype: torch.dtype | None, out: Tensor | None) -> dict[str, object]:
