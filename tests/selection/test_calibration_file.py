@@ -21,7 +21,7 @@ from tritongemm.records.calibration import (
 SECTION = Section(("bf16", "fp16"), ("20260101T000000Z-abcdef",), "3.6.0", 3, 100, 0.1,
                   {"memory": {"dram_gbps": 4000.0}, "tiled": {"fill_us": 1.0}},
                   {"tiled_64x64x64_w4_s3_g8_e1": 1.02},
-                  (KernelConfig("tiled", 64, 64, 64), KernelConfig("tiled", 64, 32, 64)),
+                  (KernelConfig("tiled", 64, 64, 64), KernelConfig("tiled", 64, 32, 64)), (1,),
                   (Neighbour(GemmProblem(64, 64, 33, layout="nt", align_a=2), 1.25, (0, 1),
                              (-12, 40)),
                    Neighbour(GemmProblem(64, 64, 64), None, (1,), (0,))))
@@ -43,7 +43,7 @@ def test_written_and_read_again(path):
 
 def test_a_file_from_before_there_were_neighbours_is_read(path):
     data = json.loads(path.read_text())
-    for name in ("configs", "neighbours"):
+    for name in ("configs", "contenders", "neighbours"):
         del data["sections"][0][name]
     path.write_text(json.dumps(data))
     assert read_calibration(path).section("bf16").neighbours == ()
@@ -102,6 +102,7 @@ def _drop(*where):
     (_set("sections", 0, "configs", 3), "not a list"),
     (_set("sections", 0, "configs", 0, {"kernel": "tiled"}), "block_m"),
     (_set("sections", 0, "configs", 0, 7), "not an object"),
+    (_set("sections", 0, "contenders", [2]), "0 to 1"),
     (_set("sections", 0, "neighbours", {}), "not a list"),
     (_set("sections", 0, "neighbours", 0, 1), "neighbour 1"),
     (_set("sections", 0, "neighbours", 0, "of", [0]), "not as many"),

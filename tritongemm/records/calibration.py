@@ -8,12 +8,13 @@ A file holds sections, one for each group of units (dtypes) whose kernels run al
        "constants": {"memory": {"dram_gbps": 4100.0, ...}, "tiled": {...},
                      "tiled_128x128x64_w8": {...}, ...},
        "factors": {"tiled_128x128x64_w8_s3_g8": 1.02, ...},
-       "configs": [{"kernel": "tiled", "block_m": 128, ...}, ...],
+       "configs": [{"kernel": "tiled", "block_m": 128, ...}, ...], "contenders": [0, 3, ...],
        "neighbours": [{"m": 978, "n": 199, "k": 1543, "dtype_a": "bf16", "layout": "nt", ...,
                        "vs_torch": 1.137, "of": [0, 3, ...], "permille": [-12, 40, ...]}]}]}
 
-What the constants mean is said in ``tritongemm.selection.model``; the last two, which may be
-absent, are what ``tritongemm.selection.neighbours`` corrects by.
+What the constants mean is said in ``tritongemm.selection.model``; configs and neighbours, which may
+be absent, are what ``tritongemm.selection.neighbours`` corrects by, and contenders what is chosen
+from.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ SCHEMA_VERSION = 1
 _TOP = ("schema_version", "device", "arch", "sections")
 _SECTION = ("units", "run_ids", "triton", "problems", "results", "rms_log_error", "constants",
             "factors")
-#: Of a section too; absent in files from before there were neighbours.
-_LATER = ("configs", "neighbours")
+#: Of a section too; absent in files from before there was one of them.
+_LATER = ("configs", "contenders", "neighbours")
 _UNITS = (*DTYPES, "tf32")
 #: A bound against damage: times are microseconds, rates GB/s, shares of a peak.
 _HIGHEST = 1e9
@@ -80,6 +81,8 @@ class Section:
         constants: owner (``memory``, a kernel, or a class of configs) -> name -> value.
         factors: config without its split and copies -> measured over predicted time.
         configs: those that neighbours were measured with.
+        contenders: which of them were the best of some problem, or nearly; a choice is made among
+            these.
         neighbours: the measured problems.
     """
 
@@ -92,6 +95,7 @@ class Section:
     constants: Mapping[str, Mapping[str, float]]
     factors: Mapping[str, float] = field(default_factory=dict)
     configs: tuple[KernelConfig, ...] = ()
+    contenders: tuple[int, ...] = ()
     neighbours: tuple[Neighbour, ...] = ()
 
     def __hash__(self) -> int:
@@ -158,7 +162,8 @@ def _section(entry: Fields) -> Section:
     return Section(units, _words(entry, "run_ids"), entry.word("triton"),
                    entry.integer("problems", 1, 10**9), entry.integer("results", 1, 10**9),
                    entry.number("rms_log_error", 0.0), constants,
-                   _numbers(entry, "factors", entry.values["factors"]), configs, neighbours)
+                   _numbers(entry, "factors", entry.values["factors"]), configs,
+                   _integers(entry, "contenders", 0, len(configs) - 1), neighbours)
 
 
 def _list(entry: Fields, name: str) -> list:
@@ -243,6 +248,7 @@ def _values(section: Section) -> dict[str, object]:
                   factors=dict(sorted(section.factors.items())))
     if section.neighbours:
         values["configs"] = [config_to_json(c) for c in section.configs]
+        values["contenders"] = list(section.contenders)
         values["neighbours"] = [
             {**problem_to_json(x.problem),
              **({} if x.vs_torch is None else {"vs_torch": x.vs_torch}),
@@ -263,7 +269,8 @@ def _lines(section: Section) -> str:
         if name in values:
             each = (json.dumps(v, allow_nan=False, separators=(",", ":"))
                     for v in values[name])  # type: ignore[attr-defined]
-            lines.append(f"{json.dumps(name)}: [\n" + ",\n".join(each) + "\n]")
+            between = "," if name == "contenders" else ",\n"
+            lines.append(f"{json.dumps(name)}: [\n" + between.join(each) + "\n]")
     return "{" + ",\n".join(lines) + "}"
 
 

@@ -193,6 +193,8 @@ class Model:
     Attributes:
         section: its calibration; None: usual constants.
         neighbours: what corrects it; None: nothing was measured.
+        contenders: the configs that were the best of some measured problem, or nearly; empty where
+            a calibration does not say.
     """
 
     def __init__(self, section: Section | None, device: DeviceSpec, unit: str,
@@ -200,6 +202,8 @@ class Model:
         self.section, self._device, self._unit, self._scale = section, device, unit, scale
         self.neighbours = (Neighbours(section.configs, section.neighbours)
                            if section is not None and section.neighbours else None)
+        self.contenders = tuple(section.configs[i] for i in section.contenders
+                                ) if section is not None else ()
         self._rates: dict[tuple, Rates] = {}
 
     def knows(self, config: KernelConfig) -> bool:

@@ -1,11 +1,13 @@
 """What the model misses at measured problems, carried over to problems that lie near them.
 
-The logarithm of measured over predicted time is averaged over the measured problems, each weighted
-by how near it lies: exp(-d**2 / 2) for d doublings of M, N, K or the batch, in units of
-:data:`DOUBLINGS`, and less where alignment or layout differ. First by class of configs, then, of
-what is left, config by config: a config that was never measured gets what its class shows. Each
-average counts one imagined problem beside the real ones, which shows no miss, so that far from
-everything measured nothing is corrected.
+The logarithm of measured over predicted time is averaged over measured problems in three steps,
+each over what the step before left: by class of configs over all problems of the same partial
+alignment, however large, since how threads load what is not aligned is what the constants describe
+worst; by class over problems near by; config by config over problems near by. So a config that was
+never measured gets what its class shows. A problem counts exp(-d**2 / 2) for d doublings of M, N, K
+or the batch, in units of :data:`DOUBLINGS`, and less where alignment or layout differ. Each average
+counts imagined problems beside the real ones, which show no miss, so that far from everything
+measured nothing is corrected.
 
 Chosen by leaving problems out (``tritongemm regret``, H200, 184 problems, ten parts): 0.973 of the
 best config's speed, 0.950 without. A Gaussian process over problems and configs, which is this with
@@ -24,18 +26,23 @@ import numpy as np
 from tritongemm.config import KernelConfig
 from tritongemm.problem import FULL_ALIGNMENT, GemmProblem
 from tritongemm.records.calibration import Neighbour
-from tritongemm.selection.work import class_of
+from tritongemm.selection.work import PERSISTENT, class_of
 
 #: How far, in doublings of an extent, a measured problem speaks for another.
 DOUBLINGS = 1.5
 #: exp(-this) is what a problem counts whose operands, or C, can be moved by the copy engine where
 #: the other's cannot; the same for another layout.
 _OTHER_ALIGNMENT, _OTHER_LAYOUT = 1.5, 0.5
-#: Problems that every average is taken to have seen without a miss.
-_PRIOR = 1.0
+#: Problems that an average is taken to have seen without a miss: near by; of one alignment.
+_PRIOR, _PRIOR_ALIKE = 1.0, 2.0
+#: What counts less than this is left out.
+_NOTHING = 1e-3
 #: Share by which a config that no near problem was measured with is taken to be slower: among
 #: many the one that is only predicted to be best is more often flattered than good.
 _CAUTION = 0.03
+#: The same for a kernel whose threads load what is not aligned: predictions of those are off by
+#: twice as much as of the others.
+_CAUTION_UNALIGNED = 0.1
 
 
 class Near(NamedTuple):
@@ -60,23 +67,33 @@ class Neighbours:
         for row, x in enumerate(neighbours):
             miss[row, list(x.of)] = np.array(x.permille) / 1000.0
             seen[row, list(x.of)] = 1.0
-        self._by_class = _Level(*_means(miss, seen, of_class, len(classes)))
+        self._kinds = np.array([_code(_kind(x.problem)) for x in neighbours])
+        self._alike = _Level(*_means(miss, seen, of_class, len(classes)), _PRIOR_ALIKE)
+        same = ((self._kinds[:, None] == self._kinds) & (self._kinds > 0)).astype(np.float32)
+        miss = (miss - self._alike.smoothed(same)[:, of_class]) * seen
+        self._by_class = _Level(*_means(miss, seen, of_class, len(classes)), _PRIOR)
         weights = _weights(self._where[:, None], self._where[None])
-        self._by_config = _Level((miss - self._by_class.mean(weights)[:, of_class]) * seen, seen)
+        miss = (miss - self._by_class.smoothed(weights)[:, of_class]) * seen
+        self._by_config = _Level(miss, seen, _PRIOR)
         self._of = functools.lru_cache(maxsize=64)(self._look)
 
     def _look(self, problem: GemmProblem) -> tuple[list[float], list[float]]:
         """The misses of classes, and of configs with what caution adds."""
         weights = _weights(np.array(_place(problem)), self._where)
-        caution = _CAUTION * _PRIOR / (self._by_config.support(weights) + _PRIOR)
-        return (self._by_class.mean(weights).tolist(),
-                (self._by_config.mean(weights) + caution).tolist())
+        kind = _code(_kind(problem))
+        alike, _ = self._alike.mean((self._kinds == kind) * float(kind > 0))
+        by_class, _ = self._by_class.mean(weights)
+        by_config, support = self._by_config.mean(weights)
+        caution = _CAUTION * _PRIOR / (support + _PRIOR)
+        return (by_class + alike).tolist(), (by_config + caution).tolist()
 
     def correction(self, problem: GemmProblem, config: KernelConfig, name: str) -> float:
         """The factor on the predicted time of ``config``, whose class is ``name``."""
         by_class, by_config = self._of(problem)
         place, number = self._places.get(config), self._classes.get(name)
         miss = _CAUTION if place is None else by_config[place]
+        if config.kernel not in PERSISTENT and _kind(problem) is not None:
+            miss += _CAUTION_UNALIGNED
         return math.exp(miss if number is None else miss + by_class[number])
 
     def nearest(self, problem: GemmProblem, count: int) -> list[Near]:
@@ -98,14 +115,26 @@ class Neighbours:
 class _Level:
     """Values [problems, columns] and where they are known, averaged over problems."""
 
-    def __init__(self, values: np.ndarray, known: np.ndarray) -> None:
-        self._values, self._known = values.astype(np.float32), known.astype(np.float32)
+    def __init__(self, values: np.ndarray, known: np.ndarray, prior: float) -> None:
+        self._values: np.ndarray = values.astype(np.float32)
+        self._known: np.ndarray = known.astype(np.float32)
+        self._prior = prior
 
-    def support(self, weights: np.ndarray) -> np.ndarray:
-        return weights.astype(np.float32) @ self._known
+    def mean(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of each column, and what the problems that know it count together.
 
-    def mean(self, weights: np.ndarray) -> np.ndarray:
-        return weights.astype(np.float32) @ self._values / (self.support(weights) + _PRIOR)
+        Most problems are far from any one: only those that count are summed over, by one thread's
+        worth of work.
+        """
+        near = np.flatnonzero(weights > _NOTHING)
+        counts: np.ndarray = weights[near].astype(np.float32)
+        support = np.einsum("p,pc->c", counts, self._known[near])
+        return np.einsum("p,pc->c", counts, self._values[near]) / (support + self._prior), support
+
+    def smoothed(self, weights: np.ndarray) -> np.ndarray:
+        """The means of many rows of weights [rows, problems]."""
+        counts: np.ndarray = weights.astype(np.float32)
+        return counts @ self._values / (counts @ self._known + self._prior)
 
 
 def _means(values: np.ndarray, known: np.ndarray, group: np.ndarray,
@@ -115,6 +144,17 @@ def _means(values: np.ndarray, known: np.ndarray, group: np.ndarray,
     member[np.arange(len(group)), group] = 1.0
     count = known @ member
     return values @ member / np.maximum(count, 1.0), np.minimum(count, 1.0)
+
+
+def _kind(problem: GemmProblem) -> tuple[int, int] | None:
+    """The alignment of a problem whose operands the copy engine cannot read, else None."""
+    operands = min(problem.align_a, problem.align_b)
+    return (operands, problem.align_c) if operands < FULL_ALIGNMENT else None
+
+
+def _code(kind: tuple[int, int] | None) -> int:
+    """A number a kind; 0: none."""
+    return 0 if kind is None else 32 * kind[0] + kind[1]
 
 
 def _place(problem: GemmProblem) -> tuple[float, ...]:

@@ -17,13 +17,17 @@ from tritongemm.errors import UnsupportedError
 from tritongemm.kernels import SPECS, violation
 from tritongemm.problem import GemmProblem
 from tritongemm.records.tables import TunedRow, TunedTable, key_of, path_for, read_table
-from tritongemm.selection import invariance, shipped
+from tritongemm.selection import invariance as invariance
+from tritongemm.selection import shipped as shipped
 from tritongemm.selection.model import Model, forget, model_for
 from tritongemm.selection.work import keeps_to_the_budget
 
 #: A row further than this from a problem says little about it: the sum over batch, m, n and k of
 #: |log2| of the ratios, e.g. two extents each twice as long.
 NEAREST_LIMIT = 4.0
+#: A family whose first member is predicted to take this many times the fastest's is not looked at:
+#: its members lie nearer to each other.
+_HOPEFUL = 1.5
 #: Below this share of our time torch's kernel is taken instead, where the policy allows it: nearer
 #: to 1 an estimate is wrong as often as right (leave-one-out, 200 problems of an H200).
 TORCH_WINS = 0.97
@@ -131,8 +135,7 @@ def _without(problem: GemmProblem, row: TunedRow) -> str:
 
 
 def by_model(problem: GemmProblem, device: DeviceSpec) -> Choice | None:
-    """The legal config of the shipped spaces with the least predicted time, ties by the spaces'
-    order.
+    """The legal contender with the least predicted time, ties by the calibration's order.
 
     None where no calibration of ``device`` holds problems of this kind, or none of the config
     classes that it measured is legal.
@@ -140,13 +143,18 @@ def by_model(problem: GemmProblem, device: DeviceSpec) -> Choice | None:
     model = model_for(problem, device)
     if model.section is None or problem.batch * problem.m * problem.n * problem.k == 0:
         return None
-    predicted = [(e.total_us, config) for alike in shipped.promising(problem, device, model)
-                 for e, config in zip(model.estimates(problem, alike), alike, strict=True)]
-    predicted.sort(key=lambda x: x[0])
-    for total_us, config in predicted:  # few are asked: the first legal one is the choice
-        if violation(problem, config, device) is None and keeps_to_the_budget(problem, config,
-                                                                              device):
-            return _chosen(problem, config, model, total_us)
+    families = [(model.estimates(problem, family[0])[0].total_us, family)
+                for family in shipped.families(problem, device, model)]
+    limit = _HOPEFUL * min((first_us for first_us, _ in families), default=0.0)
+    for hopeful in (True, False):  # the others only where no hopeful one is legal
+        predicted = [(e.total_us, config) for first_us, family in families
+                     if (first_us <= limit) is hopeful for alike in family
+                     for e, config in zip(model.estimates(problem, alike), alike, strict=True)]
+        predicted.sort(key=lambda x: x[0])
+        for total_us, config in predicted:  # few are asked: the first legal one is the choice
+            if (violation(problem, config, device) is None
+                    and keeps_to_the_budget(problem, config, device)):
+                return _chosen(problem, config, model, total_us)
     return None
 
 

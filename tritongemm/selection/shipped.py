@@ -1,4 +1,4 @@
-"""The configs of the shipped spaces, in the groups that a choice asks about at once."""
+"""The configs that a choice is made among, in the groups that it asks about at once."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from tritongemm.kernels import SPECS
 from tritongemm.problem import GemmProblem
 from tritongemm.records.spaces import load_spaces
 from tritongemm.selection.model import Model
+from tritongemm.selection.work import class_of
 from tritongemm.settings import config_root
 
 #: Configs that differ in dependent launch alone: their work is counted once.
 Alike = tuple[KernelConfig, ...]
-#: Rules that most of the shipped configs break, and a whole group with them.
+#: Configs of one class, split and way with operands: their times are near each other.
+Family = tuple[Alike, ...]
+#: Rules that most of the configs break, and with them a whole group: the kernel's configs that
+#: swap or not, and copy or not.
 _ASKED_ONCE = {"alignment", "swap"}
 
 
@@ -25,8 +29,9 @@ def configs(problem: GemmProblem) -> tuple[KernelConfig, ...]:
     return _configs(str(config_root()), problem.dtype_a)
 
 
-def promising(problem: GemmProblem, device: DeviceSpec, model: Model) -> Iterator[Alike]:
-    """Those that ``model`` knows, less groups that no member of is legal."""
+def families(problem: GemmProblem, device: DeviceSpec, model: Model) -> Iterator[Family]:
+    """The contenders of ``model``, or where it has none the shipped configs that it knows, less
+    groups that no member of is legal."""
     for first, group in _groups(str(config_root()), problem.dtype_a, model):
         if not any(rule.check(problem, first, device) is not None
                    for rule in SPECS[first.kernel].constraints if rule.rule in _ASKED_ONCE):
@@ -47,17 +52,19 @@ def _configs(root: str, dtype: str) -> tuple[KernelConfig, ...]:
 
 
 @functools.lru_cache(maxsize=16)
-def _groups(root: str, dtype: str,
-            model: Model) -> tuple[tuple[KernelConfig, tuple[Alike, ...]], ...]:
-    """The configs that ``model`` knows, in groups that :data:`_ASKED_ONCE` treats alike; before
-    each group the member that is least likely to be refused."""
+def _groups(root: str, dtype: str, model: Model) -> tuple[tuple[KernelConfig, tuple[Family, ...]],
+                                                          ...]:
+    """The families by what :data:`_ASKED_ONCE` looks at; before each group the member that is least
+    likely to be refused."""
+    found = ([c for c in model.contenders if c.kernel in SPECS]
+             or [c for c in _configs(root, dtype) if model.knows(c)])
     pairs: dict[KernelConfig, list[KernelConfig]] = {}
-    for config in _configs(root, dtype):
-        if model.knows(config):
-            pairs.setdefault(replace(config, dependent_launch=0), []).append(config)
-    groups: dict[tuple, list[Alike]] = {}
+    for config in found:
+        pairs.setdefault(replace(config, dependent_launch=0), []).append(config)
+    groups: dict[tuple, dict[tuple, list[Alike]]] = {}
     for config, alike in pairs.items():
-        key = (config.kernel, config.swap_ab, config.pad_operands)
-        groups.setdefault(key, []).append(tuple(alike))
-    return tuple((min((alike[0] for alike in group), key=lambda c: c.split_k), tuple(group))
+        group = groups.setdefault((config.kernel, config.swap_ab, config.pad_operands), {})
+        group.setdefault((class_of(config), config.split_k), []).append(tuple(alike))
+    return tuple((min((alike[0] for family in group.values() for alike in family),
+                      key=lambda c: c.split_k), tuple(map(tuple, group.values())))
                  for group in groups.values())

@@ -52,6 +52,9 @@ _ITERATIONS, _STEP = 30, 1e-4
 #: Timings slower than the best by more than this, as a logarithm, say nothing about the best of
 #: another problem: neighbours leave them out.
 _FAR_BEHIND = 0.6
+#: The same of configs that some problem should take: they are half of all, and leaving the
+#: others out costs no choice that leave-one-out can see, and most of the time of choosing.
+_NEARLY_BEST = 0.1
 #: Timings that a config's own factor is taken to have had before it is seen.
 _FACTOR_PRIOR = 4.0
 
@@ -253,6 +256,11 @@ def predicted(table: Table, fitted: Fit) -> np.ndarray:
     return np.asarray(predict(work, rates, factors).total_us)
 
 
+def contenders_of(table: Table) -> set[KernelConfig]:
+    """The configs that were the best of some problem of the table's rows, or nearly."""
+    return {table.configs[row] for row in np.flatnonzero(table.behind <= _NEARLY_BEST)}
+
+
 def neighbours_of(table: Table, fitted: Fit, vs_torch: Mapping[GemmProblem, float]
                   ) -> tuple[tuple[KernelConfig, ...], tuple[Neighbour, ...]]:
     """The configs and problems of the table's rows, and what ``fitted`` misses of their times."""
@@ -281,10 +289,12 @@ def section_of(table: Table, units: tuple[str, ...], source: Source) -> Section:
     constants: dict[str, dict[str, float]] = {}
     for (owner, name), value in zip(table.keys, np.exp(fitted.constants), strict=True):
         constants.setdefault(owner, {})[name] = float(f"{value:.5g}")
+    configs, neighbours = neighbours_of(table, fitted, source.vs_torch)
+    contenders = contenders_of(table)
     return Section(units, source.run_ids, source.triton, len(table.problems),
                    len(table.log_time), round(float(np.sqrt((miss ** 2).mean())), 4), constants,
                    {name: round(value, 4) for name, value in fitted.factors.items()},
-                   *neighbours_of(table, fitted, source.vs_torch))
+                   configs, tuple(i for i, c in enumerate(configs) if c in contenders), neighbours)
 
 
 def calibrate(journals: Iterable[str | os.PathLike[str]], device: str | None = None,

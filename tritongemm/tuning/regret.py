@@ -32,6 +32,7 @@ from tritongemm.tuning.calibrate import (
     Source,
     Table,
     Timing,
+    contenders_of,
     fit,
     neighbours_of,
     predicted,
@@ -116,8 +117,8 @@ def _judge(timings: list[Timing], source: Source, folds: int | None) -> list[Reg
         others, these = np.flatnonzero(part != one), np.flatnonzero(part == one)
         if len(others):
             training = table.rows(others)
-            share = 1  # the column of peak_share: one constant a class
-            known = np.isin(table.index[these, share], training.index[:, share])
+            contenders = contenders_of(training)
+            known = np.array([timings[i].config in contenders for i in these])
             fitted = fit(training)
             near = Neighbours(*neighbours_of(training, fitted, source.vs_torch))
             corrections = [near.correction(t.problem, t.config, class_of(t.config))
