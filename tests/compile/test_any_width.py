@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import re
+from dataclasses import replace
 
 import pytest
 
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 
-from tritongemm.config import KernelConfig  # noqa: E402
-from tritongemm.device import representative  # noqa: E402
-from tritongemm.kernels import violation  # noqa: E402
-from tritongemm.kernels.compile import compile_launch, launches_of  # noqa: E402
-from tritongemm.problem import GemmProblem  # noqa: E402
+from compiled import disassembled
+
+from tritongemm.config import KernelConfig
+from tritongemm.device import representative
+from tritongemm.errors import CompileError
+from tritongemm.kernels import violation
+from tritongemm.kernels.compile import compile_launch, launches_of
+from tritongemm.problem import GemmProblem
 
 H200 = representative(90)
-_BASE = re.compile(r"mov\.[bu]32\s+(%r\d+), global_smem;")
 
 
 def wide(block_m, block_n, warps, **more):
@@ -30,33 +32,21 @@ CASES = [(wide(128, 144, 8), "bf16", "nt", 1),
          (wide(64, 192, 4, split_k=2), "bf16", "nt", 1)]
 
 
-def offsets(ptx: str) -> list[int]:
-    """Places in shared memory that the code names as constants."""
-    found = [int(x) for x in re.findall(r"global_smem\+(\d+)", ptx)]
-    for base in set(_BASE.findall(ptx)):
-        found += [int(x) for x in re.findall(rf"add\.s32\s+%r\d+, {base}, (\d+);", ptx)]
-    return found
-
-
 @pytest.mark.parametrize("config, dtype, layout, batch", CASES, ids=str)
-def test_the_operands_buffer_is_the_first_in_shared_memory(monkeypatch, config, dtype, layout,
-                                                           batch):
+def test_the_operands_buffer_is_the_first_in_shared_memory(config, dtype, layout, batch):
     m = 48 if config.swap_ab else 1000
     problem = GemmProblem.contiguous(m, 2000, 512, batch=batch, dtype=dtype, layout=layout)
     assert violation(problem, config, H200) is None
-    texts = []
-    compile_it = triton.compile
-
-    def kept(*args, **more):
-        kernel = compile_it(*args, **more)
-        texts.append(kernel.asm["ptx"])
-        return kernel
-
-    monkeypatch.setattr(triton, "compile", kept)
     launch = next(x for x in launches_of(problem, config, H200) if x.gluon)
-    binary = compile_launch(launch, 90)
-    operands = config.num_stages * (config.block_m + config.block_n) * 128
-    found = offsets(texts[0])
-    assert found and min(found) >= operands, f"{min(found)} lies inside the {operands} bytes"
-    assert binary.shared_bytes >= operands and not binary.spills
-    assert f"m64n{config.block_n}k16" in texts[0]
+    assert launch.first_shared == config.num_stages * (config.block_m + config.block_n) * 128
+    binary = compile_launch(launch, 90)  # raises where it is not
+    assert binary.shared_bytes > launch.first_shared and not binary.spills
+    assert disassembled(binary).count(f"HGMMA.64x{config.block_n}x16") >= 4
+
+
+def test_something_before_it_is_a_compile_error():
+    config, dtype, layout, batch = CASES[0]
+    problem = GemmProblem.contiguous(1000, 2000, 512, dtype=dtype, layout=layout)
+    launch = next(x for x in launches_of(problem, config, H200) if x.gluon)
+    with pytest.raises(CompileError, match="where the operands' 200000 bytes must be first"):
+        compile_launch(replace(launch, first_shared=200_000), 90)

@@ -214,6 +214,10 @@ def compile_launch(launch: Launch, arch: int) -> Binary:
     if metadata.global_scratch_size:
         raise CompileError(f"{launch.symbol} asks for {metadata.global_scratch_size} bytes of "
                            "Triton's global scratch a program, which the launcher does not give")
+    within = min(shared_offsets(kernel.asm["ptx"]), default=launch.first_shared)
+    if within < launch.first_shared:
+        raise CompileError(f"{launch.symbol}: something lies at byte {within} of shared memory, "
+                           f"where the operands' {launch.first_shared} bytes must be first")
     cubin = kernel.asm["cubin"]
     registers, spills = _resources(cubin)
     return Binary(metadata.name, cubin, metadata.num_warps, metadata.num_ctas, metadata.shared,
@@ -270,6 +274,14 @@ def _parameters(ptx: str) -> tuple[tuple[int, int], ...]:
         size = int(bits) // 8 * int(count or 1)
         found.append((size, int(align or size)))
     return tuple(found)
+
+
+def shared_offsets(ptx: str) -> list[int]:
+    """The places in shared memory that the code names as constants."""
+    found = [int(x) for x in re.findall(r"global_smem\+(\d+)", ptx)]
+    for base in set(re.findall(r"mov\.[bu]32\s+(%r\d+), global_smem;", ptx)):
+        found += [int(x) for x in re.findall(rf"add\.s32\s+%r\d+, {base}, (\d+);", ptx)]
+    return found
 
 
 def disassembler(name: str) -> Path | None:

@@ -140,6 +140,8 @@ class Launch:
         dependent: it is launched before its predecessor ends (programmatic dependent launch),
             which only a kernel that waits may be.
         release: when it lets its successor start: ``KernelConfig.dependent_launch``.
+        first_shared: bytes of shared memory that must be the first, because device code takes
+            their address from that; 0: none.
         scratch_bytes: what ``scratch`` must hold.
     """
 
@@ -157,6 +159,7 @@ class Launch:
     waits: bool = False
     dependent: bool = False
     release: int = 0
+    first_shared: int = 0
     scratch_bytes: int = field(default=0, compare=False)
 
     def all_constants(self) -> tuple[tuple[str, object], ...]:

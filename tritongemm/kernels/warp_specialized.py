@@ -149,7 +149,9 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     product = Launch(
         "tritongemm.kernels.device.warp_specialized", "warp_specialized", arguments, constants,
         (min(device.num_sms * resident, units), 1, 1), 4, 1, symbol_of(outer, config),
-        maxnreg=_START_REGISTERS[consumers], gluon=True, **dependence(config, device),
+        maxnreg=_START_REGISTERS[consumers], gluon=True,
+        first_shared=0 if _power(config.block_n) else _operand_bytes(problem, config),
+        **dependence(config, device),
         scratch_bytes=(padding.scratch_bytes if padding else partials_bytes(outer, split)))
     before = (padding.launch,) if padding else ()
     after = (reduce_launch(outer, config, outer_geometry, device),) if split > 1 else ()
