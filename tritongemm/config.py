@@ -23,7 +23,7 @@ class KernelConfig:
     Attributes:
         kernel: the name of a ``KernelSpec``.
         block_m, block_n, block_k: the tile of C and the step along K, in elements.
-        num_warps: warps a program (in a warp-specialised kernel: a consumer group).
+        num_warps: warps a program (in a warp-specialised kernel: of all consumers, 4 each).
         num_stages: buffers of the software pipeline.
         group_m: rows of tiles walked together, for L2 reuse.
         split_k: parts that K is cut into.

@@ -126,7 +126,7 @@ class GemmProblem:
         layout: one of :data:`LAYOUTS`.
         align_a, align_b, align_c: bytes, a power of two up to 16 that divides the operand's
             base address and its leading and batch strides in bytes. An operand whose inner
-            stride is not 1 has the alignment of one element.
+            stride is not 1 has the alignment of one element, and such a C has 1.
         epilogue: a name of :data:`EPILOGUES`.
         precision: ``ieee`` or ``tf32``; only fp32 operands may say ``tf32``.
 

@@ -199,6 +199,25 @@ def check_promises(problem: GemmProblem, geometry: Geometry, config: KernelConfi
             assert problem.k % (config.block_k * config.split_k) == 0
 
 
+def test_a_step_of_two_to_the_31_elements_has_a_64_bit_stride():
+    problem = GemmProblem.contiguous(16, 16, 64, layout="tn")
+    for stride, wanted in ((2**26 - 1, "i32"), (2**26, "i64")):
+        geometry = replace(Geometry.contiguous(problem), ak=stride, bk=stride)
+        (launch,) = launches_of(problem, KernelConfig("tiled", 16, 16, 32, num_warps=1), H200,
+                                geometry)
+        types = {x.name: x.type for x in launch.arguments if isinstance(x, Scalar)}
+        assert (types["stride_ak"], types["stride_bk"]) == (wanted, wanted)
+
+
+@pytest.mark.parametrize("of", ("cb", "db"))
+def test_the_adding_pass_counts_the_batch_in_its_offsets(of):
+    problem = GemmProblem.contiguous(16, 16, 64, batch=3, epilogue="add")
+    config = KernelConfig("tiled", 16, 16, 16, num_warps=1, split_k=2)
+    for stride, wanted in ((2**29, False), (2**30, True)):
+        geometry = replace(Geometry.contiguous(problem), **{of: stride})
+        assert dict(launches_of(problem, config, H200, geometry)[-1].constants)["INDEX64"] is wanted
+
+
 @given(operands(), operands(), st.sampled_from(("tiled", "split")))
 def test_launches_with_one_key_are_packed_alike(one, other, name):
     found = [SPECS["tiled"].launches(problem, CONFIGS[name], H200, geometry)[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,9 +12,13 @@ torch = pytest.importorskip("torch")
 
 import tritongemm as tg  # noqa: E402
 from tritongemm import settings  # noqa: E402
+from tritongemm.config import KernelConfig  # noqa: E402
+from tritongemm.device import device_named  # noqa: E402
 from tritongemm.errors import UnsupportedError  # noqa: E402
+from tritongemm.kernels import violation  # noqa: E402
 from tritongemm.ops.calls import problem_of  # noqa: E402
 from tritongemm.problem import GemmProblem  # noqa: E402
+from tritongemm.selection import choose  # noqa: E402
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -99,6 +105,19 @@ def test_out_decides_the_alignment_of_c():
     with settings.override(interpret=True):
         assert problem_of(a, b, store[:64].view(8, 8)).align_c == 16
         assert problem_of(a, b, store[1:].view(8, 8)).align_c == 4
+
+
+@pytest.mark.parametrize("epilogue", ("none", "bias"))
+def test_c_with_gaps_in_its_rows_is_no_persistent_kernels(epilogue):
+    a, b = torch.zeros(64, 64), torch.zeros(64, 64).t()
+    with settings.override(interpret=True):
+        problem = replace(problem_of(a, b, torch.zeros(64, 64).t()), precision="tf32",
+                          epilogue=epilogue)
+    config = KernelConfig("persistent_tma", 64, 64, 32)
+    h200 = device_named("nvidia-h200")
+    assert violation(replace(problem, align_c=4), config, h200) is None
+    assert violation(problem, config, h200).rule == "c_stride"
+    assert violation(problem, choose(problem, h200).config, h200) is None
 
 
 def test_a_broadcast_batch_is_no_copy():

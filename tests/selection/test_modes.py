@@ -14,7 +14,7 @@ from tritongemm import selection, settings
 from tritongemm.config import KernelConfig
 from tritongemm.device import device_named, within_budget
 from tritongemm.errors import UnsupportedError, UsageError
-from tritongemm.kernels import SPECS
+from tritongemm.kernels import SPECS, gluon_support
 from tritongemm.kernels.compile import launches_of
 from tritongemm.problem import GemmProblem
 from tritongemm.selection import choose
@@ -164,6 +164,27 @@ def test_no_config_for_every_m_is_said(configs, h200):
     selection.reload()
     with tg.batch_invariant(), pytest.raises(UnsupportedError, match="for every M"):
         choose(GemmProblem.contiguous(64, 64, 64), h200)
+
+
+@pytest.mark.parametrize("n", [128, 512])
+def test_one_config_for_every_m_keeps_to_the_budget(n):
+    problem = GemmProblem.contiguous(4096, n, 256, layout="nt")
+    with settings.override(batch_invariant=True, num_sms=60):
+        device = within_budget(H200)
+        config = choose(problem, device).config
+        (product,) = products(config)(launches_of(problem, config, device))
+        assert product.grid[0] * product.grid[1] <= 60
+
+
+def test_one_config_for_every_m_is_chosen_again_without_gluon():
+    problem = GemmProblem.contiguous(512, 512, 4096, layout="nt")
+    with settings.override(batch_invariant=True):
+        assert choose(problem, H200).config.kernel == "warp_specialized"
+        gluon_support.refuse("a reason")
+        try:
+            assert choose(problem, H200).config.kernel != "warp_specialized"
+        finally:
+            gluon_support.forget()
 
 
 @pytest.mark.parametrize("variable, value, field, read", [

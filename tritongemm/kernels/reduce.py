@@ -37,8 +37,9 @@ def reduce_launch(problem: GemmProblem, config: KernelConfig, geometry: Geometry
         Scalar("stride_cb", g.cb, divisor_of(g.cb, 8)),
         Scalar("stride_cm", g.cm, divisor_of(g.cm, 8)), Scalar("stride_cn", g.cn, 1, fold=True))
     extra, epilogue = epilogue_of_launch(problem, g)
+    furthest = (problem.batch - 1) * max(g.cb, g.db) + g.max_offset(problem)
     constants = (("SPLIT_K", split), ("BLOCK", _BLOCK),
-                 ("INDEX64", g.max_offset(problem) >= 2**31 or total * split >= 2**31), *epilogue)
+                 ("INDEX64", furthest >= 2**31 or total * split >= 2**31), *epilogue)
     symbol = "_".join((f"tritongemm_reduce_k{split}", *epilogue_words(problem)))
     return Launch("tritongemm.kernels.device.reduce", "reduce_splits", (*arguments, *extra),
                   constants, (-(-total // _BLOCK), 1, 1), 4, 1, symbol,

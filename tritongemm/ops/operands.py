@@ -240,7 +240,8 @@ def problem_of_form(form: Form, bases: Sequence[int], dtype: str, dtype_out: str
     a, b, c, d = bases
     letter_a, align_a = _stored(form, 0, form.a, form.m, form.k, a, size)
     letter_b, align_b = _stored(form, 1, form.b, form.k, form.n, b, size)
-    align_c = _rows(form, 2, form.c, form.m, form.n, c, size_out)
+    gaps = form.c[2] != 1 and form.n > 1  # kernels that want C's rows gapless know it by this 1
+    align_c = 1 if gaps else _rows(form, 2, form.c, form.m, form.n, c, size_out)
     problem = GemmProblem(form.m, form.n, form.k, form.batch, dtype, dtype, dtype_out,
                           letter_a + letter_b, align_a, align_b, align_c, epilogue, precision)
     if form.d is None:

@@ -16,11 +16,13 @@ from dataclasses import replace
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.errors import UnsupportedError
-from tritongemm.kernels import violation
+from tritongemm.kernels import gluon_support, violation
 from tritongemm.kernels.constraints import WASTE
 from tritongemm.problem import GemmProblem, alignment, dtype_of
 from tritongemm.selection import shipped
 from tritongemm.selection.model import model_for
+from tritongemm.selection.work import keeps_to_the_budget
+from tritongemm.settings import config_root
 
 #: The M that a choice is weighed over; the last is the one that no tile may be too large for.
 STAND_INS = (1, 64, 512, 4096)
@@ -32,7 +34,7 @@ def config_for(problem: GemmProblem, device: DeviceSpec) -> tuple[KernelConfig, 
     Raises:
         UnsupportedError: no shipped config is legal for all of them.
     """
-    return _config_for(_of_every_m(problem), device)
+    return _config_for(_of_every_m(problem), device, str(config_root()), gluon_support.obstacle())
 
 
 def forget() -> None:
@@ -50,7 +52,9 @@ def _of_every_m(problem: GemmProblem) -> GemmProblem:
 
 
 @functools.lru_cache(maxsize=1024)
-def _config_for(problem: GemmProblem, device: DeviceSpec) -> tuple[KernelConfig, str]:
+def _config_for(problem: GemmProblem, device: DeviceSpec, root: str,
+                no_gluon: str | None) -> tuple[KernelConfig, str]:
+    """``root`` and ``no_gluon``: what else the choice depends on, so that neither is stale."""
     problems = [replace(problem, m=m) for m in STAND_INS]
     model = model_for(problem, device)
     legal = [c for c in shipped.configs(problem)
@@ -58,6 +62,7 @@ def _config_for(problem: GemmProblem, device: DeviceSpec) -> tuple[KernelConfig,
              and (model.section is None or model.knows(c))
              and all(_runs(p, c, device) for p in problems)]
     legal = [c for c in legal if violation(problem, c, device) is None] or legal
+    legal = [c for c in legal if all(keeps_to_the_budget(p, c, device) for p in problems)] or legal
     if not legal:
         raise UnsupportedError(f"no shipped config runs {problem} for every M with rows that do "
                                "not depend on M; unset TRITONGEMM_BATCH_INVARIANT to run it")
