@@ -143,6 +143,19 @@ def test_the_functions_become_registered_ops(ours):
         "mm", "mm", "mm", "bmm", "bmm", "addmm", "baddbmm", "addmm"]
 
 
+@pytest.mark.parametrize("call, shapes", [
+    (lambda a, b: tg.linear(a, b), ((3, 4), (4,))),
+    (lambda a, b: tg.matmul(a, b), ((3, 0), (0, 4))),
+    (lambda a, b: tg.linear(a, b, activation="relu"), ((3, 0), (4, 0))),
+    (lambda a, b: tg.addmm(b, a, b, alpha=torch.tensor(2.0)), ((4, 4), (4, 4)))],
+    ids=("vector-weight", "inner-0", "inner-0-relu", "tensor-alpha"))
+def test_what_no_op_is_for_compiles_as_torchs(call, shapes, ours):
+    operands = [torch.randn(shape) for shape in shapes]
+    found, result = seen_ops(call, *operands)
+    assert not found
+    torch.testing.assert_close(result, call(*operands))
+
+
 @pytest.mark.parametrize("dynamic", (False, True), ids=("static", "dynamic"))
 def test_compiled_gradients_are_those_of_eager_calls(ours, dynamic):
     compiled = torch.compile(network, fullgraph=True, backend="aot_eager", dynamic=dynamic)

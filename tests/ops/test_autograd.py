@@ -277,6 +277,16 @@ def test_a_gradient_that_would_be_torchs_is_refused_under_the_strict_setting(pla
             result.sum().backward()
 
 
+def test_a_dispatch_mode_sees_the_gradients_products(plans):
+    from torch.utils.flop_counter import FlopCounterMode
+
+    a, b = randn(4, 5, dtype=torch.float32), randn(5, 6, dtype=torch.float32)
+    total = tg.matmul(a, b).sum()
+    with FlopCounterMode(display=False) as counter:
+        total.backward()
+    assert counter.get_total_flops() == 2 * 2 * 4 * 5 * 6 and len(plans.made) == 1
+
+
 def test_what_no_kernel_takes_has_torchs_graph(plans):
     a, b = randn(5, 7), randn(7, 3)
     assert type(tg.matmul(a, b).grad_fn).__name__ == "MmBackward0" and not plans.made

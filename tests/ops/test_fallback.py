@@ -243,6 +243,29 @@ def test_a_declined_call_keeps_no_operand_alive(plans):
     assert seen() is None
 
 
+@pytest.mark.parametrize("function", ["mm", "addmm"])
+def test_a_kept_call_with_out_keeps_no_tensor_alive(function, plans):
+    tensors = [randn(4, 4) for _ in range(3 if function == "addmm" else 2)]
+    out = randn(4, 4)
+    kept = [weakref.ref(x) for x in (*tensors, out)]
+    getattr(tg, function)(*tensors, out=out)
+    del tensors, out
+    assert plans.made and [x() for x in kept] == [None] * len(kept)
+
+
+@pytest.mark.parametrize("call", [
+    lambda: torch.func.vmap(lambda a, b: tg.matmul(a, b, strict=True))(
+        randn(2, 5, 7), randn(2, 7, 3)),
+    lambda: torch.func.vmap(lambda d, a, b: tg.linear(a, b, d, strict=True))(
+        randn(2, 3), randn(2, 5, 7), randn(2, 3, 7)),
+    lambda: tg.mv(randn(5, 7).requires_grad_(), randn(7), strict=True)],
+    ids=["vmap", "vmap-linear", "vector"])
+def test_strict_insists_through_transforms_and_vectors(call, plans, monkeypatch):
+    monkeypatch.setattr("tritongemm.ops.plans.torch_wins", lambda choice: "torch is faster")
+    call()
+    assert len(plans.made) == 1
+
+
 def test_a_problem_that_torch_is_known_to_win_is_torchs_but_for_strict(plans, monkeypatch, logged):
     monkeypatch.setattr(kept, "torch_wins", lambda choice: "torch takes 0.80 of the time")
     kept.log.setLevel("INFO")

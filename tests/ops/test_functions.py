@@ -304,6 +304,44 @@ def test_a_sub_class_is_asked_with_torchs_function(case, plans):
         case.ours(*tensors, strict=True)
 
 
+def test_out_counts_a_version_and_a_gradient_that_kept_it_is_refused(plans):
+    a, b, out, weight = randn(5, 7), randn(7, 3), randn(5, 3), randn(5, 3).requires_grad_()
+    loss = (weight * out).sum()
+    tg.mm(a, b, out=out)
+    assert out._version == 1 and plans.made
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    tg.addmm(randn(3), a, b, out=out)
+    assert out._version == 2
+
+
+def test_an_inference_tensor_is_out_in_inference_mode_alone(plans):
+    with torch.inference_mode():
+        out = randn(5, 3)
+        tg.mm(randn(5, 7), randn(7, 3), out=out)
+    close(out, randn(5, 7) @ randn(7, 3))
+    for given in ((), (randn(3),)):
+        with pytest.raises(RuntimeError, match="outside InferenceMode"):
+            (tg.addmm if given else tg.mm)(*given, randn(5, 7), randn(7, 3), out=out)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_and_lazy_zeros_are_torchs(plans):
+    nested = torch.nested.nested_tensor([randn(3, 8), randn(5, 8)])
+    weight, zeros = randn(4, 8), torch._efficientzerotensor((4, 8))
+    for found, x in zip(tg.linear(nested, weight, randn(4)).unbind(), nested.unbind()):
+        close(found, F.linear(x, weight, randn(4)))
+    tg.matmul(weight, weight.mT)  # known, and of the same key
+    close(tg.matmul(zeros, weight.mT), torch.zeros(4, 4))
+    close(tg.addmm(torch._efficientzerotensor((4, 4)), weight, weight.mT), weight @ weight.mT)
+
+
+def test_functionalize_is_torchs(plans):
+    a, b = randn(5, 7), randn(7, 3)
+    close(torch.func.functionalize(tg.matmul)(a, b), a @ b)
+    close(torch.func.vmap(torch.func.functionalize(tg.matmul))(a[None], b[None])[0], a @ b)
+
+
 def test_fake_and_meta_tensors_have_torchs_shapes(plans):
     from torch._subclasses.fake_tensor import FakeTensorMode
 

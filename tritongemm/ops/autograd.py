@@ -26,6 +26,8 @@ from tritongemm.ops.execute import fused as run_fused
 from tritongemm.ops.execute import product as run_product
 
 _transforms = torch._C._are_functorch_transforms_active
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 #: The activations as torch's own functions.
@@ -80,8 +82,8 @@ def _of_vectors(op: Op, a: Tensor, b: Tensor, alpha: float) -> Tensor:
     ranks = (a.dim(), b.dim())
     if 0 in ranks or op.rule.ranks not in (None, ranks):
         raise Declined(f"ranks are {ranks[0]} and {ranks[1]}")
-    result = product(op.plain if op.rule.flipped else MATMUL, a[None] if ranks[0] == 1 else a,
-                     b[:, None] if ranks[1] == 1 else b, alpha)
+    result = product(op.plain if op.rule.flipped else MATMUL.insisting,
+                     a[None] if ranks[0] == 1 else a, b[:, None] if ranks[1] == 1 else b, alpha)
     result = result.squeeze(-1) if ranks[1] == 1 else result
     if ranks[0] == 1:
         result = result.squeeze(-1 if ranks[1] == 1 else -2)
@@ -101,10 +103,12 @@ def multiply(op: Op, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
     """
     a, b = _solid(a), _solid(b)
     try:
+        if type(a) not in _PLAIN or type(b) not in _PLAIN or _dispatch_modes():
+            raise Declined("a gradient is a sub-class, or a torch dispatch mode is active")
         return (product if wanted(a, b) else run_product)(op, a, b, alpha)
     except Declined as reason:
         if settings.current().strict:
-            if reason.by_choice:
+            if reason.by_choice and not op.rule.insisting:
                 return multiply(op.insisting, a, b, alpha)
             raise UnsupportedError(f"a gradient of {op.rule.name} would call torch: {reason}"
                                    ) from None
@@ -158,7 +162,12 @@ def _mapped_pair(op: Op, a: Tensor, b: Tensor, axes: tuple) -> tuple[Op, Tensor,
     if op.rule.flipped and axes[1] is None:
         return op, _mapped(a, axes[0], rank), b, rank  # the samples fold into rows
     b = _mapped(b, axes[1], rank)
-    return MATMUL, _mapped(a, axes[0], rank), b.mT if op.rule.flipped else b, rank
+    return _matmul(op), _mapped(a, axes[0], rank), b.mT if op.rule.flipped else b, rank
+
+
+def _matmul(op: Op) -> Op:
+    """``matmul`` that insists where ``op`` does."""
+    return MATMUL.insisting if op.rule.insisting else MATMUL
 
 
 class Product(Function):
@@ -267,7 +276,7 @@ class Fused(Function):
             return product(op, a, b, alpha) + _mapped(d, in_dims[1], a.dim()) * beta, 0
         op, a, b, rank = _mapped_pair(op, a, b, in_dims[2:4])
         if op.rule.flipped and in_dims[1] is not None:  # a mapped bias is no vector
-            op, b = MATMUL, b.mT
+            op, b = _matmul(op), b.mT
         return fused(op, _mapped(d, in_dims[1], rank), a, b, beta, alpha), 0
 
 

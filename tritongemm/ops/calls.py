@@ -189,6 +189,7 @@ def _into(rule: Rule, x: Operands, form: Form, key: Key, plan: AnyPlan) -> Call:
     the result is as if it did not."""
     assert x.out is not None
     write = _guarded(form, key, plan)
+    added, scaled, dtype_out = x.added, x.scaled, x.dtype_out  # `call` must not hold the tensors
     size = x.a.element_size()
     span_a, span_b, span_c, span_d = (
         0 if t is None else span_bytes(Operand(t.shape, t.stride()), t.element_size())
@@ -203,7 +204,7 @@ def _into(rule: Rule, x: Operands, form: Form, key: Key, plan: AnyPlan) -> Call:
         if (pa < end and pc < pa + span_a or pb < end and pc < pb + span_b
                 or pd < end and pc < pd + span_d and not (in_place and pd == pc)):
             if not spare:
-                spare.append(bind(rule, Operands(a, b, None, d, x.added, x.scaled, x.dtype_out)))
+                spare.append(bind(rule, Operands(a, b, None, d, added, scaled, dtype_out)))
             return out.copy_(spare[0](a, b, pa, pb, alpha, d, pd, beta))
         write(a, b, out, d, alpha, beta)
         return out

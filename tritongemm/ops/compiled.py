@@ -24,12 +24,14 @@ def run(theirs: Callable[[], Tensor], rule: Rule, tensors: tuple[Tensor, ...],
     if not _takes(tensors):
         return theirs()
     a, b = tensors[-2:]
-    if rule.flipped:
-        b = b.mT
     d = tensors[0] if numbers else None
     ranks = (a.dim(), b.dim())
     if 0 in ranks or 1 in ranks or rule.ranks is not None and ranks != rule.ranks:
         return theirs()
+    if a.shape[-1] == 0 or any(isinstance(x, Tensor) for x in numbers):
+        return theirs()
+    if rule.flipped:
+        b = b.mT
     if a.dim() == 3 and not rule.broadcasts:
         return torch.ops.tritongemm.bmm(a, b) if d is None else (
             torch.ops.tritongemm.baddbmm(d, a, b, beta=numbers[0], alpha=numbers[1]))

@@ -56,14 +56,17 @@ ADDMM, LINEAR = (
 
 def product(op: Op, a: torch.Tensor, b: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
     """alpha * A @ B in memory of its own. Raises Declined."""
-    try:
-        pa, pb, kind = a.data_ptr(), b.data_ptr(), a.dtype
-    except RuntimeError:
-        raise Declined("an operand is not strided, or has no storage") from None
+    kind = a.dtype
     if kind is float32:  # known by the precision that torch is set to
         kind = precision_setting("cuda", "matmul")
-    key = (a.shape, b.shape, a.stride(), b.stride(), kind, b.dtype, a.device, b.device,
-           pa & 15, pb & 15, alpha == 1.0)
+    try:
+        pa, pb = a.data_ptr(), b.data_ptr()
+        key = (a.shape, b.shape, a.stride(), b.stride(), kind, b.dtype, a.device, b.device,
+               pa & 15, pb & 15, alpha == 1.0)
+    except RuntimeError:
+        raise _not_strided() from None
+    if not (pa and pb):
+        _in_memory(a, b)
     call = op.hits.get(key)
     if call is None:
         call = _learn(op, key, Operands(a, b, scaled=alpha != 1.0))
@@ -73,11 +76,17 @@ def product(op: Op, a: torch.Tensor, b: torch.Tensor, alpha: float = 1.0) -> tor
 def product_into(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None,
                  dtype_out: torch.dtype | None = None) -> torch.Tensor:
     """A @ B in ``out``, or as ``dtype_out``. Raises Declined."""
-    pa, pb, kind = _address(a), _address(b), a.dtype
+    kind = a.dtype
     if kind is float32:
         kind = precision_setting("cuda", "matmul")
-    key = (a.shape, b.shape, a.stride(), b.stride(), kind, b.dtype, a.device, b.device,
-           pa & 15, pb & 15, dtype_out, _out_key(out))
+    try:
+        pa, pb = a.data_ptr(), b.data_ptr()
+        key = (a.shape, b.shape, a.stride(), b.stride(), kind, b.dtype, a.device, b.device,
+               pa & 15, pb & 15, dtype_out, _out_key(out))
+    except RuntimeError:
+        raise _not_strided() from None
+    if not (pa and pb):
+        _in_memory(a, b)
     call = op.hits.get(key)
     if call is None:
         call = _learn(op, key, Operands(a, b, out, dtype_out=dtype_out))
@@ -93,12 +102,18 @@ def fused(op: Op, d: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: float
     Raises:
         Declined: torch runs it.
     """
-    pa, pb, pd, kind = _address(a), _address(b), _address(d), a.dtype
+    kind = a.dtype
     if kind is float32:
         kind = precision_setting("cuda", "matmul")
-    key = (a.shape, b.shape, d.shape, a.stride(), b.stride(), d.stride(), kind, b.dtype,
-           d.dtype, a.device, b.device, d.device, pa & 15, pb & 15, pd & 15, beta == 0.0,
-           alpha == 1.0, alpha == 0.0, _out_key(out))
+    try:
+        pa, pb, pd = a.data_ptr(), b.data_ptr(), d.data_ptr()
+        key = (a.shape, b.shape, d.shape, a.stride(), b.stride(), d.stride(), kind, b.dtype,
+               d.dtype, a.device, b.device, d.device, pa & 15, pb & 15, pd & 15, beta == 0.0,
+               alpha == 1.0, alpha == 0.0, _out_key(out))
+    except RuntimeError:
+        raise _not_strided() from None
+    if not (pa and pb and pd):
+        _in_memory(a, b, d)
     call = op.hits.get(key)
     if call is None:
         call = _learn_fused(op, key, d, a, b, beta, alpha, out)
@@ -111,14 +126,18 @@ def _out_key(out: torch.Tensor | None) -> tuple | None:
     """What a call depends on in its ``out``, but what it shares with the operands."""
     if out is None:
         return None
-    return out.shape, out.stride(), out.dtype, out.device, _address(out) & 15
+    return out.shape, out.stride(), out.dtype, out.device, out.data_ptr() & 15
 
 
-def _address(x: torch.Tensor) -> int:
-    try:
-        return x.data_ptr()
-    except RuntimeError:
-        raise Declined("an operand is not strided, or has no storage") from None
+def _not_strided() -> Declined:
+    return Declined("an operand is not strided, or has no storage")
+
+
+def _in_memory(*operands: torch.Tensor) -> None:
+    """Raises Declined where one has elements and no address, as torch's lazy zeros have."""
+    for x in operands:
+        if not x.data_ptr() and x.numel() and x.device.type != "meta":
+            raise Declined("an operand's values are not in memory")
 
 
 def _learn_fused(op: Op, key: tuple, d: torch.Tensor, a: torch.Tensor, b: torch.Tensor,
@@ -146,10 +165,11 @@ def _keep(op: Op, key: tuple, call: Call) -> Call:
     the plan that a dropped call needs again is still known."""
     with _lock:
         limit = settings.current().plan_cache_size
-        if len(op.hits) >= limit:
-            for old in list(op.hits)[:limit // 4 + 1]:
-                del op.hits[old]
-        op.hits[key] = call
+        hits = op.hits  # _forget_calls may put another one in its place meanwhile
+        if len(hits) >= limit:
+            for old in list(hits)[:limit // 4 + 1]:
+                del hits[old]
+        hits[key] = call
     return call
 
 

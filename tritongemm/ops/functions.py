@@ -14,6 +14,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch._C._functorch import TransformType, get_interpreter_stack
 from torch.autograd import forward_ad
 from torch.overrides import _get_current_function_mode_stack, has_torch_function_variadic
 from torch.utils._device import DeviceContext
@@ -40,6 +41,7 @@ from tritongemm.ops.execute import (
     product_into,
 )
 
+_FUNCTIONALIZE = TransformType.Functionalize
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _NUMBERS = frozenset((int, float))
 _any_autocast = torch._C._is_any_autocast_enabled
@@ -182,7 +184,7 @@ def _multiplied(theirs: Callable[..., Tensor], op: Op, a: Tensor, b: Tensor,
         return _ruled(partial(theirs, a, b), op, (a, b), strict)
     if out is not None and not _compiling() and _way(a, b) is product and _writable(out):
         try:
-            return product_into(op, a, b, out, out_dtype)
+            return _written(product_into(op, a, b, out, out_dtype))
         except Declined:
             pass
     return _ruled(partial(theirs, a, b, **_given(out_dtype, out)), op, (a, b), strict, out,
@@ -199,7 +201,7 @@ def _added(theirs: Callable[..., Tensor], op: Op, d: Tensor, a: Tensor, b: Tenso
         try:
             if out is None:
                 return run(op, d, a, b, beta, alpha)
-            return fused(op, d, a, b, beta, alpha, out)
+            return _written(fused(op, d, a, b, beta, alpha, out))
         except Declined:
             if not (strict or settings.current().strict):
                 return theirs(d, a, b, **_factors(beta, alpha), **_given(None, out))
@@ -209,7 +211,14 @@ def _added(theirs: Callable[..., Tensor], op: Op, d: Tensor, a: Tensor, b: Tenso
 
 def _writable(out: Tensor) -> bool:
     """Whether a kernel may write it, as far as it is no matter of shape and strides."""
-    return type(out) in _PLAIN and not out.requires_grad and not out.is_neg()
+    return (type(out) in _PLAIN and not out.requires_grad and not out.is_neg()
+            and (not out.is_inference() or torch.is_inference_mode_enabled()))
+
+
+def _written(out: Tensor) -> Tensor:
+    """``out`` after a kernel wrote it: autograd must know, if it kept it for a gradient."""
+    torch.autograd.graph.increment_version(out)
+    return out
 
 
 def _given(out_dtype: torch.dtype | None, out: Tensor | None) -> dict[str, object]:
@@ -244,7 +253,7 @@ def _ruled(theirs: Callable[[], Tensor], op: Op, tensors: tuple[Tensor, ...], st
         return _sorted_out(op, tensors, out, out_dtype, numbers)
     except Declined as reason:
         if strict or settings.current().strict:
-            if reason.by_choice:
+            if reason.by_choice and not op.rule.insisting:
                 return _ruled(theirs, op.insisting, tensors, strict, out, out_dtype, numbers)
             raise UnsupportedError(
                 f"tritongemm.{op.rule.name} would call torch: {reason}") from None
@@ -263,16 +272,18 @@ def _sorted_out(op: Op, tensors: tuple[Tensor, ...], out: Tensor | None,
         if autograd.wanted(*tensors):
             return (autograd.fused if numbers else autograd.product)(op, *tensors, *numbers)
         return (fused if numbers else product)(op, *tensors, *numbers)
-    if autograd.wanted(*tensors) or out is not None and (out.requires_grad or out.is_neg()):
-        raise Declined("out= or out_dtype= is given, and a gradient is required")
+    if autograd.wanted(*tensors) or out is not None and not _writable(out):
+        raise Declined("out= or out_dtype= is given, and a gradient is required, or out= is not "
+                       "to be written")
     tensors = tuple(x.resolve_neg() for x in tensors)
     if not numbers:
         a, b = tensors
-        return product_into(op, a, b, out, out_dtype)
+        result = product_into(op, a, b, out, out_dtype)
+        return result if out is None else _written(result)
     if out_dtype is not None:
         raise Declined("out_dtype= is given")
     (d, a, b), (beta, alpha) = tensors, numbers
-    return fused(op, d, a, b, beta, alpha, out)
+    return _written(fused(op, d, a, b, beta, alpha, out))
 
 
 def _plain_only(tensors: tuple[object, ...]) -> None:
@@ -283,3 +294,5 @@ def _plain_only(tensors: tuple[object, ...]) -> None:
              if not isinstance(mode, DeviceContext)]  # a default device makes tensors, no more
     if modes or _dispatch_modes():
         raise Declined("a torch function or dispatch mode is active")
+    if _transforms() and any(layer.key() == _FUNCTIONALIZE for layer in get_interpreter_stack()):
+        raise Declined("torch.func.functionalize has no rule for an autograd function")
