@@ -8,6 +8,7 @@ import pytest
 from selection_made import RUN, TILED, TMA, calibrate
 
 from tritongemm import selection, settings
+from tritongemm.ops.explain import explain_problem
 from tritongemm.problem import GemmProblem
 from tritongemm.records.calibration import (
     Calibration,
@@ -51,6 +52,14 @@ def test_a_row_says_what_torch_took(ratio, wins, configs, h200):
 def test_the_reason_says_how_much_and_where(configs, h200):
     publish(h200, 0.9)
     assert torch_wins(choose(PROBLEM, h200)) == "torch's kernel takes 0.90 of the time of ours here"
+
+
+@pytest.mark.parametrize("policy, handed", [("auto", True), ("own", False)])
+def test_explain_says_that_a_call_is_torchs(policy, handed, configs, h200):
+    publish(h200, 0.9)
+    with settings.override(policy=policy):
+        said = str(explain_problem(PROBLEM, h200))
+    assert ("takes 0.90 of the time of ours here, so a call" in said) is handed
 
 
 def test_one_problem_near_by_is_little_evidence_and_many_are_enough(configs, h200):

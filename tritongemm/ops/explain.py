@@ -11,7 +11,7 @@ from tritongemm.errors import UnsupportedError
 from tritongemm.kernels import shared_bytes
 from tritongemm.measure.roofline import roof_time_us
 from tritongemm.problem import GemmProblem
-from tritongemm.selection import Estimate, candidates, choose, estimate
+from tritongemm.selection import Estimate, candidates, choose, estimate, torch_wins
 from tritongemm.selection.policy import table_for
 
 if TYPE_CHECKING:
@@ -116,8 +116,11 @@ def explain_problem(problem: GemmProblem, device: DeviceSpec) -> Explanation:
     row = choice.row if choice.source == "exact" else None
     if row is not None and row.epilogue != problem.epilogue:
         row = None  # it was timed without the epilogue: that is no time of this problem
+    faster = torch_wins(choice)
+    note = f"{choice.note}; {faster}, so a call that is not strict is torch's" if faster else (
+        choice.note)
     return Explanation(
-        problem, device, choice.config, choice.source, choice.note,
+        problem, device, choice.config, choice.source, note,
         estimate(problem, choice.config, device), shared_bytes(problem, choice.config), roof_us,
         bound, row.time_us if row else None, _foreign(problem, device, choice.row), others)
 
