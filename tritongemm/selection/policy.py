@@ -56,12 +56,9 @@ class Choice:
 
 
 @functools.lru_cache(maxsize=256)
-def _table(path: str) -> TunedTable | None:
-    """The table at ``path``, read once; None where there is none. A bad file is an error."""
-    try:
-        return read_table(path)
-    except FileNotFoundError:
-        return None
+def _table(path: str) -> TunedTable:
+    """The table at ``path``, read once. Raises :class:`DataFileError` for a bad one."""
+    return read_table(path)
 
 
 def reload() -> None:
