@@ -88,3 +88,13 @@ def test_torch_is_never_taken_where_it_was_not_asked_for_or_cannot_keep_the_mode
     assert torch_wins(choice)
     with settings.override(**mode):
         assert torch_wins(choice) is None
+
+
+def test_a_ratio_of_the_plain_product_says_nothing_of_one_with_an_epilogue(configs, h200):
+    publish(h200, 0.9)
+    assert torch_wins(choose(PROBLEM, h200)) is not None
+    assert torch_wins(choose(replace(PROBLEM, epilogue="bias+gelu"), h200)) is None
+    measured_near_by(h200, *[0.8] * 6)
+    other = replace(PROBLEM, n=1016)
+    assert torch_wins(choose(other, h200)) is not None
+    assert torch_wins(choose(replace(other, epilogue="relu"), h200)) is None

@@ -110,7 +110,7 @@ class Launcher:
             raise LaunchError(
                 f"{binary.symbol} takes parameters of {[s for s, _ in binary.parameters]} bytes, "
                 f"this package packs {[*sizes, 8, 8]}: this Triton version's launch interface is "
-                "not supported. Install triton 3.6 or 3.7")
+                "not supported. Install triton 3.6 to 3.9")
         offsets, end = [], 0
         for size, align in [*((s, a) for s, a, _ in fields), (8, 8), (8, 8)]:
             end = -(-end // align) * align

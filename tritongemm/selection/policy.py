@@ -91,7 +91,7 @@ def choose(problem: GemmProblem, device: DeviceSpec) -> Choice:
             if violation(problem, row.config, device) is None:
                 return Choice(row.config, "exact", row,
                               f"tuned row of run {row.run_id}{_without(problem, row)}",
-                              vs_torch=row.vs_torch)
+                              vs_torch=_of_the_same(problem, row))
     best = by_model(problem, device)
     if best is not None:
         return best
@@ -103,6 +103,12 @@ def choose(problem: GemmProblem, device: DeviceSpec) -> Choice:
                           f"tuned for {row.batch}x{row.m}x{row.n}x{row.k}, {distance:.2f} away"
                           f"{_without(problem, row)}")
     return Choice(default_config(problem, device), "rule", None, "rule default")
+
+
+def _of_the_same(problem: GemmProblem, row: TunedRow) -> float | None:
+    """Torch's time over ours, where the row was measured with this epilogue: a fused one costs us
+    nothing, torch often a pass of its own."""
+    return row.vs_torch if row.epilogue == problem.epilogue else None
 
 
 def torch_wins(choice: Choice) -> str | None:
@@ -161,11 +167,11 @@ def _chosen(problem: GemmProblem, config: KernelConfig, model: Model, total_us: 
     note = (f"predicted {total_us:.2f} us, calibrated by {model.section.results} timings "
             f"of {model.section.problems} problems")
     ratio = None
-    if model.neighbours is not None:
+    if model.neighbours is not None:  # measured without epilogues
         p = model.neighbours.nearest(problem, 1)[0].neighbour.problem
         note += f", the nearest {p.m}x{p.n}x{p.k}"
         estimated, support = model.neighbours.vs_torch(problem)
-        ratio = estimated if support else None
+        ratio = estimated if support and problem.epilogue == "none" else None
     return Choice(config, "model", None, note, total_us, ratio)
 
 

@@ -8,7 +8,7 @@ instructions of 8 columns side by side (PTX ISA, wgmma, "Register Fragments"): a
 
 Operands are read through matrix descriptors (PTX ISA, wgmma, "Matrix Descriptor Format"). Gluon
 tells no addresses: the caller keeps both operands in one buffer, which is the largest and so
-the first in shared memory; tests/compile holds that it is.
+the first in shared memory. A binary in which it is not is refused (``Launch.first_shared``).
 """
 
 from triton.experimental import gluon
