@@ -145,7 +145,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         ("GROUP_M", config.group_m), ("SPLIT_K", split), ("STAGES", config.num_stages),
         ("CONSUMERS", consumers), ("PINGPONG", bool(config.pingpong)),
         ("CONSUMER_REGISTERS", _CONSUMER_REGISTERS[consumers]), *epilogue)
-    resident = _resident(outer, config, device)
+    resident = programs_an_sm(outer, config, device)
     product = Launch(
         "tritongemm.kernels.device.warp_specialized", "warp_specialized", arguments, constants,
         (min(device.num_sms * resident, units), 1, 1), 4, 1, symbol_of(outer, config),
@@ -158,7 +158,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     return (*before, product, *after)
 
 
-def _resident(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> int:
+def programs_an_sm(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> int:
     """Programs an SM: two of one consumer where shared memory allows, else one."""
     if consumers_of(config) > 1:
         return 1

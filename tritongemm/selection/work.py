@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
-from tritongemm.kernels import shared_bytes
+from tritongemm.kernels import shared_bytes, warp_specialized
 from tritongemm.kernels.padding import padded_bytes
 from tritongemm.kernels.tensor_map import tma_store
 from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
@@ -103,13 +103,13 @@ def class_of(config: KernelConfig) -> str:
 
 def resident_programs(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> int:
     """Units that an SM works on at a time."""
-    shared = shared_bytes(problem, config)
     if config.kernel == "persistent_tma":
         return 1
     if config.kernel == "warp_specialized":
-        if config.num_warps > 4:
-            return 2 if config.pingpong else 1  # in turn: one multiplies, the other stores
-        return max(1, min(2, device.shared_bytes_per_sm // (shared + 1024)))
+        if config.pingpong:
+            return 2  # in turn: one multiplies, the other stores
+        return warp_specialized.programs_an_sm(problem, config, device)
+    shared = shared_bytes(problem, config)
     registers = min(_MAX_REGISTERS, registers_needed(problem, config)) * 32 * config.num_warps
     return max(1, min(device.shared_bytes_per_sm // (shared + 1024),
                       int(device.registers_per_sm // registers),
