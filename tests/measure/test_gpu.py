@@ -89,7 +89,9 @@ def test_a_large_problem_is_checked_and_timed():
 
 @pytest.mark.parametrize("coarse", [True, False])
 def test_a_call_that_waits_is_timed_by_events(coarse):
-    found = measure(PROBLEM, [Contender("waits", waits), Contender("mine", right),
+    # large enough for a wait not to make it hopeless
+    problem = GemmProblem.contiguous(4096, 4096, 4096, layout="nt")
+    found = measure(problem, [Contender("waits", waits), Contender("mine", right),
                               Contender("eager", right, capturable=False)], coarse=coarse)
     assert found["waits"].ok and found["waits"].timer == "event", found["waits"]
     assert found["eager"].ok and found["eager"].timer == "event", found["eager"]
