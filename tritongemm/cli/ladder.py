@@ -111,13 +111,14 @@ def run(args: argparse.Namespace) -> int:
 def _report(args: argparse.Namespace, plan: LadderPlan, chosen: Experiment | None,
             rows: Sequence[Row], counters: Mapping[tuple, Mapping[str, float]]) -> int:
     """Prints and writes what was measured; the exit status."""
+    floor = _floor(chosen, rows) if chosen is not None and chosen.floor and rows else ""
     for marker, title, (heads, cells) in _tables(args, plan, chosen, rows, counters):
         print()
         show(title, heads, cells)
         if args.markdown:
-            _markdown(args.markdown, marker, title, heads, cells)
-    if chosen is not None and chosen.floor and rows:
-        print(_floor(chosen, rows))
+            _markdown(args.markdown, marker, title, heads, cells, note=floor)
+    if floor:
+        print(floor)
     print(f"\nrows: {plan.out}")
     if not args.no_pictures:
         _pictures(rows, plan, plan.out.parent)
@@ -265,14 +266,15 @@ def _is_number(text: str) -> bool:
 
 
 def _markdown(path: Path, marker: str, title: str, heads: Sequence[str],
-              cells: Sequence[Sequence[str]]) -> None:
+              cells: Sequence[Sequence[str]], note: str = "") -> None:
     from tritongemm.report import markdown
     from tritongemm.report.tables import Table
 
     numeric = tuple(i > 0 and all(_is_number(row[i]) for row in cells) for i in range(len(heads)))
     shown = Table(name=marker, title=title, heads=tuple(heads), numeric=numeric,
                   cells=tuple(tuple(row) for row in cells))
-    changed = markdown.write_between(path, marker, markdown.table(shown))
+    text = markdown.table(shown)
+    changed = markdown.write_between(path, marker, f"{text}\n\n{note}" if note else text)
     print(f"{path}: {marker} {'written' if changed else 'is as it was'}")
 
 
