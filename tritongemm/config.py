@@ -31,7 +31,8 @@ class KernelConfig:
         cluster_m: programs of one cluster along M.
         pingpong: 1: two consumer groups take tiles in turn, 0: they share each tile.
         swap_ab: 1: computes the transposed product, so that a small M is the narrow side.
-        pad_operands: 1: operands that the copy engine cannot read are copied to aligned scratch.
+        pad_operands: 1: operands that the copy engine cannot read are copied to aligned scratch;
+            2: those that it reads slowly too.
         dependent_launch: when the next launch of the stream may start: 0: at this one's end, 1:
             once its last loads are under way, 2: after its last product (sm_90 and later).
         thread_m, thread_n, warp_m, warp_n: register and warp tiles of the CUDA rungs; 0: unused.

@@ -68,9 +68,13 @@ BREACHES = (
     *(breach for x in "ab" for breach in everywhere(
         "alignment", f"operand {x.upper()} is aligned to 8 bytes; the copy engine needs 16", TMA,
         problem=replace(SQUARE, **{f"align_{x}": 8}))),
-    Breach("warp_specialized", "alignment", "aligned already", {"pad_operands": 1}),
+    *(Breach("warp_specialized", "alignment", "aligned already", {"pad_operands": level}, problem)
+      for level, problem in ((1, SQUARE), (2, SQUARE), (2, replace(SQUARE, align_a=2, align_b=2)),
+                             (1, replace(SQUARE, k=4088)))),
     *everywhere("flags", "dependent_launch=3 is not 0, 1 or 2", changes={"dependent_launch": 3}),
-    *(breach for name in ("pad_operands", "pingpong", "swap_ab")
+    *everywhere("flags", "pad_operands=3 is not 0, 1 or 2", ("warp_specialized",),
+                changes={"pad_operands": 3}),
+    *(breach for name in ("pingpong", "swap_ab")
       for breach in everywhere("flags", f"{name}=2 is neither 0 nor 1", ("warp_specialized",),
                                changes={name: 2})),
     Breach("warp_specialized", "alignment", r"needs \d+ bytes of scratch; at most 1073741824",
@@ -137,12 +141,14 @@ BREACHES = (
            {"block_m": 193, "num_warps": 12}),
     Breach("warp_specialized", "tile", "too much for three consumers",
            {"block_m": 384, "block_n": 128, "num_warps": 12}),
-    Breach("warp_specialized", "swap", "swap_ab=1 is for a small M; 4096 is above 128",
+    Breach("warp_specialized", "swap", "swap_ab=1 is for one narrow side; 4096 and 4096 are",
            {"swap_ab": 1}),
     *everywhere("split_k", "split_k=128 cuts 64 steps of block_k=64", SPLITS,
                 changes={"split_k": 128}),
-    *everywhere("split_k", r"split_k=64 needs \d+ bytes of float32 partials; at most 1073741824",
-                SPLITS, changes={"split_k": 64}),
+    *everywhere("split_k", r"split_k=16 needs \d+ bytes of float32 partials; at most 1073741824",
+                SPLITS, changes={"split_k": 16}, problem=replace(SQUARE, m=8192)),
+    *everywhere("split_k", r"split_k=32 makes \d+ units for 132 SMs; at most four an SM", SPLITS,
+                changes={"split_k": 32}),
     *everywhere("grid", "a grid has at most 2147483647 programs", problem=HUGE),
     *everywhere("shared_memory",
                 r"num_stages=12 needs \d+ bytes of shared memory; sm_90 allows 232448. Use fewer "

@@ -227,13 +227,18 @@ def test_launches_with_one_key_are_packed_alike(one, other, name):
         assert shapes[0] == shapes[1]
 
 
-@given(operands(), st.integers(0, 10_000))
-def test_padded_copies_are_aligned_whole_and_apart(drawn, start):
+@given(operands(), st.integers(0, 10_000), st.sampled_from((1, 2)))
+def test_padded_copies_are_aligned_whole_and_apart(drawn, start, level):
     problem, geometry = drawn
     if min(problem.align_a, problem.align_b) == 16:
         problem = replace(problem, align_b=8)
-    padding = pad_operands(problem, CONFIGS["tiled"], geometry, H200, start)
-    copied = [x for x in "ab" if getattr(problem, f"align_{x}") < 16]
+    config = replace(CONFIGS["warp_specialized"], pad_operands=level)
+    padding = pad_operands(problem, config, geometry, H200, start)
+    copied = [x for x, plain, along, across in (
+        ("a", problem.layout[0] == "n", problem.k, problem.m),
+        ("b", problem.layout[1] == "n", problem.n, problem.k))
+        if getattr(problem, f"align_{x}") < 16
+        or (level == 2 and dtype_of(problem.dtype_a).itemsize * (along if plain else across) % 32)]
     assert sorted(padding.offsets) == copied
     assert padding.problem == replace(problem, align_a=16, align_b=16)
     end, g, old = start, padding.geometry, geometry
@@ -254,7 +259,7 @@ def test_padded_copies_are_aligned_whole_and_apart(drawn, start):
         assert padding.offsets[x] % 128 == 0 and padding.offsets[x] >= end
         end = padding.offsets[x] + problem.batch * batch * size
     assert end <= padding.scratch_bytes
-    assert padding.scratch_bytes - start <= padded_bytes(problem) + 128
+    assert padding.scratch_bytes - start <= padded_bytes(problem, level) + 128
     assert (g.cb, g.cm, g.cn) == (old.cb, old.cm, old.cn)
 
 

@@ -70,10 +70,20 @@ def test_copies_count_only_the_unaligned_operand():
 
 def test_rows_that_straddle_lines_load_more():
     aligned = work_of(GemmProblem.contiguous(512, 512, 1024, layout="nt"), TMA, H200)
-    straddling = work_of(GemmProblem.contiguous(512, 512, 1032, layout="nt"), TMA, H200)
+    straddling = work_of(GemmProblem.contiguous(512, 512, 1040, layout="nt"), TMA, H200)
     per_step = aligned.sm_bytes / aligned.steps
     assert straddling.sm_bytes / straddling.steps == pytest.approx(
-        per_step * (1 + 1 - math.gcd(1032 * 2, 128) / 128))
+        per_step * (1 + 1 - math.gcd(1040 * 2, 128) / 128))
+
+
+def test_rows_that_begin_inside_a_sector_cost_more_unless_they_are_copied():
+    sectors = work_of(GemmProblem.contiguous(512, 512, 1040, layout="nt"), PAIR, H200)
+    within = GemmProblem.contiguous(512, 512, 1032, layout="nt")
+    inside = work_of(within, PAIR, H200)
+    copied = work_of(within, replace(PAIR, pad_operands=2), H200)
+    assert inside.sm_bytes / inside.steps > 1.4 * sectors.sm_bytes / sectors.steps
+    assert copied.sm_bytes / copied.steps < sectors.sm_bytes / sectors.steps
+    assert copied.pad_bytes == 2 * 2 * 512 * 1088 * 2  # rows of whole lines
 
 
 def test_large_unaligned_tiles_spill():

@@ -157,11 +157,12 @@ powers_of_two = Constraint("power_of_two", _powers_of_two)
 
 
 def _flags(problem, config, device):
-    for name in ("pingpong", "swap_ab", "pad_operands"):
+    for name in ("pingpong", "swap_ab"):
         if getattr(config, name) not in (0, 1):
             return f"{name}={getattr(config, name)} is neither 0 nor 1"
-    if config.dependent_launch not in (0, 1, 2):
-        return f"dependent_launch={config.dependent_launch} is not 0, 1 or 2"
+    for name in ("pad_operands", "dependent_launch"):
+        if getattr(config, name) not in (0, 1, 2):
+            return f"{name}={getattr(config, name)} is not 0, 1 or 2"
     return None
 
 
@@ -236,6 +237,11 @@ def _split_k(problem, config, device):
     if config.split_k > steps:
         return (f"split_k={config.split_k} cuts {steps} steps of block_k={config.block_k}; at "
                 "most one part a step")
+    units = (config.split_k * problem.batch * -(-problem.m // config.block_m)
+             * -(-problem.n // config.block_n))
+    if config.split_k > 16 and units > 4 * device.num_sms:
+        return (f"split_k={config.split_k} makes {units} units for {device.num_sms} SMs; at most "
+                "four an SM. Use a smaller split")
     partials = 4 * config.split_k * problem.batch * problem.m * problem.n
     if partials > MAX_SCRATCH_BYTES:
         return (f"split_k={config.split_k} needs {partials} bytes of float32 partials; at most "

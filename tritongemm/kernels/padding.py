@@ -1,4 +1,5 @@
-"""Operands that the copy engine cannot read, copied to aligned scratch by one launch before it.
+"""Operands that the copy engine cannot read, or reads slowly, copied to aligned scratch by one
+launch before it.
 
 Only the operand that needs it is copied; rows keep their extent and get a leading dimension of
 whole 128-byte lines. The copies live in the call's scratch: nothing outlives the call.
@@ -22,6 +23,10 @@ from tritongemm.kernels.launch import (
 from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
 
 _LINE = 128
+#: Bytes that the L2 delivers at once. Rows that begin inside one cost the copy engine half its
+#: rate: 4088 cubed runs at two thirds of 4096 cubed's speed, 8176 cubed (rows of whole sectors, but
+#: not of whole lines) as fast as 8192 cubed.
+_SECTOR = 32
 _BLOCK_ROWS, _BLOCK_COLS = 8, 256
 
 
@@ -56,8 +61,18 @@ def _lead(problem: GemmProblem, operand: str) -> int:
     return -(-_stored(problem, operand)[1] // per_line) * per_line
 
 
-def _copied(problem: GemmProblem) -> list[str]:
-    return [x for x in ("a", "b") if getattr(problem, f"align_{x}") < FULL_ALIGNMENT]
+def within_sectors(problem: GemmProblem, operand: str) -> bool:
+    """Whether rows of the operand begin inside a sector of the L2, where they have no gaps."""
+    lead = problem.leading_dimensions()[operand == "b"]
+    return lead * dtype_of(getattr(problem, f"dtype_{operand}")).itemsize % _SECTOR != 0
+
+
+def copied(problem: GemmProblem, pad_operands: int) -> list[str]:
+    """The operands that ``pad_operands`` copies: 1: those that the copy engine cannot read, 2:
+    those that it reads slowly too."""
+    return [x for x in ("a", "b") if pad_operands
+            and (getattr(problem, f"align_{x}") < FULL_ALIGNMENT
+                 or (pad_operands > 1 and within_sectors(problem, x)))]
 
 
 def _bytes(problem: GemmProblem, operand: str) -> int:
@@ -66,22 +81,23 @@ def _bytes(problem: GemmProblem, operand: str) -> int:
     return -(-rows * _lead(problem, operand) * size // _LINE) * _LINE
 
 
-def padded_bytes(problem: GemmProblem) -> int:
+def padded_bytes(problem: GemmProblem, pad_operands: int) -> int:
     """Scratch of the copies, bytes."""
-    return sum(_bytes(problem, x) for x in _copied(problem))
+    return sum(_bytes(problem, x) for x in copied(problem, pad_operands))
 
 
 def pad_operands(problem: GemmProblem, config: KernelConfig, geometry: Geometry,
                  device: DeviceSpec, start: int) -> Padding:
-    """Copies of the unaligned operands, from byte ``start`` of scratch on."""
+    """Copies of the operands that need one, from byte ``start`` of scratch on."""
     start = -(-start // _LINE) * _LINE
     offsets, strides, arguments, blocks = {}, {}, [], []
+    wanted = copied(problem, config.pad_operands)
     for x in ("a", "b"):
         dtype = getattr(problem, f"dtype_{x}")
         align = getattr(problem, f"align_{x}")
         rows, cols = _stored(problem, x)
         lead = _lead(problem, x)
-        if x in _copied(problem):
+        if x in wanted:
             offsets[x] = start
             start += _bytes(problem, x)
             blocks.append(-(-rows * problem.batch // _BLOCK_ROWS) * -(-cols // _BLOCK_COLS))

@@ -16,7 +16,8 @@ from tritongemm.kernels.launch import (
 from tritongemm.kernels.symbol import epilogue_words
 from tritongemm.problem import GemmProblem
 
-_BLOCK = 1024
+#: Elements of the result that a program of 128 threads adds, and loads in flight a program.
+_MAX_BLOCK, _MIN_BLOCK, _LOADS = 1024, 64, 8192
 
 
 def partials_bytes(problem: GemmProblem, split: int) -> int:
@@ -37,10 +38,12 @@ def reduce_launch(problem: GemmProblem, config: KernelConfig, geometry: Geometry
         Scalar("stride_cb", g.cb, divisor_of(g.cb, 8)),
         Scalar("stride_cm", g.cm, divisor_of(g.cm, 8)), Scalar("stride_cn", g.cn, 1, fold=True))
     extra, epilogue = epilogue_of_launch(problem, g)
+    parts = 1 << (split - 1).bit_length()  # what tl.arange takes
+    block = min(_MAX_BLOCK, max(_MIN_BLOCK, _LOADS // parts))
     furthest = (problem.batch - 1) * max(g.cb, g.db) + g.max_offset(problem)
-    constants = (("SPLIT_K", split), ("BLOCK", _BLOCK),
+    constants = (("SPLIT_K", split), ("PARTS", parts), ("BLOCK", block),
                  ("INDEX64", furthest >= 2**31 or total * split >= 2**31), *epilogue)
     symbol = "_".join((f"tritongemm_reduce_k{split}", *epilogue_words(problem)))
     return Launch("tritongemm.kernels.device.reduce", "reduce_splits", (*arguments, *extra),
-                  constants, (-(-total // _BLOCK), 1, 1), 4, 1, symbol,
+                  constants, (-(-total // block), 1, 1), 4, 1, symbol,
                   **dependence(config, device))

@@ -17,7 +17,7 @@ from tritongemm.kernels.launch import (
     dependence,
     divisor_of,
 )
-from tritongemm.kernels.padding import pad_operands, padded_bytes
+from tritongemm.kernels.padding import copied, pad_operands, padded_bytes
 from tritongemm.kernels.reduce import partials_bytes, reduce_launch
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.symbol import symbol_of
@@ -252,21 +252,21 @@ def _oversized(problem, config, device):
 
 
 def _aligned_or_padded(problem, config, device):
-    unaligned = min(problem.align_a, problem.align_b) < FULL_ALIGNMENT
     if not config.pad_operands:
         return rules.tma_operands.check(problem, config, device)
-    if not unaligned:
-        return "pad_operands=1 for operands that are aligned already"
-    need = padded_bytes(problem) + partials_bytes(problem, config.split_k)
+    if len(copied(problem, config.pad_operands)) == len(copied(problem, config.pad_operands - 1)):
+        return f"pad_operands={config.pad_operands}: the operands are aligned already"
+    need = padded_bytes(problem, config.pad_operands) + partials_bytes(problem, config.split_k)
     if need > rules.MAX_SCRATCH_BYTES:
-        return (f"pad_operands=1 needs {need} bytes of scratch; at most "
+        return (f"pad_operands={config.pad_operands} needs {need} bytes of scratch; at most "
                 f"{rules.MAX_SCRATCH_BYTES}")
     return None
 
 
 def _not_swapped_for_nothing(problem, config, device):
-    if config.swap_ab and problem.m > 128:
-        return f"swap_ab=1 is for a small M; {problem.m} is above 128"
+    if config.swap_ab and min(problem.m, problem.n) > 128:
+        return (f"swap_ab=1 is for one narrow side; {problem.m} and {problem.n} are both above "
+                "128")
     return None
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.kernels import shared_bytes, warp_specialized
-from tritongemm.kernels.padding import padded_bytes
+from tritongemm.kernels.padding import copied, padded_bytes, within_sectors
 from tritongemm.kernels.tensor_map import tma_store
 from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
 
@@ -23,6 +23,8 @@ LOADS = ("align16", "align8", "align4", "align2")
 _MAX_THREADS = 2048
 #: Bytes of a line of the L2.
 _LINE = 128
+#: What rows that begin inside a sector cost the copy engine (4088 cubed against 8176 cubed).
+_WITHIN_SECTORS = 1.5
 #: Warp schedulers of an SM.
 _SCHEDULERS = 4
 #: Registers that a thread may have.
@@ -145,7 +147,8 @@ def work_of(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> W
     align_a, align_b = problem.align_a, problem.align_b
     if config.swap_ab:
         m, n, align_a, align_b = n, m, align_b, align_a
-    if config.pad_operands:
+    copies = copied(problem, config.pad_operands)
+    if copies:
         align_a = align_b = FULL_ALIGNMENT
     size, out = dtype_of(problem.dtype_a).itemsize, dtype_of(problem.dtype_out).itemsize
     bm, bn, bk, split = config.block_m, config.block_n, config.block_k, config.split_k
@@ -156,10 +159,10 @@ def work_of(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> W
     all_steps = -(-k // bk)
     steps = -(-all_steps // split)
     first, second = ("b", "a") if config.swap_ab else ("a", "b")
-    step_bytes = float(bk * size * (bm + bn))
-    if not config.pad_operands:  # copies have rows of whole lines
-        step_bytes = bk * size * (bm * _lines(problem, first, bk, bm)
-                                  + bn * _lines(problem, second, bk, bn))
+    engine = config.kernel in PERSISTENT
+    step_bytes = bk * size * sum(
+        side * (1.0 if x in copies else _lines(problem, x, bk, side, engine))
+        for x, side in ((first, bm), (second, bn)))  # copies have rows of whole lines
     result = float(batch) * m * n * out
     stored = result if split == 1 else 4.0 * split * batch * m * n
     store = "split" if split > 1 else (
@@ -171,7 +174,7 @@ def work_of(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> W
         threads_load = steps * bk / 1e3 * max(per_sm / _SCHEDULERS, waves / config.num_warps)
         spilled = (max(0.0, registers_needed(problem, config) - _MAX_REGISTERS)
                    * per_sm * steps * config.num_warps)
-    padded = padded_bytes(problem) if config.pad_operands else 0
+    padded = padded_bytes(problem, config.pad_operands)
     least = min(problem.align_a, problem.align_b)
     return Work(
         tiles, waves, per_sm, steps, 2.0 * bm * bn * bk,
@@ -186,18 +189,21 @@ def work_of(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> W
         f"align{max(least, 2)}" if padded else "")
 
 
-def _lines(problem: GemmProblem, operand: str, along_k: int, along_rows: int) -> float:
+def _lines(problem: GemmProblem, operand: str, along_k: int, along_rows: int,
+           engine: bool) -> float:
     """Bytes of the 128-byte lines that the rows of a box of ``operand`` touch, over the bytes of
     the rows: a row that does not begin a line takes one line more.
 
-    The L2 delivers part of a line as slowly as all of it. ``along_k`` and ``along_rows`` are the
-    box's sides; the layout says which one is contiguous.
+    The L2 delivers part of a line as slowly as all of it, and the copy engine takes
+    :data:`_WITHIN_SECTORS` times as long for rows that begin inside a sector. ``along_k`` and
+    ``along_rows`` are the box's sides; the layout says which one is contiguous.
     """
     size = dtype_of(problem.dtype_a).itemsize
     k_major = problem.layout[0] == "n" if operand == "a" else problem.layout[1] == "t"
     lead = problem.leading_dimensions()[operand == "b"]
     outside = 1.0 - math.gcd(lead * size, _LINE) / _LINE
-    return 1.0 + outside * _LINE / ((along_k if k_major else along_rows) * size)
+    lines = 1.0 + outside * _LINE / ((along_k if k_major else along_rows) * size)
+    return lines * _WITHIN_SECTORS if engine and within_sectors(problem, operand) else lines
 
 
 def _dram_bytes(m: int, n: int, k: int, batch: int, size: int, rows: int, cols: int, running: int,

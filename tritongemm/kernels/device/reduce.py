@@ -10,9 +10,9 @@ from tritongemm.kernels.device.symbol import symbol
 
 @triton.jit(repr=symbol)
 def reduce_splits(partials, c, M, N, total, stride_cb, stride_cm, stride_cn, d, alpha, beta,
-                  stride_db, stride_dm, stride_dn, SPLIT_K: tl.constexpr, BLOCK: tl.constexpr,
-                  INDEX64: tl.constexpr, ADDEND: tl.constexpr, ACTIVATION: tl.constexpr,
-                  DEPENDENT: tl.constexpr, SYMBOL: tl.constexpr):
+                  stride_db, stride_dm, stride_dn, SPLIT_K: tl.constexpr, PARTS: tl.constexpr,
+                  BLOCK: tl.constexpr, INDEX64: tl.constexpr, ADDEND: tl.constexpr,
+                  ACTIVATION: tl.constexpr, DEPENDENT: tl.constexpr, SYMBOL: tl.constexpr):
     """C[batch, M, N] = sum over the first axis of partials[SPLIT_K, batch, M, N] (float32), and
     the epilogue."""
     if DEPENDENT:
@@ -25,9 +25,13 @@ def reduce_splits(partials, c, M, N, total, stride_cb, stride_cm, stride_cn, d, 
         total = total.to(tl.int64)
     index = start * BLOCK + tl.arange(0, BLOCK)
     inside = index < total
-    acc = tl.load(partials + index, mask=inside, other=0.0)
-    for part in tl.static_range(1, SPLIT_K):
-        acc += tl.load(partials + part * total + index, mask=inside, other=0.0)
+    # All parts at once, so that their loads are in flight together; tl.sum's order is fixed.
+    parts = tl.arange(0, PARTS)
+    if INDEX64:
+        parts = parts.to(tl.int64)
+    loaded = tl.load(partials + (parts * total)[:, None] + index[None, :],
+                     mask=inside[None, :] & (parts < SPLIT_K)[:, None], other=0.0)
+    acc = tl.sum(loaded, axis=0)
     col = index % N
     row = (index // N) % M
     batch = (index // N) // M
