@@ -7,7 +7,8 @@ by each provider. Then the same steps are timed in turn, and inference is captur
 It ends with 1 and says why, unless
   - each loss under override is within LIMIT times as far from torch's on cuBLAS as torch's on
     cuBLASLt has been so far (or FLOOR, if that is more);
-  - at least TAKEN of the flops of mm, addmm, bmm and baddbmm ran in this package's kernels;
+  - at least TAKEN of a training step's flops of mm, addmm, bmm and baddbmm ran in this package's
+    kernels (an inference of single words has products below the override's least flops);
   - the median step is not slower than torch's on the faster of its libraries by more than TIE.
 
     python perf/train_gpt2.py --out perf/results/nvidia-h200/model
@@ -229,8 +230,14 @@ def _provider(run: Run, name: str) -> Iterator[None]:
 
 def _training_step(run: Run, model: torch.nn.Module,
                    forward: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], torch.Tensor]:
-    """step() -> its loss; the words go round."""
-    optimizer = torch.optim.AdamW(model.parameters(), 3e-4, fused=run.cuda)
+    """step() -> its loss; the words go round.
+
+    Steps are those that GPT-2 is trained with: gradients are clipped and the rate is warmed up.
+    Without, losses jump within 50 steps (10 to 12.5 here), and a jump multiplies whatever rounding
+    came before it: two of torch's own libraries were 0.25 apart then, and 0.0002 the step before.
+    """
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-4, betas=(0.9, 0.95), fused=run.cuda)
+    warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=20)
     texts, count = _texts(run.args), iter(range(10**9))
 
     def step() -> torch.Tensor:
@@ -240,7 +247,9 @@ def _training_step(run: Run, model: torch.nn.Module,
             logits = forward(text[:, :-1])
             loss = functional.cross_entropy(logits.flatten(0, 1).float(), text[:, 1:].flatten())
         loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        warm_up.step()
         return loss.detach()
     return step
 
@@ -319,7 +328,7 @@ def _judge(run: Run, rows: dict[str, Row]) -> None:
     ours = rows["override"]
     if not run.cuda:
         return
-    if ours.taken < TAKEN:
+    if ours.steps and ours.taken < TAKEN:
         run.failures.append(f"{ours.mode}: {100 * ours.taken:.1f} % of the flops were taken; the "
                             f"goal is {100 * TAKEN:.0f} %")
     if ours.ratio < 1 / TIE:

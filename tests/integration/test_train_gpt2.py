@@ -62,10 +62,18 @@ def test_a_loss_too_far_from_torchs_fails(script, arguments):
 def test_shares_and_times_are_judged_on_a_gpu_only(script, arguments):
     arguments()
     run = script.Run(script._arguments())
-    rows = {"override": script.Row("eager", "override", step_us=110.0, ratio=0.9, taken=0.5)}
+    rows = {"override": script.Row("eager", "override", 50, step_us=110.0, ratio=0.9, taken=0.5)}
     script._judge(run, rows)
     assert not run.failures
     run.args.device = "cuda"
     script._judge(run, rows)
     assert ["50.0 % of the flops" in run.failures[0], "takes 110 us, torch's 99" in run.failures[1]
             ] == [True, True]
+
+
+def test_the_share_of_an_inference_is_not_judged(script, arguments):
+    arguments()
+    run = script.Run(script._arguments())
+    run.args.device = "cuda"
+    script._judge(run, {"override": script.Row("graph words", "override", ratio=1.1, taken=0.5)})
+    assert not run.failures
