@@ -48,15 +48,16 @@ class Plans:
         """
         place = (*key, scratch, insisting)
         with self._lock:
-            found = self._plans.get(place)
+            known = self._plans  # what is made after a clear() of what was before goes with that
+            found = known.get(place)
             if found is not None:
-                self._plans.move_to_end(place)
+                known.move_to_end(place)
         if found is None:
             with self._building:  # one compile at a time; a second thread finds it made
-                found = self._plans.get(place)
+                found = known.get(place)
                 if found is None:
                     found = _make(*key, scratch, insisting)
-                    self.keep(place, found)
+                    self._keep(known, place, found)
         if isinstance(found, Declined):
             raise found.fresh()
         return found
@@ -67,15 +68,15 @@ class Plans:
         _warn(key[0], reason)
         remember(device_of(key[2]).slug, str(key[0]), reason)
         for ways in product((True, False), repeat=2):
-            self.keep((*key, *ways), Declined(reason))
+            self._keep(self._plans, (*key, *ways), Declined(reason))
         return Declined(reason)
 
-    def keep(self, place: tuple, plan: AnyPlan | Declined) -> None:
+    def _keep(self, known: OrderedDict, place: tuple, plan: AnyPlan | Declined) -> None:
         """Adds one, and drops what is over the bound."""
         with self._lock:
-            self._plans[place] = plan
-            while len(self._plans) > settings.current().plan_cache_size:
-                self._plans.popitem(last=False)
+            known[place] = plan
+            while len(known) > settings.current().plan_cache_size:
+                known.popitem(last=False)
 
     def clear(self) -> None:
         """Forgets them all. A child process does so too: its parent's locks may be held."""
