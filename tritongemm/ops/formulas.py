@@ -35,8 +35,9 @@ def grad_d(grad: Tensor, shape: torch.Size, beta: float = 1.0) -> Tensor:
 
 
 def scaled(x: Tensor, factor: float) -> Tensor:
-    """``x`` times a number, which mostly is 1."""
-    return x if factor == 1 else x * factor
+    """``x`` times a number, which mostly is 1. (As a scalar: ``x * factor`` has tangents of float64
+    where ``x`` has no axis.)"""
+    return x if factor == 1 else torch.ops.aten.mul.Scalar(x, factor)
 
 
 def grad_activation(name: str, grad: Tensor, result: Tensor, total: Callable[[], Tensor]) -> Tensor:
