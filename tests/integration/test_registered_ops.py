@@ -166,6 +166,18 @@ def test_compiled_gradients_are_those_of_eager_calls(ours, dynamic):
     assert not COUNTERS["graph_break"]
 
 
+@pytest.mark.parametrize("shapes", [((0, 5), (6, 5)), ((3, 5), (0, 5)), ((2, 0, 5), (6, 5)),
+                                    ((2, 3, 5), (0, 5)), ((3, 0), (6, 0))], ids=str)
+@pytest.mark.parametrize("activation", ("none", "relu", "gelu"))
+def test_gradients_of_empty_operands_compile(activation, shapes, ours):
+    def call(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return tg.linear(x, w, activation=activation)
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    operands = [leaf(*shape) for shape in shapes]
+    torch.testing.assert_close(gradients(compiled, *operands), gradients(call, *operands))
+
+
 def test_many_shapes_recompile_once(ours):
     """Automatic dynamic shapes: one graph for the first shape, one for all others."""
     compiled = torch.compile(lambda x, w, b: tg.linear(x, w, b, activation="relu"),
