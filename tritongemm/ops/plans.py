@@ -106,12 +106,14 @@ def _make(problem: GemmProblem, geometry: Geometry, where: torch.device,
         if torch.cuda.is_current_stream_capturing():
             _say_capturing()
             raise DeclinedNow("no warm plan for this problem, and a CUDA graph is being captured")
-    device = device_of(where)
+    slug = str(where)
     try:
+        device = device_of(where)
+        slug = device.slug
         choice = choose(problem, device)
         faster = None if insisting else torch_wins(choice)
         if faster is not None:
-            _say(str(problem), device.slug, "torch", choice.source, faster)
+            _say(str(problem), slug, "torch", choice.source, faster)
             return DeclinedByChoice(faster)
         config = choice.config if scratch else _frugal(problem, device, choice.config)
         try:
@@ -124,13 +126,15 @@ def _make(problem: GemmProblem, geometry: Geometry, where: torch.device,
             plan = make_plan(problem, config, device, geometry, where)
     except UnsupportedError as error:
         return Declined(str(error))
-    except TritonGemmError as error:  # no compiler, no driver, a damaged table: torch still works
+    except Exception as error:  # no compiler, a damaged table, another Triton: torch still works
         reason = str(error)
+        if not isinstance(error, TritonGemmError):
+            reason = f"{type(error).__name__}: {reason}"
         _warn(problem, reason)
-        remember(device.slug, str(problem), reason)
+        remember(slug, str(problem), reason)
         return Declined(reason)
     if scratch:
-        _say(str(problem), device.slug, str(config), choice.source, choice.note)
+        _say(str(problem), slug, str(config), choice.source, choice.note)
     return plan
 
 
