@@ -242,6 +242,25 @@ def test_a_refused_launch_names_the_kernel_and_the_reason(notes, config):
         launch_it(ADDRESSES, 0)
 
 
+def test_a_binary_is_loaded_once_however_often_plans_are_made_of_it(monkeypatch):
+    class Loading:
+        loaded = 0
+
+        def cuLibraryLoadData(self, library, *_):
+            self.loaded += 1
+            return 0
+
+        def cuLibraryGetKernel(self, kernel, library, symbol):
+            kernel._obj.value = 7
+            return 0
+
+    cuda = Loading()
+    monkeypatch.setattr(driver, "_cuda", lambda: cuda)
+    cubin = b"a cubin of this test"
+    assert {driver._load(bytes(bytearray(cubin)), "kernel", 1000, 0) for _ in range(3)} == {7}
+    assert cuda.loaded == 1
+
+
 def test_no_driver_is_a_clear_error(monkeypatch):
     def missing(name):
         raise OSError(f"{name}: cannot open shared object file")

@@ -65,7 +65,10 @@ def _check(cuda: ctypes.CDLL, status: int, what: str) -> None:
 
 @functools.cache
 def _load(cubin: bytes, symbol: str, shared_bytes: int, device: int) -> int:
-    """The kernel's handle, with its shared memory opted into on ``device``."""
+    """The kernel's handle, with its shared memory opted into on ``device``.
+
+    Never unloaded: a captured graph may hold it. What a binary depends on bounds their number.
+    """
     cuda = _cuda()
     library, kernel = ctypes.c_void_p(), ctypes.c_void_p()
     _check(cuda, cuda.cuLibraryLoadData(ctypes.byref(library), cubin, None, None, 0, None, None,
