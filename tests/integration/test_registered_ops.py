@@ -9,9 +9,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from replaced import numpy_plan  # noqa: E402
+
 import tritongemm as tg  # noqa: E402
 from tritongemm import settings  # noqa: E402
-from tritongemm.errors import UsageError  # noqa: E402
+from tritongemm.errors import UnsupportedError, UsageError  # noqa: E402
+from tritongemm.ops import plans as kept  # noqa: E402
 from tritongemm.ops import registered  # noqa: E402
 from tritongemm.ops.execute import ACTIVATIONS  # noqa: E402
 
@@ -87,6 +90,34 @@ def test_what_torch_rejects_is_rejected_alike(name):
 def test_an_unknown_activation():
     with pytest.raises(UsageError, match="'selu' is not known; use one of none, relu"):
         ops.addmm(torch.ones(5), torch.ones(3, 4), torch.ones(4, 5), activation="selu")
+
+
+@pytest.mark.parametrize("name", samples())
+def test_under_the_strict_setting_an_op_never_calls_torch(name):
+    op, args, kwargs = samples()[name]
+    with settings.override(strict=True), pytest.raises(UnsupportedError, match=(
+            rf"tritongemm\.{op.__name__} would call torch: operands are on cpu")):
+        op(*args, **kwargs)
+
+
+def test_under_the_strict_setting_an_op_runs_what_is_torchs_by_choice(monkeypatch, products):
+    made = []
+
+    def make_plan(*arguments):
+        made.append(arguments)
+        return numpy_plan(*arguments)
+
+    monkeypatch.setattr(kept, "make_plan", make_plan)
+    monkeypatch.setattr(kept, "torch_wins", lambda choice: "torch takes half the time")
+    for op, shapes in ((ops.mm, ((3, 4), (4, 5))), (ops.bmm, ((2, 3, 4), (2, 4, 5))),
+                       (ops.addmm, ((5,), (3, 4), (4, 5))),
+                       (ops.baddbmm, ((5,), (2, 3, 4), (2, 4, 5)))):
+        operands = [torch.randn(shape) for shape in shapes]
+        expected = op(*operands)
+        assert not made
+        with settings.override(strict=True):
+            torch.testing.assert_close(op(*operands), expected)
+        assert made.pop()
 
 
 def test_every_schema_is_atens_and_the_activation():
