@@ -187,6 +187,17 @@ def test_what_no_op_is_for_compiles_as_torchs(call, shapes, ours):
     torch.testing.assert_close(result, call(*operands))
 
 
+def test_what_no_op_is_for_is_refused_where_the_call_is_strict(ours):
+    a, b = torch.randn(3, 4), torch.randn(4)
+    for call in (lambda: tg.mv(a, b, strict=True), lambda: tg.matmul(a, a.mT.double(), strict=True),
+                 lambda: tg.mm(a, a.mT, out=torch.empty(3, 3), strict=True)):
+        with pytest.raises(Exception, match="UnsupportedError"):
+            seen_ops(call)
+    with settings.override(interpret=True, strict=True), pytest.raises(
+            Exception, match="UnsupportedError"):
+        seen_ops(lambda: tg.mv(a, b))
+
+
 @pytest.mark.parametrize("dynamic", (False, True), ids=("static", "dynamic"))
 def test_compiled_gradients_are_those_of_eager_calls(ours, dynamic):
     compiled = torch.compile(network, fullgraph=True, backend="aot_eager", dynamic=dynamic)

@@ -6,7 +6,6 @@ Written for Dynamo to trace: plain statements, no exceptions, no caches.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -17,19 +16,19 @@ from tritongemm.ops.autocast import cast
 from tritongemm.ops.calls import NAMES, Rule
 
 
-def run(theirs: Callable[[], Tensor], rule: Rule, tensors: tuple[Tensor, ...],
-        numbers: tuple[float, ...]) -> Tensor:
-    """The product of A and B, or with ``numbers`` (beta, alpha) the sum of D, A and B."""
+def run(rule: Rule, tensors: tuple[Tensor, ...], numbers: tuple[float, ...]) -> Tensor | None:
+    """The product of A and B, or with ``numbers`` (beta, alpha) the sum of D, A and B; None where
+    no op is for it."""
     tensors = cast(rule.name, tensors)
     if not _takes(tensors):
-        return theirs()
+        return None
     a, b = tensors[-2:]
     d = tensors[0] if numbers else None
     ranks = (a.dim(), b.dim())
     if 0 in ranks or 1 in ranks or rule.ranks is not None and ranks != rule.ranks:
-        return theirs()
+        return None
     if a.shape[-1] == 0 or any(isinstance(x, Tensor) for x in numbers):
-        return theirs()
+        return None
     if rule.flipped:
         b = b.mT
     if a.dim() == 3 and not rule.broadcasts:
@@ -38,7 +37,7 @@ def run(theirs: Callable[[], Tensor], rule: Rule, tensors: tuple[Tensor, ...],
     if b.dim() == 2:
         return _folded(a, b, d, numbers, rule.activation)
     if a.shape[-1] != b.shape[-2]:
-        return theirs()
+        return None
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     result = torch.ops.tritongemm.bmm(
         a.expand(batch + a.shape[-2:]).reshape((math.prod(batch),) + a.shape[-2:]),
