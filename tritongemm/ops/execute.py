@@ -208,10 +208,14 @@ def _refusing(reason: Declined) -> Call:
 
 
 def _forget_calls() -> None:
-    global _lock
-    _lock = threading.Lock()  # in a forked child the parent's may be held
     for op in _ops:
         op.hits = {}
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()  # the parent's may be held
+    _forget_calls()
 
 
 def clear_plans() -> None:
@@ -223,7 +227,7 @@ def clear_plans() -> None:
 calls.on_refusal.append(_forget_calls)
 settings.when_changed(clear_plans)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_calls)
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 # -- torch's functions, as the dispatcher sees them ------------------------------------------------

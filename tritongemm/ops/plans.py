@@ -79,7 +79,11 @@ class Plans:
                 known.popitem(last=False)
 
     def clear(self) -> None:
-        """Forgets them all. A child process does so too: its parent's locks may be held."""
+        """Forgets them all."""
+        self._plans = OrderedDict()
+
+    def after_fork(self) -> None:
+        """The same in a child process, whose parent's locks may be held."""
         self.__init__()  # type: ignore[misc]
 
     def __len__(self) -> int:
@@ -183,4 +187,4 @@ def configure_logging() -> None:
 
 configure_logging()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=plans.clear)
+    os.register_at_fork(after_in_child=plans.after_fork)
