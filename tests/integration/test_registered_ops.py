@@ -178,13 +178,25 @@ def test_the_functions_become_registered_ops(ours):
     (lambda a, b: tg.linear(a, b), ((3, 4), (4,))),
     (lambda a, b: tg.matmul(a, b), ((3, 0), (0, 4))),
     (lambda a, b: tg.linear(a, b, activation="relu"), ((3, 0), (4, 0))),
-    (lambda a, b: tg.addmm(b, a, b, alpha=torch.tensor(2.0)), ((4, 4), (4, 4)))],
-    ids=("vector-weight", "inner-0", "inner-0-relu", "tensor-alpha"))
+    (lambda a, b: tg.addmm(b, a, b, alpha=torch.tensor(2.0)), ((4, 4), (4, 4))),
+    (lambda a, b, d: tg.linear(a, b, d), ((2, 3, 4), (5, 4), (3, 5))),
+    (lambda a, b, d: tg.linear(a, b, d, activation="relu"), ((2, 3, 4), (5, 4), (2, 1, 5))),
+    (lambda a, b: torch.func.grad(lambda x: tg.matmul(x, b).sin().sum())(a), ((3, 4), (4, 5))),
+    (lambda a, b: torch.func.vmap(tg.mm, (0, None))(a, b), ((2, 3, 4), (4, 5)))],
+    ids=("vector-weight", "inner-0", "inner-0-relu", "tensor-alpha", "matrix-bias", "batch-bias",
+         "torch.func.grad", "torch.func.vmap"))
 def test_what_no_op_is_for_compiles_as_torchs(call, shapes, ours):
     operands = [torch.randn(shape) for shape in shapes]
     found, result = seen_ops(call, *operands)
     assert not found
     torch.testing.assert_close(result, call(*operands))
+
+
+def test_a_bias_of_the_folded_rows_is_wrong_as_in_torch(ours):
+    x, w, bias = torch.randn(2, 3, 4), torch.randn(5, 4), torch.randn(6, 5)
+    for home in (tg, torch.nn.functional):
+        with pytest.raises(RuntimeError):
+            seen_ops(lambda home=home: home.linear(x, w, bias))
 
 
 def test_what_no_op_is_for_is_refused_where_the_call_is_strict(ours):

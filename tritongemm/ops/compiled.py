@@ -19,11 +19,15 @@ from tritongemm.ops.calls import NAMES, Rule
 def run(rule: Rule, tensors: tuple[Tensor, ...], numbers: tuple[float, ...]) -> Tensor | None:
     """The product of A and B, or with ``numbers`` (beta, alpha) the sum of D, A and B; None where
     no op is for it."""
+    if torch._C._are_functorch_transforms_active():  # a registered gradient knows no torch.func
+        return None
     tensors = cast(rule.name, tensors)
     if not _takes(tensors):
         return None
     a, b = tensors[-2:]
     d = tensors[0] if numbers else None
+    if rule.flipped and d is not None and d.dim() != 1:
+        return None  # it is added to the batch, not to the rows that this folds into
     ranks = (a.dim(), b.dim())
     if 0 in ranks or 1 in ranks or rule.ranks is not None and ranks != rule.ranks:
         return None
