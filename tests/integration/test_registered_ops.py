@@ -174,6 +174,18 @@ def test_the_functions_become_registered_ops(ours):
         "mm", "mm", "mm", "bmm", "bmm", "addmm", "baddbmm", "addmm"]
 
 
+def test_nothing_but_the_op_is_in_a_graph(ours):
+    graphs = []
+
+    def backend(module: torch.fx.GraphModule, _: list) -> object:
+        graphs.append([node.op for node in module.graph.nodes])
+        return module
+
+    a, b = torch.randn(3, 4), torch.randn(4, 5)
+    torch.compile(tg.mm, fullgraph=True, backend=backend)(a, b)
+    assert [op for op in graphs[0] if op.startswith("call_function")] == ["call_function"]
+
+
 @pytest.mark.parametrize("call, shapes", [
     (lambda a, b: tg.linear(a, b), ((3, 4), (4,))),
     (lambda a, b: tg.matmul(a, b), ((3, 0), (0, 4))),

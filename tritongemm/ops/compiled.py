@@ -19,7 +19,7 @@ from tritongemm.ops.calls import NAMES, Rule
 def run(rule: Rule, tensors: tuple[Tensor, ...], numbers: tuple[float, ...]) -> Tensor | None:
     """The product of A and B, or with ``numbers`` (beta, alpha) the sum of D, A and B; None where
     no op is for it."""
-    if torch._C._are_functorch_transforms_active():  # a registered gradient knows no torch.func
+    if _transformed():  # a registered gradient knows no torch.func
         return None
     tensors = cast(rule.name, tensors)
     if not _takes(tensors):
@@ -47,6 +47,15 @@ def run(rule: Rule, tensors: tuple[Tensor, ...], numbers: tuple[float, ...]) -> 
         a.expand(batch + a.shape[-2:]).reshape((math.prod(batch),) + a.shape[-2:]),
         b.expand(batch + b.shape[-2:]).reshape((math.prod(batch),) + b.shape[-2:]))
     return result.reshape(batch + result.shape[-2:])
+
+
+def _transformed() -> bool:
+    return torch._C._are_functorch_transforms_active()
+
+
+#: What torch.compiler.assume_constant_result does, without loading Dynamo: it guards transforms by
+#: itself, and no node of the graph is made of the question.
+_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _takes(tensors: tuple[Tensor, ...]) -> bool:
