@@ -163,10 +163,15 @@ def _judge(alpha: float, beta: float) -> None:
 
 
 def _judging(call: Call) -> Call:
-    """``call`` for any factors like those of its key."""
-    def judged(a, b, pa, pb, alpha, d, pd, beta, *out):
-        _judge(alpha, beta)
-        return call(a, b, pa, pb, alpha, d, pd, beta, *out)
+    """``call`` for any factors like those of its key. Usual ones are not looked at twice."""
+    least, most = _LEAST, 2.0**62
+
+    def judged(a, b, pa, pb, alpha, d, pd, beta, out=None):
+        if not (least <= abs(alpha) <= most and (least <= abs(beta) <= most or beta == 0)):
+            _judge(alpha, beta)
+        if out is None:
+            return call(a, b, pa, pb, alpha, d, pd, beta)
+        return call(a, b, pa, pb, alpha, d, pd, beta, out)
     return judged
 
 
