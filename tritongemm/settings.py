@@ -125,16 +125,21 @@ _listeners: list[Callable[[], None]] = []
 
 
 def when_changed(listener: Callable[[], None]) -> None:
-    """``listener`` is called after every :func:`reload` and :func:`override`: for what was made
-    under the settings before."""
+    """``listener`` is called after every :func:`reload` and :func:`override`, and whenever else
+    something is :func:`changed`: for what was made under the settings and tables before."""
     _listeners.append(listener)
+
+
+def changed() -> None:
+    """Something that choices depend on is another now."""
+    for listener in _listeners:
+        listener()
 
 
 def _put(values: Settings | None) -> None:
     global _current
     _current = values
-    for listener in _listeners:
-        listener()
+    changed()
 
 
 def reload() -> Settings:

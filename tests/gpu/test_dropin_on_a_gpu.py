@@ -136,6 +136,32 @@ def test_a_call_runs_on_the_current_stream():
     assert relative_error(found, expected) < limit(a.dtype)
 
 
+def test_a_thread_new_to_cuda_launches_while_another_captures():
+    a, b = drawn((256, 264), (264, 520))
+    out = torch.empty(256, 520, device="cuda", dtype=a.dtype)
+    tg.mm(a, b, strict=True), tg.mm(a, b, out=out, strict=True)
+    out.zero_()
+    torch.cuda.synchronize()
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            tg.mm(a, b, out=out, strict=True)  # this thread has no context yet
+        except BaseException as error:
+            failures.append(error)
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = tg.mm(a, b, strict=True)
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert not failures, failures
+    graph.replay()
+    for result in (found, out):
+        assert relative_error(result, a.double() @ b.double()) < limit(a.dtype)
+
+
 def test_every_function_with_a_warm_plan_is_captured():
     bias, a, b = drawn((264,), (128, 72), (72, 264))
     out = torch.empty(128, 264, device="cuda", dtype=a.dtype)
@@ -355,6 +381,23 @@ def test_a_wrong_call_raises_what_torch_raises(function, call):
             return None
 
     assert outcome(tg) == outcome(torch)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("factor", [1e39, -1e39, 2**64, float("inf"), 1e-46], ids=str)
+def test_a_factor_that_float32_does_not_hold_is_torchs_to_judge(factor, dtype):
+    a, b = drawn((64, 72), (72, 40), dtype=dtype)
+    nan = torch.full((64, 40), float("nan"), device="cuda", dtype=dtype)
+    tg.addmm(nan, a, b, alpha=0.5, beta=0.5)  # a known call of this kind
+
+    def outcome(home, **options):
+        try:
+            return home.addmm(nan, a, b, **options).tolist()
+        except (RuntimeError, OverflowError) as error:
+            return type(error), str(error)
+
+    for options in ({"alpha": factor}, {"beta": factor}):
+        assert str(outcome(tg, **options)) == str(outcome(torch, **options))
 
 
 def test_complex_and_double_products_are_torchs_result():

@@ -107,6 +107,8 @@ REJECTED = {
     "out of another dtype": lambda: torch.mm(A, B, out=torch.empty(6, 7, dtype=torch.half)),
     "out that overlaps": lambda: torch.mm(A, B, out=torch.empty(1, 7).expand(6, 7)),
     "a complex alpha": lambda: torch.addmm(D, A, B, alpha=1j),
+    "an alpha beyond float32": lambda: torch.addmm(D, A, B, alpha=1e39),
+    "a beta beyond float32": lambda: D.clone().addmm_(A, B, beta=1e39),
     "in place, broadcast": lambda: D[0].clone().addmm_(A, B),
     "a gradient of out": lambda: torch.mm(A, B.clone().requires_grad_(), out=torch.empty(6, 7)),
 }

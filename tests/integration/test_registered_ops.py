@@ -9,9 +9,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from replaced import numpy_plan  # noqa: E402
+
 import tritongemm as tg  # noqa: E402
 from tritongemm import settings  # noqa: E402
-from tritongemm.errors import UsageError  # noqa: E402
+from tritongemm.errors import UnsupportedError, UsageError  # noqa: E402
+from tritongemm.ops import plans as kept  # noqa: E402
 from tritongemm.ops import registered  # noqa: E402
 from tritongemm.ops.execute import ACTIVATIONS  # noqa: E402
 
@@ -89,6 +92,34 @@ def test_an_unknown_activation():
         ops.addmm(torch.ones(5), torch.ones(3, 4), torch.ones(4, 5), activation="selu")
 
 
+@pytest.mark.parametrize("name", samples())
+def test_under_the_strict_setting_an_op_never_calls_torch(name):
+    op, args, kwargs = samples()[name]
+    with settings.override(strict=True), pytest.raises(UnsupportedError, match=(
+            rf"tritongemm\.{op.__name__} would call torch: operands are on cpu")):
+        op(*args, **kwargs)
+
+
+def test_under_the_strict_setting_an_op_runs_what_is_torchs_by_choice(monkeypatch, products):
+    made = []
+
+    def make_plan(*arguments):
+        made.append(arguments)
+        return numpy_plan(*arguments)
+
+    monkeypatch.setattr(kept, "make_plan", make_plan)
+    monkeypatch.setattr(kept, "torch_wins", lambda choice: "torch takes half the time")
+    for op, shapes in ((ops.mm, ((3, 4), (4, 5))), (ops.bmm, ((2, 3, 4), (2, 4, 5))),
+                       (ops.addmm, ((5,), (3, 4), (4, 5))),
+                       (ops.baddbmm, ((5,), (2, 3, 4), (2, 4, 5)))):
+        operands = [torch.randn(shape) for shape in shapes]
+        expected = op(*operands)
+        assert not made
+        with settings.override(strict=True):
+            torch.testing.assert_close(op(*operands), expected)
+        assert made.pop()
+
+
 def test_every_schema_is_atens_and_the_activation():
     for name, schema in registered.SCHEMAS.items():
         theirs = str(getattr(torch.ops.aten, name).default._schema).partition("(")[2]
@@ -143,17 +174,52 @@ def test_the_functions_become_registered_ops(ours):
         "mm", "mm", "mm", "bmm", "bmm", "addmm", "baddbmm", "addmm"]
 
 
+def test_nothing_but_the_op_is_in_a_graph(ours):
+    graphs = []
+
+    def backend(module: torch.fx.GraphModule, _: list) -> object:
+        graphs.append([node.op for node in module.graph.nodes])
+        return module
+
+    a, b = torch.randn(3, 4), torch.randn(4, 5)
+    torch.compile(tg.mm, fullgraph=True, backend=backend)(a, b)
+    assert [op for op in graphs[0] if op.startswith("call_function")] == ["call_function"]
+
+
 @pytest.mark.parametrize("call, shapes", [
     (lambda a, b: tg.linear(a, b), ((3, 4), (4,))),
     (lambda a, b: tg.matmul(a, b), ((3, 0), (0, 4))),
     (lambda a, b: tg.linear(a, b, activation="relu"), ((3, 0), (4, 0))),
-    (lambda a, b: tg.addmm(b, a, b, alpha=torch.tensor(2.0)), ((4, 4), (4, 4)))],
-    ids=("vector-weight", "inner-0", "inner-0-relu", "tensor-alpha"))
+    (lambda a, b: tg.addmm(b, a, b, alpha=torch.tensor(2.0)), ((4, 4), (4, 4))),
+    (lambda a, b, d: tg.linear(a, b, d), ((2, 3, 4), (5, 4), (3, 5))),
+    (lambda a, b, d: tg.linear(a, b, d, activation="relu"), ((2, 3, 4), (5, 4), (2, 1, 5))),
+    (lambda a, b: torch.func.grad(lambda x: tg.matmul(x, b).sin().sum())(a), ((3, 4), (4, 5))),
+    (lambda a, b: torch.func.vmap(tg.mm, (0, None))(a, b), ((2, 3, 4), (4, 5)))],
+    ids=("vector-weight", "inner-0", "inner-0-relu", "tensor-alpha", "matrix-bias", "batch-bias",
+         "torch.func.grad", "torch.func.vmap"))
 def test_what_no_op_is_for_compiles_as_torchs(call, shapes, ours):
     operands = [torch.randn(shape) for shape in shapes]
     found, result = seen_ops(call, *operands)
     assert not found
     torch.testing.assert_close(result, call(*operands))
+
+
+def test_a_bias_of_the_folded_rows_is_wrong_as_in_torch(ours):
+    x, w, bias = torch.randn(2, 3, 4), torch.randn(5, 4), torch.randn(6, 5)
+    for home in (tg, torch.nn.functional):
+        with pytest.raises(RuntimeError):
+            seen_ops(lambda home=home: home.linear(x, w, bias))
+
+
+def test_what_no_op_is_for_is_refused_where_the_call_is_strict(ours):
+    a, b = torch.randn(3, 4), torch.randn(4)
+    for call in (lambda: tg.mv(a, b, strict=True), lambda: tg.matmul(a, a.mT.double(), strict=True),
+                 lambda: tg.mm(a, a.mT, out=torch.empty(3, 3), strict=True)):
+        with pytest.raises(Exception, match="UnsupportedError"):
+            seen_ops(call)
+    with settings.override(interpret=True, strict=True), pytest.raises(
+            Exception, match="UnsupportedError"):
+        seen_ops(lambda: tg.mv(a, b))
 
 
 @pytest.mark.parametrize("dynamic", (False, True), ids=("static", "dynamic"))
@@ -164,6 +230,18 @@ def test_compiled_gradients_are_those_of_eager_calls(ours, dynamic):
         x = leaf(*shape)
         torch.testing.assert_close(gradients(compiled, x, w, b), gradients(network, x, w, b))
     assert not COUNTERS["graph_break"]
+
+
+@pytest.mark.parametrize("shapes", [((0, 5), (6, 5)), ((3, 5), (0, 5)), ((2, 0, 5), (6, 5)),
+                                    ((2, 3, 5), (0, 5)), ((3, 0), (6, 0))], ids=str)
+@pytest.mark.parametrize("activation", ("none", "relu", "gelu"))
+def test_gradients_of_empty_operands_compile(activation, shapes, ours):
+    def call(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return tg.linear(x, w, activation=activation)
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    operands = [leaf(*shape) for shape in shapes]
+    torch.testing.assert_close(gradients(compiled, *operands), gradients(call, *operands))
 
 
 def test_many_shapes_recompile_once(ours):

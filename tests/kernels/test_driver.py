@@ -28,10 +28,16 @@ RAGGED = GemmProblem.contiguous(256, 510, 1022, layout="nt", batch=2)
 
 
 class Notes:
-    """Stands for libcuda: every call succeeds, or returns ``status``, and is kept."""
+    """Stands for libcuda: every call succeeds, or returns ``status``, and is kept. Nothing else
+    of libcuda is there to be called: no synchronisation.
+
+    ``context``: current in this thread; None: none is, which calls refuse.
+    """
 
     def __init__(self) -> None:
         self.status = 0
+        self.context: int | None = 1
+        self.retained: list[int] = []
         self.launches: list[tuple] = []
         self.encoded: list[tuple] = []
         self.moved: list[tuple] = []
@@ -41,7 +47,25 @@ class Notes:
             value_at(parameters[i], size, field)
             for i, (size, _, field) in enumerate(_fields(launch))])
 
+    def _answer(self) -> int:
+        return 201 if self.context is None else self.status
+
+    def cuDeviceGet(self, handle, ordinal):
+        handle._obj.value = ordinal
+        return 0
+
+    def cuDevicePrimaryCtxRetain(self, context, handle):
+        self.retained.append(handle.value)
+        context._obj.value = 0xC0 + handle.value
+        return 0
+
+    def cuCtxSetCurrent(self, context):
+        self.context = context.value
+        return 0
+
     def cuLaunchKernelEx(self, config, kernel, parameters, extra):
+        if self.context is None:
+            return 201
         found = config._obj
         self.arguments = (kernel.value, *found.grid, *found.block, found.shared, found.stream)
         self.attributes = {found.attributes[i].id: tuple(found.attributes[i].value)[:3]
@@ -50,12 +74,15 @@ class Notes:
         return self.status
 
     def cuTensorMapEncodeTiled(self, place, kind, rank, base, shape, strides, box, steps, *rest):
-        self.encoded.append((base.value, list(shape), list(strides)[:rank.value - 1], list(box)))
-        return self.status
+        if self.context is not None:
+            self.encoded.append((base.value, list(shape), list(strides)[:rank.value - 1],
+                                 list(box)))
+        return self._answer()
 
     def cuTensorMapReplaceAddress(self, place, base):
-        self.moved.append(base)
-        return self.status
+        if self.context is not None:
+            self.moved.append(base)
+        return self._answer()
 
     def cuGetErrorString(self, status, text):
         text._obj.value = b"an error of this test"
@@ -77,7 +104,9 @@ def notes(monkeypatch):
     made = Notes()
     monkeypatch.setattr(driver, "_cuda", lambda: made)
     monkeypatch.setattr(driver, "_load", lambda *_: 4242)
-    return made
+    driver._context.cache_clear()
+    yield made
+    driver._context.cache_clear()
 
 
 def binary_of(launch: Launch, **changes) -> Binary:
@@ -89,9 +118,9 @@ def binary_of(launch: Launch, **changes) -> Binary:
     return replace(binary, **changes)
 
 
-def launcher(notes: Notes, launch: Launch, **changes) -> Launcher:
+def launcher(notes: Notes, launch: Launch, device: int = 0, **changes) -> Launcher:
     notes.launch = launch
-    return Launcher(launch, binary_of(launch, **changes), 0, OPERANDS)
+    return Launcher(launch, binary_of(launch, **changes), device, OPERANDS)
 
 
 def expected(launch: Launch, addresses=ADDRESSES) -> list[int]:
@@ -181,12 +210,55 @@ def test_parameters_that_are_not_known_are_refused_before_a_launch(notes, parame
 
 
 @pytest.mark.parametrize("config", [TILED, PERSISTENT], ids=str)
+def test_a_thread_without_a_context_gets_the_devices_without_waiting(notes, config):
+    launch, = launches_of(PROBLEM, config, H200)
+    launch_it = launcher(notes, launch, device=3)
+    others = tuple(address + 4096 for address in ADDRESSES)
+    for addresses in (ADDRESSES, ADDRESSES, others):
+        notes.context = None
+        launch_it(addresses, 0)
+        assert notes.context == 0xC3
+    assert notes.launches == [expected(launch), expected(launch), expected(launch, others)]
+    assert notes.retained == [3], "one reference for the process"
+    descriptors = sum(isinstance(x, Descriptor) for x in launch.arguments)
+    assert len(notes.encoded) == len(notes.moved) == descriptors
+
+
+@pytest.mark.parametrize("config", [TILED, PERSISTENT], ids=str)
+def test_a_context_that_stays_invalid_is_refused(notes, config, monkeypatch):
+    monkeypatch.setattr(notes, "cuCtxSetCurrent", lambda context: 0)
+    launch, = launches_of(PROBLEM, config, H200)
+    notes.context = None
+    with pytest.raises(LaunchError, match="CUDA error 201, an error of this test"):
+        launcher(notes, launch)(ADDRESSES, 0)
+
+
+@pytest.mark.parametrize("config", [TILED, PERSISTENT], ids=str)
 def test_a_refused_launch_names_the_kernel_and_the_reason(notes, config):
     launch, = launches_of(PROBLEM, config, H200)
     launch_it = launcher(notes, launch)
     notes.status = 2
     with pytest.raises(LaunchError, match="CUDA error 2, an error of this test"):
         launch_it(ADDRESSES, 0)
+
+
+def test_a_binary_is_loaded_once_however_often_plans_are_made_of_it(monkeypatch):
+    class Loading:
+        loaded = 0
+
+        def cuLibraryLoadData(self, library, *_):
+            self.loaded += 1
+            return 0
+
+        def cuLibraryGetKernel(self, kernel, library, symbol):
+            kernel._obj.value = 7
+            return 0
+
+    cuda = Loading()
+    monkeypatch.setattr(driver, "_cuda", lambda: cuda)
+    cubin = b"a cubin of this test"
+    assert {driver._load(bytes(bytearray(cubin)), "kernel", 1000, 0) for _ in range(3)} == {7}
+    assert cuda.loaded == 1
 
 
 def test_no_driver_is_a_clear_error(monkeypatch):

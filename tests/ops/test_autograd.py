@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -38,7 +39,8 @@ def reference(monkeypatch):
         return alpha * torch.matmul(a, b.mT if op.rule.flipped else b)
 
     def fused(op, d, a, b, beta=1.0, alpha=1.0):
-        return beta * d + product(op, a, b, alpha)
+        result = product(op, a, b, alpha)
+        return result if beta == 0 else beta * d + result
 
     monkeypatch.setattr(autograd, "run_product", product)
     monkeypatch.setattr(autograd, "run_fused", fused)
@@ -153,6 +155,59 @@ def test_any_operands_may_be_mapped_over(case, axis, reference):
         expected = partial(TRANSFORMS["grad"], case.theirs)
         close(torch.func.vmap(lambda *x, f=gradient: f(x), axes)(*samples),
               torch.func.vmap(lambda *x, f=expected: f(x), axes)(*samples))
+
+
+@each
+def test_two_axes_may_be_mapped_each_over_other_operands(case, reference):
+    tensors = case.tensors(leaf=False)
+    choices = range(1, 2**len(tensors))
+    for inner, outer in itertools.product(choices, choices):
+        axes = [[0 if mapped >> i & 1 else None for i in range(len(tensors))]
+                for mapped in (inner, outer)]
+        samples = list(tensors)
+        for way in axes:  # equal extents: a wrong axis would broadcast rather than fail
+            samples = [x if at is None else torch.stack([x, 2 * x]) for x, at in zip(samples, way)]
+        found, expected = (torch.func.vmap(torch.func.vmap(f, tuple(axes[0])), tuple(axes[1]))(
+            *samples) for f in (case.ours, case.theirs))
+        close(found, expected)
+
+
+@pytest.mark.parametrize("axes", [(None, 0, None), (0, 0, None), (None, 0, 0), (None, None, 0)],
+                         ids=str)
+def test_a_linear_of_a_vector_may_be_mapped_over(axes, reference):
+    """Not insisting, it is torch's: what becomes of it is no matter of the samples."""
+    x, w, b = randn(4, leaf=False), randn(2, 4, leaf=False), randn(2, leaf=False)
+    samples = [t if at is None else torch.stack([t, 2 * t, t - 1])
+               for t, at in zip((x, w, b), axes)]
+    with settings.override(interpret=True):
+        for function in (tg.linear, partial(tg.linear, activation="silu")):
+            expected = [function(*(t if at is None else t[i] for t, at in zip(samples, axes)))
+                        for i in range(3)]
+            close(torch.func.vmap(function, axes)(*samples), torch.stack(expected))
+
+
+@pytest.mark.parametrize("axes", [(0, None, None), (0, 0, None)], ids=str)
+def test_a_mapped_input_is_not_read_where_beta_is_0(axes, reference):
+    d, a, b = torch.full((3, 2), float("nan")), randn(3, 4, leaf=False), randn(4, 2, leaf=False)
+    samples = [x if at is None else torch.stack([x, x]) for x, at in zip((d, a, b), axes)]
+
+    def call(d, a, b):
+        return autograd.fused(execute.ADDMM["none"], d, a, b, 0.0, 2.0)
+
+    close(torch.func.vmap(call, axes)(*samples), torch.stack([2 * (a @ b)] * 2))
+
+
+def test_tangents_of_a_gradient_of_one_number_keep_its_dtype(reference):
+    d, a, b = torch.randn(()), torch.randn(3, 4), torch.randn(4, 2)
+
+    def gradient(call):
+        return torch.func.grad(lambda d: call(d).sin().sum())
+
+    for ours, theirs in zip(*(torch.func.jvp(gradient(call), (d,), (d,)) for call in (
+            lambda d: autograd.fused(execute.ADDMM["none"], d, a, b, 0.5, 1.0),
+            lambda d: torch.addmm(d, a, b, beta=0.5)))):
+        assert ours.dtype is theirs.dtype is torch.float32
+        close(ours, theirs)
 
 
 def test_mapping_over_samples_is_one_product(reference):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -124,6 +126,28 @@ def test_a_call_made_while_settings_change_is_not_kept(plans, monkeypatch):
     monkeypatch.setattr(execute, "bind", bind)
     tg.matmul(torch.ones(5, 7), torch.ones(7, 3))
     assert not execute.MATMUL.hits
+
+
+@pytest.mark.parametrize("changes", [execute.clear_plans, settings.reload], ids=["clear", "reload"])
+def test_a_plan_made_while_another_thread_changes_settings_is_not_kept(changes, plans,
+                                                                       monkeypatch):
+    making, changed = threading.Event(), threading.Event()
+    real = kept.make_plan
+
+    def make_plan(*arguments):
+        making.set()
+        assert changed.wait(30)
+        return real(*arguments)
+
+    monkeypatch.setattr(kept, "make_plan", make_plan)
+    a, b = torch.ones(5, 7), torch.ones(7, 3)
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(tg.matmul, a, b)
+        assert making.wait(30)
+        changes()
+        changed.set()
+        assert torch.equal(found.result(), a @ b)
+    assert not len(kept.plans) and not execute.MATMUL.hits
 
 
 def test_a_refused_launch_is_kept_for_doctor(plans, tmp_path):

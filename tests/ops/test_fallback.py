@@ -22,6 +22,7 @@ from tritongemm.errors import (  # noqa: E402
     UnsupportedError,
 )
 from tritongemm.ops import plans as kept  # noqa: E402
+from tritongemm.records import failures  # noqa: E402
 
 
 class Mine(torch.Tensor):
@@ -90,6 +91,32 @@ def test_it_is_torchs_result_and_strict_says_why(case, plans):
     with settings.override(strict=True), pytest.raises(UnsupportedError, match=case.reason):
         tg.matmul(a, b)
     assert not plans.made
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch is not distributed")
+def test_a_distributed_tensor_is_torchs(plans, tmp_path):
+    from torch.distributed.tensor import (
+        DTensor,
+        Replicate,
+        Shard,
+        distribute_tensor,
+        init_device_mesh,
+    )
+
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1,
+                                         init_method=f"file://{tmp_path / 'store'}")
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        a, b = pair()
+        x, y = (distribute_tensor(t, mesh, [place]) for t, place in ((a, Shard(0)),
+                                                                    (b, Replicate())))
+        found = tg.matmul(x, y)
+        assert isinstance(found, DTensor) and not plans.made
+        assert torch.equal(found.to_local(), a @ b)
+        with pytest.raises(UnsupportedError, match="operands are DTensor"):
+            tg.matmul(x, y, strict=True)
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_under_no_grad_what_requires_grad_is_ours(plans):
@@ -181,7 +208,8 @@ def test_empty_products_are_torchs(shape_a, shape_b, with_out, plans):
 
 FAILURES = (CompileError("ptxas said no"), LaunchError("no such driver"),
             MissingDependencyError("compiling needs triton"),
-            DataFileError("mm-bf16-ieee-nt.json", "is not JSON"))
+            DataFileError("mm-bf16-ieee-nt.json", "is not JSON"),
+            AttributeError("module 'triton.language' has no attribute 'dot'"))
 
 
 @pytest.mark.parametrize("error", FAILURES, ids=lambda e: type(e).__name__)
@@ -230,6 +258,20 @@ def test_a_damaged_table_is_a_warning_and_then_torch(plans, monkeypatch, logged)
     a, b = pair()
     assert torch.equal(tg.matmul(a, b), a @ b)
     assert "mm-fp32.json, row 3: is not JSON" in logged.said[0][1]
+
+
+def test_a_damaged_device_file_is_a_warning_and_then_torch(plans, monkeypatch, logged, tmp_path):
+    def damaged(*_):
+        raise DataFileError("devices/nvidia-h200.json", "is not JSON")
+
+    monkeypatch.setattr(kept, "device_of", damaged)
+    a, b = pair()
+    with settings.override(interpret=True, cache_dir=tmp_path):
+        for _ in range(2):
+            assert torch.equal(tg.matmul(a, b), a @ b)
+        (one,) = failures.remembered()
+    assert len(logged.said) == 1 and "nvidia-h200.json: is not JSON" in logged.said[0][1]
+    assert one.device == "cpu" and "is not JSON" in one.reason
 
 
 def test_a_declined_call_keeps_no_operand_alive(plans):

@@ -194,6 +194,43 @@ def test_a_factor_that_is_no_plain_number_is_torchs_to_judge(value, plans):
     assert outcome(tg.addmm) == outcome(torch.addmm) and not plans.made
 
 
+#: Beyond float32, or beyond what torch reads as an integer; the last ones are 0 as float32.
+FACTORS = (1e39, -1e39, 3.4028235e38, 2**64, -2**63 - 1, 10**40, -10**5000, float("inf"),
+           -float("inf"), float("nan"), 1e-46, -1e-50)
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("factor", FACTORS, ids=lambda x: f"{x:.3g}"
+                         if abs(x) < 10**300 else "huge")
+def test_a_factor_that_float32_does_not_hold_is_torchs_to_judge(factor, dtype, warm, plans):
+    nan = torch.full((5, 3), float("nan"), dtype=dtype)
+    a, b = randn(5, 7).to(dtype), randn(7, 3).to(dtype)
+    if warm:  # a known call with a factor of the same kind must not let it pass
+        for options in ({"alpha": 0.5}, {"beta": 0.5}, {"alpha": 0.5, "beta": 0.5}):
+            tg.addmm(nan, a, b, **options)
+    made = len(plans.made)
+    for options in ({"alpha": factor}, {"beta": factor}, {"alpha": 0.5, "beta": factor}):
+        found = []
+        for home in (tg, torch):
+            out = torch.full((5, 3), 3.0, dtype=dtype)
+            for more in ({}, {"out": out}):
+                try:
+                    found.append(home.addmm(nan, a, b, **options, **more).tolist())
+                except (RuntimeError, OverflowError) as error:
+                    found.append((type(error), str(error), out.tolist()))
+        assert str(found[:2]) == str(found[2:])
+    assert len(plans.made) == made
+
+
+def test_factors_at_the_ends_of_float32_are_a_kernels(plans):
+    d, a, b = randn(5, 3), randn(5, 7), randn(7, 3)
+    for factor in (torch.finfo(torch.float32).max, -torch.finfo(torch.float32).tiny, 2**63 - 1):
+        tg.addmm(d, a, b, alpha=factor, strict=True)
+        tg.addmm(d, a, b, beta=factor, strict=True)
+    assert len(plans.made) == 1
+
+
 @pytest.mark.parametrize("both", [False, True])
 def test_a_lazy_negative_is_resolved(both, plans):
     a, b = torch._neg_view(randn(5, 7)), randn(7, 3)

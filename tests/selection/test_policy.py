@@ -14,7 +14,7 @@ from tritongemm.errors import DataFileError, UnsupportedError
 from tritongemm.kernels import violation
 from tritongemm.ops.explain import explain_problem
 from tritongemm.problem import GemmProblem
-from tritongemm.selection import candidates, choose, default_config, estimate, reload
+from tritongemm.selection import candidates, choose, default_config, estimate, policy, reload
 from tritongemm.selection.policy import NEAREST_LIMIT, by_model, distance
 from tritongemm.selection.work import work_of
 
@@ -161,6 +161,22 @@ def test_a_new_calibration_is_seen_after_reload(configs, h200):
     calibrate(h200, TILED)
     reload()
     assert choose(PROBLEM, h200).source == "model"
+
+
+def test_a_table_read_while_another_replaces_it_does_not_stay(configs, h200, monkeypatch):
+    publish(h200, (PROBLEM, TMA))
+    real = policy.read_table
+
+    def read_table(path):
+        table = real(path)
+        monkeypatch.setattr(policy, "read_table", real)
+        publish(h200, (PROBLEM, TILED))  # another thread's doing
+        reload()
+        return table
+
+    monkeypatch.setattr(policy, "read_table", read_table)
+    assert choose(PROBLEM, h200).config == TMA
+    assert choose(PROBLEM, h200).config == TILED
 
 
 def test_a_damaged_calibration_is_one_clear_error(configs, h200):

@@ -15,7 +15,7 @@ from tritongemm import settings
 from tritongemm.cli.doctor import interpreter_obstacle
 from tritongemm.config import KernelConfig
 from tritongemm.device import device_named
-from tritongemm.errors import UsageError
+from tritongemm.errors import LaunchError, UsageError
 from tritongemm.problem import GemmProblem
 from tritongemm.records.journal import read_journal
 from tritongemm.records.suites import Shape
@@ -87,6 +87,16 @@ def test_what_tune_finds_is_what_selection_chooses_next(tuned):
     assert report.published.added == 1
     choice = choose(problem, H200)
     assert (choice.source, choice.config) == ("exact", report.winners[0].winner)
+
+
+def test_a_problem_that_was_multiplied_before_is_looked_up_again_after_tune(tuned):
+    torch = pytest.importorskip("torch")
+    from tritongemm.ops import plans
+
+    key = (GemmProblem.contiguous(512, 512, 512), None, torch.device("cpu"))
+    plans.plans.refuse(key, LaunchError("as a plan from before stands there"))
+    tuned([(512, 512, 512)], top=3)
+    assert not len(plans.plans)
 
 
 def test_tune_without_publish_leaves_the_tables_alone(tuned, tmp_path):

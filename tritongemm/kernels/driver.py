@@ -11,7 +11,8 @@ import ctypes
 import functools
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from tritongemm.errors import LaunchError
 from tritongemm.kernels.compile import Binary
@@ -64,7 +65,10 @@ def _check(cuda: ctypes.CDLL, status: int, what: str) -> None:
 
 @functools.cache
 def _load(cubin: bytes, symbol: str, shared_bytes: int, device: int) -> int:
-    """The kernel's handle, with its shared memory opted into on ``device``."""
+    """The kernel's handle, with its shared memory opted into on ``device``.
+
+    Never unloaded: a captured graph may hold it. What a binary depends on bounds their number.
+    """
     cuda = _cuda()
     library, kernel = ctypes.c_void_p(), ctypes.c_void_p()
     _check(cuda, cuda.cuLibraryLoadData(ctypes.byref(library), cubin, None, None, 0, None, None,
@@ -77,6 +81,31 @@ def _load(cubin: bytes, symbol: str, shared_bytes: int, device: int) -> int:
         _check(cuda, cuda.cuKernelSetAttribute(_MAX_DYNAMIC_SHARED, shared_bytes, kernel, handle),
                f"opting {symbol} into {shared_bytes} bytes of shared memory")
     return kernel.value or 0
+
+
+@functools.cache
+def _context(device: int) -> ctypes.c_void_p:
+    """The primary context of a CUDA device, which is torch's too; kept as long as the process."""
+    cuda = _cuda()
+    handle, context = ctypes.c_int(), ctypes.c_void_p()
+    _check(cuda, cuda.cuDeviceGet(ctypes.byref(handle), device), f"device {device}")
+    _check(cuda, cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle),
+           f"the context of device {device}")
+    return context
+
+
+def _recover(status: int, again: Callable[[], int], device: int, what: str) -> None:
+    """After a driver's call that failed: once more where this thread has not used CUDA yet, and
+    so has no context. Raises LaunchError.
+
+    It gets the device's, as the runtime would give it, but without waiting for anything: another
+    thread may be capturing a graph, which a synchronisation would end.
+    """
+    cuda = _cuda()
+    if status == _INVALID_CONTEXT:
+        _check(cuda, cuda.cuCtxSetCurrent(_context(device)), f"entering device {device}")
+        status = again()
+    _check(cuda, status, what)
 
 
 def _attribute(kind: int, *values: int) -> _Attribute:
@@ -101,7 +130,7 @@ class Launcher:
 
     def __init__(self, launch: Launch, binary: Binary, device: int,
                  operands: Sequence[str]) -> None:
-        self._cuda = _cuda()
+        self._cuda, self._device = _cuda(), device
         self._start = self._cuda.cuLaunchKernelEx
         self._lock = threading.Lock()
         fields = _fields(launch)
@@ -135,7 +164,7 @@ class Launcher:
                 self._written.append((floats, offset // 4, operands.index(value.name), 0))
             elif isinstance(value, Descriptor):
                 self._maps.append(_TensorMap(value, next(metas), base + offset,
-                                             operands.index(value.operand), self._cuda))
+                                             operands.index(value.operand), device))
             else:
                 struct.pack_into("i" if size == 4 else "q", self._memory, shift + offset, value)
         self.symbol = binary.symbol
@@ -155,12 +184,8 @@ class Launcher:
         self._arguments = (ctypes.byref(self._config), ctypes.c_void_p(kernel),
                            ctypes.byref(self._parameters), None)
 
-    def __call__(self, operands: tuple[int | float, ...], stream: int,
-                 again: bool = True) -> None:
-        """Launches on ``stream`` with the operands' addresses and numbers. Raises LaunchError.
-
-        A thread that has not used CUDA yet has no context: torch makes one, then once more.
-        """
+    def __call__(self, operands: tuple[int | float, ...], stream: int) -> None:
+        """Launches on ``stream`` with the operands' addresses and numbers. Raises LaunchError."""
         with self._lock:  # the parameters are this call's until the driver returns
             if operands != self._last:
                 self._last = ()
@@ -172,23 +197,18 @@ class Launcher:
             if stream != self._stream:
                 self._config.stream = self._stream = stream
             status = self._start(*self._arguments)
-        if status == _INVALID_CONTEXT and again:
-            import torch
-
-            torch.cuda.current_stream().query()
-            torch.cuda.synchronize()
-            self(operands, stream, False)
-        elif status != _SUCCESS:
-            _check(self._cuda, status, f"launching {self.symbol}")
+            if status != _SUCCESS:
+                _recover(status, partial(self._start, *self._arguments), self._device,
+                         f"launching {self.symbol}")
 
 
 class _TensorMap:
     """A tensor map in the parameter buffer; a new address is patched in, not encoded again."""
 
     def __init__(self, descriptor: Descriptor, meta: dict, address: int, operand: int,
-                 cuda: ctypes.CDLL) -> None:
-        self.operand, self.offset = operand, descriptor.offset
-        self._cuda, self._address, self._name = cuda, address, descriptor.name
+                 device: int) -> None:
+        self.operand, self.offset, self._device = operand, descriptor.offset, device
+        self._cuda, self._address, self._name = _cuda(), address, descriptor.name
         self._base: int | None = None
         rank = len(descriptor.shape)
         size = dtype_of(descriptor.dtype).itemsize
@@ -201,19 +221,23 @@ class _TensorMap:
         self._swizzle = ctypes.c_int(meta["swizzle"])
 
     def point_at(self, base: int) -> None:
+        """Makes the map's tensor start at address ``base``. Raises LaunchError."""
         if base == self._base:
             return
-        if self._base is None:
-            kind, rank, shape, strides, box, steps = self._arguments
-            status = self._cuda.cuTensorMapEncodeTiled(
-                ctypes.c_void_p(self._address), kind, rank, ctypes.c_void_p(base), shape, strides,
-                box, steps, ctypes.c_int(0), self._swizzle, ctypes.c_int(_L2_PROMOTION_256B),
-                ctypes.c_int(0))
-            _check(self._cuda, status, f"encoding the tensor map {self._name}")
-        else:
-            _check(self._cuda, self._cuda.cuTensorMapReplaceAddress(self._address, base),
-                   f"moving the tensor map {self._name}")
+        place = self._cuda.cuTensorMapReplaceAddress if self._base is not None else self._encode
+        status = place(self._address, base)
+        if status != _SUCCESS:
+            _recover(status, partial(place, self._address, base), self._device,
+                     f"pointing the tensor map {self._name} at {base:#x}")
         self._base = base
+
+    def _encode(self, address: int, base: int) -> int:
+        """Writes the whole map; the driver's status."""
+        kind, rank, shape, strides, box, steps = self._arguments
+        return self._cuda.cuTensorMapEncodeTiled(
+            ctypes.c_void_p(address), kind, rank, ctypes.c_void_p(base), shape, strides, box,
+            steps, ctypes.c_int(0), self._swizzle, ctypes.c_int(_L2_PROMOTION_256B),
+            ctypes.c_int(0))
 
 
 def _fields(launch: Launch) -> list[tuple[int, int, object]]:

@@ -50,7 +50,8 @@ def fused(op: Op, d: Tensor, a: Tensor, b: Tensor, beta: float = 1.0,
           alpha: float = 1.0) -> Tensor:
     """The op's activation of alpha * A @ B + beta * D, with a gradient. Raises Declined."""
     apply = Fused.apply if _transformed() else _apply_fused
-    if a.dim() == 1 and op.rule.insisting:
+    if a.dim() == 1:
+        _insist(op)
         return _activated(op, apply(op.plain, d, a[None], b, beta, alpha)[0])
     return _activated(op, apply(op.plain, d, a, b, beta, alpha))
 
@@ -77,8 +78,7 @@ def _transformed() -> bool:
 
 def _of_vectors(op: Op, a: Tensor, b: Tensor, alpha: float) -> Tensor:
     """A product with a vector, as a matrix of one row or column. Raises Declined."""
-    if not op.rule.insisting:
-        raise DeclinedByChoice("products with a vector are torch's")
+    _insist(op)
     ranks = (a.dim(), b.dim())
     if 0 in ranks or op.rule.ranks not in (None, ranks):
         raise Declined(f"ranks are {ranks[0]} and {ranks[1]}")
@@ -88,6 +88,12 @@ def _of_vectors(op: Op, a: Tensor, b: Tensor, alpha: float) -> Tensor:
     if ranks[0] == 1:
         result = result.squeeze(-1 if ranks[1] == 1 else -2)
     return result
+
+
+def _insist(op: Op) -> None:
+    """Raises Declined for a product with a vector, unless the op insists."""
+    if not op.rule.insisting:
+        raise DeclinedByChoice("products with a vector are torch's")
 
 
 def wanted(*tensors: Tensor) -> bool:
@@ -113,7 +119,7 @@ def multiply(op: Op, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
             raise UnsupportedError(f"a gradient of {op.rule.name} would call torch: {reason}"
                                    ) from None
         result = torch.matmul(a, b.mT if op.rule.flipped else b)
-        return result if alpha == 1.0 else result * alpha
+        return formulas.scaled(result, alpha)
 
 
 def _solid(x: Tensor) -> Tensor:
@@ -261,7 +267,7 @@ class Fused(Function):
         tangent = _tangent(op, a, b, alpha, a_t, b_t)
         if d_t is None:
             return tangent
-        scaled = _solid(d_t) * beta
+        scaled = formulas.scaled(_solid(d_t), beta)
         if tangent is None:
             shape = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]) + (
                 a.shape[-2], b.shape[-2 if op.rule.flipped else -1])
@@ -273,7 +279,11 @@ class Fused(Function):
              b: Tensor, beta: float, alpha: float) -> tuple[Tensor, int]:
         """One product of all samples, D with it."""
         if in_dims[2:4] == (None, None):
-            return product(op, a, b, alpha) + _mapped(d, in_dims[1], a.dim()) * beta, 0
+            d = _mapped(d, in_dims[1], max(a.dim(), b.dim()))
+            result = product(op, a, b, alpha)
+            if beta == 0:  # D is not read
+                return result.expand(d.shape[0], *result.shape), 0
+            return result + formulas.scaled(d, beta), 0
         op, a, b, rank = _mapped_pair(op, a, b, in_dims[2:4])
         if op.rule.flipped and in_dims[1] is not None:  # a mapped bias is no vector
             op, b = _matmul(op), b.mT

@@ -6,7 +6,6 @@ Written for Dynamo to trace: plain statements, no exceptions, no caches.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -17,19 +16,23 @@ from tritongemm.ops.autocast import cast
 from tritongemm.ops.calls import NAMES, Rule
 
 
-def run(theirs: Callable[[], Tensor], rule: Rule, tensors: tuple[Tensor, ...],
-        numbers: tuple[float, ...]) -> Tensor:
-    """The product of A and B, or with ``numbers`` (beta, alpha) the sum of D, A and B."""
+def run(rule: Rule, tensors: tuple[Tensor, ...], numbers: tuple[float, ...]) -> Tensor | None:
+    """The product of A and B, or with ``numbers`` (beta, alpha) the sum of D, A and B; None where
+    no op is for it."""
+    if _transformed():  # a registered gradient knows no torch.func
+        return None
     tensors = cast(rule.name, tensors)
     if not _takes(tensors):
-        return theirs()
+        return None
     a, b = tensors[-2:]
     d = tensors[0] if numbers else None
+    if rule.flipped and d is not None and d.dim() != 1:
+        return None  # it is added to the batch, not to the rows that this folds into
     ranks = (a.dim(), b.dim())
     if 0 in ranks or 1 in ranks or rule.ranks is not None and ranks != rule.ranks:
-        return theirs()
+        return None
     if a.shape[-1] == 0 or any(isinstance(x, Tensor) for x in numbers):
-        return theirs()
+        return None
     if rule.flipped:
         b = b.mT
     if a.dim() == 3 and not rule.broadcasts:
@@ -38,12 +41,21 @@ def run(theirs: Callable[[], Tensor], rule: Rule, tensors: tuple[Tensor, ...],
     if b.dim() == 2:
         return _folded(a, b, d, numbers, rule.activation)
     if a.shape[-1] != b.shape[-2]:
-        return theirs()
+        return None
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     result = torch.ops.tritongemm.bmm(
         a.expand(batch + a.shape[-2:]).reshape((math.prod(batch),) + a.shape[-2:]),
         b.expand(batch + b.shape[-2:]).reshape((math.prod(batch),) + b.shape[-2:]))
     return result.reshape(batch + result.shape[-2:])
+
+
+def _transformed() -> bool:
+    return torch._C._are_functorch_transforms_active()
+
+
+#: What torch.compiler.assume_constant_result does, without loading Dynamo: it guards transforms by
+#: itself, and no node of the graph is made of the question.
+_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _takes(tensors: tuple[Tensor, ...]) -> bool:

@@ -43,7 +43,6 @@ class Op:
 float32 = torch.float32
 _ops: list[Op] = []
 _lock = threading.Lock()
-_generation = 0
 
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 MATMUL, MV, DOT = Op(Rule("matmul")), Op(Rule("mv", (2, 1))), Op(Rule("dot", (1, 1)))
@@ -109,7 +108,7 @@ def fused(op: Op, d: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: float
         pa, pb, pd = a.data_ptr(), b.data_ptr(), d.data_ptr()
         key = (a.shape, b.shape, d.shape, a.stride(), b.stride(), d.stride(), kind, b.dtype,
                d.dtype, a.device, b.device, d.device, pa & 15, pb & 15, pd & 15, beta == 0.0,
-               alpha == 1.0, alpha == 0.0, _out_key(out))
+               beta == 1.0, alpha == 1.0, _out_key(out))
     except RuntimeError:
         raise _not_strided() from None
     if not (pa and pb and pd):
@@ -142,30 +141,63 @@ def _in_memory(*operands: torch.Tensor) -> None:
 
 def _learn_fused(op: Op, key: tuple, d: torch.Tensor, a: torch.Tensor, b: torch.Tensor,
                  beta: float, alpha: float, out: torch.Tensor | None) -> Call:
-    if alpha == 0.0:  # torch's kernels do not read A and B then, so that no NaN of theirs is seen
-        return _keep(op, key, _refusing(Declined("alpha is 0")))
-    return _learn(op, key, Operands(a, b, out, d, added=beta != 0.0,
-                                    scaled=alpha != 1.0))
+    operands = Operands(a, b, out, d, added=beta != 0.0, scaled=alpha != 1.0)
+    if alpha == 1.0 and beta in (0.0, 1.0):
+        return _learn(op, key, operands)
+    _judge(alpha, beta)  # a problem that is torch's needs no plan
+    return _learn(op, key, operands, judged=True)
 
 
-def _learn(op: Op, key: tuple, operands: Operands) -> Call:
-    """The callable of a new key, kept from now on. Raises Declined where the answer may change."""
-    before = _generation
+#: The least and the largest number that a kernel takes for a factor: float32's normal ones.
+_LEAST, _MOST = torch.finfo(float32).tiny, torch.finfo(float32).max
+
+
+def _judge(alpha: float, beta: float) -> None:
+    """Raises Declined for factors that are torch's: alpha = 0, where it reads neither A nor B, so
+    that no NaN of theirs is seen, a beta that is 0 as float32 alone, and what it refuses."""
+    for name, factor in (("alpha", alpha), ("beta", beta)):
+        if type(factor) is int and factor.bit_length() > 63:
+            raise Declined(f"{name} does not fit 64 bits")
+        if not _LEAST <= abs(factor) <= _MOST and (factor != 0 or name == "alpha"):
+            raise Declined(f"{name} is {factor}")
+
+
+def _judging(call: Call) -> Call:
+    """``call`` for any factors like those of its key. Usual ones are not looked at twice."""
+    least, most = _LEAST, 2.0**62
+
+    def judged(a, b, pa, pb, alpha, d, pd, beta, out=None):
+        if not (least <= abs(alpha) <= most and (least <= abs(beta) <= most or beta == 0)):
+            _judge(alpha, beta)
+        if out is None:
+            return call(a, b, pa, pb, alpha, d, pd, beta)
+        return call(a, b, pa, pb, alpha, d, pd, beta, out)
+    return judged
+
+
+def _learn(op: Op, key: tuple, operands: Operands, judged: bool = False) -> Call:
+    """The callable of a new key, kept from now on. Raises Declined where the answer may change.
+
+    It is kept with those that were known when this began, and so forgotten with them, should
+    another thread change the settings meanwhile.
+    """
+    hits = op.hits
     try:
         call = bind(op.rule, operands)
+        if judged:
+            call = _judging(call)
     except Declined as reason:
         if not reason.lasting:
             raise
         call = _refusing(reason)
-    return _keep(op, key, call) if before == _generation else call
+    return _keep(hits, key, call)
 
 
-def _keep(op: Op, key: tuple, call: Call) -> Call:
+def _keep(hits: dict[tuple, Call], key: tuple, call: Call) -> Call:
     """Adds a call. The oldest quarter leaves a full table: a hit keeps no record of itself, and
     the plan that a dropped call needs again is still known."""
     with _lock:
         limit = settings.current().plan_cache_size
-        hits = op.hits  # _forget_calls may put another one in its place meanwhile
         if len(hits) >= limit:
             for old in list(hits)[:limit // 4 + 1]:
                 del hits[old]
@@ -181,11 +213,14 @@ def _refusing(reason: Declined) -> Call:
 
 
 def _forget_calls() -> None:
-    global _generation, _lock
-    _lock = threading.Lock()  # in a forked child the parent's may be held
-    _generation += 1
     for op in _ops:
         op.hits = {}
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()  # the parent's may be held
+    _forget_calls()
 
 
 def clear_plans() -> None:
@@ -197,7 +232,7 @@ def clear_plans() -> None:
 calls.on_refusal.append(_forget_calls)
 settings.when_changed(clear_plans)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_calls)
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 # -- torch's functions, as the dispatcher sees them ------------------------------------------------

@@ -8,6 +8,7 @@ where the formulas themselves are on trial. Transposed operands are strided view
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -24,8 +25,9 @@ def grad_a(multiply: Multiply, grad: Tensor, b: Tensor, shape: torch.Size) -> Te
 def grad_b(multiply: Multiply, a: Tensor, grad: Tensor, shape: torch.Size) -> Tensor:
     """A^T @ dC, summed to B's shape where B broadcast; of (dC, A) the transpose of that. A matrix B
     saw every row of a batch of A: together they are the inner extent of its gradient."""
-    if len(shape) == 2:
-        a, grad = a.reshape(-1, a.shape[-1]), grad.reshape(-1, grad.shape[-1])
+    if len(shape) == 2 < a.dim():
+        rows = math.prod(a.shape[:-1])  # -1 would be ambiguous where N is 0
+        a, grad = a.reshape(rows, a.shape[-1]), grad.reshape(rows, grad.shape[-1])
     return multiply(a.mT, grad).sum_to_size(shape)
 
 
@@ -35,8 +37,9 @@ def grad_d(grad: Tensor, shape: torch.Size, beta: float = 1.0) -> Tensor:
 
 
 def scaled(x: Tensor, factor: float) -> Tensor:
-    """``x`` times a number, which mostly is 1."""
-    return x if factor == 1 else x * factor
+    """``x`` times a number, which mostly is 1. (As a scalar: ``x * factor`` has tangents of float64
+    where ``x`` has no axis.)"""
+    return x if factor == 1 else torch.ops.aten.mul.Scalar(x, factor)
 
 
 def grad_activation(name: str, grad: Tensor, result: Tensor, total: Callable[[], Tensor]) -> Tensor:

@@ -246,9 +246,13 @@ def _ruled(theirs: Callable[[], Tensor], op: Op, tensors: tuple[Tensor, ...], st
         UnsupportedError: it would be theirs, and is to be strict.
     """
     if torch.compiler.is_compiling():
+        result = None
         if out is None and out_dtype is None:
-            return compiled.run(theirs, op.rule, tensors, numbers)
-        return theirs()
+            result = compiled.run(op.rule, tensors, numbers)
+        if result is None and (strict or settings.current().strict):
+            raise UnsupportedError(f"tritongemm.{op.rule.name} would compile as torch's: no "
+                                   "registered op is for such a call")
+        return theirs() if result is None else result
     try:
         return _sorted_out(op, tensors, out, out_dtype, numbers)
     except Declined as reason:

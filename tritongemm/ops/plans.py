@@ -48,15 +48,16 @@ class Plans:
         """
         place = (*key, scratch, insisting)
         with self._lock:
-            found = self._plans.get(place)
+            known = self._plans  # what is made after a clear() of what was before goes with that
+            found = known.get(place)
             if found is not None:
-                self._plans.move_to_end(place)
+                known.move_to_end(place)
         if found is None:
             with self._building:  # one compile at a time; a second thread finds it made
-                found = self._plans.get(place)
+                found = known.get(place)
                 if found is None:
                     found = _make(*key, scratch, insisting)
-                    self.keep(place, found)
+                    self._keep(known, place, found)
         if isinstance(found, Declined):
             raise found.fresh()
         return found
@@ -67,18 +68,22 @@ class Plans:
         _warn(key[0], reason)
         remember(device_of(key[2]).slug, str(key[0]), reason)
         for ways in product((True, False), repeat=2):
-            self.keep((*key, *ways), Declined(reason))
+            self._keep(self._plans, (*key, *ways), Declined(reason))
         return Declined(reason)
 
-    def keep(self, place: tuple, plan: AnyPlan | Declined) -> None:
+    def _keep(self, known: OrderedDict, place: tuple, plan: AnyPlan | Declined) -> None:
         """Adds one, and drops what is over the bound."""
         with self._lock:
-            self._plans[place] = plan
-            while len(self._plans) > settings.current().plan_cache_size:
-                self._plans.popitem(last=False)
+            known[place] = plan
+            while len(known) > settings.current().plan_cache_size:
+                known.popitem(last=False)
 
     def clear(self) -> None:
-        """Forgets them all. A child process does so too: its parent's locks may be held."""
+        """Forgets them all."""
+        self._plans = OrderedDict()
+
+    def after_fork(self) -> None:
+        """The same in a child process, whose parent's locks may be held."""
         self.__init__()  # type: ignore[misc]
 
     def __len__(self) -> int:
@@ -105,12 +110,14 @@ def _make(problem: GemmProblem, geometry: Geometry, where: torch.device,
         if torch.cuda.is_current_stream_capturing():
             _say_capturing()
             raise DeclinedNow("no warm plan for this problem, and a CUDA graph is being captured")
-    device = device_of(where)
+    slug = str(where)
     try:
+        device = device_of(where)
+        slug = device.slug
         choice = choose(problem, device)
         faster = None if insisting else torch_wins(choice)
         if faster is not None:
-            _say(str(problem), device.slug, "torch", choice.source, faster)
+            _say(str(problem), slug, "torch", choice.source, faster)
             return DeclinedByChoice(faster)
         config = choice.config if scratch else _frugal(problem, device, choice.config)
         try:
@@ -123,13 +130,15 @@ def _make(problem: GemmProblem, geometry: Geometry, where: torch.device,
             plan = make_plan(problem, config, device, geometry, where)
     except UnsupportedError as error:
         return Declined(str(error))
-    except TritonGemmError as error:  # no compiler, no driver, a damaged table: torch still works
+    except Exception as error:  # no compiler, a damaged table, another Triton: torch still works
         reason = str(error)
+        if not isinstance(error, TritonGemmError):
+            reason = f"{type(error).__name__}: {reason}"
         _warn(problem, reason)
-        remember(device.slug, str(problem), reason)
+        remember(slug, str(problem), reason)
         return Declined(reason)
     if scratch:
-        _say(str(problem), device.slug, str(config), choice.source, choice.note)
+        _say(str(problem), slug, str(config), choice.source, choice.note)
     return plan
 
 
@@ -178,4 +187,4 @@ def configure_logging() -> None:
 
 configure_logging()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=plans.clear)
+    os.register_at_fork(after_in_child=plans.after_fork)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from tritongemm import settings
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
-from tritongemm.errors import UnsupportedError
+from tritongemm.errors import DataFileError, UnsupportedError
 from tritongemm.kernels import SPECS, violation
 from tritongemm.problem import GemmProblem
 from tritongemm.records.tables import TunedRow, TunedTable, key_of, path_for, read_table
@@ -56,23 +56,32 @@ class Choice:
 
 
 @functools.lru_cache(maxsize=256)
-def _table(path: str) -> TunedTable:
-    """The table at ``path``, read once. Raises :class:`DataFileError` for a bad one."""
+def _table(path: str, inode: int, written_ns: int) -> TunedTable:
+    """The table at ``path``, read once for each file that stood there: what is read while it is
+    replaced does not stand for the new one. Raises :class:`DataFileError` for a bad one."""
     return read_table(path)
 
 
 def reload() -> None:
-    """Forgets the tables, spaces and calibrations read so far, so that new ones are seen."""
+    """Forgets the tables, spaces and calibrations read so far, and what was made by them, so that
+    new ones are seen."""
     _table.cache_clear()
     shipped.forget()
     invariance.forget()
     forget()
+    settings.changed()
 
 
 def table_for(problem: GemmProblem, device: DeviceSpec) -> TunedTable | None:
     """The tuned table of ``problem`` on ``device``, or None where none is shipped."""
     path = path_for(problem, device.slug)
-    return _table(str(path)) if path.exists() else None
+    try:
+        file = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise DataFileError(path, f"cannot be read: {error.strerror}") from error
+    return _table(str(path), file.st_ino, file.st_mtime_ns)
 
 
 def choose(problem: GemmProblem, device: DeviceSpec) -> Choice:

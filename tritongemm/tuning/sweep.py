@@ -147,7 +147,7 @@ def tune(problems: Iterable[GemmProblem | Shape | tuple[int, ...]], *, dtype: st
         problems: problems, shapes of a suite, or tuples (m, n, k) or (batch, m, n, k).
         dtype, layout, precision: for what does not say it itself.
         publish: whether the winners go into the tuned tables, where ``tritongemm.matmul`` finds
-            them from the next call of a new problem on. Slower ones never replace better ones.
+            them from the next call on. Slower ones never replace better ones.
         journal: by default a new file in the cache folder.
         options: of :func:`sweep`, e.g. ``top=60, budget_s=120, devices=None``.
 
