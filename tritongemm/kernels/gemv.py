@@ -27,6 +27,9 @@ from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
 MAX_ROWS = 8
 #: Bytes of a line of the caches: less than one along the contiguous side wastes the rest.
 _LINE = 128
+#: Registers of addresses and counts, and the most that :func:`registers_needed` may come to: as
+#: compiled for sm_80, sm_90 and sm_100.
+_BASE_REGISTERS, _MAX_REGISTERS = 32, 216
 
 
 class Tiling(NamedTuple):
@@ -60,16 +63,31 @@ def tiling(problem: GemmProblem, config: KernelConfig) -> Tiling:
 
 
 def registers_needed(problem: GemmProblem, config: KernelConfig) -> float:
-    """Registers that a thread wants: sums, what a step loads, what a part multiplies."""
-    return 0.0
+    """Registers that a thread wants: its sums, what it loads in a step, and a part of that as
+    float32. What ptxas gives may be more, where more are free; less than this it spills."""
+    shape, size = tiling(problem, config), dtype_of(problem.dtype_a).itemsize
+    threads = 32 * config.num_warps
+    columns = config.block_n * shape.lanes / threads
+    word = 4 if shape.vec_n * shape.vec_k * size < 4 else size  # a lone half word takes a whole
+    loaded = config.block_n * config.block_k / threads * word / 4
+    return _BASE_REGISTERS + columns * (config.block_m + shape.vec_k) + loaded
 
 
 def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
-    """Bytes: the buffers of a pipelined loop, or what the threads' sums are added through."""
+    """Bytes: the buffers of a pipelined loop, or what the threads' sums are added through.
+
+    ``num_stages - 1`` buffers of each load of a step, B's and those of the rows of A; each begins
+    at a multiple of 16 bytes.
+    """
     shape, size = tiling(problem, config), dtype_of(problem.dtype_a).itemsize
-    stage = (config.block_n + config.block_m * shape.rows) * config.block_k * size
-    sums = config.block_n * config.num_warps * 4
-    return max((config.num_stages - 1) * stage, sums) + 128
+    wide = (config.num_stages - 1) * shape.lanes * shape.vec_k * size
+    buffers = shape.parts * (_up(config.block_n * wide)
+                             + config.block_m * _up(shape.rows * wide))
+    return max(buffers, config.block_n * config.num_warps * 4) + 128
+
+
+def _up(size: int) -> int:
+    return -(-size // 16) * 16
 
 
 def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
@@ -177,9 +195,6 @@ def _registers(problem, config, device):
             "smaller tile")
 
 
-_MAX_REGISTERS = 224
-
-
 def _lines(problem, config, device):
     """Along the contiguous side of B a tile has whole lines."""
     along_n = tiling(problem, config).vec_k == 1 and not _k_major(problem, config)
@@ -196,13 +211,24 @@ def _k_major(problem: GemmProblem, config: KernelConfig) -> bool:
 
 
 def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
-    """Four 16-byte loads a thread and step, K cut until every SM has four programs."""
+    """Four 16-byte loads a thread and step; K is cut until each SM has eight programs."""
     swap = int(problem.m > MAX_ROWS)
     rows, cols = (problem.n, problem.m) if swap else (problem.m, problem.n)
     config = KernelConfig("gemv", 1 << max(rows - 1, 0).bit_length(), 16, 256, num_warps=4,
                           num_stages=1, swap_ab=swap)
     if not _k_major(problem, config):
         config = replace(config, block_n=64, block_k=64)
+    while config.block_n > 16 and config.block_n >= 4 * max(cols, 1):
+        config = replace(config, block_n=config.block_n // 2)
+    while config.block_k > 32 and config.block_k >= 4 * max(problem.k, 1):
+        config = replace(config, block_k=config.block_k // 2)
+    while config.num_warps > 1 and _threads(problem, config, device) is not None:
+        config = replace(config, num_warps=config.num_warps // 2)
+    programs = -(-cols // config.block_n) * max(problem.batch, 1)
+    steps = -(-problem.k // config.block_k)
+    while (config.split_k < 16 and programs * config.split_k * 2 <= 8 * device.num_sms
+           and steps >= 8 * config.split_k):
+        config = replace(config, split_k=2 * config.split_k)
     return config
 
 
@@ -219,4 +245,4 @@ GEMV = KernelSpec(
         rules.not_oversized, rules.Constraint("threads", _threads),
         rules.Constraint(rules.WASTE, _lines), rules.Constraint("registers", _registers),
         rules.split_k, rules.grid, rules.shared_memory(shared_bytes)),
-    shared_bytes=shared_bytes, launches=launches, default=default)
+    by_rule=False, shared_bytes=shared_bytes, launches=launches, default=default)
