@@ -47,9 +47,14 @@ class Tiling(NamedTuple):
     parts: int
 
 
+def turned(problem: GemmProblem, config: KernelConfig) -> GemmProblem:
+    """The product that ``config`` computes: A has few rows, B is streamed."""
+    return swapped(problem) if config.swap_ab else problem
+
+
 def tiling(problem: GemmProblem, config: KernelConfig) -> Tiling:
     """The tiling of the operand that is streamed: B, or A of a swapped problem."""
-    one = swapped(problem) if config.swap_ab else problem
+    one = turned(problem, config)
     vec = max(1, one.align_b // dtype_of(one.dtype_b).itemsize)
     threads = 32 * config.num_warps
     if one.layout[1] == "t":
@@ -95,8 +100,9 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     """The product, and for split_k > 1 the pass that adds the parts in a fixed order."""
     outer, outer_geometry, names = problem, geometry, ("a", "b")
     shape, split = tiling(problem, config), config.split_k
+    problem = turned(problem, config)
     if config.swap_ab:
-        problem, geometry, names = swapped(problem), swapped_geometry(geometry), ("b", "a")
+        geometry, names = swapped_geometry(geometry), ("b", "a")
     m, n, k, g = problem.m, problem.n, problem.k, geometry
     size = dtype_of(problem.dtype_a).itemsize
     if split == 1:
@@ -150,11 +156,6 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     return (product, reduce_launch(outer, config, outer_geometry, device))
 
 
-def _side(problem: GemmProblem, config: KernelConfig) -> int:
-    """The extent that is at most :data:`MAX_ROWS`."""
-    return problem.n if config.swap_ab else problem.m
-
-
 def _skinny(problem, config, device):
     if min(problem.m, problem.n) <= MAX_ROWS:
         return None
@@ -164,14 +165,18 @@ def _skinny(problem, config, device):
 
 def _block_m(problem, config, device):
     """The rows of A are one tile, no larger than it must be."""
-    side, name = _side(problem, config), "n" if config.swap_ab else "m"
-    least = 1 << max(side - 1, 0).bit_length()
-    if config.block_m == least:
+    side, name = turned(problem, config).m, "n" if config.swap_ab else "m"
+    if config.block_m == _padded(side) and side <= MAX_ROWS:
         return None
     if side > MAX_ROWS:
         return (f"swap_ab={config.swap_ab} makes {name}={side} the rows of A; at most {MAX_ROWS}. "
                 f"Use swap_ab={1 - config.swap_ab}")
-    return f"block_m={config.block_m} for {name}={side}; use the next power of two, {least}"
+    return f"block_m={config.block_m} for {name}={side}; use the next power of two, {_padded(side)}"
+
+
+def _padded(rows: int) -> int:
+    """The rows of A with those that only fill a tile: the next power of two, at most 8."""
+    return min(1 << max(rows - 1, 0).bit_length(), MAX_ROWS)
 
 
 def _threads(problem, config, device):
@@ -196,35 +201,37 @@ def _registers(problem, config, device):
 
 
 def _lines(problem, config, device):
-    """Along the contiguous side of B a tile has whole lines."""
-    along_n = tiling(problem, config).vec_k == 1 and not _k_major(problem, config)
-    name, extent = ("block_n", config.block_n) if along_n else ("block_k", config.block_k)
-    got = extent * dtype_of(problem.dtype_a).itemsize
-    if got >= _LINE:
+    """Along the contiguous side of B a tile has whole lines, or all there is."""
+    one = turned(problem, config)
+    name, extent = ("block_k", one.k) if one.layout[1] == "t" else ("block_n", one.n)
+    got = getattr(config, name) * dtype_of(one.dtype_b).itemsize
+    if got >= _LINE or getattr(config, name) >= extent:
         return None
-    return f"{name}={extent} is {got} bytes of the contiguous side; a line has {_LINE}"
+    return (f"{name}={getattr(config, name)} is {got} bytes of the contiguous side; a line has "
+            f"{_LINE}")
 
 
-def _k_major(problem: GemmProblem, config: KernelConfig) -> bool:
-    """Whether the operand that is streamed is contiguous along K."""
-    return (swapped(problem) if config.swap_ab else problem).layout[1] == "t"
+def _of_turned(rule: rules.Constraint) -> rules.Constraint:
+    """``rule`` about the tile, asked of the product that is computed."""
+    return rules.Constraint(rule.rule, lambda problem, config, device: rule.check(
+        turned(problem, config), config, device))
 
 
 def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
     """Four 16-byte loads a thread and step; K is cut until each SM has eight programs."""
     swap = int(problem.m > MAX_ROWS)
-    rows, cols = (problem.n, problem.m) if swap else (problem.m, problem.n)
-    config = KernelConfig("gemv", 1 << max(rows - 1, 0).bit_length(), 16, 256, num_warps=4,
-                          num_stages=1, swap_ab=swap)
-    if not _k_major(problem, config):
+    config = KernelConfig("gemv", 1, 16, 256, num_warps=4, num_stages=1, swap_ab=swap)
+    one = turned(problem, config)
+    config = replace(config, block_m=_padded(one.m))
+    if one.layout[1] == "n":
         config = replace(config, block_n=64, block_k=64)
-    while config.block_n > 16 and config.block_n >= 4 * max(cols, 1):
+    while config.block_n > 16 and config.block_n >= 4 * max(one.n, 1):
         config = replace(config, block_n=config.block_n // 2)
     while config.block_k > 32 and config.block_k >= 4 * max(problem.k, 1):
         config = replace(config, block_k=config.block_k // 2)
     while config.num_warps > 1 and _threads(problem, config, device) is not None:
         config = replace(config, num_warps=config.num_warps // 2)
-    programs = -(-cols // config.block_n) * max(problem.batch, 1)
+    programs = -(-one.n // config.block_n) * max(problem.batch, 1)
     steps = -(-problem.k // config.block_k)
     while (config.split_k < 16 and programs * config.split_k * 2 <= 8 * device.num_sms
            and steps >= 8 * config.split_k):
@@ -242,7 +249,7 @@ GEMV = KernelSpec(
         rules.unused("epilogue_subtile", "cluster_m", "pingpong", "pad_operands", "thread_m",
                      "thread_n", "warp_m", "warp_n"),
         rules.flags, rules.powers_of_two, rules.Constraint("rows", _block_m),
-        rules.not_oversized, rules.Constraint("threads", _threads),
+        _of_turned(rules.not_oversized), rules.Constraint("threads", _threads),
         rules.Constraint(rules.WASTE, _lines), rules.Constraint("registers", _registers),
-        rules.split_k, rules.grid, rules.shared_memory(shared_bytes)),
+        rules.split_k, _of_turned(rules.grid), rules.shared_memory(shared_bytes)),
     by_rule=False, shared_bytes=shared_bytes, launches=launches, default=default)
