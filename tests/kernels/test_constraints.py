@@ -176,6 +176,8 @@ BREACHES = (
            {"block_k": 32}),
     Breach("gemv", "registers", "4x64x512 on 4 warps wants about 544 registers a thread; at most "
            "216. Use more warps", {"block_n": 64, "block_k": 512}),
+    Breach("gemv", "unrolled", "block_k=128 unrolls 32 loads of B and 128 of A; at most 80",
+           {"block_n": 256, "block_k": 128}, replace(THIN, layout="nn")),
     Breach("gemv", "grid", "a grid has at most 2147483647 programs", {}, replace(
         THIN, n=2**31 - 1, batch=2**10)),
     Breach("gemv", "shared_memory", r"num_stages=40 needs \d+ bytes of shared memory",

@@ -30,6 +30,8 @@ _LINE = 128
 #: Registers of addresses and counts, and the most that :func:`registers_needed` may come to: as
 #: compiled for sm_80, sm_90 and sm_100.
 _BASE_REGISTERS, _MAX_REGISTERS = 32, 216
+#: Loads of a step: 72 compile in 2 seconds, 144 took up to 150.
+_MAX_LOADS = 80
 
 
 class Tiling(NamedTuple):
@@ -82,13 +84,17 @@ def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
     """Bytes: the buffers of a pipelined loop, or what the threads' sums are added through.
 
     ``num_stages - 1`` buffers of each load of a step, B's and those of the rows of A; each begins
-    at a multiple of 16 bytes.
+    at a multiple of 16 bytes. Rows of A that cannot be loaded as wide as B change places among
+    the threads through two more.
     """
+    one = turned(problem, config)
     shape, size = tiling(problem, config), dtype_of(problem.dtype_a).itemsize
     wide = (config.num_stages - 1) * shape.lanes * shape.vec_k * size
     buffers = shape.parts * (_up(config.block_n * wide)
                              + config.block_m * _up(shape.rows * wide))
-    return max(buffers, config.block_n * config.num_warps * 4) + 128
+    narrower = shape.vec_k > 1 and (one.layout[0] == "t" or one.align_a < one.align_b)
+    moved = 2 * narrower * shape.rows * shape.lanes * shape.vec_k * size
+    return max(buffers + moved, config.block_n * config.num_warps * 4) + 128
 
 
 def _up(size: int) -> int:
@@ -200,6 +206,16 @@ def _registers(problem, config, device):
             "smaller tile")
 
 
+def _unrolled(problem, config, device):
+    """A step's loads are unrolled: hundreds of them compile for minutes."""
+    parts = tiling(problem, config).parts
+    loads = parts * (1 + config.block_m)
+    if loads <= _MAX_LOADS:
+        return None
+    return (f"block_k={config.block_k} unrolls {parts} loads of B and {loads - parts} of A; at "
+            f"most {_MAX_LOADS}. Use a smaller block_k")
+
+
 def _lines(problem, config, device):
     """Along the contiguous side of B a tile has whole lines, or all there is."""
     one = turned(problem, config)
@@ -229,6 +245,8 @@ def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
         config = replace(config, block_n=config.block_n // 2)
     while config.block_k > 32 and config.block_k >= 4 * max(problem.k, 1):
         config = replace(config, block_k=config.block_k // 2)
+    while config.block_k > 1 and _unrolled(problem, config, device) is not None:
+        config = replace(config, block_k=config.block_k // 2)
     while config.num_warps > 1 and _threads(problem, config, device) is not None:
         config = replace(config, num_warps=config.num_warps // 2)
     programs = -(-one.n // config.block_n) * max(problem.batch, 1)
@@ -250,6 +268,7 @@ GEMV = KernelSpec(
                      "thread_n", "warp_m", "warp_n"),
         rules.flags, rules.powers_of_two, rules.Constraint("rows", _block_m),
         _of_turned(rules.not_oversized), rules.Constraint("threads", _threads),
-        rules.Constraint(rules.WASTE, _lines), rules.Constraint("registers", _registers),
+        rules.Constraint(rules.WASTE, _lines), rules.Constraint("unrolled", _unrolled),
+        rules.Constraint("registers", _registers),
         rules.split_k, _of_turned(rules.grid), rules.shared_memory(shared_bytes)),
     by_rule=False, shared_bytes=shared_bytes, launches=launches, default=default)

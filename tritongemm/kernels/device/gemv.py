@@ -67,8 +67,21 @@ def gemv(a, b, c, M, N, K, stride_ab, stride_am, stride_ak, stride_bb, stride_bk
     sums = (tl.zeros((BLOCK_N // ROWS, ROWS, LANES), tl.float32),) * BLOCK_M
     for step in tl.range(first, last, num_stages=STAGES):
         left = K - step * BLOCK_K
+        # A first: of two layouts that meet, Triton keeps the one of the later load, and B's must
+        # not be the one that goes through shared memory where A's rows cannot be loaded as wide.
+        vectors = ()
+        for part in tl.static_range(PARTS):
+            for row in tl.static_range(BLOCK_M):
+                at = min(row, M - 1)
+                if INDEX64:
+                    at = at.to(tl.int64)
+                a_ptrs = a + at * stride_am + part * WIDTH * stride_ak + a_offsets
+                if EVEN_K:
+                    vectors += (tl.load(a_ptrs),)
+                else:
+                    vectors += (tl.load(a_ptrs, mask=part * WIDTH + ks < left, other=0.0),)
         tiles = ()
-        for part in tl.static_range(PARTS):  # all of them under way before the first is used
+        for part in tl.static_range(PARTS):  # all under way before the first is used
             b_ptrs = b + part * WIDTH * stride_bk + b_offsets
             if EVEN_K:
                 tiles += (tl.load(b_ptrs, eviction_policy="evict_first"),)
@@ -79,16 +92,8 @@ def gemv(a, b, c, M, N, K, stride_ab, stride_am, stride_ak, stride_bb, stride_bk
             weights = by_thread(tiles[part], ROWS, LANES, VEC_K)
             added = ()
             for row in tl.static_range(BLOCK_M):
-                at = min(row, M - 1)
-                if INDEX64:
-                    at = at.to(tl.int64)
-                a_ptrs = a + at * stride_am + part * WIDTH * stride_ak + a_offsets
-                if EVEN_K:
-                    x = tl.load(a_ptrs)
-                else:
-                    x = tl.load(a_ptrs, mask=part * WIDTH + ks < left, other=0.0)
-                products = weights * by_thread(x, ROWS, LANES, VEC_K)
-                added += (sums[row] + tl.sum(products, 3),)
+                x = by_thread(vectors[part * BLOCK_M + row], ROWS, LANES, VEC_K)
+                added += (sums[row] + tl.sum(x * weights, 3),)
             sums = added
         a += BLOCK_K * stride_ak
         b += BLOCK_K * stride_bk
