@@ -224,7 +224,8 @@ def test_pointer_kernels_need_ampere(kernel):
 def test_every_rule_of_every_kernel_has_a_case():
     rules = {(name, c.rule) for name, spec in SPECS.items() for c in spec.constraints}
     assert rules - {(b.kernel, b.rule) for b in BREACHES} == {
-        ("tiled", "arch"), ("gemv", "arch"), ("warp_specialized", "interpreter"), ("warp_specialized", "gluon")}
+        ("tiled", "arch"), ("gemv", "arch"), ("warp_specialized", "interpreter"),
+        ("warp_specialized", "gluon")}
 
 
 def test_an_unknown_kernel_is_a_violation_and_its_spec_an_error():

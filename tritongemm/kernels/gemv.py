@@ -21,7 +21,7 @@ from tritongemm.kernels.reduce import partials_bytes, reduce_launch
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.swap import swapped, swapped_geometry
 from tritongemm.kernels.symbol import symbol_of
-from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
+from tritongemm.problem import GemmProblem, dtype_of
 
 #: Rows of A that a thread multiplies what it loads of B with: more are for tensor cores.
 MAX_ROWS = 8
