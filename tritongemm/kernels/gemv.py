@@ -17,7 +17,7 @@ from tritongemm.kernels.launch import (
     dependence,
     divisor_of,
 )
-from tritongemm.kernels.reduce import partials_bytes, reduce_launch
+from tritongemm.kernels.reduce import REDUCE_BYTES, partials_bytes, reduce_launch
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.swap import swapped, swapped_geometry
 from tritongemm.kernels.symbol import symbol_of
@@ -85,7 +85,7 @@ def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
 
     ``num_stages - 1`` buffers of each load of a step, B's and those of the rows of A; each begins
     at a multiple of 16 bytes. Rows of A that cannot be loaded as wide as B change places among
-    the threads through two more.
+    the threads through two more. With a split the pass that adds the parts may be what takes most.
     """
     one = turned(problem, config)
     shape, size = tiling(problem, config), dtype_of(problem.dtype_a).itemsize
@@ -94,7 +94,8 @@ def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
                              + config.block_m * _up(shape.rows * wide))
     narrower = shape.vec_k > 1 and (one.layout[0] == "t" or one.align_a < one.align_b)
     moved = 2 * narrower * shape.rows * shape.lanes * shape.vec_k * size
-    return max(buffers + moved, config.block_n * config.num_warps * 4) + 128
+    adding = REDUCE_BYTES if config.split_k > 1 else 0
+    return max(buffers + moved, config.block_n * config.num_warps * 4, adding) + 128
 
 
 def _up(size: int) -> int:

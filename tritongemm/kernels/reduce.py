@@ -17,6 +17,8 @@ from tritongemm.kernels.symbol import epilogue_words
 from tritongemm.problem import GemmProblem
 
 _BLOCK = 1024
+#: Bytes of shared memory that the pass takes at most: a block of sums on its way to the store.
+REDUCE_BYTES = 4 * _BLOCK
 
 
 def partials_bytes(problem: GemmProblem, split: int) -> int:
