@@ -115,6 +115,22 @@ def opcodes_in_loops(text: str) -> Counter:
     return Counter(_OPCODE.findall("\n".join(in_loops(text))))
 
 
+def most_in_flight(lines: Iterable[str], load: str) -> int:
+    """The most ``load`` instructions of 128 bits that are issued before what the oldest of them
+    loads is used; in order, so that a use waits for all before it."""
+    pending: dict[int, int] = {}
+    most = 0
+    for line in lines:
+        registers = [int(x) for x in re.findall(r"\bR(\d+)\b", line)]
+        if re.search(rf"\b{load}\S*\b128\b", line):
+            pending |= dict.fromkeys(range(registers[0], registers[0] + 4), registers[0])
+            most = max(most, len(set(pending.values())))
+        else:
+            used = {pending[x] for x in registers if x in pending}
+            pending = {x: first for x, first in pending.items() if first not in used}
+    return most
+
+
 def count(opcodes: Counter, *prefixes: str) -> int:
     """How many instructions begin with one of ``prefixes``."""
     return sum(times for name, times in opcodes.items() if name.startswith(prefixes))

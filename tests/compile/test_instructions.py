@@ -10,7 +10,9 @@ from compiled import (
     compiled,
     count,
     disassembled,
+    in_loops,
     local_accesses_in_loops,
+    most_in_flight,
     opcodes_in_loops,
     sass,
 )
@@ -19,7 +21,6 @@ from tritongemm.config import KernelConfig
 from tritongemm.device import representative
 from tritongemm.kernels import shared_bytes, violation
 from tritongemm.kernels.compile import launches_of
-from tritongemm.kernels.gemv import tiling
 from tritongemm.kernels.tensor_map import tma_store
 from tritongemm.problem import LAYOUTS, GemmProblem, dtype_of
 
@@ -148,7 +149,7 @@ _EXCHANGE = ("SHFL", "BAR", "LDS", "STS", "HMMA", "HGMMA", "UTCHMMA")
 
 STREAMED = tuple(
     Case(arch, config, problem) for arch in (80, 90, 100) for config, problem in (
-        (STREAM, THIN), (replace(STREAM, swap_ab=1), TALL),
+        (STREAM, THIN), (replace(STREAM, swap_ab=1), TALL), (replace(STREAM, num_stages=2), THIN),
         (ALONG_N, replace(THIN, layout="nn")), (replace(STREAM, block_m=8), replace(THIN, m=8)),
         (replace(STREAM, block_m=1, split_k=2), replace(THIN, m=1)),
         (replace(STREAM, block_n=4, block_k=1024), replace(THIN, epilogue="bias+gelu")),
@@ -168,7 +169,15 @@ def test_weights_stream_to_registers_and_no_thread_waits_for_another(case):
     assert a_step > 1 and sum(weights.values()) % a_step == 0, "all are under way at a time"
     products = sum(weights.values()) * 16 // size * case.config.block_m
     assert count(inside, "FFMA2") or count(inside, "FFMA", "FMUL") >= products, inside
-    assert tiling(case.problem, case.config).parts in (1, 2, 4)
+
+
+@pytest.mark.parametrize("rows", (1, 2, 4, 8))
+@pytest.mark.parametrize("config", (STREAM, ALONG_N), ids=str)
+def test_with_two_stages_all_of_a_step_is_under_way_before_the_step_before_is_used(config, rows):
+    config = replace(config, block_m=rows, num_stages=2)
+    binary, _ = main_of(Case(90, config, replace(
+        THIN, m=rows, layout="nt" if config.block_k == STREAM.block_k else "nn")))
+    assert most_in_flight(in_loops(disassembled(binary)), "LDG.E.EF") == 4
 
 
 @pytest.mark.parametrize("problem", [replace(THIN, layout="tt", align_a=8),

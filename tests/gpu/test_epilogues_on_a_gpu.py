@@ -58,7 +58,7 @@ WAYS = {
     "stream": (KernelConfig("gemv", 8, 16, 256, num_stages=1), FEW),
     "stream-pipelined": (KernelConfig("gemv", 8, 8, 256, num_stages=3), FEW),
     "stream-split": (KernelConfig("gemv", 8, 16, 256, num_stages=1, split_k=4), FEW),
-    "stream-swapped": (KernelConfig("gemv", 2, 16, 256, num_stages=1, swap_ab=1), TALL),
+    "stream-swapped": (KernelConfig("gemv", 2, 16, 256, num_stages=2, swap_ab=1), TALL),
     "padded": (ws(128, 128, 64, pad_operands=1), replace(SQUARE, align_a=4, align_b=2)),
 }
 

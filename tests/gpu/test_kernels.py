@@ -109,7 +109,7 @@ def test_a_stream_of_more_than_two_to_the_31_elements_is_right(layout):
 
 
 @pytest.mark.parametrize("split", (1, 4))
-@pytest.mark.parametrize("stages", (1, 3))
+@pytest.mark.parametrize("stages", (1, 2, 3))
 def test_a_stream_repeats_bit_for_bit(split, stages):
     problem = GemmProblem.contiguous(3, 4096, 4096, layout="nt")
     config = KernelConfig("gemv", 4, 16, 256, num_stages=stages, split_k=split)

@@ -65,7 +65,7 @@ def test_every_epilogue_matches_float64(config, epilogue):
 
 
 GEMV = KernelConfig("gemv", 4, 16, 64, num_warps=1, num_stages=1)
-MV = KernelConfig("gemv", 2, 16, 64, num_warps=1, num_stages=1, swap_ab=1)
+MV = KernelConfig("gemv", 2, 16, 64, num_warps=1, num_stages=2, swap_ab=1)
 
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)

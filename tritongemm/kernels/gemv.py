@@ -71,25 +71,29 @@ def tiling(problem: GemmProblem, config: KernelConfig) -> Tiling:
 
 def registers_needed(problem: GemmProblem, config: KernelConfig) -> float:
     """Registers that a thread wants: its sums, what it loads in a step, and a part of that as
-    float32. What ptxas gives may be more, where more are free; less than this it spills."""
+    float32. What ptxas gives may be more, where more are free; less than this it spills. Two
+    stages hold two steps."""
     shape, size = tiling(problem, config), dtype_of(problem.dtype_a).itemsize
     threads = 32 * config.num_warps
     columns = config.block_n * shape.lanes / threads
     word = 4 if shape.vec_n * shape.vec_k * size < 4 else size  # a lone half word takes a whole
     loaded = config.block_n * config.block_k / threads * word / 4
+    if config.num_stages == 2:
+        loaded *= 2
     return _BASE_REGISTERS + columns * (config.block_m + shape.vec_k) + loaded
 
 
 def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
     """Bytes: the buffers of a pipelined loop, or what the threads' sums are added through.
 
-    ``num_stages - 1`` buffers of each load of a step, B's and those of the rows of A; each begins
-    at a multiple of 16 bytes. Rows of A that cannot be loaded as wide as B change places among
+    From 3 stages on ``num_stages - 1`` buffers of each load of a step, B's and those of the rows
+    of A; each begins at a multiple of 16 bytes. Rows of A that cannot be loaded as wide as B change places among
     the threads through two more. With a split the pass that adds the parts may be what takes most.
     """
     one = turned(problem, config)
     shape, size = tiling(problem, config), dtype_of(problem.dtype_a).itemsize
-    wide = (config.num_stages - 1) * shape.lanes * shape.vec_k * size
+    buffered = config.num_stages - 1 if config.num_stages > 2 else 0
+    wide = buffered * shape.lanes * shape.vec_k * size
     buffers = shape.parts * (_up(config.block_n * wide)
                              + config.block_m * _up(shape.rows * wide))
     narrower = shape.vec_k > 1 and (one.layout[0] == "t" or one.align_a < one.align_b)
@@ -235,9 +239,9 @@ def _of_turned(rule: rules.Constraint) -> rules.Constraint:
 
 
 def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
-    """Four 16-byte loads a thread and step; K is cut until each SM has eight programs."""
+    """Four 16-byte loads a thread and step, a step ahead; K is cut until each SM has eight programs."""
     swap = int(problem.m > MAX_ROWS)
-    config = KernelConfig("gemv", 1, 16, 256, num_warps=4, num_stages=1, swap_ab=swap)
+    config = KernelConfig("gemv", 1, 16, 256, num_warps=4, num_stages=2, swap_ab=swap)
     one = turned(problem, config)
     config = replace(config, block_m=_padded(one.m))
     if one.layout[1] == "n":

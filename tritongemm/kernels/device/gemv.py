@@ -26,6 +26,24 @@ def by_thread(tile, ROWS: tl.constexpr, LANES: tl.constexpr, VEC_K: tl.constexpr
     return tl.reshape(wide, (tile.shape[0] // ROWS, ROWS, LANES, VEC_K))
 
 
+@triton.jit
+def stream(b, offsets, stride_bk, ks, left, wanted, PARTS: tl.constexpr, EVEN_K: tl.constexpr,
+           AHEAD: tl.constexpr):
+    """The parts of B's tile of one step, of which ``left`` are in K; AHEAD: 0 if not ``wanted``,
+    where there may be no such step."""
+    WIDTH: tl.constexpr = ks.shape[1]
+    tiles = ()
+    for part in tl.static_range(PARTS):
+        ptrs = b + part * WIDTH * stride_bk + offsets
+        if EVEN_K and not AHEAD:
+            tiles += (tl.load(ptrs, eviction_policy="evict_first"),)
+        else:
+            inside = tl.full((1, WIDTH), wanted, tl.int1) if EVEN_K else (
+                (part * WIDTH + ks < left) & wanted)
+            tiles += (tl.load(ptrs, mask=inside, other=0.0, eviction_policy="evict_first"),)
+    return tiles
+
+
 @triton.jit(repr=symbol)
 def gemv(a, b, c, M, N, K, stride_ab, stride_am, stride_ak, stride_bb, stride_bk, stride_bn,
          stride_cb, stride_cm, stride_cn, stride_cs, d, alpha, beta, stride_db, stride_dm,
@@ -36,7 +54,12 @@ def gemv(a, b, c, M, N, K, stride_ab, stride_am, stride_ak, stride_bb, stride_bk
          SYMBOL: tl.constexpr):
     """C[batch, M, N] = A[batch, M, K] @ B[batch, K, N] and its epilogue, M at most BLOCK_M; with
     SPLIT_K > 1, C is [SPLIT_K, batch, M, N] float32 and each part holds the sum over its steps of
-    K. BLOCK_K is a multiple of LANES * VEC_K, what the threads load at a time."""
+    K. BLOCK_K is a multiple of LANES * VEC_K, what the threads load at a time.
+
+    STAGES: 1 loads a step's part of B and uses it; 2 loads that of the next step before it uses
+    this one's, so that ptxas cannot put a load off to save registers; from 3 on B goes through
+    STAGES - 1 buffers in shared memory, asynchronously.
+    """
     if DEPENDENT:
         wait()
     num_n = tl.cdiv(N, BLOCK_N)
@@ -65,7 +88,10 @@ def gemv(a, b, c, M, N, K, stride_ab, stride_am, stride_ak, stride_bb, stride_bk
     a_offsets = tl.zeros((ROWS, 1), tl.int32) + ks * stride_ak
     b_offsets = cols_b[:, None] * stride_bn + ks * stride_bk
     sums = (tl.zeros((BLOCK_N // ROWS, ROWS, LANES), tl.float32),) * BLOCK_M
-    for step in tl.range(first, last, num_stages=STAGES):
+    if STAGES == 2:
+        following = stream(b, b_offsets, stride_bk, ks, K - first * BLOCK_K, first < last, PARTS,
+                           EVEN_K, True)
+    for step in tl.range(first, last, num_stages=STAGES if STAGES > 2 else 1):
         left = K - step * BLOCK_K
         # A first: of two layouts that meet, Triton keeps the one of the later load, and B's must
         # not be the one that goes through shared memory where A's rows cannot be loaded as wide.
@@ -80,14 +106,12 @@ def gemv(a, b, c, M, N, K, stride_ab, stride_am, stride_ak, stride_bb, stride_bk
                     vectors += (tl.load(a_ptrs),)
                 else:
                     vectors += (tl.load(a_ptrs, mask=part * WIDTH + ks < left, other=0.0),)
-        tiles = ()
-        for part in tl.static_range(PARTS):  # all under way before the first is used
-            b_ptrs = b + part * WIDTH * stride_bk + b_offsets
-            if EVEN_K:
-                tiles += (tl.load(b_ptrs, eviction_policy="evict_first"),)
-            else:
-                tiles += (tl.load(b_ptrs, mask=part * WIDTH + ks < left, other=0.0,
-                                  eviction_policy="evict_first"),)
+        if STAGES == 2:
+            tiles = following
+            following = stream(b + BLOCK_K * stride_bk, b_offsets, stride_bk, ks, left - BLOCK_K,
+                               step + 1 < last, PARTS, EVEN_K, True)
+        else:
+            tiles = stream(b, b_offsets, stride_bk, ks, left, True, PARTS, EVEN_K, False)
         for part in tl.static_range(PARTS):
             weights = by_thread(tiles[part], ROWS, LANES, VEC_K)
             added = ()
