@@ -29,7 +29,7 @@ MAX_ROWS = 8
 _LINE = 128
 #: Registers of addresses and counts, and the most that :func:`registers_needed` may come to: as
 #: compiled for sm_80, sm_90 and sm_100.
-_BASE_REGISTERS, _MAX_REGISTERS = 32, 216
+_BASE_REGISTERS, _MAX_REGISTERS = 32, 228
 #: Loads of a step: 72 compile in 2 seconds, 144 took up to 150.
 _MAX_LOADS = 80
 
@@ -80,24 +80,33 @@ def registers_needed(problem: GemmProblem, config: KernelConfig) -> float:
     loaded = config.block_n * config.block_k / threads * word / 4
     if config.num_stages == 2:
         loaded *= 2
-    return _BASE_REGISTERS + columns * (config.block_m + shape.vec_k) + loaded
+    # Of each row of A what a step needs, packed; from one layout into another it is there twice.
+    vector = 2 * shape.vec_k if _narrower(problem, config) else max(1, shape.vec_k * size / 4)
+    return (_BASE_REGISTERS + columns * (config.block_m + shape.vec_k) + loaded
+            + config.block_m * shape.parts * vector)
+
+
+def _narrower(problem: GemmProblem, config: KernelConfig) -> bool:
+    """Whether rows of A cannot be loaded in vectors as long as B's, along K."""
+    one = turned(problem, config)
+    return (tiling(problem, config).vec_k > 1
+            and (one.layout[0] == "t" or one.align_a < one.align_b))
 
 
 def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
     """Bytes: the buffers of a pipelined loop, or what the threads' sums are added through.
 
     From 3 stages on ``num_stages - 1`` buffers of each load of a step, B's and those of the rows
-    of A; each begins at a multiple of 16 bytes. Rows of A that cannot be loaded as wide as B change places among
-    the threads through two more. With a split the pass that adds the parts may be what takes most.
+    of A; each begins at a multiple of 16 bytes. Rows of A that cannot be loaded as wide as B change
+    places among the threads through two more. With a split the pass that adds the parts may be
+    what takes most.
     """
-    one = turned(problem, config)
     shape, size = tiling(problem, config), dtype_of(problem.dtype_a).itemsize
     buffered = config.num_stages - 1 if config.num_stages > 2 else 0
     wide = buffered * shape.lanes * shape.vec_k * size
     buffers = shape.parts * (_up(config.block_n * wide)
                              + config.block_m * _up(shape.rows * wide))
-    narrower = shape.vec_k > 1 and (one.layout[0] == "t" or one.align_a < one.align_b)
-    moved = 2 * narrower * shape.rows * shape.lanes * shape.vec_k * size
+    moved = 2 * _narrower(problem, config) * shape.rows * shape.lanes * shape.vec_k * size
     adding = REDUCE_BYTES if config.split_k > 1 else 0
     return max(buffers + moved, config.block_n * config.num_warps * 4, adding) + 128
 
@@ -203,6 +212,9 @@ def _threads(problem, config, device):
 
 def _registers(problem, config, device):
     """What does not fit the registers goes to memory and back in every step."""
+    if config.num_stages > 2 and _narrower(problem, config):
+        return (f"num_stages={config.num_stages} with rows of A that are not contiguous along K, "
+                "or less aligned than B, spills registers; at most 2")
     need = registers_needed(problem, config)
     if need <= _MAX_REGISTERS:
         return None
@@ -239,7 +251,7 @@ def _of_turned(rule: rules.Constraint) -> rules.Constraint:
 
 
 def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
-    """Four 16-byte loads a thread and step, a step ahead; K is cut until each SM has eight programs."""
+    """Four 16-byte loads a thread, a step ahead; K is cut until each SM has eight programs."""
     swap = int(problem.m > MAX_ROWS)
     config = KernelConfig("gemv", 1, 16, 256, num_warps=4, num_stages=2, swap_ab=swap)
     one = turned(problem, config)
@@ -252,6 +264,8 @@ def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
         config = replace(config, block_k=config.block_k // 2)
     while config.block_k > 1 and _unrolled(problem, config, device) is not None:
         config = replace(config, block_k=config.block_k // 2)
+    while config.block_n > 1 and _registers(problem, config, device) is not None:
+        config = replace(config, block_n=config.block_n // 2)
     while config.num_warps > 1 and _threads(problem, config, device) is not None:
         config = replace(config, num_warps=config.num_warps // 2)
     programs = -(-one.n // config.block_n) * max(problem.batch, 1)
