@@ -52,7 +52,7 @@ def drawn(rng: random.Random, dtypes: Iterable[str] = ("bf16", "fp16", "fp32")) 
 
 def legal_problem(rng: random.Random, config: KernelConfig, device: DeviceSpec,
                   dtypes: Iterable[str] = ("bf16", "fp16", "fp32"),
-                  tries: int = 60) -> GemmProblem | None:
+                  tries: int = 300) -> GemmProblem | None:
     """A random problem for which ``config`` is legal, or None where none was met."""
     for _ in range(tries):
         problem = drawn(rng, dtypes)
@@ -94,15 +94,41 @@ def sass(binary: Binary) -> Counter:
     return opcodes
 
 
-def local_accesses_in_loops(text: str) -> list[str]:
-    """Instructions on local memory between a label and a branch back to it."""
+def in_loops(text: str) -> list[str]:
+    """The lines between a label and a branch back to it."""
     lines = text.splitlines()
     labels = {line.rstrip(":"): at for at, line in enumerate(lines) if _LABEL.match(line)}
     inside: set[int] = set()
     for at, line in enumerate(lines):
         for target in _BRANCH.findall(line):
             inside.update(range(labels.get(target, at), at))
-    return [lines[at].strip() for at in sorted(inside) if _LOCAL.search(lines[at])]
+    return [lines[at] for at in sorted(inside)]
+
+
+def local_accesses_in_loops(text: str) -> list[str]:
+    """Instructions on local memory in a loop."""
+    return [line.strip() for line in in_loops(text) if _LOCAL.search(line)]
+
+
+def opcodes_in_loops(text: str) -> Counter:
+    """Opcodes in a loop and how often each is in its text."""
+    return Counter(_OPCODE.findall("\n".join(in_loops(text))))
+
+
+def most_in_flight(lines: Iterable[str], load: str) -> int:
+    """The most ``load`` instructions of 128 bits that are issued before what the oldest of them
+    loads is used; in order, so that a use waits for all before it."""
+    pending: dict[int, int] = {}
+    most = 0
+    for line in lines:
+        registers = [int(x) for x in re.findall(r"\bR(\d+)\b", line)]
+        if re.search(rf"\b{load}\S*\b128\b", line):
+            pending |= dict.fromkeys(range(registers[0], registers[0] + 4), registers[0])
+            most = max(most, len(set(pending.values())))
+        else:
+            used = {pending[x] for x in registers if x in pending}
+            pending = {x: first for x, first in pending.items() if first not in used}
+    return most
 
 
 def count(opcodes: Counter, *prefixes: str) -> int:

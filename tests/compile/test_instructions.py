@@ -6,14 +6,23 @@ import re
 from dataclasses import dataclass, replace
 
 import pytest
-from compiled import compiled, count, disassembled, sass
+from compiled import (
+    compiled,
+    count,
+    disassembled,
+    in_loops,
+    local_accesses_in_loops,
+    most_in_flight,
+    opcodes_in_loops,
+    sass,
+)
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import representative
-from tritongemm.kernels import violation
+from tritongemm.kernels import shared_bytes, violation
 from tritongemm.kernels.compile import launches_of
 from tritongemm.kernels.tensor_map import tma_store
-from tritongemm.problem import LAYOUTS, GemmProblem
+from tritongemm.problem import LAYOUTS, GemmProblem, dtype_of
 
 #: Tensor-core instructions by architecture.
 TENSOR = {80: "HMMA", 89: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}
@@ -130,9 +139,76 @@ def test_padding_copies_both_operands_before_the_product():
     assert len(product.maps) >= 2
 
 
+THIN = GemmProblem.contiguous(4, 8192, 4096, layout="nt")
+TALL = GemmProblem.contiguous(8192, 3, 4096, layout="nt")
+STREAM = KernelConfig("gemv", 4, 16, 256, num_warps=4, num_stages=1)
+ALONG_N = KernelConfig("gemv", 4, 64, 64, num_warps=4, num_stages=1)
+#: Opcodes of a step that would make one thread wait for another, or a tensor core.
+_EXCHANGE = ("SHFL", "BAR", "LDS", "STS", "HMMA", "HGMMA", "UTCHMMA")
+
+
+STREAMED = tuple(
+    Case(arch, config, problem) for arch in (80, 90, 100) for config, problem in (
+        (STREAM, THIN), (replace(STREAM, swap_ab=1), TALL), (replace(STREAM, num_stages=2), THIN),
+        (ALONG_N, replace(THIN, layout="nn")), (replace(STREAM, block_m=8), replace(THIN, m=8)),
+        (replace(STREAM, block_m=1, split_k=2), replace(THIN, m=1)),
+        (replace(STREAM, block_n=4, block_k=1024), replace(THIN, epilogue="bias+gelu")),
+        (STREAM, replace(THIN, dtype_a="fp32", dtype_b="fp32", dtype_out="fp32"))))
+
+
+@pytest.mark.parametrize("case", STREAMED, ids=str)
+def test_weights_stream_to_registers_and_no_thread_waits_for_another(case):
+    binary, _ = main_of(case)
+    text = disassembled(binary)
+    inside, size = opcodes_in_loops(text), dtype_of(case.problem.dtype_a).itemsize
+    assert not local_accesses_in_loops(text) and not count(inside, *_EXCHANGE), inside
+    weights = {name: times for name, times in inside.items()
+               if name.startswith("LDG.") and ".EF" in name}
+    assert weights and all(".128" in name for name in weights), inside
+    a_step = case.config.block_n * case.config.block_k * size // (16 * 32 * case.config.num_warps)
+    assert a_step > 1 and sum(weights.values()) % a_step == 0, "all are under way at a time"
+    products = sum(weights.values()) * 16 // size * case.config.block_m
+    assert count(inside, "FFMA2") or count(inside, "FFMA", "FMUL") >= products, inside
+
+
+@pytest.mark.parametrize("rows", (1, 2, 4, 8))
+@pytest.mark.parametrize("config", (STREAM, ALONG_N), ids=str)
+def test_with_two_stages_all_of_a_step_is_under_way_before_the_step_before_is_used(config, rows):
+    config = replace(config, block_m=rows, num_stages=2)
+    binary, _ = main_of(Case(90, config, replace(
+        THIN, m=rows, layout="nt" if config.block_k == STREAM.block_k else "nn")))
+    assert most_in_flight(in_loops(disassembled(binary)), "LDG.E.EF") == 4
+
+
+@pytest.mark.parametrize("problem", [replace(THIN, layout="tt", align_a=8),
+                                     replace(THIN, align_a=2)], ids=str)
+def test_rows_that_cannot_be_loaded_as_wide_leave_the_weights_as_they_are(problem):
+    binary, _ = main_of(Case(90, STREAM, problem))
+    inside = opcodes_in_loops(disassembled(binary))
+    assert not count(inside, "SHFL") and count(inside, "LDG.E.EF.128") == 4, inside
+    assert 0 < binary.shared_bytes <= shared_bytes(problem, STREAM)
+
+
+@pytest.mark.parametrize(("config", "problem"), [(STREAM, THIN), (
+    replace(STREAM, swap_ab=1), TALL), (ALONG_N, replace(THIN, layout="nn"))], ids=str)
+def test_a_pipelined_stream_copies_16_bytes_at_a_time_to_shared_memory(config, problem):
+    binary, opcodes = main_of(Case(90, replace(config, num_stages=3), problem))
+    copies = {name for name in opcodes if name.startswith("LDGSTS")}
+    assert copies and all(".128" in name for name in copies) and binary.spills == 0
+
+
+@pytest.mark.parametrize(("align", "wide"), ((2, ".U16"), (4, "LDG.E.EF"), (8, ".64")))
+def test_a_stream_is_as_wide_as_the_weights_are_aligned(align, wide):
+    _, opcodes = main_of(Case(90, STREAM, replace(THIN, align_b=align)))
+    loads = {name for name in opcodes if name.startswith("LDG.") and ".EF" in name}
+    assert loads and all(wide in name and ".128" not in name for name in loads), loads
+
+
 WAITING = (Case(90, SHARED, shape()), Case(90, SINGLE, shape()), Case(90, PADDED, UNALIGNED),
            Case(90, PERSISTENT, shape()), Case(100, PERSISTENT, shape()),
            Case(90, ROWS_64, shape()), Case(100, replace(ROWS_64, split_k=2), shape()),
+           Case(90, STREAM, THIN), Case(90, replace(STREAM, num_stages=3, split_k=2), THIN),
+           Case(80, STREAM, THIN), Case(90, replace(STREAM, swap_ab=1), TALL),
            Case(80, replace(ROWS_64, split_k=2), shape()), Case(90, FMA, shape(dtype="fp32")))
 
 

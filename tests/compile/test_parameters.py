@@ -13,7 +13,10 @@ from test_instructions import (
     PERSISTENT,
     ROWS_64,
     SHARED,
+    STREAM,
     SWAPPED,
+    TALL,
+    THIN,
     UNALIGNED,
     Case,
     shape,
@@ -42,6 +45,7 @@ CASES = (
     Case(90, PADDED, replace(shape(), align_b=4)),
     Case(90, PADDED, replace(shape(batch=2), align_a=2)),
     Case(90, replace(SWAPPED, pad_operands=1), GemmProblem.contiguous(16, 4095, 4095)),
+    Case(90, STREAM, THIN), Case(90, replace(STREAM, swap_ab=1, split_k=4), TALL),
     Case(90, ROWS_64, BIG), Case(90, SHARED, BIG), Case(90, PERSISTENT, BIG),
 )
 
@@ -101,7 +105,8 @@ def test_the_rule_default_packs_on_every_architecture_it_is_for(kernel):
     for arch in spec.archs:
         device = representative(arch)
         for dtype in ("bf16", "fp32"):
-            problem = shape(dtype=dtype)
+            problem = replace(THIN, dtype_a=dtype, dtype_b=dtype, dtype_out=dtype
+                              ) if kernel == "gemv" else shape(dtype=dtype)
             if spec.supports(problem, device) is None:
                 check(launches_of(problem, spec.default(problem, device), device), arch)
 

@@ -37,6 +37,12 @@ def cases():
     for arch, warps in ((90, 8), (100, 4)):
         yield arch, problem(), KernelConfig("persistent_tma", 128, 128, 64, num_warps=warps,
                                             num_stages=3)
+    for arch in (80, 90, 100):
+        yield arch, problem(3, 4096, 4096), KernelConfig("gemv", 4, 16, 256, num_stages=2)
+        yield arch, problem(1000, 2, 999, layout="nn", epilogue="bias+gelu"), KernelConfig(
+            "gemv", 2, 16, 256, num_stages=3, swap_ab=1)
+        yield arch, problem(8, layout="nn"), KernelConfig("gemv", 8, 64, 64, num_stages=3,
+                                                          split_k=2)
     for arch in (80, 89, 90, 100):
         yield arch, problem(999, 1001, 1003, layout="nn"), KernelConfig(
             "tiled", 64, 64, 64, num_warps=4, num_stages=3, split_k=2)

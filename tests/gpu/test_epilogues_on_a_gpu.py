@@ -32,6 +32,8 @@ def ws(*block: int, **more: int) -> KernelConfig:
 SQUARE = GemmProblem.contiguous(512, 768, 512, layout="nt")
 ODD = GemmProblem.contiguous(300, 332, 264, layout="nt")  # rows of C are no multiple of 16 bytes
 THIN = GemmProblem.contiguous(16, 1000, 1024, layout="nt")
+FEW = GemmProblem.contiguous(5, 1000, 1024, layout="nt")
+TALL = GemmProblem.contiguous(1000, 2, 1024, layout="nt")
 #: One of each way in which a kernel holds, finishes and stores a tile.
 WAYS = {
     "tiled": (KernelConfig("tiled", 64, 64, 64, num_stages=3), ODD),
@@ -53,6 +55,10 @@ WAYS = {
     "swapped": (ws(64, 16, 64, num_warps=4, swap_ab=1), THIN),
     "swapped-split": (ws(64, 16, 64, num_warps=4, swap_ab=1, split_k=4), THIN),
     "split": (ws(64, 128, 64, num_warps=4, split_k=2), SQUARE),
+    "stream": (KernelConfig("gemv", 8, 16, 256, num_stages=1), FEW),
+    "stream-pipelined": (KernelConfig("gemv", 8, 8, 256, num_stages=3), FEW),
+    "stream-split": (KernelConfig("gemv", 8, 16, 256, num_stages=1, split_k=4), FEW),
+    "stream-swapped": (KernelConfig("gemv", 2, 16, 256, num_stages=2, swap_ab=1), TALL),
     "padded": (ws(128, 128, 64, pad_operands=1), replace(SQUARE, align_a=4, align_b=2)),
 }
 

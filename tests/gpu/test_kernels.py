@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import tritongemm as tg  # noqa: E402
+from tritongemm.config import KernelConfig  # noqa: E402
 from tritongemm.device import current_device  # noqa: E402
 from tritongemm.kernels import SPECS, violation  # noqa: E402
 from tritongemm.kernels.constraints import Violation  # noqa: E402
@@ -61,6 +62,8 @@ def test_random_configs_of_the_space_are_right(kernel):
         dtype = rng.choice(("bf16", "fp16", "fp32"))
         size = 8 if rng.random() < 0.6 else 1
         m, n, k = (size * int(2 ** rng.uniform(3, 11) / size + 1) for _ in range(3))
+        if kernel == "gemv":
+            m, n = (rng.randint(1, 8), n) if rng.random() < 0.5 else (m, rng.randint(1, 8))
         problem = GemmProblem.contiguous(m, n, k, dtype=dtype, batch=rng.choice((1, 1, 3)),
                                          layout=rng.choice(("nn", "nt", "tn", "tt")))
         legal = [c for c in rng.sample(configs, min(20, len(configs)))
@@ -77,11 +80,13 @@ def test_random_configs_of_the_space_are_right(kernel):
 @pytest.mark.parametrize("operand", ("align_a", "align_b", "align_c"))
 def test_alignment_of_no_operand_changes_a_result(operand, align):
     device = current_device()
-    problem = replace(GemmProblem.contiguous(264, 328, 520, layout="nt"), **{operand: align})
-    for spec in SPECS.values():
-        config = spec.default(problem, device)
-        if spec.supports(problem, device) is None and violation(problem, config, device) is None:
-            prove(problem, config)
+    for m, n in ((264, 328), (5, 328), (264, 1)):
+        problem = replace(GemmProblem.contiguous(m, n, 520, layout="nt"), **{operand: align})
+        for spec in SPECS.values():
+            config = spec.default(problem, device)
+            if (spec.supports(problem, device) is None
+                    and violation(problem, config, device) is None):
+                prove(problem, config)
 
 
 def relative_error(out, a, b) -> float:
@@ -95,6 +100,27 @@ def test_offsets_beyond_two_to_the_31_are_right():
     out = tg.matmul(a, b, strict=True)
     for rows in (slice(0, 64), slice(-64, None)):
         assert relative_error(out[rows], a[rows], b) < 1e-2
+
+
+@pytest.mark.parametrize("layout", ("nt", "nn"))
+def test_a_stream_of_more_than_two_to_the_31_elements_is_right(layout):
+    problem = GemmProblem.contiguous(2, 66560, 32832, layout=layout)
+    prove(problem, SPECS["gemv"].default(problem, current_device()))
+
+
+@pytest.mark.parametrize("split", (1, 4))
+@pytest.mark.parametrize("stages", (1, 2, 3))
+def test_a_stream_repeats_bit_for_bit(split, stages):
+    problem = GemmProblem.contiguous(3, 4096, 4096, layout="nt")
+    config = KernelConfig("gemv", 4, 16, 256, num_stages=stages, split_k=split)
+    one = draw(problem, sets=1, seed=0, device=torch.device("cuda"))[0]
+    launch = bind_config(problem, config, current_device())
+    launch(one.a, one.b, one.out)
+    first = one.out.clone()
+    for _ in range(20):
+        poison(one.out)
+        launch(one.a, one.b, one.out)
+        assert torch.equal(first, one.out)
 
 
 def test_expanded_and_gapped_operands_are_read_in_place():

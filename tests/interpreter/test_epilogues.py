@@ -1,4 +1,4 @@
-"""Fused epilogues in Triton's interpreter, against float64: every one, of both tl kernels."""
+"""Fused epilogues in Triton's interpreter, against float64: every one, of every tl kernel."""
 
 from __future__ import annotations
 
@@ -64,7 +64,23 @@ def test_every_epilogue_matches_float64(config, epilogue):
     prove(problem, config, one.a, one.b, one.out, one.d, -0.75, 3.0)
 
 
+GEMV = KernelConfig("gemv", 4, 16, 64, num_warps=1, num_stages=1)
+MV = KernelConfig("gemv", 2, 16, 64, num_warps=1, num_stages=2, swap_ab=1)
+
+
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+def test_every_epilogue_of_a_stream_matches_float64(epilogue):
+    problem = GemmProblem.contiguous(3, 40, 72, layout="nt", epilogue=epilogue)
+    one = draw(problem, seed=1)[0]
+    prove(problem, GEMV, one.a, one.b, one.out, one.d, -0.75, 3.0)
+
+
 CASES = [
+    (MV, GemmProblem.contiguous(41, 2, 130, layout="nt", epilogue="bias+gelu")),
+    (MV, GemmProblem.contiguous(33, 2, 65, batch=2, dtype="fp16", epilogue="add+relu")),
+    (replace(MV, split_k=2), GemmProblem.contiguous(33, 2, 200, epilogue="bias+silu")),
+    (replace(GEMV, split_k=4), GemmProblem.contiguous(4, 21, 300, layout="nt", dtype="fp32",
+                                                      epilogue="add+gelu_tanh")),
     (TILED, GemmProblem.contiguous(33, 65, 47, dtype="fp16", epilogue="bias+silu")),
     (TILED, GemmProblem.contiguous(33, 30, 40, batch=3, dtype="fp32", epilogue="bias+gelu_tanh")),
     (TINY, GemmProblem.contiguous(1, 1, 1, epilogue="add+relu")),

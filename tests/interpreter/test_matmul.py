@@ -40,7 +40,29 @@ SPLIT = KernelConfig("tiled", 16, 32, 32, num_warps=2, num_stages=2, split_k=3)
 TMA = KernelConfig("persistent_tma", 64, 64, 32, num_warps=4, num_stages=3, group_m=2)
 TMA_SUBTILED = KernelConfig("persistent_tma", 64, 64, 32, num_warps=4, num_stages=2, group_m=2,
                             epilogue_subtile=2)
+
+
+def gemv(m, n, k, tile=(16, 64), dtype="bf16", layout="nt", batch=1, **more):
+    """The bandwidth kernel on a problem with one side of at most 8."""
+    side = n if more.get("swap_ab") else m
+    return Case(KernelConfig("gemv", 1 << (side - 1).bit_length(), *tile,
+                             **{"num_warps": 1, "num_stages": 1, **more}),
+                m, n, k, dtype, layout, batch)
+
+
+#: A tile for weights that are contiguous along N.
+ALONG_N = (64, 8)
+
+
 CASES = (
+    *(gemv(m, 50, 200, layout=layout, tile=ALONG_N if layout[1] == "n" else (16, 64))
+      for m, layout in zip(range(1, 9), ("nn", "nt", "tn", "tt") * 2, strict=True)),
+    gemv(1, 1, 30), gemv(3, 33, 101, dtype="fp16", num_stages=3),
+    gemv(5, 17, 129, tile=(16, 32), dtype="fp32", num_warps=2), gemv(2, 40, 256, split_k=4),
+    gemv(7, 70, 300, tile=ALONG_N, layout="nn", split_k=2, dtype="fp16"),
+    gemv(4, 20, 96, batch=3, num_stages=2), gemv(8, 31, 257, split_k=4, batch=2),
+    gemv(70, 1, 130, swap_ab=1), gemv(65, 6, 99, tile=ALONG_N, layout="tn", swap_ab=1),
+    gemv(90, 3, 260, layout="nn", swap_ab=1, split_k=4, batch=2, dtype="fp16"),
     Case(TILED, 64, 64, 64), Case(TILED, 33, 65, 47), Case(TINY, 1, 1, 1),
     Case(TILED, 127, 30, 96, "fp16", "nt"), Case(TILED, 64, 40, 33, "fp32", "tn"),
     Case(TILED, 40, 64, 50, "fp32", "tt"), Case(TILED, 33, 17, 40, "bf16", "nt", 3),

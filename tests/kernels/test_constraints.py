@@ -23,10 +23,14 @@ LEGAL = {
     "tiled": KernelConfig("tiled", 128, 128, 64, num_warps=8, num_stages=3),
     "persistent_tma": KernelConfig("persistent_tma", 128, 128, 64, num_warps=8, num_stages=3),
     "warp_specialized": KernelConfig("warp_specialized", 128, 128, 64, num_warps=8, num_stages=4),
+    "gemv": KernelConfig("gemv", 4, 16, 256, num_warps=4, num_stages=3),
 }
 SQUARE = GemmProblem.contiguous(4096, 4096, 4096, layout="nt")
 FP32 = GemmProblem.contiguous(4096, 4096, 4096, dtype="fp32")
 HUGE = replace(SQUARE, m=2**31 - 1, n=2**31 - 1)
+THIN = replace(SQUARE, m=4)
+#: The problem for which a kernel's config is legal, where that is not SQUARE.
+PROBLEMS_OF = {"gemv": THIN}
 
 
 @dataclass(frozen=True)
@@ -37,37 +41,43 @@ class Breach:
     rule: str
     says: str
     changes: dict = field(default_factory=dict)
-    problem: GemmProblem = SQUARE
+    problem: GemmProblem | None = None
     arch: int = 90
+
+    @property
+    def of(self) -> GemmProblem:
+        return self.problem or PROBLEMS_OF.get(self.kernel, SQUARE)
 
     def __str__(self) -> str:
         return "-".join([self.kernel, self.rule, *(f"{k}={v}" for k, v in self.changes.items())])
 
 
-def everywhere(rule: str, says: str, kernels: tuple[str, ...] = tuple(SPECS), **more):
-    return tuple(Breach(kernel, rule, says, **more) for kernel in kernels)
+def everywhere(rule: str, says: str, kernels: tuple[str, ...] = tuple(SPECS), changes=None,
+               **problem):
+    """The same of several kernels; ``problem``: what is changed in each one's own."""
+    return tuple(Breach(kernel, rule, says, changes or {}, replace(
+        PROBLEMS_OF.get(kernel, SQUARE), **problem)) for kernel in kernels)
 
 
+TILES = tuple(kernel for kernel in SPECS if kernel != "gemv")
 TL = ("tiled", "persistent_tma")
 TMA = ("persistent_tma", "warp_specialized")
 SPLITS = ("tiled", "warp_specialized")
 BREACHES = (
     *everywhere("dtype", "operands of two dtypes, bf16 and fp16",
-                problem=replace(SQUARE, dtype_b="fp16")),
-    *everywhere("dtype", "takes .*, not fp64", problem=replace(
-        SQUARE, dtype_a="fp64", dtype_b="fp64", dtype_out="fp64")),
-    *everywhere("dtype", "writes bf16 or fp32, not fp16", problem=replace(
-        SQUARE, dtype_out="fp16")),
+                dtype_b="fp16"),
+    *everywhere("dtype", "takes .*, not fp64", dtype_a="fp64", dtype_b="fp64", dtype_out="fp64"),
+    *everywhere("dtype", "writes bf16 or fp32, not fp16", dtype_out="fp16"),
     Breach("warp_specialized", "dtype", "takes bf16, fp16, not fp32", problem=FP32),
     Breach("persistent_tma", "arch", "runs on sm_90, sm_100; NVIDIA A100.* is sm_80", arch=80),
     Breach("warp_specialized", "arch", "runs on sm_90; NVIDIA B200 is sm_100", arch=100),
     Breach("persistent_tma", "precision", "fp32 at precision ieee does not", problem=FP32),
     Breach("persistent_tma", "tf32_layout", "nt only", problem=replace(FP32, precision="tf32")),
     *(breach for extent in ("m", "n", "k", "batch") for breach in everywhere(
-        "empty", "empty extent", TMA, problem=replace(SQUARE, **{extent: 0}))),
+        "empty", "empty extent", TMA, **{extent: 0})),
     *(breach for x in "ab" for breach in everywhere(
         "alignment", f"operand {x.upper()} is aligned to 8 bytes; the copy engine needs 16", TMA,
-        problem=replace(SQUARE, **{f"align_{x}": 8}))),
+        **{f"align_{x}": 8})),
     *(Breach("warp_specialized", "alignment", "aligned already", {"pad_operands": level}, problem)
       for level, problem in ((1, SQUARE), (2, SQUARE), (2, replace(SQUARE, align_a=2, align_b=2)),
                              (1, replace(SQUARE, k=4088)))),
@@ -83,10 +93,12 @@ BREACHES = (
     *(Breach(kernel, "unused", f"{name}={value}: this kernel has no such parameter", {name: value})
       for kernel, names in (("tiled", ("epilogue_subtile", "cluster_m", "swap_ab")),
                             ("persistent_tma", ("split_k", "pingpong", "pad_operands")),
+                            ("gemv", ("epilogue_subtile", "pingpong", "pad_operands")),
                             ("warp_specialized", ("cluster_m", "thread_m", "warp_n")))
       for name, value in ((n, 2) for n in names)),
     *(breach for name in ("block_m", "block_n", "block_k", "num_warps")
-      for breach in everywhere("power_of_two", f"{name}=96 is not a power of two", TL,
+      for breach in everywhere("power_of_two", f"{name}=96 is not a power of two",
+                               (*TL, "gemv"),
                                changes={name: 96})),
     Breach("warp_specialized", "powers", "block_k=96 is not a power of two", {"block_k": 96}),
     Breach("warp_specialized", "powers", "block_n=72 is neither a power of two nor a multiple",
@@ -103,10 +115,9 @@ BREACHES = (
            {"block_n": 512}),
     Breach("persistent_tma", "wgmma", "groups of 4 warps", {"num_warps": 2}),
     Breach("persistent_tma", "wgmma", "16 rows a warp", {"block_m": 64}),
-    *everywhere("oversized", "block_m=128 is at least", problem=replace(SQUARE, m=30)),
-    *everywhere("oversized", "block_n=128 is at least", problem=replace(SQUARE, n=32)),
-    *everywhere("oversized", "block_k=64 is at least four times the extent 16", TL,
-                problem=replace(SQUARE, k=16)),
+    *everywhere("oversized", "block_m=128 is at least", TILES, m=30),
+    *everywhere("oversized", "block_n=128 is at least", TILES, n=32),
+    *everywhere("oversized", "block_k=64 is at least four times the extent 16", TL, k=16),
     *everywhere("registers", "256 accumulator registers a thread; at most 128. Use more warps", TL,
                 changes={"block_n": 256, "block_m": 128, "num_warps": 4}),
     Breach("tiled", "registers", "at least 2. Use fewer warps",
@@ -146,13 +157,41 @@ BREACHES = (
     *everywhere("split_k", "split_k=128 cuts 64 steps of block_k=64", SPLITS,
                 changes={"split_k": 128}),
     *everywhere("split_k", r"split_k=16 needs \d+ bytes of float32 partials; at most 1073741824",
-                SPLITS, changes={"split_k": 16}, problem=replace(SQUARE, m=8192)),
+                SPLITS, changes={"split_k": 16}, m=8192),
     *everywhere("split_k", r"split_k=32 makes \d+ units for 132 SMs; at most four an SM", SPLITS,
                 changes={"split_k": 32}),
-    *everywhere("grid", "a grid has at most 2147483647 programs", problem=HUGE),
+    *everywhere("grid", "a grid has at most 2147483647 programs", TILES, m=HUGE.m, n=HUGE.n),
     *everywhere("shared_memory",
                 r"num_stages=12 needs \d+ bytes of shared memory; sm_90 allows 232448. Use fewer "
-                "stages or epilogue_subtile=2", changes={"num_stages": 12}),
+                "stages or epilogue_subtile=2", TILES, changes={"num_stages": 12}),
+    Breach("gemv", "skinny", "is for M or N of at most 8, not 4096 and 9", {"swap_ab": 1},
+           replace(SQUARE, n=9)),
+    Breach("gemv", "rows", "block_m=4 for m=5; use the next power of two, 8", {}, replace(THIN,
+                                                                                         m=5)),
+    Breach("gemv", "rows", "block_m=4 for n=1; use the next power of two, 1", {"swap_ab": 1},
+           replace(SQUARE, n=1)),
+    Breach("gemv", "rows", "swap_ab=1 makes n=4096 the rows of A; at most 8. Use swap_ab=0",
+           {"swap_ab": 1}),
+    Breach("gemv", "oversized", "block_k=256 is at least four times the extent 64", {},
+           replace(THIN, k=64)),
+    Breach("gemv", "oversized", "block_k=32 is 64 bytes of the contiguous side; a line has 128",
+           {"block_k": 32, "block_n": 64}),
+    Breach("gemv", "oversized", "block_n=16 is 32 bytes of the contiguous side", {},
+           replace(THIN, layout="nn")),
+    Breach("gemv", "threads", "16x32 is less than a load of 8 elements for each of 128 threads",
+           {"block_k": 32}),
+    Breach("gemv", "registers", "4x64x512 on 4 warps wants about 560 registers a thread; at most "
+           "228. Use more warps", {"block_n": 64, "block_k": 512}),
+    Breach("gemv", "registers", "num_stages=3 with rows of A that are not contiguous along K", {},
+           replace(THIN, layout="tt")),
+    Breach("gemv", "unrolled", "block_k=128 unrolls 32 loads of B and 128 of A; at most 80",
+           {"block_n": 256, "block_k": 128}, replace(THIN, layout="nn")),
+    Breach("gemv", "grid", "a grid has at most 2147483647 programs", {}, replace(
+        THIN, n=2**31 - 1, batch=2**10)),
+    Breach("gemv", "shared_memory", r"num_stages=40 needs \d+ bytes of shared memory",
+           {"num_stages": 40}),
+    *everywhere("split_k", "split_k=32 cuts 16 steps of block_k=256", ("gemv",),
+                changes={"split_k": 32}),
     Breach("tiled", "shared_memory", "sm_80 allows 166912", {"num_stages": 6}, arch=80),
 )
 #: No shipped device is older than the rule allows.
@@ -161,16 +200,16 @@ OLD = replace(representative(80), name="Tesla V100", arch=70)
 
 @pytest.mark.parametrize("kernel", SPECS)
 def test_the_configs_that_cases_depart_from_are_legal(kernel):
-    assert violation(SQUARE, LEGAL[kernel], H200) is None
+    assert violation(PROBLEMS_OF.get(kernel, SQUARE), LEGAL[kernel], H200) is None
 
 
 @pytest.mark.parametrize("breach", BREACHES, ids=str)
 def test_a_rule_says_what_is_wrong(breach: Breach):
     config = replace(LEGAL[breach.kernel], **breach.changes)
-    found = violation(breach.problem, config, representative(breach.arch))
+    found = violation(breach.of, config, representative(breach.arch))
     assert found is not None and found.rule == breach.rule, found
     assert re.search(breach.says, found.message), found.message
-    require = functools.partial(SPECS[breach.kernel].require, breach.problem, config,
+    require = functools.partial(SPECS[breach.kernel].require, breach.of, config,
                                 representative(breach.arch))
     if breach.rule == WASTE:
         require()  # it would run, only slowly
@@ -184,15 +223,17 @@ def test_gluon_kernels_are_not_for_the_interpreter():
     assert found.rule == "interpreter" and "have no interpreter" in found.message
 
 
-def test_tiled_needs_ampere():
-    found = violation(SQUARE, LEGAL["tiled"], OLD)
+@pytest.mark.parametrize("kernel", ("tiled", "gemv"))
+def test_pointer_kernels_need_ampere(kernel):
+    found = violation(PROBLEMS_OF.get(kernel, SQUARE), LEGAL[kernel], OLD)
     assert found.rule == "arch" and found.message == "needs sm_80 or later; Tesla V100 is sm_70"
 
 
 def test_every_rule_of_every_kernel_has_a_case():
     rules = {(name, c.rule) for name, spec in SPECS.items() for c in spec.constraints}
     assert rules - {(b.kernel, b.rule) for b in BREACHES} == {
-        ("tiled", "arch"), ("warp_specialized", "interpreter"), ("warp_specialized", "gluon")}
+        ("tiled", "arch"), ("gemv", "arch"), ("warp_specialized", "interpreter"),
+        ("warp_specialized", "gluon")}
 
 
 def test_an_unknown_kernel_is_a_violation_and_its_spec_an_error():

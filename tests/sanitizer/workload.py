@@ -30,6 +30,9 @@ KERNELS: dict[str, tuple[tuple[tuple[int, int, int], str, str, dict[str, int]], 
     "warp_specialized": (((136, 264, 72), "bf16", "nt", {}), ((200, 136, 264), "fp16", "tn", {}),
                          ((136, 200, 520), "bf16", "nn", {"split_k": 2}),
                          ((127, 129, 65), "bf16", "nn", {"pad_operands": 1})),
+    "gemv": (((1, 131, 45), "bf16", "nt", {}), ((5, 136, 264), "fp16", "nn", {}),
+             ((3, 77, 520), "bf16", "nt", {"num_stages": 3, "block_k": 128, "split_k": 2}),
+             ((140, 2, 67), "fp32", "tn", {}), ((200, 8, 256), "bf16", "nn", {})),
 }
 BAND = 1024
 

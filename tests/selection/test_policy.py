@@ -9,9 +9,10 @@ from hypothesis import HealthCheck, given, strategies
 from hypothesis import settings as hypothesis_settings
 from selection_made import RUN, TILED, TMA, calibrate, publish
 
+from tritongemm.config import KernelConfig
 from tritongemm.device import device_named, known_devices
 from tritongemm.errors import DataFileError, UnsupportedError
-from tritongemm.kernels import violation
+from tritongemm.kernels import SPECS, violation
 from tritongemm.ops.explain import explain_problem
 from tritongemm.problem import GemmProblem
 from tritongemm.selection import candidates, choose, default_config, estimate, policy, reload
@@ -53,6 +54,31 @@ def test_without_a_calibration_the_nearest_row_serves(configs, h200):
     choice = choose(PROBLEM, h200)
     assert (choice.source, choice.config) == ("nearest", TILED)
     assert "1x1024x1024x2048" in choice.note
+
+
+THIN = GemmProblem.contiguous(1, 8192, 8192, layout="nt")
+STREAM = KernelConfig("gemv", 1, 16, 256, num_stages=1)
+
+
+@pytest.mark.parametrize("problem", [THIN, replace(THIN, k=0), replace(THIN, m=8192, n=2)], ids=str)
+def test_a_kernel_that_only_measuring_can_speak_for_is_not_chosen_before(configs, h200, problem):
+    assert violation(THIN, STREAM, h200) is None
+    assert estimate(problem, SPECS["gemv"].default(problem, h200), h200).total_us > 0
+    assert choose(problem, h200).config.kernel != "gemv"
+    calibrate(h200, TMA, TILED)
+    assert choose(problem, h200).config.kernel != "gemv"
+
+
+def test_once_measured_it_is_a_choice_like_the_others(configs, h200):
+    calibrate(h200, TILED, STREAM, favourite=STREAM)
+    assert choose(THIN, h200).config.kernel == "gemv"
+    publish(h200, (THIN, STREAM))
+    assert (choose(THIN, h200).source, choose(THIN, h200).config) == ("exact", STREAM)
+
+
+def test_all_its_configs_can_be_swept(configs, h200):
+    offered = [c for c in candidates(THIN, h200) if c.kernel == "gemv"]
+    assert len(offered) > 24 and {c.dependent_launch for c in offered} == {0, 1}
 
 
 FUSED = replace(PROBLEM, epilogue="bias+gelu")

@@ -11,6 +11,7 @@ from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.errors import ConfigError
 from tritongemm.kernels.constraints import Violation
+from tritongemm.kernels.gemv import GEMV
 from tritongemm.kernels.ladder import RUNG_SPECS
 from tritongemm.kernels.persistent_tma import PERSISTENT_TMA
 from tritongemm.kernels.spec import KernelSpec
@@ -18,7 +19,8 @@ from tritongemm.kernels.tiled import TILED
 from tritongemm.kernels.warp_specialized import WARP_SPECIALIZED
 from tritongemm.problem import GemmProblem
 
-SPECS: dict[str, KernelSpec] = {s.name: s for s in (WARP_SPECIALIZED, PERSISTENT_TMA, TILED)}
+SPECS: dict[str, KernelSpec] = {
+    s.name: s for s in (WARP_SPECIALIZED, PERSISTENT_TMA, TILED, GEMV)}
 
 
 def spec_named(name: str) -> KernelSpec:

@@ -27,6 +27,8 @@ class KernelSpec:
         shared_bytes: estimate of the shared memory a program, bytes; never below the compiler's.
         launches: what a call launches, in order.
         default: the rule default for a problem, before any table; may be illegal for it.
+        by_rule: whether selection may take that default where nothing was measured. False: only a
+            measurement can say that the kernel pays.
     """
 
     name: str
@@ -36,6 +38,7 @@ class KernelSpec:
     shared_bytes: Callable[[GemmProblem, KernelConfig], int]
     launches: Launches
     default: Callable[[GemmProblem, DeviceSpec], KernelConfig]
+    by_rule: bool = True
 
     def supports(self, problem: GemmProblem, device: DeviceSpec) -> Violation | None:
         """The first rule that no config of this kernel can meet for ``problem``, or None."""

@@ -20,6 +20,7 @@ from tritongemm.kernels.launch import (
 from tritongemm.kernels.padding import copied, pad_operands, padded_bytes
 from tritongemm.kernels.reduce import partials_bytes, reduce_launch
 from tritongemm.kernels.spec import KernelSpec
+from tritongemm.kernels.swap import swapped, swapped_geometry
 from tritongemm.kernels.symbol import symbol_of
 from tritongemm.kernels.tensor_map import batched, stored_operand, tma_store
 from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
@@ -44,25 +45,6 @@ def part_of(block_n: int) -> int:
 
 def _power(width: int) -> bool:
     return part_of(width) == width
-
-
-def swapped(problem: GemmProblem) -> GemmProblem:
-    """The transposed product: C.T [N, M] = B.T [N, K] @ A.T [K, M].
-
-    B.T is stored row-major exactly where B is stored transposed, so the letters trade places
-    and flip.
-    """
-    flip = {"n": "t", "t": "n"}
-    layout = flip[problem.layout[1]] + flip[problem.layout[0]]
-    return replace(problem, m=problem.n, n=problem.m, dtype_a=problem.dtype_b,
-                   dtype_b=problem.dtype_a, layout=layout,
-                   align_a=problem.align_b, align_b=problem.align_a)
-
-
-def swapped_geometry(g: Geometry) -> Geometry:
-    """The strides of the transposed product."""
-    return Geometry(g.bb, g.bn, g.bk, g.ab, g.ak, g.am, g.cb, g.cn, g.cm, g.db, g.dn, g.dm,
-                    g.align_d)
 
 
 def _stores_by_tma(problem: GemmProblem, config: KernelConfig) -> bool:

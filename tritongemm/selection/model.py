@@ -32,7 +32,7 @@ from tritongemm.device import DeviceSpec
 from tritongemm.problem import GemmProblem
 from tritongemm.records.calibration import Section, calibration_path, read_shipped
 from tritongemm.selection.neighbours import Neighbours
-from tritongemm.selection.work import PERSISTENT, Work, class_of, work_of
+from tritongemm.selection.work import CUDA_CORES, PERSISTENT, Work, class_of, work_of
 
 #: Microseconds of an empty kernel in a CUDA graph on Hopper.
 LAUNCH_US = 1.5
@@ -111,9 +111,13 @@ def keys_of(config: KernelConfig, work: Work) -> tuple[Key, ...]:
 
 def scales(problem: GemmProblem, device: DeviceSpec) -> Rates:
     """What turns a constant into a rate: the unit's peak of one SM, and bytes a us in a GB/s."""
-    tflops = device.peak_tflops.get(problem.unit, _UNKNOWN_TFLOPS.get(problem.unit, 300.0))
-    return Rates(1.0, tflops * 1e6 / device.num_sms, 1.0, 1.0, 1.0, 1e3, 1e3, 1e3, 1.0, 1.0, 1.0,
+    flops = _peak_tflops(device, problem.unit) * 1e6 / device.num_sms
+    return Rates(1.0, flops, 1.0, 1.0, 1.0, 1e3, 1e3, 1e3, 1.0, 1.0, 1.0,
                  1.0, 1.0, 1.0, 1e3, 1.0, 1e3, 1.0)
+
+
+def _peak_tflops(device: DeviceSpec, unit: str) -> float:
+    return device.peak_tflops.get(unit, _UNKNOWN_TFLOPS.get(unit, 300.0))
 
 
 def predict(work: Work, rates: Rates, factor: float = 1.0) -> Estimate:
@@ -151,7 +155,7 @@ def usual(key: Key, config: KernelConfig, device: DeviceSpec, unit: str) -> floa
     if name == "sm_gbps":
         return gbps * 2.0 / device.num_sms
     if name == "peak_share":
-        return _usual_share(config, unit)
+        return _usual_share(config, device, unit)
     if name == "pace_us":
         return 0.1 if unit != "fp32" else 0.4
     if name.startswith("load_kelement_us_"):
@@ -171,8 +175,11 @@ _USUAL_STORE_US = {"engine": 0.01, "align16": 0.01, "align8": 0.02, "align4": 0.
 _USUAL_PAD_US = {"align16": 1e-4, "align8": 1e-4, "align4": 2e-4, "align2": 4e-4}
 
 
-def _usual_share(config: KernelConfig, unit: str) -> float:
-    """The share of the unit's rate that a tile can reach: small tiles feed it too slowly."""
+def _usual_share(config: KernelConfig, device: DeviceSpec, unit: str) -> float:
+    """The share of the unit's rate that a tile can reach: small tiles feed it too slowly, and
+    CUDA cores have a rate of their own."""
+    if config.kernel in CUDA_CORES:
+        return 0.5 * _peak_tflops(device, "fp32") / _peak_tflops(device, unit)
     if unit == "fp32":
         return min(0.8, 0.25 + 0.01 * (config.block_m * config.block_n / 32 / config.num_warps))
     edge = (config.block_m * config.block_n) ** 0.5

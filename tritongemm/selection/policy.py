@@ -219,6 +219,8 @@ def default_config(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
     """
     legal, reasons = [], []
     for spec in SPECS.values():
+        if not spec.by_rule:
+            continue
         config = spec.default(problem, device)
         broken = spec.supports(problem, device) or spec.violation(problem, config, device)
         if broken is None:

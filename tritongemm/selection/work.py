@@ -7,11 +7,13 @@ from typing import NamedTuple
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
-from tritongemm.kernels import shared_bytes, warp_specialized
+from tritongemm.kernels import gemv, shared_bytes, warp_specialized
 from tritongemm.kernels.padding import copied, padded_bytes, within_sectors
 from tritongemm.kernels.tensor_map import tma_store
 from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
 
+#: Kernels that multiply on CUDA cores, whatever the dtype.
+CUDA_CORES = frozenset({"gemv"})
 #: Kernels whose programs walk over tiles; the others have a program a tile.
 PERSISTENT = frozenset({"persistent_tma", "warp_specialized"})
 #: How a tile reaches memory: by the copy engine, by the threads with rows of C aligned to so many
@@ -132,7 +134,9 @@ def keeps_to_the_budget(problem: GemmProblem, config: KernelConfig, device: Devi
 
 
 def registers_needed(problem: GemmProblem, config: KernelConfig) -> float:
-    """Registers that a thread of the pointer kernel wants; more than it may have are spilled."""
+    """Registers that a thread of a pointer kernel wants; more than it may have are spilled."""
+    if config.kernel == "gemv":
+        return gemv.registers_needed(problem, config)
     if problem.unit == "fp32":
         return _FMA_REGISTERS + config.block_m * config.block_n / (32 * config.num_warps)
     loads = (config.block_m * _LOAD_REGISTERS[problem.align_a]

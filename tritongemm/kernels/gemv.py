@@ -1,0 +1,293 @@
+"""The bandwidth kernel: a product with a side of at most eight streams the other operand once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from tritongemm.config import KernelConfig
+from tritongemm.device import DeviceSpec
+from tritongemm.kernels import constraints as rules
+from tritongemm.kernels.epilogue import NO_EPILOGUE, epilogue_of_launch
+from tritongemm.kernels.launch import (
+    Geometry,
+    Launch,
+    Pointer,
+    Scalar,
+    dependence,
+    divisor_of,
+)
+from tritongemm.kernels.reduce import REDUCE_BYTES, partials_bytes, reduce_launch
+from tritongemm.kernels.spec import KernelSpec
+from tritongemm.kernels.swap import swapped, swapped_geometry
+from tritongemm.kernels.symbol import symbol_of
+from tritongemm.problem import GemmProblem, dtype_of
+
+#: Rows of A that a thread multiplies what it loads of B with: more are for tensor cores.
+MAX_ROWS = 8
+#: Bytes of a line of the caches: less than one along the contiguous side wastes the rest.
+_LINE = 128
+#: Registers of addresses and counts, and the most that :func:`registers_needed` may come to: as
+#: compiled for sm_80, sm_90 and sm_100.
+_BASE_REGISTERS, _MAX_REGISTERS = 32, 228
+#: Loads of a step: 72 compile in 2 seconds, 144 took up to 150.
+_MAX_LOADS = 80
+
+
+class Tiling(NamedTuple):
+    """How threads lie over a tile of B [BLOCK_K, BLOCK_N], as Triton lays them.
+
+    Each holds ``vec_n`` neighbours along N, or ``vec_k`` along K; ``lanes`` of them lie along K
+    and ``rows`` groups of those along N (1 where N is the contiguous side). A step of BLOCK_K is
+    ``parts`` such loads.
+    """
+
+    vec_n: int
+    vec_k: int
+    rows: int
+    lanes: int
+    parts: int
+
+
+def turned(problem: GemmProblem, config: KernelConfig) -> GemmProblem:
+    """The product that ``config`` computes: A has few rows, B is streamed."""
+    return swapped(problem) if config.swap_ab else problem
+
+
+def tiling(problem: GemmProblem, config: KernelConfig) -> Tiling:
+    """The tiling of the operand that is streamed: B, or A of a swapped problem."""
+    one = turned(problem, config)
+    vec = max(1, one.align_b // dtype_of(one.dtype_b).itemsize)
+    threads = 32 * config.num_warps
+    if one.layout[1] == "t":
+        vec = min(vec, config.block_k)
+        lanes = min(config.block_k // vec, threads)
+        return Tiling(1, vec, min(threads // lanes, config.block_n), lanes,
+                      config.block_k // (lanes * vec))
+    vec = min(vec, config.block_n)
+    lanes = min(config.block_k, max(1, threads // (config.block_n // vec)))
+    return Tiling(vec, 1, 1, lanes, config.block_k // lanes)
+
+
+def registers_needed(problem: GemmProblem, config: KernelConfig) -> float:
+    """Registers that a thread wants: its sums, what it loads in a step, and a part of that as
+    float32. What ptxas gives may be more, where more are free; less than this it spills. Two
+    stages hold two steps."""
+    shape, size = tiling(problem, config), dtype_of(problem.dtype_a).itemsize
+    threads = 32 * config.num_warps
+    columns = config.block_n * shape.lanes / threads
+    word = 4 if shape.vec_n * shape.vec_k * size < 4 else size  # a lone half word takes a whole
+    loaded = config.block_n * config.block_k / threads * word / 4
+    if config.num_stages == 2:
+        loaded *= 2
+    # Of each row of A what a step needs, packed; from one layout into another it is there twice.
+    vector = 2 * shape.vec_k if _narrower(problem, config) else max(1, shape.vec_k * size / 4)
+    return (_BASE_REGISTERS + columns * (config.block_m + shape.vec_k) + loaded
+            + config.block_m * shape.parts * vector)
+
+
+def _narrower(problem: GemmProblem, config: KernelConfig) -> bool:
+    """Whether rows of A cannot be loaded in vectors as long as B's, along K."""
+    one = turned(problem, config)
+    return (tiling(problem, config).vec_k > 1
+            and (one.layout[0] == "t" or one.align_a < one.align_b))
+
+
+def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
+    """Bytes: the buffers of a pipelined loop, or what the threads' sums are added through.
+
+    From 3 stages on ``num_stages - 1`` buffers of each load of a step, B's and those of the rows
+    of A; each begins at a multiple of 16 bytes. Rows of A that cannot be loaded as wide as B change
+    places among the threads through two more. With a split the pass that adds the parts may be
+    what takes most.
+    """
+    shape, size = tiling(problem, config), dtype_of(problem.dtype_a).itemsize
+    buffered = config.num_stages - 1 if config.num_stages > 2 else 0
+    wide = buffered * shape.lanes * shape.vec_k * size
+    buffers = shape.parts * (_up(config.block_n * wide)
+                             + config.block_m * _up(shape.rows * wide))
+    moved = 2 * _narrower(problem, config) * shape.rows * shape.lanes * shape.vec_k * size
+    adding = REDUCE_BYTES if config.split_k > 1 else 0
+    return max(buffers + moved, config.block_n * config.num_warps * 4, adding) + 128
+
+
+def _up(size: int) -> int:
+    return -(-size // 16) * 16
+
+
+def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
+             geometry: Geometry) -> tuple[Launch, ...]:
+    """The product, and for split_k > 1 the pass that adds the parts in a fixed order."""
+    outer, outer_geometry, names = problem, geometry, ("a", "b")
+    shape, split = tiling(problem, config), config.split_k
+    problem = turned(problem, config)
+    if config.swap_ab:
+        geometry, names = swapped_geometry(geometry), ("b", "a")
+    m, n, k, g = problem.m, problem.n, problem.k, geometry
+    size = dtype_of(problem.dtype_a).itemsize
+    if split == 1:
+        target = Pointer("c", "c", problem.dtype_out, problem.align_c)
+        cb, cm, cn, cs = g.cb, g.cm, g.cn, 0
+        c_align = problem.align_c // dtype_of(problem.dtype_out).itemsize
+    else:
+        target = Pointer("c", "scratch", "fp32", 16)
+        cb, cs, c_align = m * n, problem.batch * m * n, 4
+        cm, cn = (1, m) if config.swap_ab else (n, 1)
+    c_align = max(1, c_align)
+    # A's threads lie as B's do, so that a wider load of A would only be taken apart again.
+    align_b = max(1, problem.align_b // size)
+    align_a = min(max(1, problem.align_a // size), align_b)
+    arguments = (
+        Pointer("a", names[0], problem.dtype_a, min(problem.align_a, problem.align_b)),
+        Pointer("b", names[1], problem.dtype_b, problem.align_b),
+        target,
+        Scalar("M", m),
+        Scalar("N", n, divisor_of(n, max(align_b if g.bn == 1 else 1, c_align))),
+        Scalar("K", k, divisor_of(k, align_b)),
+        Scalar("stride_ab", g.ab, divisor_of(g.ab, align_a)),
+        Scalar("stride_am", g.am, divisor_of(g.am, align_a), fold=True),
+        Scalar("stride_ak", g.ak, divisor_of(g.ak, align_a), fold=True,
+               wide=config.block_k * g.ak >= 2**31),  # what a step moves by
+        Scalar("stride_bb", g.bb, divisor_of(g.bb, align_b)),
+        Scalar("stride_bk", g.bk, divisor_of(g.bk, align_b), fold=True,
+               wide=config.block_k * g.bk >= 2**31),
+        Scalar("stride_bn", g.bn, divisor_of(g.bn, align_b), fold=True),
+        Scalar("stride_cb", cb, divisor_of(cb, c_align)),
+        Scalar("stride_cm", cm, divisor_of(cm, c_align), fold=True),
+        Scalar("stride_cn", cn, divisor_of(cn, c_align), fold=True),
+        Scalar("stride_cs", cs, divisor_of(cs, 4)),
+    )
+    extra, epilogue = epilogue_of_launch(problem, g) if split == 1 else ((), NO_EPILOGUE)
+    steps = -(-k // config.block_k)
+    constants = (
+        ("VEC_N", divisor_of(n, shape.vec_n)), ("VEC_K", shape.vec_k),
+        ("ROWS", shape.rows), ("LANES", shape.lanes), ("BLOCK_M", config.block_m),
+        ("BLOCK_N", config.block_n), ("BLOCK_K", config.block_k), ("SPLIT_K", split),
+        ("STAGES", config.num_stages),
+        ("EVEN_K", k % config.block_k == 0 and steps % split == 0),
+        ("INDEX64", g.max_offset(problem) >= 2**31 or m * n >= 2**31), *epilogue)
+    programs = -(-m // config.block_m) * -(-n // config.block_n) * problem.batch
+    product = Launch(
+        "tritongemm.kernels.device.gemv", "gemv", (*arguments, *extra), constants,
+        (programs, split, 1), config.num_warps, config.num_stages, symbol_of(outer, config),
+        **dependence(config, device), scratch_bytes=partials_bytes(outer, split))
+    if split == 1:
+        return (product,)
+    return (product, reduce_launch(outer, config, outer_geometry, device))
+
+
+def _skinny(problem, config, device):
+    if min(problem.m, problem.n) <= MAX_ROWS:
+        return None
+    return (f"is for M or N of at most {MAX_ROWS}, not {problem.m} and {problem.n}: more is for "
+            "tensor cores")
+
+
+def _block_m(problem, config, device):
+    """The rows of A are one tile, no larger than it must be."""
+    side, name = turned(problem, config).m, "n" if config.swap_ab else "m"
+    if config.block_m == _padded(side) and side <= MAX_ROWS:
+        return None
+    if side > MAX_ROWS:
+        return (f"swap_ab={config.swap_ab} makes {name}={side} the rows of A; at most {MAX_ROWS}. "
+                f"Use swap_ab={1 - config.swap_ab}")
+    return f"block_m={config.block_m} for {name}={side}; use the next power of two, {_padded(side)}"
+
+
+def _padded(rows: int) -> int:
+    """The rows of A with those that only fill a tile: the next power of two, at most 8."""
+    return min(1 << max(rows - 1, 0).bit_length(), MAX_ROWS)
+
+
+def _threads(problem, config, device):
+    """Each thread has 16 bytes of a tile to load, or what its alignment allows."""
+    shape, threads = tiling(problem, config), 32 * config.num_warps
+    elements = config.block_n * config.block_k
+    if elements < threads * shape.vec_n * shape.vec_k:
+        return (f"{config.block_n}x{config.block_k} is less than a load of "
+                f"{shape.vec_n * shape.vec_k} elements for each of {threads} threads. Use a "
+                "larger tile or fewer warps")
+    return None
+
+
+def _registers(problem, config, device):
+    """What does not fit the registers goes to memory and back in every step."""
+    if config.num_stages > 2 and _narrower(problem, config):
+        return (f"num_stages={config.num_stages} with rows of A that are not contiguous along K, "
+                "or less aligned than B, spills registers; at most 2")
+    need = registers_needed(problem, config)
+    if need <= _MAX_REGISTERS:
+        return None
+    return (f"{config.block_m}x{config.block_n}x{config.block_k} on {config.num_warps} warps wants "
+            f"about {need:.0f} registers a thread; at most {_MAX_REGISTERS}. Use more warps or a "
+            "smaller tile")
+
+
+def _unrolled(problem, config, device):
+    """A step's loads are unrolled: hundreds of them compile for minutes."""
+    parts = tiling(problem, config).parts
+    loads = parts * (1 + config.block_m)
+    if loads <= _MAX_LOADS:
+        return None
+    return (f"block_k={config.block_k} unrolls {parts} loads of B and {loads - parts} of A; at "
+            f"most {_MAX_LOADS}. Use a smaller block_k")
+
+
+def _lines(problem, config, device):
+    """Along the contiguous side of B a tile has whole lines, or all there is."""
+    one = turned(problem, config)
+    name, extent = ("block_k", one.k) if one.layout[1] == "t" else ("block_n", one.n)
+    got = getattr(config, name) * dtype_of(one.dtype_b).itemsize
+    if got >= _LINE or getattr(config, name) >= extent:
+        return None
+    return (f"{name}={getattr(config, name)} is {got} bytes of the contiguous side; a line has "
+            f"{_LINE}")
+
+
+def _of_turned(rule: rules.Constraint) -> rules.Constraint:
+    """``rule`` about the tile, asked of the product that is computed."""
+    return rules.Constraint(rule.rule, lambda problem, config, device: rule.check(
+        turned(problem, config), config, device))
+
+
+def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
+    """Four 16-byte loads a thread, a step ahead; K is cut until each SM has eight programs."""
+    swap = int(problem.m > MAX_ROWS)
+    config = KernelConfig("gemv", 1, 16, 256, num_warps=4, num_stages=2, swap_ab=swap)
+    one = turned(problem, config)
+    config = replace(config, block_m=_padded(one.m))
+    if one.layout[1] == "n":
+        config = replace(config, block_n=64, block_k=64)
+    while config.block_n > 16 and config.block_n >= 4 * max(one.n, 1):
+        config = replace(config, block_n=config.block_n // 2)
+    while config.block_k > 32 and config.block_k >= 4 * max(problem.k, 1):
+        config = replace(config, block_k=config.block_k // 2)
+    while config.block_k > 1 and _unrolled(problem, config, device) is not None:
+        config = replace(config, block_k=config.block_k // 2)
+    while config.block_n > 1 and _registers(problem, config, device) is not None:
+        config = replace(config, block_n=config.block_n // 2)
+    while config.num_warps > 1 and _threads(problem, config, device) is not None:
+        config = replace(config, num_warps=config.num_warps // 2)
+    programs = -(-one.n // config.block_n) * max(problem.batch, 1)
+    steps = -(-problem.k // config.block_k)
+    while (config.split_k < 16 and programs * config.split_k * 2 <= 8 * device.num_sms
+           and steps >= 8 * config.split_k):
+        config = replace(config, split_k=2 * config.split_k)
+    return config
+
+
+GEMV = KernelSpec(
+    name="gemv",
+    idea="at most eight rows: B streams through registers once, sums on CUDA cores, split-K",
+    archs=(80, 90, 100),
+    constraints=(
+        rules.dtypes("bf16", "fp16", "fp32"), rules.min_arch(80),
+        rules.Constraint("skinny", _skinny, of_problem=True),
+        rules.unused("epilogue_subtile", "cluster_m", "pingpong", "pad_operands", "thread_m",
+                     "thread_n", "warp_m", "warp_n"),
+        rules.flags, rules.powers_of_two, rules.Constraint("rows", _block_m),
+        _of_turned(rules.not_oversized), rules.Constraint("threads", _threads),
+        rules.Constraint(rules.WASTE, _lines), rules.Constraint("unrolled", _unrolled),
+        rules.Constraint("registers", _registers),
+        rules.split_k, _of_turned(rules.grid), rules.shared_memory(shared_bytes)),
+    by_rule=False, shared_bytes=shared_bytes, launches=launches, default=default)

@@ -1,0 +1,27 @@
+"""The transposed product: the same sum with the operands in each other's place."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tritongemm.kernels.launch import Geometry
+from tritongemm.problem import GemmProblem
+
+
+def swapped(problem: GemmProblem) -> GemmProblem:
+    """The transposed product: C.T [N, M] = B.T [N, K] @ A.T [K, M].
+
+    B.T is stored row-major exactly where B is stored transposed, so the letters trade places
+    and flip.
+    """
+    flip = {"n": "t", "t": "n"}
+    layout = flip[problem.layout[1]] + flip[problem.layout[0]]
+    return replace(problem, m=problem.n, n=problem.m, dtype_a=problem.dtype_b,
+                   dtype_b=problem.dtype_a, layout=layout,
+                   align_a=problem.align_b, align_b=problem.align_a)
+
+
+def swapped_geometry(g: Geometry) -> Geometry:
+    """The strides of the transposed product."""
+    return Geometry(g.bb, g.bn, g.bk, g.ab, g.ak, g.am, g.cb, g.cn, g.cm, g.db, g.dn, g.dm,
+                    g.align_d)
