@@ -180,7 +180,7 @@ BREACHES = (
            replace(THIN, layout="tt")),
     Breach("gemv", "copies", "num_stages=3 with loads of 2 bytes; an asynchronous copy", {},
            replace(THIN, align_b=2)),
-    Breach("gemv", "unrolled", "block_k=128 unrolls 32 loads of B and 128 of A; at most 80",
+    Breach("gemv", "unrolled", "block_k=128 unrolls 32 loads of B and 128 of A; at most 72",
            {"block_n": 256, "block_k": 128}, replace(THIN, layout="nn")),
     Breach("gemv", "grid", "a grid has at most 2147483647 programs", {}, replace(
         THIN, n=2**31 - 1, batch=2**10)),

@@ -31,7 +31,7 @@ _LINE = 128
 #: compiled for sm_80, sm_90 and sm_100.
 _BASE_REGISTERS, _MAX_REGISTERS = 32, 228
 #: Loads of a step: 72 compile in 2 seconds, 144 took up to 150.
-_MAX_LOADS = 80
+_MAX_LOADS = 72
 
 
 class Tiling(NamedTuple):
