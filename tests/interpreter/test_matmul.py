@@ -55,9 +55,9 @@ ALONG_N = (64, 8)
 
 
 CASES = (
-    *(gemv(m, 50, 200, layout=layout, tile=ALONG_N if layout[1] == "n" else (16, 64))
+    *(gemv(m, 50, 200, layout=layout, tile=ALONG_N if layout[1] == "n" else (8, 64))
       for m, layout in zip(range(1, 9), ("nn", "nt", "tn", "tt") * 2, strict=True)),
-    gemv(1, 1, 30), gemv(3, 33, 101, dtype="fp16", num_stages=3),
+    gemv(1, 1, 30), gemv(3, 33, 102, dtype="fp16", num_stages=3),
     gemv(5, 17, 129, tile=(16, 32), dtype="fp32", num_warps=2), gemv(2, 40, 256, split_k=4),
     gemv(7, 70, 300, tile=ALONG_N, layout="nn", split_k=2, dtype="fp16"),
     gemv(4, 20, 96, batch=3, num_stages=2), gemv(8, 31, 257, split_k=4, batch=2),

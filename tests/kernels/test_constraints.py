@@ -184,7 +184,9 @@ BREACHES = (
            "228. Use more warps", {"block_n": 64, "block_k": 512}),
     Breach("gemv", "registers", "num_stages=3 with rows of A that are not contiguous along K", {},
            replace(THIN, layout="tt")),
-    Breach("gemv", "unrolled", "block_k=128 unrolls 32 loads of B and 128 of A; at most 80",
+    Breach("gemv", "copies", "num_stages=3 with loads of 2 bytes; an asynchronous copy", {},
+           replace(THIN, align_b=2)),
+    Breach("gemv", "unrolled", "block_k=128 unrolls 32 loads of B and 128 of A; at most 72",
            {"block_n": 256, "block_k": 128}, replace(THIN, layout="nn")),
     Breach("gemv", "grid", "a grid has at most 2147483647 programs", {}, replace(
         THIN, n=2**31 - 1, batch=2**10)),

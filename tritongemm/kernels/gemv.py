@@ -31,7 +31,7 @@ _LINE = 128
 #: compiled for sm_80, sm_90 and sm_100.
 _BASE_REGISTERS, _MAX_REGISTERS = 32, 228
 #: Loads of a step: 72 compile in 2 seconds, 144 took up to 150.
-_MAX_LOADS = 80
+_MAX_LOADS = 72
 
 
 class Tiling(NamedTuple):
@@ -210,6 +210,16 @@ def _threads(problem, config, device):
     return None
 
 
+def _copies(problem, config, device):
+    """Three stages and more are asynchronous copies, which move at least 4 bytes."""
+    shape = tiling(problem, config)
+    got = shape.vec_n * shape.vec_k * dtype_of(problem.dtype_a).itemsize
+    if config.num_stages <= 2 or got >= 4:
+        return None
+    return (f"num_stages={config.num_stages} with loads of {got} bytes; an asynchronous copy moves "
+            "at least 4. Use num_stages=2")
+
+
 def _registers(problem, config, device):
     """What does not fit the registers goes to memory and back in every step."""
     if config.num_stages > 2 and _narrower(problem, config):
@@ -288,6 +298,7 @@ GEMV = KernelSpec(
         rules.flags, rules.powers_of_two, rules.Constraint("rows", _block_m),
         _of_turned(rules.not_oversized), rules.Constraint("threads", _threads),
         rules.Constraint(rules.WASTE, _lines), rules.Constraint("unrolled", _unrolled),
+        rules.Constraint("copies", _copies),
         rules.Constraint("registers", _registers),
         rules.split_k, _of_turned(rules.grid), rules.shared_memory(shared_bytes)),
     by_rule=False, shared_bytes=shared_bytes, launches=launches, default=default)
