@@ -4,8 +4,9 @@
 
 Every rung under memcheck, racecheck, initcheck and synccheck; every kernel under memcheck; and
 where a tool understands the kernel also under the others: racecheck and initcheck know nothing of
-the copy engine's writes to shared memory, so they see the tiled kernel, the pass that adds split
-parts, and the copies that pad operands.
+the copy engine's writes to shared memory, so they see the pointer kernels, the pass that adds split
+parts, and the copies that pad operands. (initcheck sees them beside pointer kernels only: parts
+that a kernel out of its sight has written look unwritten to it.)
 
 The tools run side by side, each in one process of its own. torch's caching allocator is switched
 off, or an overrun would land in a valid slab and not be seen. Exit status: 0 all clean, 1 something
@@ -28,12 +29,12 @@ from tritongemm.kernels import SPECS
 
 WORKLOAD = Path(__file__).with_name("workload.py")
 _POINTERS = (*CUDA_RUNGS, "tiled", "gemv")
-#: Kernels by a part of their symbol that racecheck and initcheck must not look at.
+#: Kernels by a part of their symbol that racecheck must not look at.
 _COPY_ENGINE = "warp_specialized"
 TOOLS: dict[str, tuple[str, ...]] = {
     "memcheck": (*CUDA_RUNGS, *SPECS),
     "racecheck": (*_POINTERS, "warp_specialized"),
-    "initcheck": (*_POINTERS, "warp_specialized"),
+    "initcheck": _POINTERS,
     "synccheck": tuple(CUDA_RUNGS),
 }
 
@@ -41,7 +42,9 @@ TOOLS: dict[str, tuple[str, ...]] = {
 def command(sanitizer: str, tool: str, names: list[str]) -> list[str]:
     """The command line of one tool over some of its names."""
     words = [sanitizer, "--tool", tool, "--error-exitcode", "99"]
-    if tool in ("racecheck", "initcheck"):
+    if tool == "memcheck":  # bindings probe the driver for functions that it does not have
+        words += ["--report-api-errors", "no"]
+    if tool == "racecheck":
         words += ["--kernel-regex-exclude", f"kns={_COPY_ENGINE}"]
     return [*words, sys.executable, str(WORKLOAD), *names]
 
