@@ -63,15 +63,12 @@ class KernelConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.kernel, str) or not self.kernel:
             raise ConfigError(f"kernel={self.kernel!r} is not a kernel's name")
-        for field in fields(self):
-            if field.name == "kernel":
-                continue
-            value = getattr(self, field.name)
-            low = LEAST.get(field.name, 1)
+        for name, low in _LOWEST:
+            value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int):
-                raise ConfigError(f"{field.name}={value!r} is not an integer")
+                raise ConfigError(f"{name}={value!r} is not an integer")
             if not low <= value <= MAX_VALUE:
-                raise ConfigError(f"{field.name}={value} is outside {low} to {MAX_VALUE}")
+                raise ConfigError(f"{name}={value} is outside {low} to {MAX_VALUE}")
 
     @property
     def config_id(self) -> str:
@@ -93,11 +90,10 @@ class KernelConfig:
         """The inverse of :meth:`to_json`. Raises :class:`ConfigError` for an unknown name."""
         if not isinstance(values, Mapping):
             raise ConfigError(f"config is a {type(values).__name__}, not an object")
-        known = {f.name for f in fields(cls)} - {"kernel"}
-        unknown = set(values) - known
+        unknown = set(values).difference(PARAMETERS)
         if unknown:
             raise ConfigError(f"unknown parameter {', '.join(sorted(map(str, unknown)))}; "
-                              f"known: {', '.join(sorted(known))}")
+                              f"known: {', '.join(sorted(PARAMETERS))}")
         absent = {"block_m", "block_n", "block_k"} - set(values)
         if absent:
             raise ConfigError(f"parameter {', '.join(sorted(absent))} is missing")
@@ -114,3 +110,5 @@ LEAST = {f.name: 0 for f in fields(KernelConfig)
 DEFAULTS = {f.name: f.default for f in fields(KernelConfig) if isinstance(f.default, int)}
 #: The names a space may use as axes.
 PARAMETERS = tuple(f.name for f in fields(KernelConfig) if f.name != "kernel")
+#: (parameter, the least it may be): thousands of configs are read before a first call.
+_LOWEST = tuple((name, LEAST.get(name, 1)) for name in PARAMETERS)

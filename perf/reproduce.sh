@@ -1,0 +1,103 @@
+#!/usr/bin/env bash
+# Makes what perf/results/<device> holds, in parts, on a machine with that GPU.
+#
+#   perf/reproduce.sh OUT PART...
+#
+#   part       about    what
+#   tests      4 min    pytest -m gpu (in parallel, where pytest-xdist is installed)
+#   sanitizer  2 min    compute-sanitizer over CUDA rungs and kernels
+#   ladder     9 min    the ladder, its bars, ablation and the sources' experiments
+#   bench      4 min    square, llm_decode, stream_k, llm_prefill, bf16 nt, one process
+#   suites     3 min    the other suites, bf16, nt or their own layouts
+#   layouts   15 min    bf16 nn, tn, tt and fp16 nt on four suites
+#   epilogues  5 min    fused epilogues on llm_decode and on 36 shapes of llm_prefill
+#   fresh      4 min    the model's choices on 60 shapes that nothing was tuned for
+#   model      3 min    GPT-2 trained and run under tritongemm.override
+#   host       1 min    what calls cost the host
+#   gemv       1 min    the bandwidth kernel beside a device copy
+#
+# A part that fails does not keep the others from running; the exit status is the number that did.
+# Minutes are those of one H200 and 16 cores. Each part logs to OUT/PART.log.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 1
+if [ $# -lt 2 ]; then sed -n '2,20s/^# \{0,1\}//p' "$0" >&2; exit 2; fi
+OUT=$1; shift
+mkdir -p "$OUT"
+PYTHON=${PYTHON:-python3}
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+
+tg() { "$PYTHON" -m tritongemm "$@"; }
+
+bench() {  # CSV WORD...
+    tg bench "${@:2}" --providers torch,tritongemm --budget 1 --resume --out "$OUT/$1"
+}
+
+tests() {
+    local parallel=()
+    "$PYTHON" -c 'import xdist' 2>/dev/null && parallel=(-n 8)
+    "$PYTHON" -m pytest -m gpu -q --tb=short "${parallel[@]}" tests
+}
+
+sanitizer() { "$PYTHON" tests/sanitizer/run.py; }
+
+ladder() {
+    local to="$OUT/ladder" status=0
+    tg ladder --size 1024,2048,4096,8176,8192 --rungs thread_tile_2d,warp_tiled,warp_tiled_async \
+        --processes 3 --budget 1 --tag bars --out "$to/bars.csv" --no-pictures || status=1
+    tg ladder --size 512,1024,2048,4096 --budget 1 --out "$to/ladder.csv" || status=1
+    tg ladder --ablate --size 4096 --budget 1 --out "$to/ablation.csv" --no-pictures || status=1
+    for name in S2 S2-sizes S3 S4; do
+        tg ladder --experiment $name --budget 1 --out "$to/$name.csv" --no-pictures || status=1
+    done
+    tg ladder --experiment S1 --profile --budget 1 --out "$to/S1.csv" --no-pictures || status=1
+    tg ladder --size 4096 --profile --resume --budget 1 --out "$to/ladder.csv" || status=1
+    return $status
+}
+
+bench_part() { bench bf16-nt.csv square llm_decode stream_k llm_prefill --dtype bf16 --layout nt; }
+
+suites() {
+    bench bf16-suites.csv wide_k split_k aligned_random odd deepbench sources batched training \
+        --dtype bf16 --layout nt
+}
+
+layouts() {
+    local status=0 four="square llm_prefill aligned_random stream_k"
+    bench bf16-layouts.csv $four --dtype bf16 --layout nn,tn,tt || status=1
+    bench fp16-nt.csv $four --dtype fp16 --layout nt || status=1
+    return $status
+}
+
+epilogues() {
+    local words="--dtype bf16 --layout nt --epilogue bias+gelu,bias+relu,add" status=0
+    bench epilogue-decode.csv llm_decode $words || status=1
+    bench epilogue-prefill.csv llm_prefill --spread 36 $words || status=1
+    return $status
+}
+
+fresh() {
+    tg regret --fresh "${SEED:-20261122}" --journal "$OUT/regret.jsonl" --resume \
+        --out "$OUT/regret.csv" --at-least 0.95 --worst 0.80
+}
+
+model() { "$PYTHON" perf/train_gpt2.py --out "$OUT/model"; }
+
+host() { "$PYTHON" perf/bench_host.py; }
+
+gemv() {
+    "$PYTHON" perf/bench_gemv.py --shapes 1x4096x14336,1x8192x8192,1x28672x4096,4x8192x8192,8x8192x8192 \
+        --configs 4x1024_w4_s1,8x256_w4_s2,16x256_w4_s1
+}
+
+failed=0
+for part in "$@"; do
+    case $part in
+        bench) run=bench_part ;;
+        tests|sanitizer|ladder|suites|layouts|epilogues|fresh|model|host|gemv) run=$part ;;
+        *) echo "perf/reproduce.sh: no part is named $part" >&2; exit 2 ;;
+    esac
+    begun=$(date +%s)
+    if "$run" >"$OUT/$part.log" 2>&1; then word=done; else word=FAILED; failed=$((failed + 1)); fi
+    echo "$part: $word after $(($(date +%s) - begun)) s; $(tail -n 1 "$OUT/$part.log")"
+done
+exit $failed
