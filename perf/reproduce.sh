@@ -5,6 +5,7 @@
 #
 #   part       about    what
 #   tests      4 min    pytest -m gpu (in parallel, where pytest-xdist is installed)
+#   random     5 min    2,000 problems drawn at random, and the other slow GPU tests
 #   sanitizer  2 min    compute-sanitizer over CUDA rungs and kernels
 #   ladder     9 min    the ladder, its bars, ablation and the sources' experiments
 #   bench      4 min    square, llm_decode, stream_k, llm_prefill, bf16 nt, one process
@@ -20,7 +21,7 @@
 # Minutes are those of one H200 and 16 cores. Each part logs to OUT/PART.log.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
-if [ $# -lt 2 ]; then sed -n '2,20s/^# \{0,1\}//p' "$0" >&2; exit 2; fi
+if [ $# -lt 2 ]; then sed -n '2,21s/^# \{0,1\}//p' "$0" >&2; exit 2; fi
 OUT=$1; shift
 mkdir -p "$OUT"
 PYTHON=${PYTHON:-python3}
@@ -32,11 +33,15 @@ bench() {  # CSV WORD...
     tg bench "${@:2}" --providers torch,tritongemm --budget 1 --resume --out "$OUT/$1"
 }
 
-tests() {
+gpu_tests() {  # MARKERS
     local parallel=()
-    "$PYTHON" -c 'import xdist' 2>/dev/null && parallel=(-n 8)
-    "$PYTHON" -m pytest -m gpu -q --tb=short "${parallel[@]}" tests
+    "$PYTHON" -c 'import xdist' 2>/dev/null && parallel=(-n 12)
+    "$PYTHON" -m pytest -m "$1" -q --tb=short ${parallel[@]+"${parallel[@]}"} tests
 }
+
+tests() { gpu_tests gpu; }
+
+random() { gpu_tests "gpu and slow"; }
 
 sanitizer() { "$PYTHON" tests/sanitizer/run.py; }
 
@@ -93,7 +98,7 @@ failed=0
 for part in "$@"; do
     case $part in
         bench) run=bench_part ;;
-        tests|sanitizer|ladder|suites|layouts|epilogues|fresh|model|host|gemv) run=$part ;;
+        tests|random|sanitizer|ladder|suites|layouts|epilogues|fresh|model|host|gemv) run=$part ;;
         *) echo "perf/reproduce.sh: no part is named $part" >&2; exit 2 ;;
     esac
     begun=$(date +%s)
