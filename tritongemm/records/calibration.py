@@ -2,7 +2,7 @@
 
 A file holds sections, one for each group of units (dtypes) whose kernels run alike::
 
-    {"schema_version": 1, "device": "nvidia-h200", "arch": 90, "sections": [
+    {"schema_version": 2, "device": "nvidia-h200", "arch": 90, "sections": [
       {"units": ["bf16", "fp16"], "run_ids": [...], "triton": "3.6.0", "problems": 62,
        "results": 17127, "rms_log_error": 0.15,
        "constants": {"memory": {"dram_gbps": 4100.0, ...}, "tiled": {...},
@@ -10,7 +10,7 @@ A file holds sections, one for each group of units (dtypes) whose kernels run al
        "factors": {"tiled_128x128x64_w8_s3_g8": 1.02, ...},
        "configs": [{"kernel": "tiled", "block_m": 128, ...}, ...], "contenders": [0, 3, ...],
        "neighbours": [{"m": 978, "n": 199, "k": 1543, "dtype_a": "bf16", "layout": "nt", ...,
-                       "vs_torch": 1.137, "of": [0, 3, ...], "permille": [-12, 40, ...]}]}]}
+                       "vs_torch": 1.137, "gaps": [0, 3, ...], "permille": [-12, 40, ...]}]}]}
 
 What the constants mean is said in ``tritongemm.selection.model``; configs and neighbours, which may
 be absent, are what ``tritongemm.selection.neighbours`` corrects by, and contenders what is chosen
@@ -23,6 +23,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 
 from tritongemm import settings
@@ -38,7 +39,7 @@ from tritongemm.records.codec import (
 )
 from tritongemm.records.reading import Fields, read_json
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _TOP = ("schema_version", "device", "arch", "sections")
 _SECTION = ("units", "run_ids", "triton", "problems", "results", "rms_log_error", "constants",
             "factors")
@@ -58,7 +59,8 @@ class Neighbour:
     Attributes:
         vs_torch: torch's time over that of the fastest config, in the same rounds; None: not
             measured.
-        of: which of the section's configs were measured.
+        of: which of the section's configs were measured, in ascending order. The file has the
+            gaps between them: half as many digits.
         permille: of each of those, the logarithm of measured over predicted time, in thousandths.
     """
 
@@ -183,12 +185,15 @@ def _config(entry: Fields, number: int, value: Mapping[str, object]) -> KernelCo
 def _neighbour(entry: Fields, fields: Fields, configs: int) -> Neighbour:
     values = dict(fields.values)
     vs_torch = fields.number("vs_torch", 1e-6) if "vs_torch" in values else None
-    of, permille = (_integers(fields, "of", 0, configs - 1),
-                    _integers(fields, "permille", -_MOST_PERMILLE, _MOST_PERMILLE))
-    if len(of) != len(permille) or len({*of}) != len(of):
+    gaps, permille = (_integers(fields, "gaps", 0, configs - 1),
+                      _integers(fields, "permille", -_MOST_PERMILLE, _MOST_PERMILLE))
+    of = tuple(accumulate(gaps))
+    if len(of) != len(permille) or 0 in gaps[1:]:
         raise entry.error("neighbours", f"{len(of)} configs, not all different, or not as many "
                           f"as the {len(permille)} values")
-    for name in ("vs_torch", "of", "permille"):
+    if of and of[-1] >= configs:
+        raise entry.error("neighbours", f"config {of[-1]} is not one of 0 to {configs - 1}")
+    for name in ("vs_torch", "gaps", "permille"):
         values.pop(name, None)
     try:
         return Neighbour(problem_from_json(values), vs_torch, of, permille)
@@ -252,7 +257,8 @@ def _values(section: Section) -> dict[str, object]:
         values["neighbours"] = [
             {**problem_to_json(x.problem),
              **({} if x.vs_torch is None else {"vs_torch": x.vs_torch}),
-             "of": list(x.of), "permille": list(x.permille)} for x in section.neighbours]
+             "gaps": [place - before for before, place in zip((0, *x.of), x.of)],
+             "permille": list(x.permille)} for x in section.neighbours]
     return values
 
 
