@@ -160,6 +160,12 @@ BREACHES = (
                 SPLITS, changes={"split_k": 16}, m=8192),
     *everywhere("split_k", r"split_k=32 makes \d+ units for 132 SMs; at most four an SM", SPLITS,
                 changes={"split_k": 32}),
+    Breach("warp_specialized", "split_k", "split_k=64 makes 1024 units for 132 SMs; at most four",
+           {"block_m": 64, "block_n": 16, "num_warps": 4, "swap_ab": 1, "split_k": 64},
+           replace(SQUARE, m=16, n=1024)),
+    Breach("gemv", "split_k", "split_k=32 makes 1024 units for 132 SMs; at most four an SM",
+           {"block_m": 1, "num_stages": 2, "swap_ab": 1, "split_k": 32},
+           GemmProblem.contiguous(512, 1, 8192)),
     *everywhere("grid", "a grid has at most 2147483647 programs", TILES, m=HUGE.m, n=HUGE.n),
     *everywhere("shared_memory",
                 r"num_stages=12 needs \d+ bytes of shared memory; sm_90 allows 232448. Use fewer "
@@ -218,6 +224,16 @@ def test_a_rule_says_what_is_wrong(breach: Breach):
         return
     with pytest.raises(ConstraintError, match=f"breaks the rule '{breach.rule}'"):
         require()
+
+
+def test_a_long_split_of_swapped_operands_counts_the_tiles_of_the_transposed_product():
+    long = GemmProblem.contiguous(16, 512, 32768, layout="nt")
+    config = SPECS["warp_specialized"].default(long, H200)
+    assert (config.swap_ab, config.split_k) == (1, 32)  # 8 tiles, 256 units
+    assert violation(long, config, H200) is None
+    column = GemmProblem.contiguous(256, 1, 8192)
+    config = replace(LEGAL["gemv"], block_m=1, num_stages=2, split_k=32, swap_ab=1)
+    assert violation(column, config, H200) is None  # 16 tiles, 512 units
 
 
 def test_gluon_kernels_are_not_for_the_interpreter():

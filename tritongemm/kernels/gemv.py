@@ -300,5 +300,5 @@ GEMV = KernelSpec(
         rules.Constraint(rules.WASTE, _lines), rules.Constraint("unrolled", _unrolled),
         rules.Constraint("copies", _copies),
         rules.Constraint("registers", _registers),
-        rules.split_k, _of_turned(rules.grid), rules.shared_memory(shared_bytes)),
+        rules.split_k, rules.grid, rules.shared_memory(shared_bytes)),
     by_rule=False, shared_bytes=shared_bytes, launches=launches, default=default)
