@@ -188,16 +188,22 @@ BREACHES = (
            {"block_k": 32}),
     Breach("gemv", "registers", "4x64x512 on 4 warps wants about 560 registers a thread; at most "
            "228. Use more warps", {"block_n": 64, "block_k": 512}),
+    Breach("gemv", "registers", "8x64x256 on 16 warps wants about 144 registers a thread; at most "
+           "114. Use a smaller tile", {"block_m": 8, "block_n": 64, "num_warps": 16,
+                                       "num_stages": 1}, replace(THIN, m=8)),
     Breach("gemv", "registers", "num_stages=3 with rows of A that are not contiguous along K", {},
            replace(THIN, layout="tt")),
     Breach("gemv", "copies", "num_stages=3 with loads of 2 bytes; an asynchronous copy", {},
            replace(THIN, align_b=2)),
     Breach("gemv", "unrolled", "block_k=128 unrolls 32 loads of B and 128 of A; at most 72",
-           {"block_n": 256, "block_k": 128}, replace(THIN, layout="nn")),
+           {"block_n": 256, "block_k": 128, "num_stages": 2}, replace(THIN, layout="nn")),
+    Breach("gemv", "unrolled", "unrolls 8 loads of B and 32 of A, into 5 buffers; at most 72. Use "
+           "a smaller block_k or fewer stages", {"block_n": 64, "block_k": 64, "num_stages": 6},
+           GemmProblem.contiguous(4, 4096, 4096, dtype="fp32")),
     Breach("gemv", "grid", "a grid has at most 2147483647 programs", {}, replace(
         THIN, n=2**31 - 1, batch=2**10)),
-    Breach("gemv", "shared_memory", r"num_stages=40 needs \d+ bytes of shared memory",
-           {"num_stages": 40}),
+    Breach("gemv", "shared_memory", r"num_stages=12 needs \d+ bytes of shared memory",
+           {"num_stages": 12, "block_n": 32}),
     *everywhere("split_k", "split_k=32 cuts 16 steps of block_k=256", ("gemv",),
                 changes={"split_k": 32}),
     Breach("tiled", "shared_memory", "sm_80 allows 166912", {"num_stages": 6}, arch=80),
