@@ -163,6 +163,10 @@ BREACHES = (
     Breach("warp_specialized", "split_k", "split_k=64 makes 1024 units for 132 SMs; at most four",
            {"block_m": 64, "block_n": 16, "num_warps": 4, "swap_ab": 1, "split_k": 64},
            replace(SQUARE, m=16, n=1024)),
+    *(Breach(kernel, "grid", f"{name}=2147483647 and a tile's side of .* Cut the problem along",
+             {}, replace(problem, **{name: 2**31 - 1})) for kernel, name, problem in (
+        *(("tiled", name, SQUARE) for name in "mnk"), ("gemv", "n", THIN), ("gemv", "k", THIN),
+        ("persistent_tma", "n", replace(SQUARE, align_c=16)), ("warp_specialized", "m", SQUARE))),
     Breach("gemv", "split_k", "split_k=32 makes 1024 units for 132 SMs; at most four an SM",
            {"block_m": 1, "num_stages": 2, "swap_ab": 1, "split_k": 32},
            GemmProblem.contiguous(512, 1, 8192)),

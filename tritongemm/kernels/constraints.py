@@ -263,6 +263,12 @@ def _grid(problem, config, device):
     tiles = _units(problem, config)
     if tiles > 2**31 - 1:
         return f"{tiles} tiles; a grid has at most {2**31 - 1} programs. Use a larger tile"
+    # Device code rounds extents up to whole tiles, and counts rows and columns of the last one.
+    widest = max(config.block_m, config.block_n, config.block_k)
+    for name in ("m", "n", "k"):
+        if getattr(problem, name) > 2**31 - widest:
+            return (f"{name}={getattr(problem, name)} and a tile's side of {widest} are more than "
+                    f"{2**31}, where 32 bits end. Cut the problem along {name}")
     return None
 
 
