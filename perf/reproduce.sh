@@ -20,10 +20,10 @@
 # A part that fails does not keep the others from running; the exit status is the number that did.
 # Minutes are those of one H200 and 16 cores. Each part logs to OUT/PART.log.
 set -uo pipefail
-cd "$(dirname "$0")/.." || exit 1
 if [ $# -lt 2 ]; then sed -n '2,21s/^# \{0,1\}//p' "$0" >&2; exit 2; fi
-OUT=$1; shift
-mkdir -p "$OUT"
+mkdir -p "$1" && OUT=$(cd "$1" && pwd) || exit 1
+shift
+cd "$(dirname "$0")/.." || exit 1
 PYTHON=${PYTHON:-python3}
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 

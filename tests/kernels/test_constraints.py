@@ -160,6 +160,16 @@ BREACHES = (
                 SPLITS, changes={"split_k": 16}, m=8192),
     *everywhere("split_k", r"split_k=32 makes \d+ units for 132 SMs; at most four an SM", SPLITS,
                 changes={"split_k": 32}),
+    Breach("warp_specialized", "split_k", "split_k=64 makes 1024 units for 132 SMs; at most four",
+           {"block_m": 64, "block_n": 16, "num_warps": 4, "swap_ab": 1, "split_k": 64},
+           replace(SQUARE, m=16, n=1024)),
+    *(Breach(kernel, "grid", f"{name}=2147483647 and a tile's side of .* Cut the problem along",
+             {}, replace(problem, **{name: 2**31 - 1})) for kernel, name, problem in (
+        *(("tiled", name, SQUARE) for name in "mnk"), ("gemv", "n", THIN), ("gemv", "k", THIN),
+        ("persistent_tma", "n", replace(SQUARE, align_c=16)), ("warp_specialized", "m", SQUARE))),
+    Breach("gemv", "split_k", "split_k=32 makes 1024 units for 132 SMs; at most four an SM",
+           {"block_m": 1, "num_stages": 2, "swap_ab": 1, "split_k": 32},
+           GemmProblem.contiguous(512, 1, 8192)),
     *everywhere("grid", "a grid has at most 2147483647 programs", TILES, m=HUGE.m, n=HUGE.n),
     *everywhere("shared_memory",
                 r"num_stages=12 needs \d+ bytes of shared memory; sm_90 allows 232448. Use fewer "
@@ -182,16 +192,22 @@ BREACHES = (
            {"block_k": 32}),
     Breach("gemv", "registers", "4x64x512 on 4 warps wants about 560 registers a thread; at most "
            "228. Use more warps", {"block_n": 64, "block_k": 512}),
+    Breach("gemv", "registers", "8x64x256 on 16 warps wants about 144 registers a thread; at most "
+           "114. Use a smaller tile", {"block_m": 8, "block_n": 64, "num_warps": 16,
+                                       "num_stages": 1}, replace(THIN, m=8)),
     Breach("gemv", "registers", "num_stages=3 with rows of A that are not contiguous along K", {},
            replace(THIN, layout="tt")),
     Breach("gemv", "copies", "num_stages=3 with loads of 2 bytes; an asynchronous copy", {},
            replace(THIN, align_b=2)),
     Breach("gemv", "unrolled", "block_k=128 unrolls 32 loads of B and 128 of A; at most 72",
-           {"block_n": 256, "block_k": 128}, replace(THIN, layout="nn")),
+           {"block_n": 256, "block_k": 128, "num_stages": 2}, replace(THIN, layout="nn")),
+    Breach("gemv", "unrolled", "unrolls 8 loads of B and 32 of A, into 5 buffers; at most 72. Use "
+           "a smaller block_k or fewer stages", {"block_n": 64, "block_k": 64, "num_stages": 6},
+           GemmProblem.contiguous(4, 4096, 4096, dtype="fp32")),
     Breach("gemv", "grid", "a grid has at most 2147483647 programs", {}, replace(
         THIN, n=2**31 - 1, batch=2**10)),
-    Breach("gemv", "shared_memory", r"num_stages=40 needs \d+ bytes of shared memory",
-           {"num_stages": 40}),
+    Breach("gemv", "shared_memory", r"num_stages=12 needs \d+ bytes of shared memory",
+           {"num_stages": 12, "block_n": 32}),
     *everywhere("split_k", "split_k=32 cuts 16 steps of block_k=256", ("gemv",),
                 changes={"split_k": 32}),
     Breach("tiled", "shared_memory", "sm_80 allows 166912", {"num_stages": 6}, arch=80),
@@ -218,6 +234,16 @@ def test_a_rule_says_what_is_wrong(breach: Breach):
         return
     with pytest.raises(ConstraintError, match=f"breaks the rule '{breach.rule}'"):
         require()
+
+
+def test_a_long_split_of_swapped_operands_counts_the_tiles_of_the_transposed_product():
+    long = GemmProblem.contiguous(16, 512, 32768, layout="nt")
+    config = SPECS["warp_specialized"].default(long, H200)
+    assert (config.swap_ab, config.split_k) == (1, 32)  # 8 tiles, 256 units
+    assert violation(long, config, H200) is None
+    column = GemmProblem.contiguous(256, 1, 8192)
+    config = replace(LEGAL["gemv"], block_m=1, num_stages=2, split_k=32, swap_ab=1)
+    assert violation(column, config, H200) is None  # 16 tiles, 512 units
 
 
 def test_gluon_kernels_are_not_for_the_interpreter():

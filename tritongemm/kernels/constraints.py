@@ -230,6 +230,12 @@ def _fma_tile(problem, config, device):
 fma_tile = Constraint("fma_tile", _fma_tile)
 
 
+def _units(problem, config):
+    """Tiles of C and of its batch, times the parts of K."""
+    m, n = (problem.n, problem.m) if config.swap_ab else (problem.m, problem.n)
+    return -(-m // config.block_m) * -(-n // config.block_n) * problem.batch * config.split_k
+
+
 def _split_k(problem, config, device):
     if config.split_k == 1:
         return None
@@ -237,8 +243,7 @@ def _split_k(problem, config, device):
     if config.split_k > steps:
         return (f"split_k={config.split_k} cuts {steps} steps of block_k={config.block_k}; at "
                 "most one part a step")
-    units = (config.split_k * problem.batch * -(-problem.m // config.block_m)
-             * -(-problem.n // config.block_n))
+    units = _units(problem, config)
     if config.split_k > 16 and units > 4 * device.num_sms:
         return (f"split_k={config.split_k} makes {units} units for {device.num_sms} SMs; at most "
                 "four an SM. Use a smaller split")
@@ -255,10 +260,15 @@ MAX_SCRATCH_BYTES = 2**30
 
 
 def _grid(problem, config, device):
-    tiles = (-(-problem.m // config.block_m) * -(-problem.n // config.block_n)
-             * problem.batch * config.split_k)
+    tiles = _units(problem, config)
     if tiles > 2**31 - 1:
         return f"{tiles} tiles; a grid has at most {2**31 - 1} programs. Use a larger tile"
+    # Device code rounds extents up to whole tiles, and counts rows and columns of the last one.
+    widest = max(config.block_m, config.block_n, config.block_k)
+    for name in ("m", "n", "k"):
+        if getattr(problem, name) > 2**31 - widest:
+            return (f"{name}={getattr(problem, name)} and a tile's side of {widest} are more than "
+                    f"{2**31}, where 32 bits end. Cut the problem along {name}")
     return None
 
 

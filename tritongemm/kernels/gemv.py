@@ -30,7 +30,10 @@ _LINE = 128
 #: Registers of addresses and counts, and the most that :func:`registers_needed` may come to: as
 #: compiled for sm_80, sm_90 and sm_100.
 _BASE_REGISTERS, _MAX_REGISTERS = 32, 228
-#: Loads of a step: 72 compile in 2 seconds, 144 took up to 150.
+#: Registers of an SM, and the most of them that a thread may have.
+_REGISTER_FILE, _REGISTERS_A_THREAD = 65536, 255
+#: Loads of a step, in a pipelined loop once for each of its buffers: 72 compile in 2 seconds, 144
+#: took up to 150; 40 into 5 buffers took 34.
 _MAX_LOADS = 72
 
 
@@ -102,13 +105,17 @@ def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
     what takes most.
     """
     shape, size = tiling(problem, config), dtype_of(problem.dtype_a).itemsize
-    buffered = config.num_stages - 1 if config.num_stages > 2 else 0
-    wide = buffered * shape.lanes * shape.vec_k * size
+    wide = _buffers(config) * shape.lanes * shape.vec_k * size
     buffers = shape.parts * (_up(config.block_n * wide)
                              + config.block_m * _up(shape.rows * wide))
     moved = 2 * _narrower(problem, config) * shape.rows * shape.lanes * shape.vec_k * size
     adding = REDUCE_BYTES if config.split_k > 1 else 0
     return max(buffers + moved, config.block_n * config.num_warps * 4, adding) + 128
+
+
+def _buffers(config: KernelConfig) -> int:
+    """Buffers of each load of a step in a pipelined loop; 0: the loop is not pipelined."""
+    return config.num_stages - 1 if config.num_stages > 2 else 0
 
 
 def _up(size: int) -> int:
@@ -226,21 +233,23 @@ def _registers(problem, config, device):
         return (f"num_stages={config.num_stages} with rows of A that are not contiguous along K, "
                 "or less aligned than B, spills registers; at most 2")
     need = registers_needed(problem, config)
-    if need <= _MAX_REGISTERS:
+    given = min(_REGISTERS_A_THREAD, _REGISTER_FILE // (32 * config.num_warps))
+    most = _MAX_REGISTERS * given // _REGISTERS_A_THREAD
+    if need <= most:
         return None
+    way = "more warps or a smaller tile" if given == _REGISTERS_A_THREAD else "a smaller tile"
     return (f"{config.block_m}x{config.block_n}x{config.block_k} on {config.num_warps} warps wants "
-            f"about {need:.0f} registers a thread; at most {_MAX_REGISTERS}. Use more warps or a "
-            "smaller tile")
+            f"about {need:.0f} registers a thread; at most {most}. Use {way}")
 
 
 def _unrolled(problem, config, device):
     """A step's loads are unrolled: hundreds of them compile for minutes."""
-    parts = tiling(problem, config).parts
-    loads = parts * (1 + config.block_m)
-    if loads <= _MAX_LOADS:
+    parts, buffers = tiling(problem, config).parts, max(1, _buffers(config))
+    if parts * (1 + config.block_m) * buffers <= _MAX_LOADS:
         return None
-    return (f"block_k={config.block_k} unrolls {parts} loads of B and {loads - parts} of A; at "
-            f"most {_MAX_LOADS}. Use a smaller block_k")
+    into, way = (f", into {buffers} buffers", " or fewer stages") if buffers > 1 else ("", "")
+    return (f"block_k={config.block_k} unrolls {parts} loads of B and {parts * config.block_m} of "
+            f"A{into}; at most {_MAX_LOADS}. Use a smaller block_k{way}")
 
 
 def _lines(problem, config, device):
@@ -300,5 +309,5 @@ GEMV = KernelSpec(
         rules.Constraint(rules.WASTE, _lines), rules.Constraint("unrolled", _unrolled),
         rules.Constraint("copies", _copies),
         rules.Constraint("registers", _registers),
-        rules.split_k, _of_turned(rules.grid), rules.shared_memory(shared_bytes)),
+        rules.split_k, rules.grid, rules.shared_memory(shared_bytes)),
     by_rule=False, shared_bytes=shared_bytes, launches=launches, default=default)
