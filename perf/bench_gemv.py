@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Iterator
 
 import torch
@@ -39,12 +40,14 @@ _CODES = {"w": "num_warps", "s": "num_stages", "k": "split_k", "d": "dependent_l
 
 
 def parsed(text: str, problem: GemmProblem) -> KernelConfig:
-    tile, *rest = text.split("_")
-    block_n, block_k = map(int, tile.split("x"))
+    match = re.fullmatch(r"(\d+)x(\d+)((?:_[wskd]\d+)*)", text)
+    if match is None:
+        sys.exit(f"--configs: {text!r} is not like 16x256_w4_s2_k2_d0")
     found = {_CODES[code]: int(value) for code, value in
-             (re.fullmatch(r"([a-z]+)(\d+)", part).groups() for part in rest)}
+             re.findall(r"([a-z]+)(\d+)", match[3])}
     own = GEMV.default(problem, current_device())
-    return KernelConfig("gemv", own.block_m, block_n, block_k, swap_ab=own.swap_ab, **found)
+    return KernelConfig("gemv", own.block_m, int(match[1]), int(match[2]), swap_ab=own.swap_ab,
+                        **found)
 
 
 def configs_of(problem: GemmProblem, given: str) -> Iterator[KernelConfig]:

@@ -39,13 +39,13 @@ gpu_tests() {  # MARKERS
     "$PYTHON" -m pytest -m "$1" -q --tb=short ${parallel[@]+"${parallel[@]}"} tests
 }
 
-tests() { gpu_tests gpu; }
+part_tests() { gpu_tests gpu; }
 
-random() { gpu_tests "gpu and slow"; }
+part_random() { gpu_tests "gpu and slow"; }
 
-sanitizer() { "$PYTHON" tests/sanitizer/run.py; }
+part_sanitizer() { "$PYTHON" tests/sanitizer/run.py; }
 
-ladder() {
+part_ladder() {
     local to="$OUT/ladder" status=0
     tg ladder --size 1024,2048,4096,8176,8192 --rungs thread_tile_2d,warp_tiled,warp_tiled_async \
         --processes 3 --budget 1 --tag bars --out "$to/bars.csv" --no-pictures || status=1
@@ -59,50 +59,51 @@ ladder() {
     return $status
 }
 
-bench_part() { bench bf16-nt.csv square llm_decode stream_k llm_prefill --dtype bf16 --layout nt; }
+part_bench() { bench bf16-nt.csv square llm_decode stream_k llm_prefill --dtype bf16 --layout nt; }
 
-suites() {
+part_suites() {
     bench bf16-suites.csv wide_k split_k aligned_random odd deepbench sources batched training \
         --dtype bf16 --layout nt
 }
 
-layouts() {
+part_layouts() {
     local status=0 four="square llm_prefill aligned_random stream_k"
     bench bf16-layouts.csv $four --dtype bf16 --layout nn,tn,tt || status=1
     bench fp16-nt.csv $four --dtype fp16 --layout nt || status=1
     return $status
 }
 
-epilogues() {
+part_epilogues() {
     local words="--dtype bf16 --layout nt --epilogue bias+gelu,bias+relu,add" status=0
     bench epilogue-decode.csv llm_decode $words || status=1
     bench epilogue-prefill.csv llm_prefill --spread 36 $words || status=1
     return $status
 }
 
-fresh() {
+part_fresh() {
     tg regret --fresh "${SEED:-20261122}" --journal "$OUT/regret.jsonl" --resume \
         --out "$OUT/regret.csv" --at-least 0.95 --worst 0.80
 }
 
-model() { "$PYTHON" perf/train_gpt2.py --out "$OUT/model"; }
+part_model() { "$PYTHON" perf/train_gpt2.py --out "$OUT/model"; }
 
-host() { "$PYTHON" perf/bench_host.py; }
+part_host() { "$PYTHON" perf/bench_host.py; }
 
-gemv() {
+part_gemv() {
     "$PYTHON" perf/bench_gemv.py --shapes 1x4096x14336,1x8192x8192,1x28672x4096,4x8192x8192,8x8192x8192 \
         --configs 4x1024_w4_s1,8x256_w4_s2,16x256_w4_s1
 }
 
-failed=0
 for part in "$@"; do
     case $part in
-        bench) run=bench_part ;;
-        tests|random|sanitizer|ladder|suites|layouts|epilogues|fresh|model|host|gemv) run=$part ;;
+        tests|random|sanitizer|ladder|bench|suites|layouts|epilogues|fresh|model|host|gemv) ;;
         *) echo "perf/reproduce.sh: no part is named $part" >&2; exit 2 ;;
     esac
+done
+failed=0
+for part in "$@"; do
     begun=$(date +%s)
-    if "$run" >"$OUT/$part.log" 2>&1; then word=done; else word=FAILED; failed=$((failed + 1)); fi
+    if "part_$part" >"$OUT/$part.log" 2>&1; then word=done; else word=FAILED; failed=$((failed + 1)); fi
     echo "$part: $word after $(($(date +%s) - begun)) s; $(tail -n 1 "$OUT/$part.log")"
 done
 exit $failed

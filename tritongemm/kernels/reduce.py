@@ -16,7 +16,7 @@ from tritongemm.kernels.launch import (
 from tritongemm.kernels.symbol import epilogue_words
 from tritongemm.problem import GemmProblem
 
-#: Elements of the result that a program of 128 threads adds, and loads in flight a program.
+#: Elements of the result that a program of 128 threads adds, and parts of them that it loads.
 _MAX_BLOCK, _MIN_BLOCK, _LOADS = 1024, 64, 8192
 #: Bytes of shared memory that the pass takes at most: a block of sums on its way to the store.
 REDUCE_BYTES = 4 * _MAX_BLOCK

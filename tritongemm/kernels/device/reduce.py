@@ -25,7 +25,7 @@ def reduce_splits(partials, c, M, N, total, stride_cb, stride_cm, stride_cn, d, 
         total = total.to(tl.int64)
     index = start * BLOCK + tl.arange(0, BLOCK)
     inside = index < total
-    # All parts at once, so that their loads are in flight together; tl.sum's order is fixed.
+    # All parts at once, so that many loads are in flight together; tl.sum's order is fixed.
     parts = tl.arange(0, PARTS)
     if INDEX64:
         parts = parts.to(tl.int64)
