@@ -223,6 +223,20 @@ def test_a_factor_that_float32_does_not_hold_is_torchs_to_judge(factor, dtype, w
     assert len(plans.made) == made
 
 
+@pytest.mark.parametrize("options", [{"alpha": 1e39}, {"beta": 1e39}, {"alpha": 2**64}], ids=str)
+def test_a_factor_that_float32_does_not_hold_is_torchs_where_the_input_alone_is_mapped(
+        options, plans):
+    ds, a, b = randn(2, 5, 3), randn(5, 7), randn(7, 3)
+    found = []
+    for home in (tg, torch):
+        try:
+            mapped = torch.func.vmap(lambda d, f=home.addmm: f(d, a, b, **options))
+            found.append(mapped(ds).tolist())
+        except (RuntimeError, OverflowError) as error:
+            found.append((type(error), str(error)))
+    assert str(found[0]) == str(found[1])
+
+
 def test_factors_at_the_ends_of_float32_are_a_kernels(plans):
     d, a, b = randn(5, 3), randn(5, 7), randn(7, 3)
     for factor in (torch.finfo(torch.float32).max, -torch.finfo(torch.float32).tiny, 2**63 - 1):

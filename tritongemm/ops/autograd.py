@@ -21,7 +21,7 @@ from tritongemm import settings
 from tritongemm.errors import UnsupportedError
 from tritongemm.ops import formulas
 from tritongemm.ops.declined import Declined, DeclinedByChoice
-from tritongemm.ops.execute import MATMUL, Op
+from tritongemm.ops.execute import MATMUL, Op, judge
 from tritongemm.ops.execute import fused as run_fused
 from tritongemm.ops.execute import product as run_product
 
@@ -279,6 +279,7 @@ class Fused(Function):
              b: Tensor, beta: float, alpha: float) -> tuple[Tensor, int]:
         """One product of all samples, D with it."""
         if in_dims[2:4] == (None, None):
+            judge(alpha, beta)  # the sum below would take any factor
             d = _mapped(d, in_dims[1], max(a.dim(), b.dim()))
             result = product(op, a, b, alpha)
             if beta == 0:  # D is not read

@@ -144,7 +144,7 @@ def _learn_fused(op: Op, key: tuple, d: torch.Tensor, a: torch.Tensor, b: torch.
     operands = Operands(a, b, out, d, added=beta != 0.0, scaled=alpha != 1.0)
     if alpha == 1.0 and beta in (0.0, 1.0):
         return _learn(op, key, operands)
-    _judge(alpha, beta)  # a problem that is torch's needs no plan
+    judge(alpha, beta)  # a problem that is torch's needs no plan
     return _learn(op, key, operands, judged=True)
 
 
@@ -152,7 +152,7 @@ def _learn_fused(op: Op, key: tuple, d: torch.Tensor, a: torch.Tensor, b: torch.
 _LEAST, _MOST = torch.finfo(float32).tiny, torch.finfo(float32).max
 
 
-def _judge(alpha: float, beta: float) -> None:
+def judge(alpha: float, beta: float) -> None:
     """Raises Declined for factors that are torch's: alpha = 0, where it reads neither A nor B, so
     that no NaN of theirs is seen, a beta that is 0 as float32 alone, and what it refuses."""
     for name, factor in (("alpha", alpha), ("beta", beta)):
@@ -168,7 +168,7 @@ def _judging(call: Call) -> Call:
 
     def judged(a, b, pa, pb, alpha, d, pd, beta, out=None):
         if not (least <= abs(alpha) <= most and (least <= abs(beta) <= most or beta == 0)):
-            _judge(alpha, beta)
+            judge(alpha, beta)
         if out is None:
             return call(a, b, pa, pb, alpha, d, pd, beta)
         return call(a, b, pa, pb, alpha, d, pd, beta, out)
