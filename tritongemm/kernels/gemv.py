@@ -16,8 +16,9 @@ from tritongemm.kernels.launch import (
     Scalar,
     dependence,
     divisor_of,
+    operand_strides,
 )
-from tritongemm.kernels.reduce import REDUCE_BYTES, partials_bytes, reduce_launch
+from tritongemm.kernels.reduce import REDUCE_BYTES, partials_bytes, reduce_launch, target_of
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.swap import swapped, swapped_geometry
 from tritongemm.kernels.symbol import symbol_of
@@ -132,37 +133,22 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         geometry, names = swapped_geometry(geometry), ("b", "a")
     m, n, k, g = problem.m, problem.n, problem.k, geometry
     size = dtype_of(problem.dtype_a).itemsize
-    if split == 1:
-        target = Pointer("c", "c", problem.dtype_out, problem.align_c)
-        cb, cm, cn, cs = g.cb, g.cm, g.cn, 0
-        c_align = problem.align_c // dtype_of(problem.dtype_out).itemsize
-    else:
-        target = Pointer("c", "scratch", "fp32", 16)
-        cb, cs, c_align = m * n, problem.batch * m * n, 4
-        cm, cn = (1, m) if config.swap_ab else (n, 1)
-    c_align = max(1, c_align)
+    c = target_of(outer, config, g)
     # A's threads lie as B's do, so that a wider load of A would only be taken apart again.
     align_b = max(1, problem.align_b // size)
     align_a = min(max(1, problem.align_a // size), align_b)
     arguments = (
         Pointer("a", names[0], problem.dtype_a, min(problem.align_a, problem.align_b)),
         Pointer("b", names[1], problem.dtype_b, problem.align_b),
-        target,
+        c.pointer,
         Scalar("M", m),
-        Scalar("N", n, divisor_of(n, max(align_b if g.bn == 1 else 1, c_align))),
+        Scalar("N", n, divisor_of(n, max(align_b if g.bn == 1 else 1, c.align))),
         Scalar("K", k, divisor_of(k, align_b)),
-        Scalar("stride_ab", g.ab, divisor_of(g.ab, align_a)),
-        Scalar("stride_am", g.am, divisor_of(g.am, align_a), fold=True),
-        Scalar("stride_ak", g.ak, divisor_of(g.ak, align_a), fold=True,
-               wide=config.block_k * g.ak >= 2**31),  # what a step moves by
-        Scalar("stride_bb", g.bb, divisor_of(g.bb, align_b)),
-        Scalar("stride_bk", g.bk, divisor_of(g.bk, align_b), fold=True,
-               wide=config.block_k * g.bk >= 2**31),
-        Scalar("stride_bn", g.bn, divisor_of(g.bn, align_b), fold=True),
-        Scalar("stride_cb", cb, divisor_of(cb, c_align)),
-        Scalar("stride_cm", cm, divisor_of(cm, c_align), fold=True),
-        Scalar("stride_cn", cn, divisor_of(cn, c_align), fold=True),
-        Scalar("stride_cs", cs, divisor_of(cs, 4)),
+        *operand_strides(g, config.block_k, align_a, align_b),
+        Scalar("stride_cb", c.batch, divisor_of(c.batch, c.align)),
+        Scalar("stride_cm", c.row, divisor_of(c.row, c.align), fold=True),
+        Scalar("stride_cn", c.column, divisor_of(c.column, c.align), fold=True),
+        Scalar("stride_cs", c.part, divisor_of(c.part, 4)),
     )
     extra, epilogue = epilogue_of_launch(problem, g) if split == 1 else ((), NO_EPILOGUE)
     steps = -(-k // config.block_k)

@@ -199,6 +199,23 @@ def dependence(config: KernelConfig, device: DeviceSpec) -> dict[str, Any]:
     return {"waits": waits, "dependent": waits, "release": config.dependent_launch * waits}
 
 
+def operand_strides(g: Geometry, block_k: int, align_a: int, align_b: int) -> tuple[Scalar, ...]:
+    """The strides of A and B as a pointer kernel takes them; ``align_*``: elements that divide
+    every address of the operand.
+
+    What a step along K moves by must not overflow, though the stride alone fits 32 bits.
+    """
+    return (
+        Scalar("stride_ab", g.ab, divisor_of(g.ab, align_a)),
+        Scalar("stride_am", g.am, divisor_of(g.am, align_a), fold=True),
+        Scalar("stride_ak", g.ak, divisor_of(g.ak, align_a), fold=True,
+               wide=block_k * g.ak >= 2**31),
+        Scalar("stride_bb", g.bb, divisor_of(g.bb, align_b)),
+        Scalar("stride_bk", g.bk, divisor_of(g.bk, align_b), fold=True,
+               wide=block_k * g.bk >= 2**31),
+        Scalar("stride_bn", g.bn, divisor_of(g.bn, align_b), fold=True))
+
+
 def divisor_of(value: int, limit: int = 16) -> int:
     """The largest power of two up to ``limit`` that divides ``value``."""
     low = value & -value

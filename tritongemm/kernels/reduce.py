@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.kernels.epilogue import epilogue_of_launch
@@ -14,7 +16,7 @@ from tritongemm.kernels.launch import (
     divisor_of,
 )
 from tritongemm.kernels.symbol import epilogue_words
-from tritongemm.problem import GemmProblem
+from tritongemm.problem import GemmProblem, dtype_of
 
 #: Elements of the result that a program of 128 threads adds, and parts of them that it loads.
 _MAX_BLOCK, _MIN_BLOCK, _LOADS = 1024, 64, 8192
@@ -25,6 +27,37 @@ REDUCE_BYTES = 4 * _MAX_BLOCK
 def partials_bytes(problem: GemmProblem, split: int) -> int:
     """Scratch of [split, batch, M, N] float32, bytes; none without a split."""
     return 0 if split == 1 else 4 * split * problem.batch * problem.m * problem.n
+
+
+class Target(NamedTuple):
+    """Where the tiles of a product go: a pointer, and the strides of its batch, rows, columns and
+    parts, elements."""
+
+    pointer: Pointer
+    batch: int
+    row: int
+    column: int
+    part: int
+
+    @property
+    def align(self) -> int:
+        """Elements that divide the addresses of rows."""
+        return max(1, self.pointer.align // dtype_of(self.pointer.dtype).itemsize)
+
+
+def target_of(problem: GemmProblem, config: KernelConfig, geometry: Geometry) -> Target:
+    """C, or with a split its parts in scratch.
+
+    Args:
+        problem: as it was asked for, whose C [M, N] the parts are laid out like.
+        geometry: of what the kernel computes: the transposed product's with ``swap_ab``.
+    """
+    if config.split_k == 1:
+        pointer = Pointer("c", "c", problem.dtype_out, problem.align_c)
+        return Target(pointer, geometry.cb, geometry.cm, geometry.cn, 0)
+    row, column = (1, problem.n) if config.swap_ab else (problem.n, 1)
+    matrix = problem.m * problem.n
+    return Target(Pointer("c", "scratch", "fp32", 16), matrix, row, column, problem.batch * matrix)
 
 
 def reduce_launch(problem: GemmProblem, config: KernelConfig, geometry: Geometry,

@@ -15,8 +15,9 @@ from tritongemm.kernels.launch import (
     Scalar,
     dependence,
     divisor_of,
+    operand_strides,
 )
-from tritongemm.kernels.reduce import partials_bytes, reduce_launch
+from tritongemm.kernels.reduce import partials_bytes, reduce_launch, target_of
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.symbol import symbol_of
 from tritongemm.problem import GemmProblem, dtype_of
@@ -44,36 +45,22 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     tiles = -(-m // config.block_m) * -(-n // config.block_n)
     split = config.split_k
     size = dtype_of(problem.dtype_a).itemsize
-    out_size = dtype_of(problem.dtype_out).itemsize
-    g = geometry
-    if split == 1:
-        target = Pointer("c", "c", problem.dtype_out, problem.align_c)
-        cb, cm, cn, cs, c_align = g.cb, g.cm, g.cn, 0, problem.align_c // out_size
-    else:
-        target = Pointer("c", "scratch", "fp32", 16)
-        cb, cm, cn, cs, c_align = m * n, n, 1, problem.batch * m * n, 4
+    g, c = geometry, target_of(problem, config, geometry)
     align_a, align_b = max(1, problem.align_a // size), max(1, problem.align_b // size)
     # Elements that are contiguous and aligned along an operand's inner axis: what a vectorised
     # load may take at once. Wrapping an index keeps it only where the extent is a multiple too.
     arguments = (
         Pointer("a", "a", problem.dtype_a, problem.align_a),
         Pointer("b", "b", problem.dtype_b, problem.align_b),
-        target,
+        c.pointer,
         Scalar("M", m, divisor_of(m, align_a) if g.am == 1 else 1),
-        Scalar("N", n, divisor_of(n, max(align_b if g.bn == 1 else 1, c_align, 1))),
+        Scalar("N", n, divisor_of(n, max(align_b if g.bn == 1 else 1, c.align))),
         Scalar("K", k, divisor_of(k, max(align_a, align_b))),
-        Scalar("stride_ab", g.ab, divisor_of(g.ab, align_a)),
-        Scalar("stride_am", g.am, divisor_of(g.am, align_a), fold=True),
-        Scalar("stride_ak", g.ak, divisor_of(g.ak, align_a), fold=True,
-               wide=config.block_k * g.ak >= 2**31),  # what a step moves by
-        Scalar("stride_bb", g.bb, divisor_of(g.bb, align_b)),
-        Scalar("stride_bk", g.bk, divisor_of(g.bk, align_b), fold=True,
-               wide=config.block_k * g.bk >= 2**31),
-        Scalar("stride_bn", g.bn, divisor_of(g.bn, align_b), fold=True),
-        Scalar("stride_cb", cb, divisor_of(cb, max(1, c_align))),
-        Scalar("stride_cm", cm, divisor_of(cm, max(1, c_align))),
-        Scalar("stride_cn", cn, 1, fold=True),
-        Scalar("stride_cs", cs, divisor_of(cs, 4)),
+        *operand_strides(g, config.block_k, align_a, align_b),
+        Scalar("stride_cb", c.batch, divisor_of(c.batch, c.align)),
+        Scalar("stride_cm", c.row, divisor_of(c.row, c.align)),
+        Scalar("stride_cn", c.column, 1, fold=True),
+        Scalar("stride_cs", c.part, divisor_of(c.part, 4)),
     )
     extra, epilogue = epilogue_of_launch(problem, g) if split == 1 else ((), NO_EPILOGUE)
     steps = -(-k // config.block_k)

@@ -12,13 +12,12 @@ from tritongemm.kernels.gluon_support import any_width_obstacle
 from tritongemm.kernels.launch import (
     Geometry,
     Launch,
-    Pointer,
     Scalar,
     dependence,
     divisor_of,
 )
 from tritongemm.kernels.padding import copied, pad_operands, padded_bytes
-from tritongemm.kernels.reduce import partials_bytes, reduce_launch
+from tritongemm.kernels.reduce import partials_bytes, reduce_launch, target_of
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.swap import swapped, swapped_geometry
 from tritongemm.kernels.symbol import symbol_of
@@ -94,31 +93,24 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     a, b = replace(a, operand=names[0]), replace(b, operand=names[1])
     if padding is not None:
         a, b = padding.moved(a), padding.moved(b)
-    if split == 1:
-        c = Pointer("c", "c", problem.dtype_out, problem.align_c)
-        cb, cm, cn, cs = geometry.cb, geometry.cm, geometry.cn, 0
-    else:
-        c = Pointer("c", "scratch", "fp32", 16)
-        cb, cm, cn = outer.m * outer.n, outer.n, 1
-        cs = outer.batch * outer.m * outer.n
-        if config.swap_ab:
-            cm, cn = cn, cm
+    c = target_of(outer, config, geometry)
     if store:
         width = config.block_n // config.epilogue_subtile if _power(config.block_n) else part
         c_desc = batched(problem, "c_desc", "c", problem.dtype_out, (problem.m, problem.n),
                          geometry.cm, (rows, width), geometry.cb, gluon=True)
     else:
-        c_desc = replace(c, name="c_desc")
+        c_desc = replace(c.pointer, name="c_desc")
     extra, epilogue = epilogue_of_launch(problem, geometry) if split == 1 else ((), NO_EPILOGUE)
     units = (-(-problem.m // config.block_m) * -(-problem.n // config.block_n)
              * problem.batch * split)
     arguments = (
-        a, b, c_desc, c, Scalar("M", problem.m), Scalar("N", problem.n, divisor_of(problem.n, 8)),
-        Scalar("K", problem.k), Scalar("batches", problem.batch, fold=True),
-        Scalar("stride_cb", cb, divisor_of(cb, 4)),
-        Scalar("stride_cm", cm, divisor_of(cm, 8), fold=True),
-        Scalar("stride_cn", cn, divisor_of(cn, 8), fold=True), Scalar("stride_cs", cs,
-                                                                     divisor_of(cs, 4)), *extra)
+        a, b, c_desc, c.pointer, Scalar("M", problem.m),
+        Scalar("N", problem.n, divisor_of(problem.n, 8)), Scalar("K", problem.k),
+        Scalar("batches", problem.batch, fold=True),
+        Scalar("stride_cb", c.batch, divisor_of(c.batch, 4)),
+        Scalar("stride_cm", c.row, divisor_of(c.row, 8), fold=True),
+        Scalar("stride_cn", c.column, divisor_of(c.column, 8), fold=True),
+        Scalar("stride_cs", c.part, divisor_of(c.part, 4)), *extra)
     constants = (
         ("A_T", problem.layout[0] == "t"), ("B_T", problem.layout[1] == "t"),
         ("BATCHED", problem.batch > 1), ("TMA_STORE", store),
