@@ -5,8 +5,8 @@
 Every rung under memcheck, racecheck, initcheck and synccheck; every kernel under memcheck; and
 where a tool understands the kernel also under the others: racecheck and initcheck know nothing of
 the copy engine's writes to shared memory, so they see the pointer kernels, the pass that adds split
-parts, and the copies that pad operands. (initcheck sees them beside pointer kernels only: parts
-that a kernel out of its sight has written look unwritten to it.)
+parts, and, racecheck only, the copies that pad operands. (Parts that a kernel out of its sight has
+written look unwritten to initcheck, so it sees the pass beside pointer kernels only.)
 
 The tools run side by side, each in one process of its own. torch's caching allocator is switched
 off, or an overrun would land in a valid slab and not be seen. Exit status: 0 all clean, 1 something

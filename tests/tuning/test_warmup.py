@@ -164,7 +164,8 @@ def test_a_changing_m_needs_few_binaries(n, k):
 #: What CONTRIBUTING.md promises of a config; some 1 to 150 are asked for.
 MOST_OF_A_CONFIG = 160
 #: Of every divisor up to 16 bytes, below and beyond a tile, and where offsets need 64 bits.
-EXTENTS = (1, 2, 4, 8, 16, 33, 66, 100, 136, 1021, 1022, 1024, 3332, 8200, 65536, 65537, 2**20)
+EXTENTS = (1, 2, 3, 4, 8, 16, 33, 66, 100, 136, 264, 520, 1021, 1022, 1024, 3332, 8200, 65536, 65537,
+           2**20)
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
@@ -172,8 +173,9 @@ EXTENTS = (1, 2, 4, 8, 16, 33, 66, 100, 136, 1021, 1022, 1024, 3332, 8200, 65536
     KernelConfig("tiled", 64, 64, 32), KernelConfig("tiled", 64, 64, 32, split_k=4),
     KernelConfig("persistent_tma", 64, 64, 64, num_stages=3),
     KernelConfig("warp_specialized", 128, 64, 64, num_warps=8, num_stages=4),
-    KernelConfig("warp_specialized", 128, 64, 64, num_warps=8, num_stages=4, pad_operands=1,
-                 split_k=2)], ids=str)
+    *(KernelConfig("warp_specialized", 128, 64, 64, num_warps=8, num_stages=4, pad_operands=level,
+                   split_k=2) for level in (1, 2)),
+    KernelConfig("gemv", 4, 64, 64, num_stages=2, split_k=2)], ids=str)
 def test_whatever_the_shapes_a_config_has_few_binaries(config, layout):
     """Loaded ones stay for the life of a process, which may see any number of shapes."""
     keys, problems = set(), 0
@@ -182,4 +184,5 @@ def test_whatever_the_shapes_a_config_has_few_binaries(config, layout):
         if violation(problem, config, H200) is None:
             problems += 1
             keys |= {binary_key(x, 90) for x in launches_of(problem, config, H200)}
-    assert problems >= 300 and len(keys) <= MOST_OF_A_CONFIG
+    least = 200 if config.kernel == "gemv" else 300  # it takes two of these M
+    assert problems >= least and len(keys) <= MOST_OF_A_CONFIG
