@@ -164,8 +164,8 @@ def test_a_changing_m_needs_few_binaries(n, k):
 #: What CONTRIBUTING.md promises of a config; some 1 to 150 are asked for.
 MOST_OF_A_CONFIG = 160
 #: Of every divisor up to 16 bytes, below and beyond a tile, and where offsets need 64 bits.
-EXTENTS = (1, 2, 3, 4, 8, 16, 33, 66, 100, 136, 264, 520, 1021, 1022, 1024, 3332, 8200, 65536, 65537,
-           2**20)
+EXTENTS = (1, 2, 3, 4, 8, 16, 33, 66, 100, 136, 264, 520, 1021, 1022, 1024, 3332, 8200, 65536,
+           65537, 2**20)
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])

@@ -63,7 +63,8 @@ class Neighbours:
         self._classes = classes
         self._where = np.array([_place(x.problem) for x in neighbours])
         shape = (len(neighbours), len(configs))
-        miss, seen = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+        miss: np.ndarray = np.zeros(shape, np.float32)
+        seen: np.ndarray = np.zeros(shape, np.float32)
         for row, x in enumerate(neighbours):
             miss[row, list(x.of)] = np.array(x.permille) / 1000.0
             seen[row, list(x.of)] = 1.0
@@ -140,7 +141,7 @@ class _Level:
 def _means(values: np.ndarray, known: np.ndarray, group: np.ndarray,
            groups: int) -> tuple[np.ndarray, np.ndarray]:
     """Each problem's mean over the columns of a group, and where there is one."""
-    member = np.zeros((len(group), groups), np.float32)
+    member: np.ndarray = np.zeros((len(group), groups), np.float32)
     member[np.arange(len(group)), group] = 1.0
     count = known @ member
     return values @ member / np.maximum(count, 1.0), np.minimum(count, 1.0)
