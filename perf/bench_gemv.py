@@ -23,6 +23,7 @@ import torch
 from tritongemm import selection
 from tritongemm.config import KernelConfig
 from tritongemm.device import current_device
+from tritongemm.errors import DeviceError
 from tritongemm.kernels import violation
 from tritongemm.kernels.gemv import GEMV
 from tritongemm.measure.contender import TORCH, Contender
@@ -114,6 +115,10 @@ def main() -> None:
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--configs", default="")
     args = parser.parse_args()
+    try:
+        current_device()
+    except DeviceError as error:
+        sys.exit(f"bench_gemv.py: {error}")
     for shape in args.shapes.split(","):
         m, n, k = map(int, shape.split("x"))
         report(GemmProblem.contiguous(m, n, k, layout=args.layout, dtype=args.dtype), args.configs)
