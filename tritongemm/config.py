@@ -9,7 +9,7 @@ from tritongemm.errors import ConfigError
 
 #: Short forms in ``config_id``, in the order in which they are written.
 _CODES = {"num_warps": "w", "num_stages": "s", "group_m": "g", "split_k": "k",
-          "epilogue_subtile": "e", "cluster_m": "c", "pingpong": "p", "swap_ab": "x",
+          "epilogue_subtile": "e", "cluster_k": "c", "pingpong": "p", "swap_ab": "x",
           "pad_operands": "a", "dependent_launch": "d", "thread_m": "tm", "thread_n": "tn",
           "warp_m": "wm", "warp_n": "wn"}
 #: A bound against nonsense and hostile files, far above anything a device can run.
@@ -28,7 +28,7 @@ class KernelConfig:
         group_m: rows of tiles walked together, for L2 reuse.
         split_k: parts that K is cut into.
         epilogue_subtile: pieces in which the tile is stored.
-        cluster_m: programs of one cluster along M.
+        cluster_k: programs of one cluster, which share K and add their parts within it.
         pingpong: 1: two consumer groups take tiles in turn, 0: they share each tile.
         swap_ab: 1: computes the transposed product, so that a small M is the narrow side.
         pad_operands: 1: operands that the copy engine cannot read are copied to aligned scratch;
@@ -50,7 +50,7 @@ class KernelConfig:
     group_m: int = 8
     split_k: int = 1
     epilogue_subtile: int = 1
-    cluster_m: int = 1
+    cluster_k: int = 1
     pingpong: int = 0
     swap_ab: int = 0
     pad_operands: int = 0

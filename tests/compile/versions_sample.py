@@ -34,6 +34,7 @@ def cases():
     yield 90, problem(batch=3), hopper(128, 64, num_warps=8, num_stages=4)
     if any_width_obstacle() is None:
         yield 90, problem(), hopper(128, 192, num_warps=8, num_stages=4)
+        yield 90, problem(), hopper(128, 128, num_warps=8, num_stages=4, cluster_k=4)
     for arch, warps in ((90, 8), (100, 4)):
         yield arch, problem(), KernelConfig("persistent_tma", 128, 128, 64, num_warps=warps,
                                             num_stages=3)

@@ -76,6 +76,61 @@ def test_random_configs_of_the_space_are_right(kernel):
     assert tried >= 20, f"seed {SEED}: only {tried} of 400 draws were legal"
 
 
+def hopper(block_m: int, block_n: int, **more: int) -> KernelConfig:
+    return KernelConfig("warp_specialized", block_m, block_n, 64, num_warps=block_m // 16, **more)
+
+
+CLUSTERS = (hopper(64, 16, num_stages=8, cluster_k=2, swap_ab=1),
+            hopper(64, 128, num_stages=4, cluster_k=4, swap_ab=1),
+            hopper(64, 64, num_stages=6, cluster_k=8), hopper(64, 96, num_stages=8, cluster_k=2),
+            hopper(128, 128, num_stages=4, cluster_k=2), hopper(128, 128, num_stages=4, cluster_k=8),
+            hopper(192, 64, num_stages=4, cluster_k=4))
+
+
+@pytest.mark.parametrize("layout", ("nn", "nt", "tn", "tt"))
+@pytest.mark.parametrize("config", CLUSTERS, ids=str)
+def test_a_cluster_sums_its_parts_of_k(config, layout):
+    # several tiles, the last ones cut; fewer steps than parts; a batch; rows that are copied
+    for m, n, k, batch in ((16, 1000, 4104, 1), (104, 328, 72, 1), (104, 1096, 1032, 3),
+                           (99, 333, 1003, 1)):
+        problem = GemmProblem.contiguous(m, n, k, batch=batch, layout=layout)
+        aligned = replace(config, pad_operands=int(k == 1003))
+        if config.swap_ab and m != 16:
+            aligned = replace(aligned, block_n=max(config.block_n, 64))
+        broken = violation(problem, aligned, current_device())
+        if broken is None:
+            prove(problem, aligned, seed=k)
+        else:
+            assert broken.rule in ("oversized", "alignment", "cluster"), broken
+
+
+@pytest.mark.parametrize("config", CLUSTERS, ids=str)
+def test_a_cluster_repeats_bit_for_bit(config):
+    problem = GemmProblem.contiguous(16 if config.swap_ab else 400, 3000, 4096, layout="nt",
+                                     dtype="fp16")
+    config = replace(config, block_n=16 if config.swap_ab else config.block_n, cluster_k=2
+                     if config.swap_ab else config.cluster_k)
+    one = draw(problem, sets=1, seed=0, device=torch.device("cuda"))[0]
+    launch = bind_config(problem, config, current_device())
+    launch(one.a, one.b, one.out)
+    first = one.out.clone()
+    for _ in range(100):
+        poison(one.out)
+        launch(one.a, one.b, one.out)
+        assert torch.equal(first, one.out)
+
+
+@pytest.mark.parametrize("layout", ("nn", "tn"))
+def test_any_width_of_a_side_stored_across_k_is_right(layout):
+    for config in (hopper(128, 144, num_stages=4), hopper(192, 96, num_stages=4),
+                   hopper(64, 80, num_stages=8), hopper(64, 48, num_stages=6, swap_ab=1)):
+        m = 48 if config.swap_ab else 1000
+        for dtype, batch in (("bf16", 1), ("fp16", 2)):
+            problem = GemmProblem.contiguous(m, 1048, 520, layout=layout, dtype=dtype, batch=batch)
+            assert violation(problem, config, current_device()) is None
+            prove(problem, config)
+
+
 @pytest.mark.parametrize("align", (2, 4, 8, 16))
 @pytest.mark.parametrize("operand", ("align_a", "align_b", "align_c"))
 def test_alignment_of_no_operand_changes_a_result(operand, align):

@@ -91,10 +91,10 @@ BREACHES = (
            {"pad_operands": 1}, replace(SQUARE, m=2**18, align_a=2)),
     Breach("persistent_tma", "c_stride", "inner stride of 1", problem=replace(SQUARE, align_c=1)),
     *(Breach(kernel, "unused", f"{name}={value}: this kernel has no such parameter", {name: value})
-      for kernel, names in (("tiled", ("epilogue_subtile", "cluster_m", "swap_ab")),
+      for kernel, names in (("tiled", ("epilogue_subtile", "cluster_k", "swap_ab")),
                             ("persistent_tma", ("split_k", "pingpong", "pad_operands")),
                             ("gemv", ("epilogue_subtile", "pingpong", "pad_operands")),
-                            ("warp_specialized", ("cluster_m", "thread_m", "warp_n")))
+                            ("warp_specialized", ("thread_m", "warp_n")))
       for name, value in ((n, 2) for n in names)),
     *(breach for name in ("block_m", "block_n", "block_k", "num_warps")
       for breach in everywhere("power_of_two", f"{name}=96 is not a power of two",
@@ -103,10 +103,20 @@ BREACHES = (
     Breach("warp_specialized", "powers", "block_k=96 is not a power of two", {"block_k": 96}),
     Breach("warp_specialized", "powers", "block_n=72 is neither a power of two nor a multiple",
            {"block_n": 72}),
-    Breach("warp_specialized", "powers", "block_n=144.*must be stored along K", {"block_n": 144},
-           replace(SQUARE, layout="nn")),
-    Breach("warp_specialized", "powers", "buffer must be larger than that of C's pieces",
+    Breach("warp_specialized", "first", "buffer must be larger than that of C's pieces",
            {"block_n": 160, "num_stages": 2}, replace(SQUARE, dtype_out="fp32")),
+    *(Breach("warp_specialized", "cluster", says, {"num_stages": 4, "cluster_k": 2} | changes,
+             problem)
+      for says, changes, problem in (
+          ("cluster_k=3 is not 1, 2, 4 or 8", {"cluster_k": 3}, None),
+          ("it goes with pingpong=0, split_k=1, epilogue_subtile=1", {"split_k": 2}, None),
+          ("it goes with pingpong=0", {"pingpong": 1}, None),
+          ("it goes with .* epilogue_subtile=1", {"epilogue_subtile": 2}, None),
+          ("each program sums a multiple of 8 columns", {"cluster_k": 4, "block_n": 16}, None),
+          ("a consumer must have 64 rows, not those of block_m=256", {"block_m": 256}, None),
+          ("sends what 4 stages have room for, not num_stages=2", {"num_stages": 2}, None),
+          ("cluster_k=8 cuts 2 steps of block_k=64; one each at least", {"cluster_k": 8},
+           replace(SQUARE, k=128)))),
     Breach("warp_specialized", "powers", "a consumer must have 64 rows, not those of block_m=256",
            {"block_n": 144, "block_m": 256}),
     *(breach for name in ("block_m", "block_n", "block_k")

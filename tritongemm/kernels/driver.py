@@ -170,8 +170,9 @@ class Launcher:
         self.symbol = binary.symbol
         kernel = _load(binary.cubin, binary.symbol, binary.shared_bytes, device)
         attributes = []
-        if binary.num_ctas > 1:
-            attributes.append(_attribute(_CLUSTER_DIMENSION, binary.num_ctas, 1, 1))
+        cluster = binary.num_ctas * launch.cluster
+        if cluster > 1:
+            attributes.append(_attribute(_CLUSTER_DIMENSION, cluster, 1, 1))
         if launch.dependent:
             attributes.append(_attribute(_DEPENDENT_LAUNCH, 1))
         self._attributes = (_Attribute * len(attributes))(*attributes)

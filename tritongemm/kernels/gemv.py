@@ -288,7 +288,7 @@ GEMV = KernelSpec(
     constraints=(
         rules.dtypes("bf16", "fp16", "fp32"), rules.min_arch(80),
         rules.Constraint("skinny", _skinny, of_problem=True),
-        rules.unused("epilogue_subtile", "cluster_m", "pingpong", "pad_operands", "thread_m",
+        rules.unused("epilogue_subtile", "cluster_k", "pingpong", "pad_operands", "thread_m",
                      "thread_n", "warp_m", "warp_n"),
         rules.flags, rules.powers_of_two, rules.Constraint("rows", _block_m),
         _of_turned(rules.not_oversized), rules.Constraint("threads", _threads),

@@ -135,6 +135,7 @@ class Launch:
         arguments: in the order of the kernel's parameters, constants left out.
         constants: the kernel's constexpr parameters.
         grid: programs along x, y, z.
+        cluster: of these, neighbours along x that run together and reach each other's memory.
         symbol: the name that profilers show.
         waits: its code waits for its predecessor in the stream before it touches memory.
         dependent: it is launched before its predecessor ends (programmatic dependent launch),
@@ -154,6 +155,7 @@ class Launch:
     num_stages: int
     symbol: str
     num_ctas: int = 1
+    cluster: int = 1
     maxnreg: int | None = None
     gluon: bool = False
     waits: bool = False

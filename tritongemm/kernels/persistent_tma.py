@@ -130,7 +130,7 @@ PERSISTENT_TMA = KernelSpec(
         rules.dtypes("bf16", "fp16", "fp32"), rules.archs(90, 100),
         rules.tensor_cores, rules.tf32_reads_k_major, rules.tma_extents, rules.tma_operands,
         rules.Constraint("c_stride", _unit_inner_c, of_problem=True),
-        rules.unused("split_k", "cluster_m", "pingpong", "swap_ab",
+        rules.unused("split_k", "cluster_k", "pingpong", "swap_ab",
                      "pad_operands",
                      "thread_m", "thread_n", "warp_m", "warp_n"),
         rules.flags, rules.powers_of_two, rules.dot_shape, rules.Constraint("box", _box),

@@ -120,7 +120,7 @@ TILED = KernelSpec(
     archs=(80, 89, 90, 100),
     constraints=(
         rules.dtypes("bf16", "fp16", "fp32"), rules.min_arch(80),
-        rules.unused("epilogue_subtile", "cluster_m", "pingpong", "swap_ab",
+        rules.unused("epilogue_subtile", "cluster_k", "pingpong", "swap_ab",
                      "pad_operands",
                      "thread_m", "thread_n", "warp_m", "warp_n"),
         rules.flags, rules.powers_of_two, rules.dot_shape, rules.not_oversized, rules.accumulator,

@@ -29,6 +29,10 @@ from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
 _START_REGISTERS = {1: 128, 2: 168, 3: 128}
 _CONSUMER_REGISTERS = {1: 232, 2: 240, 3: 160}
 _MAX_STAGES = 12
+#: Columns of a swizzled row of 128 bytes.
+_PIECE = 64
+#: The barriers' share of the one buffer of a cluster's program.
+_BARRIERS = 16 * 128
 
 
 def consumers_of(config: KernelConfig) -> int:
@@ -46,14 +50,36 @@ def _power(width: int) -> bool:
     return part_of(width) == width
 
 
+def _one_buffer(config: KernelConfig) -> bool:
+    """Whether device code wants addresses, so that both operands share the first of shared
+    memory."""
+    return not _power(config.block_n) or config.cluster_k > 1
+
+
+def box_of(problem: GemmProblem, config: KernelConfig) -> int:
+    """Columns of B that the copy engine brings at once: what the tile's width allows, but from one
+    buffer the tensor instruction reads a B stored across K in swizzled rows of 64."""
+    layout = swapped(problem).layout if config.swap_ab else problem.layout
+    if _one_buffer(config) and layout[1] == "n":
+        return _PIECE
+    return part_of(config.block_n)
+
+
+def _exchanged_bytes(config: KernelConfig) -> int:
+    """What the programs of a cluster send to one of them: its consumers' float32 accumulators."""
+    return 4 * config.block_m * config.block_n if config.cluster_k > 1 else 0
+
+
 def _stores_by_tma(problem: GemmProblem, config: KernelConfig) -> bool:
     return config.split_k == 1 and not config.swap_ab and tma_store(problem)
 
 
 def _operand_bytes(problem: GemmProblem, config: KernelConfig) -> int:
-    """STAGES buffers of both operands."""
+    """STAGES buffers of both operands, B's of whole boxes."""
     size = dtype_of(problem.dtype_a).itemsize
-    return config.num_stages * (config.block_m + config.block_n) * config.block_k * size
+    box = box_of(problem, config)
+    columns = -(-config.block_n // box) * box
+    return config.num_stages * (config.block_m + columns) * config.block_k * size
 
 
 def _piece_bytes(problem: GemmProblem, config: KernelConfig) -> int:
@@ -61,16 +87,18 @@ def _piece_bytes(problem: GemmProblem, config: KernelConfig) -> int:
     if not _stores_by_tma(problem, config):
         return 0
     rows = config.block_m if config.pingpong else config.block_m // consumers_of(config)
-    width = config.block_n // config.epilogue_subtile
+    columns = config.block_n // config.cluster_k
+    width = columns // config.epilogue_subtile
     if not _power(config.block_n) and config.epilogue_subtile > 1:
-        width = part_of(config.block_n)
+        width = part_of(columns)
     return rows * width * dtype_of(problem.dtype_out).itemsize * consumers_of(config)
 
 
 def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
-    """Bytes: the operands' buffers, the pieces of C, the barriers."""
-    return (_operand_bytes(problem, config) + _piece_bytes(problem, config)
-            + 16 * config.num_stages + 256)
+    """Bytes: the operands' buffers, what a cluster exchanges, the pieces of C, the barriers."""
+    barriers = _BARRIERS if config.cluster_k > 1 else 16 * config.num_stages + 16
+    return (_operand_bytes(problem, config) + _exchanged_bytes(config)
+            + _piece_bytes(problem, config) + barriers + 240)
 
 
 def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
@@ -88,14 +116,15 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     store, split, consumers = _stores_by_tma(outer, config), config.split_k, consumers_of(config)
     rows = config.block_m if config.pingpong else config.block_m // consumers
     a = stored_operand(problem, "a", rows, config.block_k, geometry, gluon=True)
-    part = part_of(config.block_n)
-    b = stored_operand(problem, "b", part, config.block_k, geometry, gluon=True)
+    cluster = config.cluster_k
+    part, box = part_of(config.block_n // cluster), box_of(outer, config)
+    b = stored_operand(problem, "b", box, config.block_k, geometry, gluon=True)
     a, b = replace(a, operand=names[0]), replace(b, operand=names[1])
     if padding is not None:
         a, b = padding.moved(a), padding.moved(b)
     c = target_of(outer, config, geometry)
     if store:
-        width = config.block_n // config.epilogue_subtile if _power(config.block_n) else part
+        width = part if _one_buffer(config) else config.block_n // config.epilogue_subtile
         c_desc = batched(problem, "c_desc", "c", problem.dtype_out, (problem.m, problem.n),
                          geometry.cm, (rows, width), geometry.cb, gluon=True)
     else:
@@ -115,16 +144,17 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         ("A_T", problem.layout[0] == "t"), ("B_T", problem.layout[1] == "t"),
         ("BATCHED", problem.batch > 1), ("TMA_STORE", store),
         ("SUBTILE", config.epilogue_subtile), ("BLOCK_M", config.block_m),
-        ("BLOCK_N", config.block_n), ("PART", part), ("BLOCK_K", config.block_k),
+        ("BLOCK_N", config.block_n), ("PART", part), ("BOX", box), ("BLOCK_K", config.block_k),
         ("GROUP_M", config.group_m), ("SPLIT_K", split), ("STAGES", config.num_stages),
-        ("CONSUMERS", consumers), ("PINGPONG", bool(config.pingpong)),
+        ("CONSUMERS", consumers), ("PINGPONG", bool(config.pingpong)), ("CLUSTER", cluster),
         ("CONSUMER_REGISTERS", _CONSUMER_REGISTERS[consumers]), *epilogue)
-    resident = programs_an_sm(outer, config, device)
+    # A cluster does one tile: it sends its sums from where its operands were.
+    at_once = units if cluster > 1 else device.num_sms * programs_an_sm(outer, config, device)
     product = Launch(
         "tritongemm.kernels.device.warp_specialized", "warp_specialized", arguments, constants,
-        (min(device.num_sms * resident, units), 1, 1), 4, 1, symbol_of(outer, config),
-        maxnreg=_START_REGISTERS[consumers], gluon=True,
-        first_shared=0 if _power(config.block_n) else _operand_bytes(problem, config),
+        (min(at_once, units) * cluster, 1, 1), 4, 1,
+        symbol_of(outer, config), cluster=cluster, maxnreg=_START_REGISTERS[consumers], gluon=True,
+        first_shared=_operand_bytes(outer, config) if _one_buffer(config) else 0,
         **dependence(config, device),
         scratch_bytes=(padding.scratch_bytes if padding else partials_bytes(outer, split)))
     before = (padding.launch,) if padding else ()
@@ -159,23 +189,53 @@ def _powers(problem, config, device):
     if config.block_n % 16:
         return (f"block_n={config.block_n} is neither a power of two nor a multiple of 16, which "
                 "boxes must be")
-    layout = swapped(problem).layout if config.swap_ab else problem.layout
-    if layout[1] != "t":
-        return (f"block_n={config.block_n} is not a power of two: the side that it cuts must be "
-                "stored along K")
     if config.block_m != (1 if config.pingpong else consumers_of(config)) * 64:
         return (f"block_n={config.block_n} is not a power of two: a consumer must have 64 rows, "
                 f"not those of block_m={config.block_m}")
+    return None
+
+
+def _first(problem, config, device):
+    """Device code takes addresses from the operands' buffer: it must be the first."""
+    if not _one_buffer(config):
+        return None
+    what = (f"cluster_k={config.cluster_k}" if _power(config.block_n)
+            else f"block_n={config.block_n}")
+    if (reason := any_width_obstacle()) is not None:
+        return f"{what}: {reason}"
     if _operand_bytes(problem, config) <= _piece_bytes(problem, config):
-        # device/any_width.py takes the addresses from it
-        return (f"num_stages={config.num_stages} of block_n={config.block_n}: the operands' buffer "
-                "must be larger than that of C's pieces; use more stages or epilogue_subtile=2")
+        return (f"num_stages={config.num_stages} with {what}: the operands' buffer must be larger "
+                "than that of C's pieces; use more stages or epilogue_subtile=2")
+    return None
+
+
+def _cluster(problem, config, device):
+    size = config.cluster_k
+    if size == 1:
+        return None
+    if size not in (2, 4, 8):
+        return f"cluster_k={size} is not 1, 2, 4 or 8"
+    if config.pingpong or config.split_k > 1 or config.epilogue_subtile > 1:
+        return (f"cluster_k={size} shares K by itself, each program of it stores its columns at "
+                "once: it goes with pingpong=0, split_k=1, epilogue_subtile=1")
+    if config.block_n % (8 * size):
+        return (f"cluster_k={size} of block_n={config.block_n}: each program sums a multiple of 8 "
+                "columns")
+    if config.block_m != 64 * consumers_of(config):
+        return (f"cluster_k={size}: a consumer must have 64 rows, not those of "
+                f"block_m={config.block_m}")
+    chunks = 16 // (config.block_n // 8 // size)
+    least = -(-4 * size // chunks) if chunks else _MAX_STAGES + 1
+    if config.num_stages < least:
+        return (f"cluster_k={size} of block_n={config.block_n} sends what {least} stages have room "
+                f"for, not num_stages={config.num_stages}")
+    steps = -(-problem.k // config.block_k)
+    if size > steps:
+        return f"cluster_k={size} cuts {steps} steps of block_k={config.block_k}; one each at least"
     return None
 
 
 def _tile(problem, config, device):
-    if not _power(config.block_n) and (reason := any_width_obstacle()) is not None:
-        return f"block_n={config.block_n}: {reason}"
     rows = config.block_m if config.pingpong else config.block_m // consumers_of(config)
     if rows not in (64, 128):
         return (f"block_m={config.block_m} gives a consumer {rows} rows; the tensor instruction "
@@ -281,9 +341,10 @@ WARP_SPECIALIZED = KernelSpec(
     constraints=(
         rules.dtypes("bf16", "fp16"), rules.archs(90), rules.not_interpreted, rules.gluon,
         rules.tma_extents,
-        rules.unused("cluster_m", "thread_m", "thread_n", "warp_m", "warp_n"),
+        rules.unused("thread_m", "thread_n", "warp_m", "warp_n"),
         rules.flags, rules.Constraint("powers", _powers), rules.Constraint("consumers", _consumers),
-        rules.Constraint("tile", _tile), rules.Constraint("subtile", _subtile),
+        rules.Constraint("tile", _tile), rules.Constraint("cluster", _cluster),
+        rules.Constraint("first", _first), rules.Constraint("subtile", _subtile),
         rules.Constraint(rules.WASTE, _oversized),
         rules.Constraint("alignment", _aligned_or_padded),
         rules.Constraint("swap", _not_swapped_for_nothing), rules.split_k, rules.grid,

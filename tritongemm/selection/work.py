@@ -44,7 +44,7 @@ class Work(NamedTuple):
     """Counts of one (problem, config, device); extents of 0 count as 1, so that all are positive.
 
     Attributes:
-        tiles: units of work: tiles of C, the parts of a split K counted each.
+        tiles: units of work: tiles of C, the parts of a split K, or of a cluster's, counted each.
         waves: units that one program, or one slot of an SM, does one after another.
         per_sm: units that the busiest SM does.
         steps: of the K loop in a unit.
@@ -102,6 +102,8 @@ def class_of(config: KernelConfig) -> str:
             f"_w{config.num_warps}")
     if config.pingpong:
         name += "_p1"
+    if config.cluster_k > 1:
+        name += f"_c{config.cluster_k}"
     return name + "_x1" if config.swap_ab else name
 
 
@@ -129,7 +131,7 @@ def keeps_to_the_budget(problem: GemmProblem, config: KernelConfig, device: Devi
     tiles = work_of(problem, config, device).tiles
     if tiles <= device.num_sms:
         return True
-    return config.kernel in PERSISTENT and (
+    return config.kernel in PERSISTENT and config.cluster_k == 1 and (
         config.pingpong == 1 or resident_programs(problem, config, device) == 1)
 
 
@@ -157,11 +159,12 @@ def work_of(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> W
     size, out = dtype_of(problem.dtype_a).itemsize, dtype_of(problem.dtype_out).itemsize
     bm, bn, bk, split = config.block_m, config.block_n, config.block_k, config.split_k
     rows, cols = -(-m // bm), -(-n // bn)
-    tiles = rows * cols * batch * split
+    parts = split * config.cluster_k
+    tiles = rows * cols * batch * parts
     slots = device.num_sms * resident_programs(problem, config, device)
     waves, per_sm = -(-tiles // slots), -(-tiles // device.num_sms)
     all_steps = -(-k // bk)
-    steps = -(-all_steps // split)
+    steps = -(-all_steps // parts)
     first, second = ("b", "a") if config.swap_ab else ("a", "b")
     engine = config.kernel in PERSISTENT
     step_bytes = bk * size * sum(
@@ -187,7 +190,7 @@ def work_of(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> W
         + result + problem.bytes_of_d(),
         config.num_stages, threads_load * bm, threads_load * bn, spilled,
         min(config.dependent_launch, 1),
-        per_sm * bm * bn * (4 if split > 1 else out) / 1024, split,
+        per_sm * bm * bn / config.cluster_k * (4 if split > 1 else out) / 1024, split,
         stored + result if split > 1 else 0.0, 2.0 * padded, padded / size / 1e3, store,
         f"align{max(align_a, 2)}", f"align{max(align_b, 2)}",
         f"align{max(least, 2)}" if padded else "")

@@ -6,31 +6,34 @@ itself takes any multiple of 8. Its accumulator is, register for register, that 
 instructions of 8 columns side by side (PTX ISA, wgmma, "Register Fragments"): a tuple of
 [64, 8] tensors, which :func:`columns_of` joins into powers of two without moving a register.
 
-Operands are read through matrix descriptors (PTX ISA, wgmma, "Matrix Descriptor Format"). Gluon
-tells no addresses: the caller keeps both operands in one buffer, which is the largest and so
-the first in shared memory. A binary in which it is not is refused (``Launch.first_shared``).
+Operands are read through matrix descriptors (PTX ISA, wgmma, "Matrix Descriptor Format"): the
+caller keeps both in one buffer, the first in shared memory (``hopper.shared_address``). A side
+that is stored across K lies in pieces of 64 columns, the width of a swizzled row.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from tritongemm.kernels.device.hopper import shared_address
+
 
 @gluon.constexpr_function
-def _multiply(n, a_transposed, element):
-    """The four instructions of a step of 64 along K, of 4 n accumulator registers."""
+def _multiply(n, a_across, b_across, element):
+    """The four instructions of a step of 64 along K, of 4 n accumulator registers; ``*_across``:
+    the operand is stored across K."""
     outputs = 4 * n
     registers = ", ".join(f"${i}" for i in range(outputs))
     # From one 16 of K to the next, in units of 16 bytes: 32 bytes of a swizzled row, or, with K
     # outermost, 16 rows of 128 bytes.
-    advance = 128 if a_transposed else 2
+    advance_a, advance_b = (128 if across else 2 for across in (a_across, b_across))
     lines = ["{", ".reg .b64 da, db;", ".reg .pred p;", "setp.ne.b32 p, 1, 0;",
              f"mov.b64 da, ${2 * outputs};", f"mov.b64 db, ${2 * outputs + 4};",
              "wgmma.fence.sync.aligned;"]
     for k in range(4):
         if k:
-            lines += [f"add.s64 da, da, {advance};", "add.s64 db, db, 2;"]
+            lines += [f"add.s64 da, da, {advance_a};", f"add.s64 db, db, {advance_b};"]
         lines.append(f"wgmma.mma_async.sync.aligned.m64n{8 * n}k16.f32.{element}.{element} "
-                     f"{{{registers}}}, da, db, p, 1, 1, {int(a_transposed)}, 0;")
+                     f"{{{registers}}}, da, db, p, 1, 1, {int(a_across)}, {int(b_across)};")
     return "\n".join([*lines, "wgmma.commit_group.sync.aligned;",
                       "wgmma.wait_group.sync.aligned 1;", "}"])
 
@@ -63,23 +66,24 @@ def zeros(N8: gl.constexpr):
 
 
 @gluon.jit
-def descriptor(offset):
+def descriptor(offset, ACROSS: gl.constexpr):
     """The matrix descriptor of a swizzled tile ``offset`` bytes into shared memory: 128-byte
-    swizzle, 1,024 bytes from one group of eight rows to the next."""
-    base = gl.inline_asm_elementwise("mov.u32 $0, global_smem;", "=r", [], dtype=gl.int32,
-                                     is_pure=True, pack=1)
-    return (((base + offset) >> 4) & 0x3FFF).to(gl.int64) | ((1 << 62) | (64 << 32) | (1 << 16))
+    swizzle, 1,024 bytes from one group of eight rows to the next, and, of a side stored ACROSS K,
+    the 64 rows of a step from one piece to the next."""
+    PIECE: gl.constexpr = 512 if ACROSS else 1
+    return (((shared_address(offset) >> 4) & 0x3FFF).to(gl.int64)
+            | ((1 << 62) | (64 << 32) | (PIECE << 16)))
 
 
 @gluon.jit
-def multiply(accs, a_offset, b_offset, N8: gl.constexpr, A_T: gl.constexpr,
+def multiply(accs, a_offset, b_offset, N8: gl.constexpr, A_T: gl.constexpr, B_T: gl.constexpr,
              ELEMENT: gl.constexpr):
     """accs + A @ B of the tiles at these offsets in bytes; waits until only this one is under
     way."""
     return gl.inline_asm_elementwise(
-        _multiply(N8, A_T, ELEMENT), _tied(N8, 8),
-        accs + (descriptor(a_offset), descriptor(b_offset)), dtype=_floats(N8), is_pure=False,
-        pack=4)
+        _multiply(N8, A_T, not B_T, ELEMENT), _tied(N8, 8),
+        accs + (descriptor(a_offset, A_T), descriptor(b_offset, not B_T)), dtype=_floats(N8),
+        is_pure=False, pack=4)
 
 
 @gluon.jit

@@ -33,5 +33,17 @@ else:
         layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([OUTER, INNER], buffer.dtype)
         return buffer._reinterpret(buffer.dtype, [OUTER, INNER], layout)
 
-__all__ = ["fence_async_shared", "matrix_of", "mbarrier", "tma_load", "tma_store", "tma_store_wait",
-           "warpgroup_mma", "warpgroup_mma_wait"]
+
+@gluon.jit
+def shared_address(offset):
+    """The address ``offset`` bytes into the program's shared memory.
+
+    Gluon tells no addresses: who needs one keeps what it points to in the buffer that is first in
+    shared memory, the largest. A binary in which it is not is refused (``Launch.first_shared``).
+    """
+    return offset + gl.inline_asm_elementwise("mov.u32 $0, global_smem;", "=r", [], dtype=gl.int32,
+                                              is_pure=True, pack=1)
+
+
+__all__ = ["fence_async_shared", "matrix_of", "mbarrier", "shared_address", "tma_load", "tma_store",
+           "tma_store_wait", "warpgroup_mma", "warpgroup_mma_wait"]

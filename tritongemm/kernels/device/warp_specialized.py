@@ -3,16 +3,17 @@
 Persistent: each program walks over units (a tile of C, and with SPLIT_K > 1 a part of K). The
 producer runs ahead by up to STAGES buffers, across units too, so the loads of the next unit are
 under way while this one is stored. Sizes that powers of two miss fill the last wave: three
-CONSUMERS share 192 rows, and a tile has any multiple of 16 columns (``any_width``), loaded and
-stored in parts of PART, the power of two that divides it. With PINGPONG two consumers take units
-in turn: one multiplies while the other stores. A barrier keeps the turns in order: a group that
-waited for a stage two rounds ahead would take the parity of the wrong round.
+CONSUMERS share 192 rows, and a tile has any multiple of 16 columns (``any_width``), stored in parts
+of PART, the power of two that divides it. With PINGPONG two consumers take units in turn: one
+multiplies while the other stores. A barrier keeps the turns in order: a group that waited for a
+stage two rounds ahead would take the parity of the wrong round. The programs of a CLUSTER share a
+tile, each a part of its K, and do that one alone (``cluster``).
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tritongemm.kernels.device import any_width
+from tritongemm.kernels.device import any_width, cluster
 from tritongemm.kernels.device.dependent_launch import gluon_release, gluon_wait
 from tritongemm.kernels.device.epilogue import gluon_finish, gluon_load_d
 from tritongemm.kernels.device.hopper import (
@@ -29,9 +30,11 @@ from tritongemm.kernels.device.symbol import symbol
 
 
 @gluon.jit
-def locate(unit, M, N, K, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
-           GROUP_M: gl.constexpr, SPLIT_K: gl.constexpr, batches):
-    """Unit number -> (batch, part, first row, first column, first step, last step).
+def locate(unit, rank, M, N, K, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+           BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr, SPLIT_K: gl.constexpr,
+           CLUSTER: gl.constexpr, batches):
+    """Unit number, and place in the cluster -> (batch, part, first row, first column, first step,
+    last step).
 
     The parts of K are the outermost, so that programs of one moment share operands in the L2;
     within a part tiles go in the grouped order of ``order.tile_of``.
@@ -48,8 +51,8 @@ def locate(unit, M, N, K, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K:
     row = (first_m + (tile % width) % size_m) * BLOCK_M
     col = ((tile % width) // size_m) * BLOCK_N
     steps = gl.cdiv(K, BLOCK_K)
-    steps_a_part = gl.cdiv(steps, SPLIT_K)
-    first = gl.minimum(part * steps_a_part, steps)
+    steps_a_part = gl.cdiv(steps, SPLIT_K * CLUSTER)
+    first = gl.minimum((part * CLUSTER + rank) * steps_a_part, steps)
     return batch, part, row, col, first, gl.minimum(first + steps_a_part, steps)
 
 
@@ -63,58 +66,64 @@ def load(desc, batch, outer, inner, barrier, buffer, BATCHED: gl.constexpr):
 
 
 @gluon.jit
-def operand_a(desc, bufs, stage, piece, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+def operand_a(desc, bufs, stage, piece, BLOCK_M: gl.constexpr, ROWS_B: gl.constexpr,
               ROWS: gl.constexpr, ONE_BUFFER: gl.constexpr):
     """The buffer of a piece of A."""
     if ONE_BUFFER:
-        unit = (stage * (BLOCK_M + BLOCK_N) + piece * ROWS) // 16
+        unit = (stage * (BLOCK_M + ROWS_B) + piece * ROWS) // 16
         return bufs.index(unit)._reinterpret(desc.dtype, desc.block_type.shape, desc.layout)
     else:
         return bufs.index((BLOCK_M // ROWS) * stage + piece)
 
 
 @gluon.jit
-def operand_b(desc, bufs, stage, box, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-              PART: gl.constexpr, ONE_BUFFER: gl.constexpr):
+def operand_b(desc, bufs, stage, box, BLOCK_M: gl.constexpr, ROWS_B: gl.constexpr,
+              BOX: gl.constexpr, ONE_BUFFER: gl.constexpr):
     """The buffer of a box of B."""
     if ONE_BUFFER:
-        unit = (stage * (BLOCK_M + BLOCK_N) + BLOCK_M + box * PART) // 16
+        unit = (stage * (BLOCK_M + ROWS_B) + BLOCK_M + box * BOX) // 16
         return bufs.index(unit)._reinterpret(desc.dtype, desc.block_type.shape, desc.layout)
     else:
         return bufs.index(stage)
 
 
 @gluon.jit
-def producer(a_desc, b_desc, a_bufs, b_bufs, ready, empty, M, N, K, batches, A_T: gl.constexpr,
+def producer(a_desc, b_desc, a_bufs, b_bufs, barriers, M, N, K, batches, A_T: gl.constexpr,
              B_T: gl.constexpr, BATCHED: gl.constexpr, BLOCK_M: gl.constexpr,
-             BLOCK_N: gl.constexpr, PART: gl.constexpr, BLOCK_K: gl.constexpr,
+             BLOCK_N: gl.constexpr, BOX: gl.constexpr, BLOCK_K: gl.constexpr,
              GROUP_M: gl.constexpr, SPLIT_K: gl.constexpr, STAGES: gl.constexpr,
-             ROWS: gl.constexpr, RELEASE: gl.constexpr, STAGE_BYTES: gl.constexpr):
+             ROWS: gl.constexpr, RELEASE: gl.constexpr, ONE_BUFFER: gl.constexpr,
+             CLUSTER: gl.constexpr):
     """Fills stage after stage, as soon as its consumers have let go of it."""
-    units = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N) * batches * SPLIT_K
     PIECES: gl.constexpr = BLOCK_M // ROWS
+    BOXES: gl.constexpr = (BLOCK_N + BOX - 1) // BOX
+    ROWS_B: gl.constexpr = BOXES * BOX
+    STAGE_BYTES: gl.constexpr = ((BLOCK_M + ROWS_B) * BLOCK_K
+                                 * (a_desc.dtype.primitive_bitwidth // 8))
+    if CLUSTER > 1:
+        cluster.come()
+    rank = gl.program_id(0) % CLUSTER
+    units = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N) * batches * SPLIT_K
     it = 0
-    for unit in range(gl.program_id(0), units, gl.num_programs(0)):
-        batch, part, row, col, first, last = locate(unit, M, N, K, BLOCK_M, BLOCK_N, BLOCK_K,
-                                                    GROUP_M, SPLIT_K, batches)
+    for unit in range(gl.program_id(0) // CLUSTER, units, gl.num_programs(0) // CLUSTER):
+        batch, part, row, col, first, last = locate(unit, rank, M, N, K, BLOCK_M, BLOCK_N, BLOCK_K,
+                                                    GROUP_M, SPLIT_K, CLUSTER, batches)
         for step in range(first, last):
             k = step * BLOCK_K
             stage = it % STAGES
-            mbarrier.wait(empty.index(stage), ((it // STAGES) & 1) ^ 1)
-            barrier = ready.index(stage)
+            mbarrier.wait(barriers.index(STAGES + stage), ((it // STAGES) & 1) ^ 1)
+            barrier = barriers.index(stage)
             mbarrier.expect(barrier, STAGE_BYTES)
             for piece in gl.static_range(PIECES):
                 a_row = row + piece * ROWS
-                buffer = operand_a(a_desc, a_bufs, stage, piece, BLOCK_M, BLOCK_N, ROWS,
-                                   PART < BLOCK_N)
+                buffer = operand_a(a_desc, a_bufs, stage, piece, BLOCK_M, ROWS_B, ROWS, ONE_BUFFER)
                 if A_T:
                     load(a_desc, batch, k, a_row, barrier, buffer, BATCHED)
                 else:
                     load(a_desc, batch, a_row, k, barrier, buffer, BATCHED)
-            for box in gl.static_range(BLOCK_N // PART):
-                b_col = col + box * PART
-                buffer = operand_b(b_desc, b_bufs, stage, box, BLOCK_M, BLOCK_N, PART,
-                                   PART < BLOCK_N)
+            for box in gl.static_range(BOXES):
+                b_col = col + box * BOX
+                buffer = operand_b(b_desc, b_bufs, stage, box, BLOCK_M, ROWS_B, BOX, ONE_BUFFER)
                 if B_T:
                     load(b_desc, batch, b_col, k, barrier, buffer, BATCHED)
                 else:
@@ -122,6 +131,17 @@ def producer(a_desc, b_desc, a_bufs, b_bufs, ready, empty, M, N, K, batches, A_T
             it += 1
     if RELEASE == 1:
         gluon_release()
+    if CLUSTER > 1:
+        cluster.meet()
+
+
+@gluon.jit
+def bystander(CLUSTER: gl.constexpr):
+    """Warps that would be there without a task, to fill a group of four: a cluster waits for all
+    threads of its programs."""
+    if CLUSTER > 1:
+        cluster.come()
+        cluster.meet()
 
 
 @gluon.jit
@@ -207,45 +227,70 @@ def write(c_desc, c, buffer, acc, value, epilogue, batch, part, row, col, M, N, 
 
 
 @gluon.jit
-def consumer(a_desc, c_desc, c, a_bufs, b_bufs, c_bufs, ready, empty, order, M, N, K, batches,
+def exchanged(acc, barriers, rank, N8: gl.constexpr, STAGES: gl.constexpr, STAGE: gl.constexpr,
+              CONSUMERS: gl.constexpr, CLUSTER: gl.constexpr, WHICH: gl.constexpr):
+    """A consumer's accumulator summed over the cluster: this program's columns of it. What the
+    others send comes to a place behind the operands' stages of STAGE bytes."""
+    FULL: gl.constexpr = 2 * STAGES + 2 + WHICH
+    COME: gl.constexpr = FULL + CONSUMERS
+    PLACE: gl.constexpr = STAGES * STAGE + 2048 * N8 * WHICH
+    BARRIERS: gl.constexpr = STAGES * STAGE + 2048 * N8 * CONSUMERS
+    mbarrier.expect(barriers.index(FULL), 2048 * N8)
+    cluster.meet()  # as late as can be: the others' barriers are there
+    cluster.give(acc, PLACE, BARRIERS + 8 * FULL, rank, N8, STAGE, CLUSTER, WHICH)
+    mbarrier.wait(barriers.index(FULL), 0)
+    cluster.arrive_at_all(BARRIERS + 8 * COME, CLUSTER)
+    return cluster.take(acc[0], PLACE, N8, CLUSTER)
+
+
+@gluon.jit
+def consumer(a_desc, c_desc, c, a_bufs, b_bufs, c_bufs, barriers, M, N, K, batches,
              stride_cb, stride_cm, stride_cn, stride_cs, epilogue, A_T: gl.constexpr,
              B_T: gl.constexpr, BATCHED: gl.constexpr, TMA_STORE: gl.constexpr,
              SUBTILE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-             PART: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr,
-             SPLIT_K: gl.constexpr, STAGES: gl.constexpr, ROWS: gl.constexpr,
-             RELEASE: gl.constexpr, PINGPONG: gl.constexpr, ADDEND: gl.constexpr,
-             ACTIVATION: gl.constexpr, WHICH: gl.constexpr):
+             PART: gl.constexpr, ROWS_B: gl.constexpr, BLOCK_K: gl.constexpr,
+             GROUP_M: gl.constexpr, SPLIT_K: gl.constexpr, STAGES: gl.constexpr,
+             ROWS: gl.constexpr, RELEASE: gl.constexpr, CONSUMERS: gl.constexpr,
+             PINGPONG: gl.constexpr, ADDEND: gl.constexpr, ACTIVATION: gl.constexpr,
+             CLUSTER: gl.constexpr, WHICH: gl.constexpr):
     """Multiplies stage after stage; a stage is released while the next one is multiplied."""
-    units = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N) * batches * SPLIT_K
     PIECES: gl.constexpr = BLOCK_M // ROWS
     PIECE: gl.constexpr = 0 if PINGPONG else WHICH
-    PARTS: gl.constexpr = BLOCK_N // PART
+    COLUMNS: gl.constexpr = BLOCK_N // CLUSTER
+    PARTS: gl.constexpr = COLUMNS // PART
+    IN_EIGHTS: gl.constexpr = PART < BLOCK_N
     N8: gl.constexpr = BLOCK_N // 8
+    STAGE: gl.constexpr = 128 * (BLOCK_M + ROWS_B)
     ELEMENT: gl.constexpr = "bf16" if a_desc.dtype == gl.bfloat16 else "f16"
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, PART, 16])
+    if CLUSTER > 1:
+        cluster.come()
+    rank = gl.program_id(0) % CLUSTER
+    units = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N) * batches * SPLIT_K
     it = 0
     turn = 0
-    for unit in range(gl.program_id(0), units, gl.num_programs(0)):
-        batch, part_of_k, row, col, first, last = locate(unit, M, N, K, BLOCK_M, BLOCK_N, BLOCK_K,
-                                                    GROUP_M, SPLIT_K, batches)
+    for unit in range(gl.program_id(0) // CLUSTER, units, gl.num_programs(0) // CLUSTER):
+        batch, part_of_k, row, col, first, last = locate(
+            unit, rank, M, N, K, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, CLUSTER, batches)
         mine = True
         if PINGPONG:
             mine = turn % 2 == WHICH
         if mine:
-            if PARTS > 1:
+            if IN_EIGHTS:
                 acc = any_width.zeros(N8)
             else:
                 acc = gl.zeros((ROWS, BLOCK_N), gl.float32, layout=layout)
             if PINGPONG:
-                mbarrier.wait(order.index(WHICH), ((turn // 2) & 1) ^ (1 - WHICH))
+                mbarrier.wait(barriers.index(2 * STAGES + WHICH),
+                              ((turn // 2) & 1) ^ (1 - WHICH))
             for step in range(first, last):
                 stage = it % STAGES
-                mbarrier.wait(ready.index(stage), (it // STAGES) & 1)
-                if PARTS > 1:
-                    at = 128 * (BLOCK_M + BLOCK_N) * stage
+                mbarrier.wait(barriers.index(stage), (it // STAGES) & 1)
+                if IN_EIGHTS:
+                    at = STAGE * stage
                     acc = any_width.multiply(acc, at + 128 * ROWS * PIECE, at + 128 * BLOCK_M, N8,
-                                             A_T, ELEMENT)
+                                             A_T, B_T, ELEMENT)
                 else:
                     if A_T:
                         a = flat(a_bufs.index(PIECES * stage + PIECE), BLOCK_K, ROWS, BATCHED)
@@ -258,18 +303,23 @@ def consumer(a_desc, c_desc, c, a_bufs, b_bufs, c_bufs, ready, empty, order, M, 
                         b = flat(b_bufs.index(stage), BLOCK_K, BLOCK_N, BATCHED)
                     token = warpgroup_mma(a, b, acc, is_async=True)
                     acc = warpgroup_mma_wait(1, deps=(token,))
-                mbarrier.arrive(empty.index((it + STAGES - 1) % STAGES), count=1,
+                mbarrier.arrive(barriers.index(STAGES + (it + STAGES - 1) % STAGES), count=1,
                                 pred=step > first)
                 it += 1
-            if PARTS > 1:
+            if IN_EIGHTS:
                 acc = any_width.settle(acc, N8)
             else:  # D is on its way while the last products are summed
                 value = addend(acc, epilogue, batch, row + PIECE * ROWS, col, M, N, ADDEND)
                 acc = warpgroup_mma_wait(0, deps=(acc,))
-            mbarrier.arrive(empty.index((it + STAGES - 1) % STAGES), count=1, pred=last > first)
+            mbarrier.arrive(barriers.index(STAGES + (it + STAGES - 1) % STAGES), count=1,
+                            pred=last > first)
             if PINGPONG:
-                mbarrier.arrive(order.index(1 - WHICH), count=1)
-            if PARTS > 1:
+                mbarrier.arrive(barriers.index(2 * STAGES + 1 - WHICH), count=1)
+            if IN_EIGHTS:
+                if CLUSTER > 1:
+                    acc = exchanged(acc, barriers, rank, N8, STAGES, STAGE, CONSUMERS, CLUSTER,
+                                    WHICH)
+                    col += rank * COLUMNS
                 for part in gl.static_range(PARTS):
                     piece = any_width.columns_of(acc, part * PART, PART)
                     value = addend(piece, epilogue, batch, row + PIECE * ROWS, col + part * PART,
@@ -292,6 +342,8 @@ def consumer(a_desc, c_desc, c, a_bufs, b_bufs, c_bufs, ready, empty, order, M, 
             last_turn = (turn + 1) % 2 == WHICH
         if last_turn:
             gluon_release()
+    if CLUSTER > 1:  # what it sent is read from its memory until it has come: then it may go
+        mbarrier.wait(barriers.index(2 * STAGES + 2 + CONSUMERS + WHICH), 0)
     if TMA_STORE:
         tma_store_wait(0)
 
@@ -301,94 +353,116 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
                      stride_cn, stride_cs, d, alpha, beta, stride_db, stride_dm,
                      stride_dn, A_T: gl.constexpr, B_T: gl.constexpr, BATCHED: gl.constexpr,
                      TMA_STORE: gl.constexpr, SUBTILE: gl.constexpr, BLOCK_M: gl.constexpr,
-                     BLOCK_N: gl.constexpr, PART: gl.constexpr, BLOCK_K: gl.constexpr,
-                     GROUP_M: gl.constexpr, SPLIT_K: gl.constexpr, STAGES: gl.constexpr,
-                     CONSUMERS: gl.constexpr, PINGPONG: gl.constexpr, ADDEND: gl.constexpr,
-                     ACTIVATION: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr,
-                     RELEASE: gl.constexpr, SYMBOL: gl.constexpr):
+                     BLOCK_N: gl.constexpr, PART: gl.constexpr, BOX: gl.constexpr,
+                     BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr, SPLIT_K: gl.constexpr,
+                     STAGES: gl.constexpr, CONSUMERS: gl.constexpr, PINGPONG: gl.constexpr,
+                     CLUSTER: gl.constexpr, ADDEND: gl.constexpr, ACTIVATION: gl.constexpr,
+                     CONSUMER_REGISTERS: gl.constexpr, RELEASE: gl.constexpr,
+                     SYMBOL: gl.constexpr):
     """C[batch, M, N] = A @ B and its epilogue. A is stored [M, K] or, with A_T, [K, M]; B [K, N]
     or, with B_T, [N, K]. With SPLIT_K > 1, C is [SPLIT_K, batch, M, N] float32.
 
-    Where PART, the width of B's boxes and of C's, is less than BLOCK_N, both operands share one
-    buffer, a stage's rows of A before those of B, so that their addresses are known."""
+    BOX columns of B are loaded at once. Where PART, the width of C's boxes, is less than BLOCK_N,
+    the operands share one buffer, a stage's rows of A before those of B, so that their addresses
+    are known; in a CLUSTER the parts that are exchanged and the barriers lie behind them."""
     ROWS: gl.constexpr = BLOCK_M if PINGPONG else BLOCK_M // CONSUMERS
     PIECES: gl.constexpr = BLOCK_M // ROWS
-    STAGE_BYTES: gl.constexpr = ((BLOCK_M + BLOCK_N) * BLOCK_K
-                                 * (a_desc.dtype.primitive_bitwidth // 8))
-    PARTS: gl.constexpr = BLOCK_N // PART
-    if PARTS > 1:
+    PARTS: gl.constexpr = BLOCK_N // CLUSTER // PART
+    ROWS_B: gl.constexpr = (BLOCK_N + BOX - 1) // BOX * BOX
+    ONE_BUFFER: gl.constexpr = PART < BLOCK_N
+    BARRIERS: gl.constexpr = 2 * STAGES + 2 + (2 * CONSUMERS if CLUSTER > 1 else 0)
+    if ONE_BUFFER:
+        EXCHANGED: gl.constexpr = CONSUMERS * BLOCK_N // 8 if CLUSTER > 1 else 0
+        UNITS: gl.constexpr = STAGES * (BLOCK_M + ROWS_B) // 16 + EXCHANGED
         rows_of_16: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128,
                                                         element_bitwidth=16, rank=2)
-        a_bufs = gl.allocate_shared_memory(
-            a_desc.dtype, [STAGES * (BLOCK_M + BLOCK_N) // 16, 16, BLOCK_K], rows_of_16)
+        a_bufs = gl.allocate_shared_memory(a_desc.dtype, [UNITS + (CLUSTER > 1), 16, BLOCK_K],
+                                           rows_of_16)
         b_bufs = a_bufs
     else:
         a_bufs = gl.allocate_shared_memory(
             a_desc.dtype, [PIECES * STAGES] + a_desc.block_type.shape, a_desc.layout)
         b_bufs = gl.allocate_shared_memory(b_desc.dtype, [STAGES] + b_desc.block_type.shape,
                                            b_desc.layout)
+    if CLUSTER > 1:
+        barriers = a_bufs.index(UNITS)._reinterpret(gl.int64, [BARRIERS, 1],
+                                                    mbarrier.MBarrierLayout())
+    else:
+        barriers = gl.allocate_shared_memory(gl.int64, [BARRIERS, 1], mbarrier.MBarrierLayout())
     if TMA_STORE:
         BUFFERS: gl.constexpr = CONSUMERS * (PARTS if SUBTILE == 1 else 1)
         c_bufs = gl.allocate_shared_memory(c_desc.dtype, [BUFFERS] + c_desc.block_type.shape,
                                            c_desc.layout)
     else:
         c_bufs = b_bufs  # never touched
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    order = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(2):
-        mbarrier.init(order.index(i), count=1)
+    # In this order: a stage is ready, a stage is empty, a consumer's turn, a consumer's parts have
+    # come, and each program's four warps know.
     for i in gl.static_range(STAGES):
-        mbarrier.init(ready.index(i), count=1)
-        mbarrier.init(empty.index(i), count=1 if PINGPONG else CONSUMERS)
+        mbarrier.init(barriers.index(i), count=1)
+        mbarrier.init(barriers.index(STAGES + i), count=1 if PINGPONG else CONSUMERS)
+    for i in gl.static_range(2):
+        mbarrier.init(barriers.index(2 * STAGES + i), count=1)
+    if CLUSTER > 1:
+        for i in gl.static_range(CONSUMERS):
+            mbarrier.init(barriers.index(2 * STAGES + 2 + i), count=1)
+            mbarrier.init(barriers.index(2 * STAGES + 2 + CONSUMERS + i), count=4 * CLUSTER)
     fence_async_shared()
     gluon_wait()
     # A tuple in a variable would turn its constants into values: the lists are written out.
     if CONSUMERS == 1:
         gl.warp_specialize([
-            (consumer, (a_desc, c_desc, c, a_bufs, b_bufs, c_bufs, ready, empty, order, M, N,
-                        K, batches, stride_cb, stride_cm, stride_cn, stride_cs,
+            (consumer, (a_desc, c_desc, c, a_bufs, b_bufs, c_bufs, barriers, M, N, K, batches,
+                        stride_cb, stride_cm, stride_cn, stride_cs,
                         (d, alpha, beta, stride_db, stride_dm, stride_dn), A_T, B_T, BATCHED,
-                        TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, PART, BLOCK_K, GROUP_M, SPLIT_K,
-                        STAGES, ROWS, RELEASE, PINGPONG, ADDEND, ACTIVATION, gl.constexpr(0))),
-            (producer, (a_desc, b_desc, a_bufs, b_bufs, ready, empty, M, N, K, batches, A_T, B_T,
-                        BATCHED, BLOCK_M, BLOCK_N, PART, BLOCK_K, GROUP_M, SPLIT_K, STAGES, ROWS,
-                        RELEASE, STAGE_BYTES)),
-        ], [1], [24])
+                        TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, PART, ROWS_B, BLOCK_K, GROUP_M,
+                        SPLIT_K, STAGES, ROWS, RELEASE, CONSUMERS, PINGPONG, ADDEND, ACTIVATION,
+                        CLUSTER, gl.constexpr(0))),
+            (producer, (a_desc, b_desc, a_bufs, b_bufs, barriers, M, N, K, batches, A_T, B_T,
+                        BATCHED, BLOCK_M, BLOCK_N, BOX, BLOCK_K, GROUP_M, SPLIT_K, STAGES, ROWS,
+                        RELEASE, ONE_BUFFER, CLUSTER)),
+            (bystander, (CLUSTER,)), (bystander, (CLUSTER,)),
+        ], [1, 1, 2], [24, 24, 24])
     elif CONSUMERS == 2:
         gl.warp_specialize([
-            (consumer, (a_desc, c_desc, c, a_bufs, b_bufs, c_bufs, ready, empty, order, M, N,
-                        K, batches, stride_cb, stride_cm, stride_cn, stride_cs,
+            (consumer, (a_desc, c_desc, c, a_bufs, b_bufs, c_bufs, barriers, M, N, K, batches,
+                        stride_cb, stride_cm, stride_cn, stride_cs,
                         (d, alpha, beta, stride_db, stride_dm, stride_dn), A_T, B_T, BATCHED,
-                        TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, PART, BLOCK_K, GROUP_M, SPLIT_K,
-                        STAGES, ROWS, RELEASE, PINGPONG, ADDEND, ACTIVATION, gl.constexpr(0))),
-            (consumer, (a_desc, c_desc, c, a_bufs, b_bufs, c_bufs, ready, empty, order, M, N,
-                        K, batches, stride_cb, stride_cm, stride_cn, stride_cs,
+                        TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, PART, ROWS_B, BLOCK_K, GROUP_M,
+                        SPLIT_K, STAGES, ROWS, RELEASE, CONSUMERS, PINGPONG, ADDEND, ACTIVATION,
+                        CLUSTER, gl.constexpr(0))),
+            (consumer, (a_desc, c_desc, c, a_bufs, b_bufs, c_bufs, barriers, M, N, K, batches,
+                        stride_cb, stride_cm, stride_cn, stride_cs,
                         (d, alpha, beta, stride_db, stride_dm, stride_dn), A_T, B_T, BATCHED,
-                        TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, PART, BLOCK_K, GROUP_M, SPLIT_K,
-                        STAGES, ROWS, RELEASE, PINGPONG, ADDEND, ACTIVATION, gl.constexpr(1))),
-            (producer, (a_desc, b_desc, a_bufs, b_bufs, ready, empty, M, N, K, batches, A_T, B_T,
-                        BATCHED, BLOCK_M, BLOCK_N, PART, BLOCK_K, GROUP_M, SPLIT_K, STAGES, ROWS,
-                        RELEASE, STAGE_BYTES)),
-        ], [4, 1], [CONSUMER_REGISTERS, 24])
+                        TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, PART, ROWS_B, BLOCK_K, GROUP_M,
+                        SPLIT_K, STAGES, ROWS, RELEASE, CONSUMERS, PINGPONG, ADDEND, ACTIVATION,
+                        CLUSTER, gl.constexpr(1))),
+            (producer, (a_desc, b_desc, a_bufs, b_bufs, barriers, M, N, K, batches, A_T, B_T,
+                        BATCHED, BLOCK_M, BLOCK_N, BOX, BLOCK_K, GROUP_M, SPLIT_K, STAGES, ROWS,
+                        RELEASE, ONE_BUFFER, CLUSTER)),
+            (bystander, (CLUSTER,)), (bystander, (CLUSTER,)),
+        ], [4, 1, 1, 2], [CONSUMER_REGISTERS, 24, 24, 24])
     else:
         gl.warp_specialize([
-            (consumer, (a_desc, c_desc, c, a_bufs, b_bufs, c_bufs, ready, empty, order, M, N,
-                        K, batches, stride_cb, stride_cm, stride_cn, stride_cs,
+            (consumer, (a_desc, c_desc, c, a_bufs, b_bufs, c_bufs, barriers, M, N, K, batches,
+                        stride_cb, stride_cm, stride_cn, stride_cs,
                         (d, alpha, beta, stride_db, stride_dm, stride_dn), A_T, B_T, BATCHED,
-                        TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, PART, BLOCK_K, GROUP_M, SPLIT_K,
-                        STAGES, ROWS, RELEASE, PINGPONG, ADDEND, ACTIVATION, gl.constexpr(0))),
-            (consumer, (a_desc, c_desc, c, a_bufs, b_bufs, c_bufs, ready, empty, order, M, N,
-                        K, batches, stride_cb, stride_cm, stride_cn, stride_cs,
+                        TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, PART, ROWS_B, BLOCK_K, GROUP_M,
+                        SPLIT_K, STAGES, ROWS, RELEASE, CONSUMERS, PINGPONG, ADDEND, ACTIVATION,
+                        CLUSTER, gl.constexpr(0))),
+            (consumer, (a_desc, c_desc, c, a_bufs, b_bufs, c_bufs, barriers, M, N, K, batches,
+                        stride_cb, stride_cm, stride_cn, stride_cs,
                         (d, alpha, beta, stride_db, stride_dm, stride_dn), A_T, B_T, BATCHED,
-                        TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, PART, BLOCK_K, GROUP_M, SPLIT_K,
-                        STAGES, ROWS, RELEASE, PINGPONG, ADDEND, ACTIVATION, gl.constexpr(1))),
-            (consumer, (a_desc, c_desc, c, a_bufs, b_bufs, c_bufs, ready, empty, order, M, N,
-                        K, batches, stride_cb, stride_cm, stride_cn, stride_cs,
+                        TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, PART, ROWS_B, BLOCK_K, GROUP_M,
+                        SPLIT_K, STAGES, ROWS, RELEASE, CONSUMERS, PINGPONG, ADDEND, ACTIVATION,
+                        CLUSTER, gl.constexpr(1))),
+            (consumer, (a_desc, c_desc, c, a_bufs, b_bufs, c_bufs, barriers, M, N, K, batches,
+                        stride_cb, stride_cm, stride_cn, stride_cs,
                         (d, alpha, beta, stride_db, stride_dm, stride_dn), A_T, B_T, BATCHED,
-                        TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, PART, BLOCK_K, GROUP_M, SPLIT_K,
-                        STAGES, ROWS, RELEASE, PINGPONG, ADDEND, ACTIVATION, gl.constexpr(2))),
-            (producer, (a_desc, b_desc, a_bufs, b_bufs, ready, empty, M, N, K, batches, A_T, B_T,
-                        BATCHED, BLOCK_M, BLOCK_N, PART, BLOCK_K, GROUP_M, SPLIT_K, STAGES, ROWS,
-                        RELEASE, STAGE_BYTES)),
-        ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, 24])
+                        TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, PART, ROWS_B, BLOCK_K, GROUP_M,
+                        SPLIT_K, STAGES, ROWS, RELEASE, CONSUMERS, PINGPONG, ADDEND, ACTIVATION,
+                        CLUSTER, gl.constexpr(2))),
+            (producer, (a_desc, b_desc, a_bufs, b_bufs, barriers, M, N, K, batches, A_T, B_T,
+                        BATCHED, BLOCK_M, BLOCK_N, BOX, BLOCK_K, GROUP_M, SPLIT_K, STAGES, ROWS,
+                        RELEASE, ONE_BUFFER, CLUSTER)),
+            (bystander, (CLUSTER,)), (bystander, (CLUSTER,)),
+        ], [4, 4, 1, 1, 2], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, 24, 24, 24])
