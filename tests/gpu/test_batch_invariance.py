@@ -14,7 +14,8 @@ ROWS = (1, 7, 64, 300, 4096)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize("n, k", [(4096, 4096), (1024, 8192), (4100, 1028), (1001, 4097)])
+@pytest.mark.parametrize("n, k", [(4096, 4096), (1024, 8192), (1024, 32768), (4100, 1028),
+                                  (1001, 4097)])
 @pytest.mark.parametrize("transposed", [False, True], ids=["nn", "nt"])
 def test_the_first_rows_are_bit_identical_for_any_number_of_rows(dtype, n, k, transposed):
     generator = torch.Generator("cuda").manual_seed(n * k)

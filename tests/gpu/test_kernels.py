@@ -83,8 +83,8 @@ def hopper(block_m: int, block_n: int, **more: int) -> KernelConfig:
 CLUSTERS = (hopper(64, 16, num_stages=8, cluster_k=2, swap_ab=1),
             hopper(64, 128, num_stages=4, cluster_k=4, swap_ab=1),
             hopper(64, 64, num_stages=6, cluster_k=8), hopper(64, 96, num_stages=8, cluster_k=2),
-            hopper(128, 128, num_stages=4, cluster_k=2), hopper(128, 128, num_stages=4, cluster_k=8),
-            hopper(192, 64, num_stages=4, cluster_k=4))
+            hopper(128, 128, num_stages=4, cluster_k=2),
+            hopper(128, 128, num_stages=4, cluster_k=8), hopper(192, 64, num_stages=4, cluster_k=4))
 
 
 @pytest.mark.parametrize("layout", ("nn", "nt", "tn", "tt"))

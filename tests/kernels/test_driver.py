@@ -200,6 +200,8 @@ def test_early_starts_and_clusters_are_asked_for_by_attribute(notes):
     assert notes.arguments[1] == 2 * launch.grid[0]
     launcher(notes, replace(launch, dependent=False))(ADDRESSES, 5)
     assert not notes.attributes
+    launcher(notes, replace(launch, cluster=4))(ADDRESSES, 5)  # whose grid counts its programs
+    assert notes.attributes[4] == (4, 1, 1) and notes.arguments[1] == launch.grid[0]
 
 
 @pytest.mark.parametrize("parameters", [(), ((8, 8),) * 3, ((8, 8), (4, 4)) * 12])

@@ -40,6 +40,21 @@ def test_a_split_counts_its_parts_and_the_pass_over_them():
     assert work.split_bytes == (2 * 4 + 2) * 4096 * 4096
 
 
+def test_a_cluster_counts_its_parts_and_stores_once():
+    config = KernelConfig("warp_specialized", 128, 128, 64, num_warps=8, num_stages=4, cluster_k=4)
+    work = work_of(GemmProblem.contiguous(512, 512, 8192, layout="nt"), config, H200)
+    assert (work.tiles, work.waves, work.steps, work.store) == (64, 1, 32, "engine")
+    assert work.store_kib == 128 * 128 / 4 * 2 / 1024 and work.split_bytes == 0
+    assert class_of(config) == "warp_specialized_128x128x64_w8_c4"
+
+
+def test_columns_of_a_side_stored_across_k_come_in_whole_boxes():
+    config = KernelConfig("warp_specialized", 128, 144, 64, num_warps=8, num_stages=4)
+    across, along = (work_of(GemmProblem.contiguous(1024, 1152, 512, layout=layout), config, H200)
+                     for layout in ("tn", "tt"))
+    assert across.sm_bytes / along.sm_bytes == (128 + 192) / (128 + 144)
+
+
 def test_two_groups_in_turn_halve_the_waves():
     turn = replace(PAIR, block_n=128, pingpong=1)
     assert (work_of(SQUARE, turn, H200).waves, work_of(SQUARE, turn, H200).per_sm) == (4, 8)

@@ -18,7 +18,7 @@ from tritongemm.kernels import SPECS, gluon_support
 from tritongemm.kernels.compile import launches_of
 from tritongemm.problem import GemmProblem
 from tritongemm.selection import choose
-from tritongemm.selection.work import work_of
+from tritongemm.selection.work import keeps_to_the_budget, work_of
 
 H200 = device_named("nvidia-h200")
 EVERY_M = (1, 2, 7, 16, 64, 65, 300, 1024, 4096, 4097, 50_000)
@@ -78,6 +78,14 @@ def test_where_no_kernel_keeps_to_the_budget_one_runs_all_the_same():
     fp32 = GemmProblem.contiguous(2048, 2048, 2048, dtype="fp32")
     with settings.override(num_sms=4):
         assert choose(fp32, within_budget(H200)).config.kernel == "tiled"
+
+
+def test_clusters_keep_to_a_budget_that_all_of_them_fit():
+    config = KernelConfig("warp_specialized", 128, 128, 64, num_warps=8, num_stages=4, cluster_k=4)
+    problem = GemmProblem.contiguous(512, 512, 8192, layout="nt")  # 16 tiles, 64 programs
+    for budget, fits in ((64, True), (63, False)):
+        with settings.override(num_sms=budget):
+            assert keeps_to_the_budget(problem, config, within_budget(H200)) == fits
 
 
 def test_the_block_sets_and_restores_the_budget():

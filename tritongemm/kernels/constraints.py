@@ -260,7 +260,7 @@ MAX_SCRATCH_BYTES = 2**30
 
 
 def _grid(problem, config, device):
-    tiles = _units(problem, config)
+    tiles = _units(problem, config) * config.cluster_k
     if tiles > 2**31 - 1:
         return f"{tiles} tiles; a grid has at most {2**31 - 1} programs. Use a larger tile"
     # Device code rounds extents up to whole tiles, and counts rows and columns of the last one.
@@ -295,7 +295,7 @@ def shared_memory(shared_bytes: Callable[[GemmProblem, KernelConfig], int]) -> C
         if need <= device.shared_bytes_per_block:
             return None
         way = ("Use fewer stages" if config.num_stages > 1 else "Use a smaller tile")
-        if config.epilogue_subtile == 1:
+        if config.epilogue_subtile == config.cluster_k == 1:
             way += " or epilogue_subtile=2"
         return (f"block_m={config.block_m}, block_n={config.block_n}, block_k={config.block_k}, "
                 f"num_stages={config.num_stages} needs {need} bytes of shared memory; "

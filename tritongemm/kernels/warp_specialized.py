@@ -65,6 +65,19 @@ def box_of(problem: GemmProblem, config: KernelConfig) -> int:
     return part_of(config.block_n)
 
 
+def columns_of_b(problem: GemmProblem, config: KernelConfig) -> int:
+    """Columns of B, of whole boxes, that a stage holds."""
+    box = box_of(problem, config)
+    return -(-config.block_n // box) * box
+
+
+def _chunks_a_stage(config: KernelConfig) -> int:
+    """Chunks, of what one warp of a cluster's program sends to another program, that a consumer's
+    rows of A in a stage have room for: a power of two."""
+    chunks = 16 // (config.block_n // 8 // config.cluster_k)
+    return 1 << chunks.bit_length() - 1
+
+
 def _exchanged_bytes(config: KernelConfig) -> int:
     """What the programs of a cluster send to one of them: its consumers' float32 accumulators."""
     return 4 * config.block_m * config.block_n if config.cluster_k > 1 else 0
@@ -76,10 +89,8 @@ def _stores_by_tma(problem: GemmProblem, config: KernelConfig) -> bool:
 
 def _operand_bytes(problem: GemmProblem, config: KernelConfig) -> int:
     """STAGES buffers of both operands, B's of whole boxes."""
-    size = dtype_of(problem.dtype_a).itemsize
-    box = box_of(problem, config)
-    columns = -(-config.block_n // box) * box
-    return config.num_stages * (config.block_m + columns) * config.block_k * size
+    rows = config.block_m + columns_of_b(problem, config)
+    return config.num_stages * rows * config.block_k * dtype_of(problem.dtype_a).itemsize
 
 
 def _piece_bytes(problem: GemmProblem, config: KernelConfig) -> int:
@@ -147,6 +158,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         ("BLOCK_N", config.block_n), ("PART", part), ("BOX", box), ("BLOCK_K", config.block_k),
         ("GROUP_M", config.group_m), ("SPLIT_K", split), ("STAGES", config.num_stages),
         ("CONSUMERS", consumers), ("PINGPONG", bool(config.pingpong)), ("CLUSTER", cluster),
+        ("ROOM", _chunks_a_stage(config) if cluster > 1 else 0),
         ("CONSUMER_REGISTERS", _CONSUMER_REGISTERS[consumers]), *epilogue)
     # A cluster does one tile: it sends its sums from where its operands were.
     at_once = units if cluster > 1 else device.num_sms * programs_an_sm(outer, config, device)
@@ -224,8 +236,7 @@ def _cluster(problem, config, device):
     if config.block_m != 64 * consumers_of(config):
         return (f"cluster_k={size}: a consumer must have 64 rows, not those of "
                 f"block_m={config.block_m}")
-    chunks = 16 // (config.block_n // 8 // size)
-    least = -(-4 * size // chunks) if chunks else _MAX_STAGES + 1
+    least = -(-4 * size // _chunks_a_stage(config))
     if config.num_stages < least:
         return (f"cluster_k={size} of block_n={config.block_n} sends what {least} stages have room "
                 f"for, not num_stages={config.num_stages}")
@@ -336,7 +347,7 @@ def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
 
 WARP_SPECIALIZED = KernelSpec(
     name="warp_specialized",
-    idea="a producer warp copies, consumer warpgroups multiply, persistent, split-K, swapped",
+    idea="a producer warp copies, consumer groups multiply; persistent, or clusters that share K",
     archs=(90,),
     constraints=(
         rules.dtypes("bf16", "fp16"), rules.archs(90), rules.not_interpreted, rules.gluon,

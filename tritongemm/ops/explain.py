@@ -48,7 +48,7 @@ class Explanation:
 
     @property
     def tiles(self) -> int | None:
-        """Tiles of C, parts of a split counted each."""
+        """Tiles of C, the parts of a split K or of a cluster's counted each."""
         return self.estimate.tiles if self.estimate else None
 
     @property

@@ -19,7 +19,8 @@ def sm_budget(num_sms: int | None) -> Iterator[None]:
     """Products fill at most ``num_sms`` SMs, so that another kernel has the rest; None: all.
 
     Persistent kernels launch at most that many programs, and selection counts waves with them and
-    takes kernels that keep to it wherever one does. Copies of unaligned operands and the passes
+    takes kernels that keep to it wherever one does (a cluster does one tile: it keeps to it where
+    all of them fit). Copies of unaligned operands and the passes
     over a split K are short and not bound by it.
 
     Raises:
@@ -36,9 +37,9 @@ def sm_budget(num_sms: int | None) -> Iterator[None]:
 def batch_invariant(enabled: bool = True) -> Iterator[None]:
     """A row of ``a @ b`` has the same bits however many rows ``a`` has.
 
-    One config serves every M of an N, K, dtype, layout and alignment; none splits K. It holds for
-    ``a`` stored row by row; a call that goes to torch is not bound by it, which ``strict`` rules
-    out.
+    One config serves every M of an N, K, dtype, layout and alignment; none splits K by M. It holds
+    for ``a`` stored row by row; a call that goes to torch is not bound by it, which ``strict``
+    rules out.
     """
     with settings.override(batch_invariant=bool(enabled)):
         yield

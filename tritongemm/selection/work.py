@@ -14,7 +14,7 @@ from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
 
 #: Kernels that multiply on CUDA cores, whatever the dtype.
 CUDA_CORES = frozenset({"gemv"})
-#: Kernels whose programs walk over tiles; the others have a program a tile.
+#: Kernels whose programs walk over tiles, but for clusters; the others have a program a tile.
 PERSISTENT = frozenset({"persistent_tma", "warp_specialized"})
 #: How a tile reaches memory: by the copy engine, by the threads with rows of C aligned to so many
 #: bytes, transposed by the threads, or as float32 parts of a split K.
@@ -167,9 +167,11 @@ def work_of(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> W
     steps = -(-all_steps // parts)
     first, second = ("b", "a") if config.swap_ab else ("a", "b")
     engine = config.kernel in PERSISTENT
+    columns = (warp_specialized.columns_of_b(problem, config)
+               if config.kernel == "warp_specialized" else bn)
     step_bytes = bk * size * sum(
         side * (1.0 if x in copies else _lines(problem, x, bk, side, engine))
-        for x, side in ((first, bm), (second, bn)))  # copies have rows of whole lines
+        for x, side in ((first, bm), (second, columns)))  # copies have rows of whole lines
     result = float(batch) * m * n * out
     stored = result if split == 1 else 4.0 * split * batch * m * n
     store = "split" if split > 1 else (
@@ -186,7 +188,8 @@ def work_of(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> W
     return Work(
         tiles, waves, per_sm, steps, 2.0 * bm * bn * bk,
         per_sm * steps * step_bytes, tiles * steps * step_bytes + stored,
-        _dram_bytes(m, n, k, batch, size, rows, cols, min(slots, tiles), config, device)
+        _dram_bytes(m, n, k, batch, size, rows, cols, min(slots, tiles) // config.cluster_k,
+                    config, device)
         + result + problem.bytes_of_d(),
         config.num_stages, threads_load * bm, threads_load * bn, spilled,
         min(config.dependent_launch, 1),

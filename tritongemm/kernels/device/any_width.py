@@ -45,7 +45,7 @@ def _tied(n, wide_inputs):
 
 
 @gluon.constexpr_function
-def _floats(n):
+def floats(n):
     return [gl.float32] * n
 
 
@@ -82,7 +82,7 @@ def multiply(accs, a_offset, b_offset, N8: gl.constexpr, A_T: gl.constexpr, B_T:
     way."""
     return gl.inline_asm_elementwise(
         _multiply(N8, A_T, not B_T, ELEMENT), _tied(N8, 8),
-        accs + (descriptor(a_offset, A_T), descriptor(b_offset, not B_T)), dtype=_floats(N8),
+        accs + (descriptor(a_offset, A_T), descriptor(b_offset, not B_T)), dtype=floats(N8),
         is_pure=False, pack=4)
 
 
@@ -90,7 +90,7 @@ def multiply(accs, a_offset, b_offset, N8: gl.constexpr, A_T: gl.constexpr, B_T:
 def settle(accs, N8: gl.constexpr):
     """The accumulator once every product is in it."""
     return gl.inline_asm_elementwise("wgmma.wait_group.sync.aligned 0;", _tied(N8, 0), accs,
-                                     dtype=_floats(N8), is_pure=False, pack=4)
+                                     dtype=floats(N8), is_pure=False, pack=4)
 
 
 @gluon.jit

@@ -17,41 +17,44 @@ mean the same in every program of the cluster.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from tritongemm.kernels.device.any_width import floats
 from tritongemm.kernels.device.hopper import shared_address
 
 
 @gluon.constexpr_function
-def chunks_a_stage(n, size):
-    """Chunks, of what one warp sends to one program, that a consumer's 64 rows of A have room
-    for; ``n``: the tile's columns in eights."""
-    return 16 // (n // size)
+def _lane_and_warp():
+    return ["mov.u32 lane, %tid.x;", "and.b32 lane, lane, 127;", "shr.u32 warp, lane, 5;",
+            "and.b32 lane, lane, 31;"]
 
 
 @gluon.constexpr_function
-def _give(n, size, stage, consumer):
+def _give(n, size, stage, room, consumer):
     columns = n // size
-    chunk, room = 512 * columns, chunks_a_stage(n, size)
+    chunk = 512 * columns
     first_byte, place, barrier, rank = (f"${4 + 4 * n + 4 * i}" for i in range(4))
-    lines = ["{", ".reg .b32 lane, warp, which, from, mine, to, there, full;", ".reg .pred p;",
-             "mov.u32 lane, %tid.x;", "and.b32 lane, lane, 127;", "shr.u32 warp, lane, 5;",
-             "and.b32 lane, lane, 31;",
+    froms = [f"from{program}" for program in range(size)]
+    lines = ["{", f".reg .b32 lane, warp, mine, to, there, full, {', '.join(froms)};",
+             ".reg .pred p;", *_lane_and_warp(),
              f"mad.lo.u32 to, {rank}, {4 * chunk}, {place};",
              f"mad.lo.u32 to, warp, {chunk}, to;"]
-    for program in range(size):
-        lines += [f"mad.lo.u32 which, warp, {size}, {program};",
-                  f"div.u32 from, which, {room};", f"rem.u32 which, which, {room};",
-                  f"mad.lo.u32 from, from, {stage}, {first_byte};",
-                  f"mad.lo.u32 from, which, {chunk}, from;",
-                  f"add.u32 from, from, {8192 * consumer};", "mad.lo.u32 mine, lane, 16, from;"]
+    for program, start in enumerate(froms):  # chunk warp * size + program, so many a stage
+        lines += [f"mad.lo.u32 mine, warp, {size}, {program};",
+                  f"shr.u32 {start}, mine, {room.bit_length() - 1};",
+                  f"mad.lo.u32 {start}, {start}, {stage}, {first_byte};",
+                  f"and.b32 mine, mine, {room - 1};",
+                  f"mad.lo.u32 {start}, mine, {chunk}, {start};",
+                  f"add.u32 {start}, {start}, {8192 * consumer};",
+                  f"mad.lo.u32 mine, lane, 16, {start};"]
         for i in range(columns):
             first = 4 + 4 * (program * columns + i)
             values = ", ".join(f"${first + j}" for j in range(4))
             lines.append(f"st.shared.v4.f32 [mine + {512 * i}], {{{values}}};")
-        lines += ["fence.proxy.async.shared::cta;", "bar.warp.sync -1;", "elect.sync _|p, -1;",
-                  f"mapa.shared::cluster.u32 there, to, {program};",
+    lines += ["fence.proxy.async.shared::cta;", "bar.warp.sync -1;", "elect.sync _|p, -1;"]
+    for program, start in enumerate(froms):
+        lines += [f"mapa.shared::cluster.u32 there, to, {program};",
                   f"mapa.shared::cluster.u32 full, {barrier}, {program};",
                   "@p cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes "
-                  f"[there], [from], {chunk}, [full];"]
+                  f"[there], [{start}], {chunk}, [full];"]
     return "\n".join([*lines, "}", "// $0 $1 $2 $3"])
 
 
@@ -59,10 +62,8 @@ def _give(n, size, stage, consumer):
 def _take(columns, size):
     chunk = 512 * columns
     place = f"${4 * columns + 4}"
-    lines = ["{", ".reg .b32 lane, warp, mine;", ".reg .f32 x0, x1, x2, x3;",
-             "mov.u32 lane, %tid.x;", "and.b32 lane, lane, 127;", "shr.u32 warp, lane, 5;",
-             "and.b32 lane, lane, 31;", f"mad.lo.u32 mine, lane, 16, {place};",
-             f"mad.lo.u32 mine, warp, {chunk}, mine;"]
+    lines = ["{", ".reg .b32 lane, warp, mine;", ".reg .f32 x0, x1, x2, x3;", *_lane_and_warp(),
+             f"mad.lo.u32 mine, lane, 16, {place};", f"mad.lo.u32 mine, warp, {chunk}, mine;"]
     for i in range(columns):
         for program in range(size):
             at = f"[mine + {4 * chunk * program + 512 * i}]"
@@ -89,15 +90,20 @@ def _registers(outputs, kind, floats, integers):
     return ",".join([kind] * outputs + ["f"] * floats + ["r"] * integers)
 
 
-@gluon.constexpr_function
-def _floats(n):
-    return [gl.float32] * n
+@gluon.jit
+def announce():
+    """The barriers that this thread made may be reached from the cluster once it has come."""
+    gl.inline_asm_elementwise("fence.mbarrier_init.release.cluster; // $0", "=r", [],
+                              dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def come():
-    """This warp is here, its program's barriers too; all warps of all programs must come."""
-    gl.inline_asm_elementwise("barrier.cluster.arrive.release.aligned; // $0", "=r", [],
+    """This warp is here; all warps of all programs must come.
+
+    Relaxed: with ``.release`` each would wait for a fence of the whole device.
+    """
+    gl.inline_asm_elementwise("barrier.cluster.arrive.relaxed.aligned; // $0", "=r", [],
                               dtype=gl.int32, is_pure=False, pack=1)
 
 
@@ -109,13 +115,14 @@ def meet():
 
 
 @gluon.jit
-def give(accs, place, barrier, rank, N8: gl.constexpr, STAGE: gl.constexpr,
+def give(accs, place, barrier, rank, N8: gl.constexpr, STAGE: gl.constexpr, ROOM: gl.constexpr,
          CLUSTER: gl.constexpr, WHICH: gl.constexpr):
     """Sends every program its columns of ``accs``, into the part of its ``place`` that is kept for
     this program's ``rank``; 2048 N8 / CLUSTER bytes arrive at its ``barrier``. STAGE: bytes from
-    one stage's operands to the next one's; WHICH: the consumer."""
+    one stage's operands to the next one's; ROOM: chunks, of what one warp sends to one program,
+    that a consumer's rows of A in a stage have room for, a power of two; WHICH: the consumer."""
     gl.inline_asm_elementwise(
-        _give(N8, CLUSTER, STAGE, WHICH), _registers(4, "=r", 4 * N8, 16),
+        _give(N8, CLUSTER, STAGE, ROOM, WHICH), _registers(4, "=r", 4 * N8, 16),
         accs + (shared_address(0), shared_address(place), shared_address(barrier), rank),
         dtype=gl.int32, is_pure=False, pack=4)
 
@@ -126,7 +133,7 @@ def take(like, place, N8: gl.constexpr, CLUSTER: gl.constexpr):
     this program's columns. ``like``: a tensor of eight columns."""
     return gl.inline_asm_elementwise(
         _take(N8 // CLUSTER, CLUSTER), _registers(4 * (N8 // CLUSTER), "=f", 4, 4),
-        (like, shared_address(place)), dtype=_floats(N8 // CLUSTER), is_pure=False, pack=4)
+        (like, shared_address(place)), dtype=floats(N8 // CLUSTER), is_pure=False, pack=4)
 
 
 @gluon.jit

@@ -228,7 +228,8 @@ def write(c_desc, c, buffer, acc, value, epilogue, batch, part, row, col, M, N, 
 
 @gluon.jit
 def exchanged(acc, barriers, rank, N8: gl.constexpr, STAGES: gl.constexpr, STAGE: gl.constexpr,
-              CONSUMERS: gl.constexpr, CLUSTER: gl.constexpr, WHICH: gl.constexpr):
+              ROOM: gl.constexpr, CONSUMERS: gl.constexpr, CLUSTER: gl.constexpr,
+              WHICH: gl.constexpr):
     """A consumer's accumulator summed over the cluster: this program's columns of it. What the
     others send comes to a place behind the operands' stages of STAGE bytes."""
     FULL: gl.constexpr = 2 * STAGES + 2 + WHICH
@@ -237,7 +238,7 @@ def exchanged(acc, barriers, rank, N8: gl.constexpr, STAGES: gl.constexpr, STAGE
     BARRIERS: gl.constexpr = STAGES * STAGE + 2048 * N8 * CONSUMERS
     mbarrier.expect(barriers.index(FULL), 2048 * N8)
     cluster.meet()  # as late as can be: the others' barriers are there
-    cluster.give(acc, PLACE, BARRIERS + 8 * FULL, rank, N8, STAGE, CLUSTER, WHICH)
+    cluster.give(acc, PLACE, BARRIERS + 8 * FULL, rank, N8, STAGE, ROOM, CLUSTER, WHICH)
     mbarrier.wait(barriers.index(FULL), 0)
     cluster.arrive_at_all(BARRIERS + 8 * COME, CLUSTER)
     return cluster.take(acc[0], PLACE, N8, CLUSTER)
@@ -252,7 +253,7 @@ def consumer(a_desc, c_desc, c, a_bufs, b_bufs, c_bufs, barriers, M, N, K, batch
              GROUP_M: gl.constexpr, SPLIT_K: gl.constexpr, STAGES: gl.constexpr,
              ROWS: gl.constexpr, RELEASE: gl.constexpr, CONSUMERS: gl.constexpr,
              PINGPONG: gl.constexpr, ADDEND: gl.constexpr, ACTIVATION: gl.constexpr,
-             CLUSTER: gl.constexpr, WHICH: gl.constexpr):
+             CLUSTER: gl.constexpr, ROOM: gl.constexpr, WHICH: gl.constexpr):
     """Multiplies stage after stage; a stage is released while the next one is multiplied."""
     PIECES: gl.constexpr = BLOCK_M // ROWS
     PIECE: gl.constexpr = 0 if PINGPONG else WHICH
@@ -317,8 +318,8 @@ def consumer(a_desc, c_desc, c, a_bufs, b_bufs, c_bufs, barriers, M, N, K, batch
                 mbarrier.arrive(barriers.index(2 * STAGES + 1 - WHICH), count=1)
             if IN_EIGHTS:
                 if CLUSTER > 1:
-                    acc = exchanged(acc, barriers, rank, N8, STAGES, STAGE, CONSUMERS, CLUSTER,
-                                    WHICH)
+                    acc = exchanged(acc, barriers, rank, N8, STAGES, STAGE, ROOM, CONSUMERS,
+                                    CLUSTER, WHICH)
                     col += rank * COLUMNS
                 for part in gl.static_range(PARTS):
                     piece = any_width.columns_of(acc, part * PART, PART)
@@ -356,9 +357,9 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
                      BLOCK_N: gl.constexpr, PART: gl.constexpr, BOX: gl.constexpr,
                      BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr, SPLIT_K: gl.constexpr,
                      STAGES: gl.constexpr, CONSUMERS: gl.constexpr, PINGPONG: gl.constexpr,
-                     CLUSTER: gl.constexpr, ADDEND: gl.constexpr, ACTIVATION: gl.constexpr,
-                     CONSUMER_REGISTERS: gl.constexpr, RELEASE: gl.constexpr,
-                     SYMBOL: gl.constexpr):
+                     CLUSTER: gl.constexpr, ROOM: gl.constexpr, ADDEND: gl.constexpr,
+                     ACTIVATION: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr,
+                     RELEASE: gl.constexpr, SYMBOL: gl.constexpr):
     """C[batch, M, N] = A @ B and its epilogue. A is stored [M, K] or, with A_T, [K, M]; B [K, N]
     or, with B_T, [N, K]. With SPLIT_K > 1, C is [SPLIT_K, batch, M, N] float32.
 
@@ -406,6 +407,7 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
         for i in gl.static_range(CONSUMERS):
             mbarrier.init(barriers.index(2 * STAGES + 2 + i), count=1)
             mbarrier.init(barriers.index(2 * STAGES + 2 + CONSUMERS + i), count=4 * CLUSTER)
+        cluster.announce()
     fence_async_shared()
     gluon_wait()
     # A tuple in a variable would turn its constants into values: the lists are written out.
@@ -416,7 +418,7 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
                         (d, alpha, beta, stride_db, stride_dm, stride_dn), A_T, B_T, BATCHED,
                         TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, PART, ROWS_B, BLOCK_K, GROUP_M,
                         SPLIT_K, STAGES, ROWS, RELEASE, CONSUMERS, PINGPONG, ADDEND, ACTIVATION,
-                        CLUSTER, gl.constexpr(0))),
+                        CLUSTER, ROOM, gl.constexpr(0))),
             (producer, (a_desc, b_desc, a_bufs, b_bufs, barriers, M, N, K, batches, A_T, B_T,
                         BATCHED, BLOCK_M, BLOCK_N, BOX, BLOCK_K, GROUP_M, SPLIT_K, STAGES, ROWS,
                         RELEASE, ONE_BUFFER, CLUSTER)),
@@ -429,13 +431,13 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
                         (d, alpha, beta, stride_db, stride_dm, stride_dn), A_T, B_T, BATCHED,
                         TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, PART, ROWS_B, BLOCK_K, GROUP_M,
                         SPLIT_K, STAGES, ROWS, RELEASE, CONSUMERS, PINGPONG, ADDEND, ACTIVATION,
-                        CLUSTER, gl.constexpr(0))),
+                        CLUSTER, ROOM, gl.constexpr(0))),
             (consumer, (a_desc, c_desc, c, a_bufs, b_bufs, c_bufs, barriers, M, N, K, batches,
                         stride_cb, stride_cm, stride_cn, stride_cs,
                         (d, alpha, beta, stride_db, stride_dm, stride_dn), A_T, B_T, BATCHED,
                         TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, PART, ROWS_B, BLOCK_K, GROUP_M,
                         SPLIT_K, STAGES, ROWS, RELEASE, CONSUMERS, PINGPONG, ADDEND, ACTIVATION,
-                        CLUSTER, gl.constexpr(1))),
+                        CLUSTER, ROOM, gl.constexpr(1))),
             (producer, (a_desc, b_desc, a_bufs, b_bufs, barriers, M, N, K, batches, A_T, B_T,
                         BATCHED, BLOCK_M, BLOCK_N, BOX, BLOCK_K, GROUP_M, SPLIT_K, STAGES, ROWS,
                         RELEASE, ONE_BUFFER, CLUSTER)),
@@ -448,19 +450,19 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
                         (d, alpha, beta, stride_db, stride_dm, stride_dn), A_T, B_T, BATCHED,
                         TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, PART, ROWS_B, BLOCK_K, GROUP_M,
                         SPLIT_K, STAGES, ROWS, RELEASE, CONSUMERS, PINGPONG, ADDEND, ACTIVATION,
-                        CLUSTER, gl.constexpr(0))),
+                        CLUSTER, ROOM, gl.constexpr(0))),
             (consumer, (a_desc, c_desc, c, a_bufs, b_bufs, c_bufs, barriers, M, N, K, batches,
                         stride_cb, stride_cm, stride_cn, stride_cs,
                         (d, alpha, beta, stride_db, stride_dm, stride_dn), A_T, B_T, BATCHED,
                         TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, PART, ROWS_B, BLOCK_K, GROUP_M,
                         SPLIT_K, STAGES, ROWS, RELEASE, CONSUMERS, PINGPONG, ADDEND, ACTIVATION,
-                        CLUSTER, gl.constexpr(1))),
+                        CLUSTER, ROOM, gl.constexpr(1))),
             (consumer, (a_desc, c_desc, c, a_bufs, b_bufs, c_bufs, barriers, M, N, K, batches,
                         stride_cb, stride_cm, stride_cn, stride_cs,
                         (d, alpha, beta, stride_db, stride_dm, stride_dn), A_T, B_T, BATCHED,
                         TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, PART, ROWS_B, BLOCK_K, GROUP_M,
                         SPLIT_K, STAGES, ROWS, RELEASE, CONSUMERS, PINGPONG, ADDEND, ACTIVATION,
-                        CLUSTER, gl.constexpr(2))),
+                        CLUSTER, ROOM, gl.constexpr(2))),
             (producer, (a_desc, b_desc, a_bufs, b_bufs, barriers, M, N, K, batches, A_T, B_T,
                         BATCHED, BLOCK_M, BLOCK_N, BOX, BLOCK_K, GROUP_M, SPLIT_K, STAGES, ROWS,
                         RELEASE, ONE_BUFFER, CLUSTER)),
