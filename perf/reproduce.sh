@@ -36,7 +36,7 @@ bench() {  # CSV WORD...
 
 gpu_tests() {  # MARKERS
     local parallel=()
-    "$PYTHON" -c 'import xdist' 2>/dev/null && parallel=(-n 12)
+    "$PYTHON" -c 'import xdist' 2>/dev/null && parallel=(-n 10)  # more wait for the GPU
     "$PYTHON" -m pytest -m "$1" -q --tb=short ${parallel[@]+"${parallel[@]}"} tests
 }
 
