@@ -9,7 +9,7 @@ from tritongemm.device import representative
 from tritongemm.errors import CompileError
 from tritongemm.kernels import SPECS, violation
 from tritongemm.kernels.compile import compile_launch, launches_of, triton_version
-from tritongemm.kernels.gluon_support import any_width_obstacle
+from tritongemm.kernels.gluon_support import one_buffer_obstacle
 from tritongemm.problem import LAYOUTS, GemmProblem
 
 
@@ -32,7 +32,7 @@ def cases():
     yield 90, problem(epilogue="bias+gelu"), hopper(192, 64, num_warps=12, num_stages=4)
     yield 90, problem(epilogue="add", dtype="fp16"), hopper(64, 64, num_warps=4, num_stages=6)
     yield 90, problem(batch=3), hopper(128, 64, num_warps=8, num_stages=4)
-    if any_width_obstacle() is None:
+    if one_buffer_obstacle() is None:
         yield 90, problem(), hopper(128, 192, num_warps=8, num_stages=4)
         yield 90, problem(), hopper(128, 128, num_warps=8, num_stages=4, cluster_k=4)
     for arch, warps in ((90, 8), (100, 4)):

@@ -54,7 +54,7 @@ def test_an_unknown_version_gets_the_other_kernels(version, triton):
 
 def test_no_triton_is_no_obstacle_for_what_is_stored_or_asked(triton):
     triton("")
-    assert gluon_support.obstacle() is None and gluon_support.any_width_obstacle() is None
+    assert gluon_support.obstacle() is None and gluon_support.one_buffer_obstacle() is None
 
 
 def test_a_triton_without_gluon_is_seen_without_importing_it(triton, monkeypatch, tmp_path):

@@ -147,7 +147,7 @@ def _import(package: str) -> Check:
 
 def _gluon(triton: Check) -> Check:
     """Whether the Gluon kernels run with this Triton, or the others take their place."""
-    from tritongemm.kernels.gluon_support import KNOWN, any_width_obstacle, obstacle
+    from tritongemm.kernels.gluon_support import KNOWN, obstacle, one_buffer_obstacle
 
     if not triton.ok:
         return Check("Gluon kernels", False, "cannot be looked for without triton",
@@ -159,7 +159,7 @@ def _gluon(triton: Check) -> Check:
         except (ImportError, OSError, AttributeError, RuntimeError) as error:
             reason = f"Gluon cannot be imported: {error}"
     if reason is None:
-        narrower = any_width_obstacle()
+        narrower = one_buffer_obstacle()
         return Check("Gluon kernels", True, "the fastest on sm_90"
                      + (f"; {narrower}" if narrower else ""))
     low, high = (".".join(map(str, version)) for version in KNOWN)

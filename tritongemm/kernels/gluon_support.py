@@ -15,7 +15,7 @@ from pathlib import Path
 KNOWN = ((3, 6), (3, 9))
 #: From here on a piece of shared memory cannot be read as a larger one, which kernels need that
 #: keep both operands in one buffer: tiles of a width that is no power of two, and clusters.
-_NO_ANY_WIDTH = (3, 8)
+_NO_ONE_BUFFER = (3, 8)
 
 _refused: str | None = None
 
@@ -25,10 +25,10 @@ def obstacle() -> str | None:
     return _refused or _obstacle(_version())
 
 
-def any_width_obstacle() -> str | None:
+def one_buffer_obstacle() -> str | None:
     """Why only tiles of a power of two columns, and no clusters, are used here, or None."""
     version = _version()
-    if version and _minor(version) >= _NO_ANY_WIDTH:
+    if version and _minor(version) >= _NO_ONE_BUFFER:
         return (f"Triton {version} does not let a kernel keep both operands in one buffer, which "
                 "clusters and tiles whose width is no power of two need")
     return None

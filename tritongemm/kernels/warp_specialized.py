@@ -8,7 +8,7 @@ from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.kernels import constraints as rules
 from tritongemm.kernels.epilogue import NO_EPILOGUE, epilogue_of_launch
-from tritongemm.kernels.gluon_support import any_width_obstacle
+from tritongemm.kernels.gluon_support import one_buffer_obstacle
 from tritongemm.kernels.launch import (
     Geometry,
     Launch,
@@ -59,10 +59,10 @@ def _one_buffer(config: KernelConfig) -> bool:
 def box_of(problem: GemmProblem, config: KernelConfig) -> int:
     """Columns of B that the copy engine brings at once: what the tile's width allows, but from one
     buffer the tensor instruction reads a B stored across K in swizzled rows of 64."""
+    if not _one_buffer(config):
+        return config.block_n
     layout = swapped(problem).layout if config.swap_ab else problem.layout
-    if _one_buffer(config) and layout[1] == "n":
-        return _PIECE
-    return part_of(config.block_n)
+    return _PIECE if layout[1] == "n" else part_of(config.block_n)
 
 
 def columns_of_b(problem: GemmProblem, config: KernelConfig) -> int:
@@ -161,11 +161,12 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         ("ROOM", _chunks_a_stage(config) if cluster > 1 else 0),
         ("CONSUMER_REGISTERS", _CONSUMER_REGISTERS[consumers]), *epilogue)
     # A cluster does one tile: it sends its sums from where its operands were.
-    at_once = units if cluster > 1 else device.num_sms * programs_an_sm(outer, config, device)
+    programs = units if cluster > 1 else min(
+        units, device.num_sms * programs_an_sm(outer, config, device))
     product = Launch(
         "tritongemm.kernels.device.warp_specialized", "warp_specialized", arguments, constants,
-        (min(at_once, units) * cluster, 1, 1), 4, 1,
-        symbol_of(outer, config), cluster=cluster, maxnreg=_START_REGISTERS[consumers], gluon=True,
+        (programs * cluster, 1, 1), 4, 1, symbol_of(outer, config), cluster=cluster,
+        maxnreg=_START_REGISTERS[consumers], gluon=True,
         first_shared=_operand_bytes(outer, config) if _one_buffer(config) else 0,
         **dependence(config, device),
         scratch_bytes=(padding.scratch_bytes if padding else partials_bytes(outer, split)))
@@ -213,7 +214,7 @@ def _first(problem, config, device):
         return None
     what = (f"cluster_k={config.cluster_k}" if _power(config.block_n)
             else f"block_n={config.block_n}")
-    if (reason := any_width_obstacle()) is not None:
+    if (reason := one_buffer_obstacle()) is not None:
         return f"{what}: {reason}"
     if _operand_bytes(problem, config) <= _piece_bytes(problem, config):
         return (f"num_stages={config.num_stages} with {what}: the operands' buffer must be larger "

@@ -20,8 +20,8 @@ def sm_budget(num_sms: int | None) -> Iterator[None]:
 
     Persistent kernels launch at most that many programs, and selection counts waves with them and
     takes kernels that keep to it wherever one does (a cluster does one tile: it keeps to it where
-    all of them fit). Copies of unaligned operands and the passes
-    over a split K are short and not bound by it.
+    all of them fit). Copies of unaligned operands and the passes over a split K are short and not
+    bound by it.
 
     Raises:
         UsageError: not an integer of at least 1.
