@@ -2,7 +2,7 @@
 
 Where tiles are too few to fill the device, the programs of a cluster take a part of K each. Their
 accumulators meet without a trip through memory and without a second launch: each program sends to
-every one of them the columns that this one is to sum, from shared memory into shared memory by the
+each of the others the columns that this one is to sum, from shared memory into shared memory by the
 copy engine, which counts the bytes at a barrier there. Every program then adds what came in the
 order of the parts, and stores its columns. Triton's Gluon has no such thing: it is PTX.
 
@@ -33,10 +33,10 @@ def _give(n, size, stage, room, consumer):
     chunk = 512 * columns
     first_byte, place, barrier, rank = (f"${4 + 4 * n + 4 * i}" for i in range(4))
     froms = [f"from{program}" for program in range(size)]
-    lines = ["{", f".reg .b32 lane, warp, mine, to, there, full, {', '.join(froms)};",
-             ".reg .pred p;", *_lane_and_warp(),
+    lines = ["{", f".reg .b32 lane, warp, mine, kept, to, there, full, {', '.join(froms)};",
+             ".reg .pred p, q, own;", *_lane_and_warp(),
              f"mad.lo.u32 to, {rank}, {4 * chunk}, {place};",
-             f"mad.lo.u32 to, warp, {chunk}, to;"]
+             f"mad.lo.u32 to, warp, {chunk}, to;", "mad.lo.u32 kept, lane, 16, to;"]
     for program, start in enumerate(froms):  # chunk warp * size + program, so many a stage
         lines += [f"mad.lo.u32 mine, warp, {size}, {program};",
                   f"shr.u32 {start}, mine, {room.bit_length() - 1};",
@@ -44,16 +44,19 @@ def _give(n, size, stage, room, consumer):
                   f"and.b32 mine, mine, {room - 1};",
                   f"mad.lo.u32 {start}, mine, {chunk}, {start};",
                   f"add.u32 {start}, {start}, {8192 * consumer};",
-                  f"mad.lo.u32 mine, lane, 16, {start};"]
+                  f"mad.lo.u32 mine, lane, 16, {start};",
+                  # What is its own a thread leaves where it will look for it.
+                  f"setp.eq.u32 own, {rank}, {program};", "selp.b32 mine, kept, mine, own;"]
         for i in range(columns):
             first = 4 + 4 * (program * columns + i)
             values = ", ".join(f"${first + j}" for j in range(4))
             lines.append(f"st.shared.v4.f32 [mine + {512 * i}], {{{values}}};")
     lines += ["fence.proxy.async.shared::cta;", "bar.warp.sync -1;", "elect.sync _|p, -1;"]
     for program, start in enumerate(froms):
-        lines += [f"mapa.shared::cluster.u32 there, to, {program};",
+        lines += [f"setp.ne.and.u32 q, {rank}, {program}, p;",
+                  f"mapa.shared::cluster.u32 there, to, {program};",
                   f"mapa.shared::cluster.u32 full, {barrier}, {program};",
-                  "@p cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes "
+                  "@q cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes "
                   f"[there], [{start}], {chunk}, [full];"]
     return "\n".join([*lines, "}", "// $0 $1 $2 $3"])
 
@@ -117,10 +120,12 @@ def meet():
 @gluon.jit
 def give(accs, place, barrier, rank, N8: gl.constexpr, STAGE: gl.constexpr, ROOM: gl.constexpr,
          CLUSTER: gl.constexpr, WHICH: gl.constexpr):
-    """Sends every program its columns of ``accs``, into the part of its ``place`` that is kept for
-    this program's ``rank``; 2048 N8 / CLUSTER bytes arrive at its ``barrier``. STAGE: bytes from
-    one stage's operands to the next one's; ROOM: chunks, of what one warp sends to one program,
-    that a consumer's rows of A in a stage have room for, a power of two; WHICH: the consumer."""
+    """Sends every other program its columns of ``accs``, into the part of its ``place`` that is
+    kept for this program's ``rank``; 2048 N8 / CLUSTER bytes arrive at its ``barrier``.
+
+    STAGE: bytes from one stage's operands to the next one's; ROOM: chunks, of what one warp sends
+    to one program, that a consumer's rows of A in a stage have room for, a power of two; WHICH:
+    the consumer."""
     gl.inline_asm_elementwise(
         _give(N8, CLUSTER, STAGE, ROOM, WHICH), _registers(4, "=r", 4 * N8, 16),
         accs + (shared_address(0), shared_address(place), shared_address(barrier), rank),

@@ -10,6 +10,8 @@ stage two rounds ahead would take the parity of the wrong round. The programs of
 tile, each a part of its K, and do that one alone (``cluster``).
 """
 
+from dataclasses import astuple, dataclass
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
@@ -29,30 +31,99 @@ from tritongemm.kernels.device.hopper import (
 from tritongemm.kernels.device.symbol import symbol
 
 
+@dataclass(frozen=True)
+class Shape:
+    """What a partition must know of the kernel's constants: in one object, since a list of
+    partitions is written out for each number of them."""
+
+    a_t: bool
+    b_t: bool
+    batched: bool
+    tma_store: bool
+    subtile: int
+    block_m: int
+    block_n: int
+    part: int
+    box: int
+    block_k: int
+    group_m: int
+    split_k: int
+    stages: int
+    consumers: int
+    pingpong: bool
+    cluster: int
+    room: int
+    addend: str
+    activation: str
+    release: int
+
+    @property
+    def rows(self):
+        """Rows of a consumer, and of a piece of A."""
+        return self.block_m if self.pingpong else self.block_m // self.consumers
+
+    @property
+    def pieces(self):
+        return self.block_m // self.rows
+
+    @property
+    def boxes(self):
+        return -(-self.block_n // self.box)
+
+    @property
+    def rows_b(self):
+        """Columns of B that a stage has room for: whole boxes."""
+        return self.boxes * self.box
+
+    @property
+    def columns(self):
+        """Columns of C that a program stores."""
+        return self.block_n // self.cluster
+
+    @property
+    def parts(self):
+        return self.columns // self.part
+
+    @property
+    def one_buffer(self):
+        return self.part < self.block_n
+
+    @property
+    def stage_bytes(self):
+        """Bytes from one stage's operands to the next one's: rows of 128."""
+        return 128 * (self.block_m + self.rows_b)
+
+    def mangle(self):
+        return "_".join(str(int(x) if isinstance(x, bool) else x) for x in astuple(self))
+
+
+@gluon.constexpr_function
+def shape_of(*constants):
+    return Shape(*constants)
+
+
 @gluon.jit
-def locate(unit, rank, M, N, K, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-           BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr, SPLIT_K: gl.constexpr,
-           CLUSTER: gl.constexpr, batches):
+def locate(unit, rank, M, N, K, batches, S: gl.constexpr):
     """Unit number, and place in the cluster -> (batch, part, first row, first column, first step,
     last step).
 
     The parts of K are the outermost, so that programs of one moment share operands in the L2;
     within a part tiles go in the grouped order of ``order.tile_of``.
     """
-    num_m = gl.cdiv(M, BLOCK_M)
-    num_n = gl.cdiv(N, BLOCK_N)
+    num_m = gl.cdiv(M, S.block_m)
+    num_n = gl.cdiv(N, S.block_n)
     tiles = num_m * num_n
     part = unit // (tiles * batches)
     batch = (unit // tiles) % batches
     tile = unit % tiles
-    width = GROUP_M * num_n
-    first_m = (tile // width) * GROUP_M
-    size_m = gl.minimum(num_m - first_m, GROUP_M)
-    row = (first_m + (tile % width) % size_m) * BLOCK_M
-    col = ((tile % width) // size_m) * BLOCK_N
-    steps = gl.cdiv(K, BLOCK_K)
-    steps_a_part = gl.cdiv(steps, SPLIT_K * CLUSTER)
-    first = gl.minimum((part * CLUSTER + rank) * steps_a_part, steps)
+    width = S.group_m * num_n
+    first_m = (tile // width) * S.group_m
+    size_m = gl.minimum(num_m - first_m, S.group_m)
+    row = (first_m + (tile % width) % size_m) * S.block_m
+    col = ((tile % width) // size_m) * S.block_n
+    steps = gl.cdiv(K, S.block_k)
+    steps_a_part = gl.cdiv(steps, S.split_k * S.cluster)
+    first = gl.minimum((part * S.cluster + rank) * steps_a_part, steps)
     return batch, part, row, col, first, gl.minimum(first + steps_a_part, steps)
 
 
@@ -66,82 +137,72 @@ def load(desc, batch, outer, inner, barrier, buffer, BATCHED: gl.constexpr):
 
 
 @gluon.jit
-def operand_a(desc, bufs, stage, piece, BLOCK_M: gl.constexpr, ROWS_B: gl.constexpr,
-              ROWS: gl.constexpr, ONE_BUFFER: gl.constexpr):
+def operand_a(desc, bufs, stage, piece, S: gl.constexpr):
     """The buffer of a piece of A."""
-    if ONE_BUFFER:
-        unit = (stage * (BLOCK_M + ROWS_B) + piece * ROWS) // 16
+    if S.one_buffer:
+        unit = (stage * (S.block_m + S.rows_b) + piece * S.rows) // 16
         return bufs.index(unit)._reinterpret(desc.dtype, desc.block_type.shape, desc.layout)
     else:
-        return bufs.index((BLOCK_M // ROWS) * stage + piece)
+        return bufs.index(S.pieces * stage + piece)
 
 
 @gluon.jit
-def operand_b(desc, bufs, stage, box, BLOCK_M: gl.constexpr, ROWS_B: gl.constexpr,
-              BOX: gl.constexpr, ONE_BUFFER: gl.constexpr):
+def operand_b(desc, bufs, stage, box, S: gl.constexpr):
     """The buffer of a box of B."""
-    if ONE_BUFFER:
-        unit = (stage * (BLOCK_M + ROWS_B) + BLOCK_M + box * BOX) // 16
+    if S.one_buffer:
+        unit = (stage * (S.block_m + S.rows_b) + S.block_m + box * S.box) // 16
         return bufs.index(unit)._reinterpret(desc.dtype, desc.block_type.shape, desc.layout)
     else:
         return bufs.index(stage)
 
 
 @gluon.jit
-def producer(a_desc, b_desc, a_bufs, b_bufs, barriers, M, N, K, batches, A_T: gl.constexpr,
-             B_T: gl.constexpr, BATCHED: gl.constexpr, BLOCK_M: gl.constexpr,
-             BLOCK_N: gl.constexpr, BOX: gl.constexpr, BLOCK_K: gl.constexpr,
-             GROUP_M: gl.constexpr, SPLIT_K: gl.constexpr, STAGES: gl.constexpr,
-             ROWS: gl.constexpr, RELEASE: gl.constexpr, ONE_BUFFER: gl.constexpr,
-             CLUSTER: gl.constexpr):
+def producer(a_desc, b_desc, buffers, sizes, S: gl.constexpr):
     """Fills stage after stage, as soon as its consumers have let go of it."""
-    PIECES: gl.constexpr = BLOCK_M // ROWS
-    BOXES: gl.constexpr = (BLOCK_N + BOX - 1) // BOX
-    ROWS_B: gl.constexpr = BOXES * BOX
-    STAGE_BYTES: gl.constexpr = ((BLOCK_M + ROWS_B) * BLOCK_K
-                                 * (a_desc.dtype.primitive_bitwidth // 8))
-    if CLUSTER > 1:
+    a_bufs, b_bufs, c_bufs, barriers = buffers
+    M, N, K, batches = sizes
+    PIECES: gl.constexpr = S.pieces
+    BOXES: gl.constexpr = S.boxes
+    if S.cluster > 1:
         cluster.come()
-    rank = gl.program_id(0) % CLUSTER
-    units = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N) * batches * SPLIT_K
+    rank = gl.program_id(0) % S.cluster
+    units = gl.cdiv(M, S.block_m) * gl.cdiv(N, S.block_n) * batches * S.split_k
     it = 0
-    for unit in range(gl.program_id(0) // CLUSTER, units, gl.num_programs(0) // CLUSTER):
-        batch, part, row, col, first, last = locate(unit, rank, M, N, K, BLOCK_M, BLOCK_N, BLOCK_K,
-                                                    GROUP_M, SPLIT_K, CLUSTER, batches)
+    for unit in range(gl.program_id(0) // S.cluster, units, gl.num_programs(0) // S.cluster):
+        batch, part, row, col, first, last = locate(unit, rank, M, N, K, batches, S)
         for step in range(first, last):
-            k = step * BLOCK_K
-            stage = it % STAGES
-            mbarrier.wait(barriers.index(STAGES + stage), ((it // STAGES) & 1) ^ 1)
+            k = step * S.block_k
+            stage = it % S.stages
+            mbarrier.wait(barriers.index(S.stages + stage), ((it // S.stages) & 1) ^ 1)
             barrier = barriers.index(stage)
-            mbarrier.expect(barrier, STAGE_BYTES)
+            mbarrier.expect(barrier, S.stage_bytes)
             for piece in gl.static_range(PIECES):
-                a_row = row + piece * ROWS
-                buffer = operand_a(a_desc, a_bufs, stage, piece, BLOCK_M, ROWS_B, ROWS, ONE_BUFFER)
-                if A_T:
-                    load(a_desc, batch, k, a_row, barrier, buffer, BATCHED)
+                a_row = row + piece * S.rows
+                buffer = operand_a(a_desc, a_bufs, stage, piece, S)
+                if S.a_t:
+                    load(a_desc, batch, k, a_row, barrier, buffer, S.batched)
                 else:
-                    load(a_desc, batch, a_row, k, barrier, buffer, BATCHED)
+                    load(a_desc, batch, a_row, k, barrier, buffer, S.batched)
             for box in gl.static_range(BOXES):
-                b_col = col + box * BOX
-                buffer = operand_b(b_desc, b_bufs, stage, box, BLOCK_M, ROWS_B, BOX, ONE_BUFFER)
-                if B_T:
-                    load(b_desc, batch, b_col, k, barrier, buffer, BATCHED)
+                b_col = col + box * S.box
+                buffer = operand_b(b_desc, b_bufs, stage, box, S)
+                if S.b_t:
+                    load(b_desc, batch, b_col, k, barrier, buffer, S.batched)
                 else:
-                    load(b_desc, batch, k, b_col, barrier, buffer, BATCHED)
+                    load(b_desc, batch, k, b_col, barrier, buffer, S.batched)
             it += 1
-    if RELEASE == 1:
+    if S.release == 1:
         gluon_release()
-    if CLUSTER > 1:
+    if S.cluster > 1:
         cluster.meet()
 
 
 @gluon.jit
-def bystander(CLUSTER: gl.constexpr):
-    """Warps that would be there without a task, to fill a group of four: a cluster waits for all
-    threads of its programs."""
-    if CLUSTER > 1:
-        cluster.come()
-        cluster.meet()
+def bystander():
+    """Warps that are there without a task, to fill a group of four: a cluster waits for all threads
+    of its programs."""
+    cluster.come()
+    cluster.meet()
 
 
 @gluon.jit
@@ -193,32 +254,29 @@ def halves(x):
 
 
 @gluon.jit
-def write(c_desc, c, buffer, acc, value, epilogue, batch, part, row, col, M, N, stride_cb,
-          stride_cm, stride_cn, stride_cs, TMA_STORE: gl.constexpr, SUBTILE: gl.constexpr,
-          BATCHED: gl.constexpr, ADDEND: gl.constexpr, ACTIVATION: gl.constexpr,
-          REUSED: gl.constexpr):
+def write(c_desc, c, buffer, acc, value, epilogue, batch, part, row, col, M, N, strides,
+          SUBTILE: gl.constexpr, REUSED: gl.constexpr, S: gl.constexpr):
     """Finishes and stores a consumer's rows of the tile: by the copy engine in SUBTILE pieces, or
     element by element where C is not aligned, is transposed, or holds float32 parts."""
     if SUBTILE > 1:
         left, right = halves(acc)
         left_d, right_d = value, value
-        if ADDEND != "none" and ADDEND != "scale":
+        if S.addend != "none" and S.addend != "scale":
             left_d, right_d = halves(value)
-        write(c_desc, c, buffer, left, left_d, epilogue, batch, part, row, col, M, N, stride_cb,
-              stride_cm, stride_cn, stride_cs, TMA_STORE, SUBTILE // 2, BATCHED, ADDEND,
-              ACTIVATION, REUSED)
+        write(c_desc, c, buffer, left, left_d, epilogue, batch, part, row, col, M, N, strides,
+              SUBTILE // 2, REUSED, S)
         write(c_desc, c, buffer, right, right_d, epilogue, batch, part, row,
-              col + acc.shape[1] // 2, M, N, stride_cb, stride_cm, stride_cn, stride_cs, TMA_STORE,
-              SUBTILE // 2, BATCHED, ADDEND, ACTIVATION, REUSED)
+              col + acc.shape[1] // 2, M, N, strides, SUBTILE // 2, REUSED, S)
     else:
         d, alpha, beta, stride_db, stride_dm, stride_dn = epilogue
-        acc = gluon_finish(acc, value, alpha, beta, ADDEND, ACTIVATION)
-        if TMA_STORE:
-            put(c_desc, buffer, acc, batch, row, col, BATCHED, REUSED)
+        acc = gluon_finish(acc, value, alpha, beta, S.addend, S.activation)
+        if S.tma_store:
+            put(c_desc, buffer, acc, batch, row, col, S.batched, REUSED)
         else:
             layout: gl.constexpr = acc.type.layout
             rows = row + gl.arange(0, acc.shape[0], layout=gl.SliceLayout(1, layout))
             cols = col + gl.arange(0, acc.shape[1], layout=gl.SliceLayout(0, layout))
+            stride_cb, stride_cm, stride_cn, stride_cs = strides
             base = c + batch.to(gl.int64) * stride_cb + part.to(gl.int64) * stride_cs
             offsets = (gl.expand_dims(rows.to(gl.int64) * stride_cm, 1)
                        + gl.expand_dims(cols.to(gl.int64) * stride_cn, 0))
@@ -227,125 +285,112 @@ def write(c_desc, c, buffer, acc, value, epilogue, batch, part, row, col, M, N, 
 
 
 @gluon.jit
-def exchanged(acc, barriers, rank, N8: gl.constexpr, STAGES: gl.constexpr, STAGE: gl.constexpr,
-              ROOM: gl.constexpr, CONSUMERS: gl.constexpr, CLUSTER: gl.constexpr,
-              WHICH: gl.constexpr):
+def exchanged(acc, barriers, rank, S: gl.constexpr, WHICH: gl.constexpr):
     """A consumer's accumulator summed over the cluster: this program's columns of it. What the
-    others send comes to a place behind the operands' stages of STAGE bytes."""
-    FULL: gl.constexpr = 2 * STAGES + 2 + WHICH
-    COME: gl.constexpr = FULL + CONSUMERS
-    PLACE: gl.constexpr = STAGES * STAGE + 2048 * N8 * WHICH
-    BARRIERS: gl.constexpr = STAGES * STAGE + 2048 * N8 * CONSUMERS
-    mbarrier.expect(barriers.index(FULL), 2048 * N8)
+    others send comes to a place behind the operands' stages."""
+    N8: gl.constexpr = S.block_n // 8
+    FULL: gl.constexpr = 2 * S.stages + 2 + WHICH
+    COME: gl.constexpr = FULL + S.consumers
+    PLACE: gl.constexpr = S.stages * S.stage_bytes + 2048 * N8 * WHICH
+    BARRIERS: gl.constexpr = S.stages * S.stage_bytes + 2048 * N8 * S.consumers
+    mbarrier.expect(barriers.index(FULL), 2048 * N8 // S.cluster * (S.cluster - 1))
     cluster.meet()  # as late as can be: the others' barriers are there
-    cluster.give(acc, PLACE, BARRIERS + 8 * FULL, rank, N8, STAGE, ROOM, CLUSTER, WHICH)
+    cluster.give(acc, PLACE, BARRIERS + 8 * FULL, rank, N8, S.stage_bytes, S.room, S.cluster, WHICH)
     mbarrier.wait(barriers.index(FULL), 0)
-    cluster.arrive_at_all(BARRIERS + 8 * COME, CLUSTER)
-    return cluster.take(acc[0], PLACE, N8, CLUSTER)
+    cluster.arrive_at_all(BARRIERS + 8 * COME, S.cluster)
+    return cluster.take(acc[0], PLACE, N8, S.cluster)
 
 
 @gluon.jit
-def consumer(a_desc, c_desc, c, a_bufs, b_bufs, c_bufs, barriers, M, N, K, batches,
-             stride_cb, stride_cm, stride_cn, stride_cs, epilogue, A_T: gl.constexpr,
-             B_T: gl.constexpr, BATCHED: gl.constexpr, TMA_STORE: gl.constexpr,
-             SUBTILE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-             PART: gl.constexpr, ROWS_B: gl.constexpr, BLOCK_K: gl.constexpr,
-             GROUP_M: gl.constexpr, SPLIT_K: gl.constexpr, STAGES: gl.constexpr,
-             ROWS: gl.constexpr, RELEASE: gl.constexpr, CONSUMERS: gl.constexpr,
-             PINGPONG: gl.constexpr, ADDEND: gl.constexpr, ACTIVATION: gl.constexpr,
-             CLUSTER: gl.constexpr, ROOM: gl.constexpr, WHICH: gl.constexpr):
+def consumer(a_desc, result, buffers, sizes, S: gl.constexpr, WHICH: gl.constexpr):
     """Multiplies stage after stage; a stage is released while the next one is multiplied."""
-    PIECES: gl.constexpr = BLOCK_M // ROWS
-    PIECE: gl.constexpr = 0 if PINGPONG else WHICH
-    COLUMNS: gl.constexpr = BLOCK_N // CLUSTER
-    PARTS: gl.constexpr = COLUMNS // PART
-    IN_EIGHTS: gl.constexpr = PART < BLOCK_N
-    N8: gl.constexpr = BLOCK_N // 8
-    STAGE: gl.constexpr = 128 * (BLOCK_M + ROWS_B)
+    a_bufs, b_bufs, c_bufs, barriers = buffers
+    M, N, K, batches = sizes
+    c_desc, c, strides, epilogue = result
+    PIECE: gl.constexpr = 0 if S.pingpong else WHICH
+    PARTS: gl.constexpr = S.parts
+    N8: gl.constexpr = S.block_n // 8
+    TILE: gl.constexpr = (S.rows, S.block_n)
     ELEMENT: gl.constexpr = "bf16" if a_desc.dtype == gl.bfloat16 else "f16"
     layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, PART, 16])
-    if CLUSTER > 1:
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, S.part, 16])
+    if S.cluster > 1:
         cluster.come()
-    rank = gl.program_id(0) % CLUSTER
-    units = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N) * batches * SPLIT_K
+    rank = gl.program_id(0) % S.cluster
+    units = gl.cdiv(M, S.block_m) * gl.cdiv(N, S.block_n) * batches * S.split_k
     it = 0
     turn = 0
-    for unit in range(gl.program_id(0) // CLUSTER, units, gl.num_programs(0) // CLUSTER):
-        batch, part_of_k, row, col, first, last = locate(
-            unit, rank, M, N, K, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, CLUSTER, batches)
+    for unit in range(gl.program_id(0) // S.cluster, units, gl.num_programs(0) // S.cluster):
+        batch, part_of_k, row, col, first, last = locate(unit, rank, M, N, K, batches, S)
         mine = True
-        if PINGPONG:
+        if S.pingpong:
             mine = turn % 2 == WHICH
         if mine:
-            if IN_EIGHTS:
+            if S.one_buffer:
                 acc = any_width.zeros(N8)
             else:
-                acc = gl.zeros((ROWS, BLOCK_N), gl.float32, layout=layout)
-            if PINGPONG:
-                mbarrier.wait(barriers.index(2 * STAGES + WHICH),
+                acc = gl.zeros(TILE, gl.float32, layout=layout)
+            if S.pingpong:
+                mbarrier.wait(barriers.index(2 * S.stages + WHICH),
                               ((turn // 2) & 1) ^ (1 - WHICH))
             for step in range(first, last):
-                stage = it % STAGES
-                mbarrier.wait(barriers.index(stage), (it // STAGES) & 1)
-                if IN_EIGHTS:
-                    at = STAGE * stage
-                    acc = any_width.multiply(acc, at + 128 * ROWS * PIECE, at + 128 * BLOCK_M, N8,
-                                             A_T, B_T, ELEMENT)
+                stage = it % S.stages
+                mbarrier.wait(barriers.index(stage), (it // S.stages) & 1)
+                if S.one_buffer:
+                    at = S.stage_bytes * stage
+                    acc = any_width.multiply(acc, at + 128 * S.rows * PIECE,
+                                             at + 128 * S.block_m, N8, S.a_t, S.b_t, ELEMENT)
                 else:
-                    if A_T:
-                        a = flat(a_bufs.index(PIECES * stage + PIECE), BLOCK_K, ROWS, BATCHED)
-                        a = a.permute((1, 0))
+                    a, b = a_bufs.index(S.pieces * stage + PIECE), b_bufs.index(stage)
+                    if S.a_t:
+                        a = flat(a, S.block_k, S.rows, S.batched).permute((1, 0))
                     else:
-                        a = flat(a_bufs.index(PIECES * stage + PIECE), ROWS, BLOCK_K, BATCHED)
-                    if B_T:
-                        b = flat(b_bufs.index(stage), BLOCK_N, BLOCK_K, BATCHED).permute((1, 0))
+                        a = flat(a, S.rows, S.block_k, S.batched)
+                    if S.b_t:
+                        b = flat(b, S.block_n, S.block_k, S.batched).permute((1, 0))
                     else:
-                        b = flat(b_bufs.index(stage), BLOCK_K, BLOCK_N, BATCHED)
+                        b = flat(b, S.block_k, S.block_n, S.batched)
                     token = warpgroup_mma(a, b, acc, is_async=True)
                     acc = warpgroup_mma_wait(1, deps=(token,))
-                mbarrier.arrive(barriers.index(STAGES + (it + STAGES - 1) % STAGES), count=1,
+                mbarrier.arrive(barriers.index(S.stages + (it + S.stages - 1) % S.stages), count=1,
                                 pred=step > first)
                 it += 1
-            if IN_EIGHTS:
+            if S.one_buffer:
                 acc = any_width.settle(acc, N8)
             else:  # D is on its way while the last products are summed
-                value = addend(acc, epilogue, batch, row + PIECE * ROWS, col, M, N, ADDEND)
+                value = addend(acc, epilogue, batch, row + PIECE * S.rows, col, M, N, S.addend)
                 acc = warpgroup_mma_wait(0, deps=(acc,))
-            mbarrier.arrive(barriers.index(STAGES + (it + STAGES - 1) % STAGES), count=1,
+            mbarrier.arrive(barriers.index(S.stages + (it + S.stages - 1) % S.stages), count=1,
                             pred=last > first)
-            if PINGPONG:
-                mbarrier.arrive(barriers.index(2 * STAGES + 1 - WHICH), count=1)
-            if IN_EIGHTS:
-                if CLUSTER > 1:
-                    acc = exchanged(acc, barriers, rank, N8, STAGES, STAGE, ROOM, CONSUMERS,
-                                    CLUSTER, WHICH)
-                    col += rank * COLUMNS
+            if S.pingpong:
+                mbarrier.arrive(barriers.index(2 * S.stages + 1 - WHICH), count=1)
+            if S.one_buffer:
+                if S.cluster > 1:
+                    acc = exchanged(acc, barriers, rank, S, WHICH)
+                    col += rank * S.columns
                 for part in gl.static_range(PARTS):
-                    piece = any_width.columns_of(acc, part * PART, PART)
-                    value = addend(piece, epilogue, batch, row + PIECE * ROWS, col + part * PART,
-                                   M, N, ADDEND)
-                    buffer = c_bufs.index(WHICH if SUBTILE > 1 else WHICH * PARTS + part)
+                    piece = any_width.columns_of(acc, part * S.part, S.part)
+                    value = addend(piece, epilogue, batch, row + PIECE * S.rows,
+                                   col + part * S.part, M, N, S.addend)
+                    buffer = c_bufs.index(WHICH if S.subtile > 1 else WHICH * PARTS + part)
                     write(c_desc, c, buffer, piece, value, epilogue, batch, part_of_k,
-                          row + PIECE * ROWS, col + part * PART, M, N, stride_cb, stride_cm,
-                          stride_cn, stride_cs, TMA_STORE, 1, BATCHED, ADDEND, ACTIVATION,
-                          SUBTILE > 1 or part == 0)
+                          row + PIECE * S.rows, col + part * S.part, M, N, strides, 1,
+                          S.subtile > 1 or part == 0, S)
             else:
                 write(c_desc, c, c_bufs.index(WHICH), acc, value, epilogue, batch, part_of_k,
-                      row + PIECE * ROWS, col, M, N, stride_cb, stride_cm, stride_cn, stride_cs,
-                      TMA_STORE, SUBTILE, BATCHED, ADDEND, ACTIVATION, True)
+                      row + PIECE * S.rows, col, M, N, strides, S.subtile, True, S)
         else:
             it += last - first
         turn += 1
-    if RELEASE == 2:
+    if S.release == 2:
         last_turn = True
-        if PINGPONG:
+        if S.pingpong:
             last_turn = (turn + 1) % 2 == WHICH
         if last_turn:
             gluon_release()
-    if CLUSTER > 1:  # what it sent is read from its memory until it has come: then it may go
-        mbarrier.wait(barriers.index(2 * STAGES + 2 + CONSUMERS + WHICH), 0)
-    if TMA_STORE:
+    if S.cluster > 1:  # what it sent is read from its memory until it has come: then it may go
+        mbarrier.wait(barriers.index(2 * S.stages + 2 + S.consumers + WHICH), 0)
+    if S.tma_store:
         tma_store_wait(0)
 
 
@@ -366,15 +411,13 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
     BOX columns of B are loaded at once. Where PART, the width of C's boxes, is less than BLOCK_N,
     the operands share one buffer, a stage's rows of A before those of B, so that their addresses
     are known; in a CLUSTER the parts that are exchanged and the barriers lie behind them."""
-    ROWS: gl.constexpr = BLOCK_M if PINGPONG else BLOCK_M // CONSUMERS
-    PIECES: gl.constexpr = BLOCK_M // ROWS
-    PARTS: gl.constexpr = BLOCK_N // CLUSTER // PART
-    ROWS_B: gl.constexpr = (BLOCK_N + BOX - 1) // BOX * BOX
-    ONE_BUFFER: gl.constexpr = PART < BLOCK_N
+    S: gl.constexpr = shape_of(
+        A_T, B_T, BATCHED, TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, PART, BOX, BLOCK_K, GROUP_M,
+        SPLIT_K, STAGES, CONSUMERS, PINGPONG, CLUSTER, ROOM, ADDEND, ACTIVATION, RELEASE)
     BARRIERS: gl.constexpr = 2 * STAGES + 2 + (2 * CONSUMERS if CLUSTER > 1 else 0)
-    if ONE_BUFFER:
+    if S.one_buffer:
         EXCHANGED: gl.constexpr = CONSUMERS * BLOCK_N // 8 if CLUSTER > 1 else 0
-        UNITS: gl.constexpr = STAGES * (BLOCK_M + ROWS_B) // 16 + EXCHANGED
+        UNITS: gl.constexpr = STAGES * (BLOCK_M + S.rows_b) // 16 + EXCHANGED
         rows_of_16: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128,
                                                         element_bitwidth=16, rank=2)
         a_bufs = gl.allocate_shared_memory(a_desc.dtype, [UNITS + (CLUSTER > 1), 16, BLOCK_K],
@@ -382,7 +425,7 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
         b_bufs = a_bufs
     else:
         a_bufs = gl.allocate_shared_memory(
-            a_desc.dtype, [PIECES * STAGES] + a_desc.block_type.shape, a_desc.layout)
+            a_desc.dtype, [S.pieces * STAGES] + a_desc.block_type.shape, a_desc.layout)
         b_bufs = gl.allocate_shared_memory(b_desc.dtype, [STAGES] + b_desc.block_type.shape,
                                            b_desc.layout)
     if CLUSTER > 1:
@@ -391,7 +434,7 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
     else:
         barriers = gl.allocate_shared_memory(gl.int64, [BARRIERS, 1], mbarrier.MBarrierLayout())
     if TMA_STORE:
-        BUFFERS: gl.constexpr = CONSUMERS * (PARTS if SUBTILE == 1 else 1)
+        BUFFERS: gl.constexpr = CONSUMERS * (S.parts if SUBTILE == 1 else 1)
         c_bufs = gl.allocate_shared_memory(c_desc.dtype, [BUFFERS] + c_desc.block_type.shape,
                                            c_desc.layout)
     else:
@@ -410,61 +453,49 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
         cluster.announce()
     fence_async_shared()
     gluon_wait()
-    # A tuple in a variable would turn its constants into values: the lists are written out.
-    if CONSUMERS == 1:
-        gl.warp_specialize([
-            (consumer, (a_desc, c_desc, c, a_bufs, b_bufs, c_bufs, barriers, M, N, K, batches,
-                        stride_cb, stride_cm, stride_cn, stride_cs,
-                        (d, alpha, beta, stride_db, stride_dm, stride_dn), A_T, B_T, BATCHED,
-                        TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, PART, ROWS_B, BLOCK_K, GROUP_M,
-                        SPLIT_K, STAGES, ROWS, RELEASE, CONSUMERS, PINGPONG, ADDEND, ACTIVATION,
-                        CLUSTER, ROOM, gl.constexpr(0))),
-            (producer, (a_desc, b_desc, a_bufs, b_bufs, barriers, M, N, K, batches, A_T, B_T,
-                        BATCHED, BLOCK_M, BLOCK_N, BOX, BLOCK_K, GROUP_M, SPLIT_K, STAGES, ROWS,
-                        RELEASE, ONE_BUFFER, CLUSTER)),
-            (bystander, (CLUSTER,)), (bystander, (CLUSTER,)),
-        ], [1, 1, 2], [24, 24, 24])
-    elif CONSUMERS == 2:
-        gl.warp_specialize([
-            (consumer, (a_desc, c_desc, c, a_bufs, b_bufs, c_bufs, barriers, M, N, K, batches,
-                        stride_cb, stride_cm, stride_cn, stride_cs,
-                        (d, alpha, beta, stride_db, stride_dm, stride_dn), A_T, B_T, BATCHED,
-                        TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, PART, ROWS_B, BLOCK_K, GROUP_M,
-                        SPLIT_K, STAGES, ROWS, RELEASE, CONSUMERS, PINGPONG, ADDEND, ACTIVATION,
-                        CLUSTER, ROOM, gl.constexpr(0))),
-            (consumer, (a_desc, c_desc, c, a_bufs, b_bufs, c_bufs, barriers, M, N, K, batches,
-                        stride_cb, stride_cm, stride_cn, stride_cs,
-                        (d, alpha, beta, stride_db, stride_dm, stride_dn), A_T, B_T, BATCHED,
-                        TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, PART, ROWS_B, BLOCK_K, GROUP_M,
-                        SPLIT_K, STAGES, ROWS, RELEASE, CONSUMERS, PINGPONG, ADDEND, ACTIVATION,
-                        CLUSTER, ROOM, gl.constexpr(1))),
-            (producer, (a_desc, b_desc, a_bufs, b_bufs, barriers, M, N, K, batches, A_T, B_T,
-                        BATCHED, BLOCK_M, BLOCK_N, BOX, BLOCK_K, GROUP_M, SPLIT_K, STAGES, ROWS,
-                        RELEASE, ONE_BUFFER, CLUSTER)),
-            (bystander, (CLUSTER,)), (bystander, (CLUSTER,)),
-        ], [4, 1, 1, 2], [CONSUMER_REGISTERS, 24, 24, 24])
+    buffers = (a_bufs, b_bufs, c_bufs, barriers)
+    sizes = (M, N, K, batches)
+    result = (c_desc, c, (stride_cb, stride_cm, stride_cn, stride_cs),
+              (d, alpha, beta, stride_db, stride_dm, stride_dn))
+    # A list in a variable would turn constants into values: each is written out.
+    if CLUSTER == 1:
+        if CONSUMERS == 1:
+            gl.warp_specialize([
+                (consumer, (a_desc, result, buffers, sizes, S, gl.constexpr(0))),
+                (producer, (a_desc, b_desc, buffers, sizes, S)),
+            ], [1], [24])
+        elif CONSUMERS == 2:
+            gl.warp_specialize([
+                (consumer, (a_desc, result, buffers, sizes, S, gl.constexpr(0))),
+                (consumer, (a_desc, result, buffers, sizes, S, gl.constexpr(1))),
+                (producer, (a_desc, b_desc, buffers, sizes, S)),
+            ], [4, 1], [CONSUMER_REGISTERS, 24])
+        else:
+            gl.warp_specialize([
+                (consumer, (a_desc, result, buffers, sizes, S, gl.constexpr(0))),
+                (consumer, (a_desc, result, buffers, sizes, S, gl.constexpr(1))),
+                (consumer, (a_desc, result, buffers, sizes, S, gl.constexpr(2))),
+                (producer, (a_desc, b_desc, buffers, sizes, S)),
+            ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, 24])
     else:
-        gl.warp_specialize([
-            (consumer, (a_desc, c_desc, c, a_bufs, b_bufs, c_bufs, barriers, M, N, K, batches,
-                        stride_cb, stride_cm, stride_cn, stride_cs,
-                        (d, alpha, beta, stride_db, stride_dm, stride_dn), A_T, B_T, BATCHED,
-                        TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, PART, ROWS_B, BLOCK_K, GROUP_M,
-                        SPLIT_K, STAGES, ROWS, RELEASE, CONSUMERS, PINGPONG, ADDEND, ACTIVATION,
-                        CLUSTER, ROOM, gl.constexpr(0))),
-            (consumer, (a_desc, c_desc, c, a_bufs, b_bufs, c_bufs, barriers, M, N, K, batches,
-                        stride_cb, stride_cm, stride_cn, stride_cs,
-                        (d, alpha, beta, stride_db, stride_dm, stride_dn), A_T, B_T, BATCHED,
-                        TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, PART, ROWS_B, BLOCK_K, GROUP_M,
-                        SPLIT_K, STAGES, ROWS, RELEASE, CONSUMERS, PINGPONG, ADDEND, ACTIVATION,
-                        CLUSTER, ROOM, gl.constexpr(1))),
-            (consumer, (a_desc, c_desc, c, a_bufs, b_bufs, c_bufs, barriers, M, N, K, batches,
-                        stride_cb, stride_cm, stride_cn, stride_cs,
-                        (d, alpha, beta, stride_db, stride_dm, stride_dn), A_T, B_T, BATCHED,
-                        TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, PART, ROWS_B, BLOCK_K, GROUP_M,
-                        SPLIT_K, STAGES, ROWS, RELEASE, CONSUMERS, PINGPONG, ADDEND, ACTIVATION,
-                        CLUSTER, ROOM, gl.constexpr(2))),
-            (producer, (a_desc, b_desc, a_bufs, b_bufs, barriers, M, N, K, batches, A_T, B_T,
-                        BATCHED, BLOCK_M, BLOCK_N, BOX, BLOCK_K, GROUP_M, SPLIT_K, STAGES, ROWS,
-                        RELEASE, ONE_BUFFER, CLUSTER)),
-            (bystander, (CLUSTER,)), (bystander, (CLUSTER,)),
-        ], [4, 4, 1, 1, 2], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, 24, 24, 24])
+        if CONSUMERS == 1:
+            gl.warp_specialize([
+                (consumer, (a_desc, result, buffers, sizes, S, gl.constexpr(0))),
+                (producer, (a_desc, b_desc, buffers, sizes, S)),
+                (bystander, ()), (bystander, ()),
+            ], [1, 1, 2], [24, 24, 24])
+        elif CONSUMERS == 2:
+            gl.warp_specialize([
+                (consumer, (a_desc, result, buffers, sizes, S, gl.constexpr(0))),
+                (consumer, (a_desc, result, buffers, sizes, S, gl.constexpr(1))),
+                (producer, (a_desc, b_desc, buffers, sizes, S)),
+                (bystander, ()), (bystander, ()),
+            ], [4, 1, 1, 2], [CONSUMER_REGISTERS, 24, 24, 24])
+        else:
+            gl.warp_specialize([
+                (consumer, (a_desc, result, buffers, sizes, S, gl.constexpr(0))),
+                (consumer, (a_desc, result, buffers, sizes, S, gl.constexpr(1))),
+                (consumer, (a_desc, result, buffers, sizes, S, gl.constexpr(2))),
+                (producer, (a_desc, b_desc, buffers, sizes, S)),
+                (bystander, ()), (bystander, ()),
+            ], [4, 4, 1, 1, 2], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, 24, 24, 24])
