@@ -14,13 +14,14 @@ from tritongemm.kernels.constraints import Violation
 from tritongemm.kernels.gemv import GEMV
 from tritongemm.kernels.ladder import RUNG_SPECS
 from tritongemm.kernels.persistent_tma import PERSISTENT_TMA
+from tritongemm.kernels.skinny import SKINNY
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.tiled import TILED
 from tritongemm.kernels.warp_specialized import WARP_SPECIALIZED
 from tritongemm.problem import GemmProblem
 
 SPECS: dict[str, KernelSpec] = {
-    s.name: s for s in (WARP_SPECIALIZED, PERSISTENT_TMA, TILED, GEMV)}
+    s.name: s for s in (WARP_SPECIALIZED, PERSISTENT_TMA, TILED, GEMV, SKINNY)}
 
 
 def spec_named(name: str) -> KernelSpec:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
-from tritongemm.kernels import gemv, shared_bytes, warp_specialized
+from tritongemm.kernels import gemv, shared_bytes, skinny, warp_specialized
 from tritongemm.kernels.padding import copied, padded_bytes, within_sectors
 from tritongemm.kernels.tensor_map import tma_store
 from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
@@ -139,6 +139,8 @@ def registers_needed(problem: GemmProblem, config: KernelConfig) -> float:
     """Registers that a thread of a pointer kernel wants; more than it may have are spilled."""
     if config.kernel == "gemv":
         return gemv.registers_needed(problem, config)
+    if config.kernel == "skinny":
+        return skinny.registers_needed(problem, config)
     if problem.unit == "fp32":
         return _FMA_REGISTERS + config.block_m * config.block_n / (32 * config.num_warps)
     loads = (config.block_m * _LOAD_REGISTERS[problem.align_a]

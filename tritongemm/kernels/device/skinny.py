@@ -1,0 +1,183 @@
+"""A product with few rows: weights go from memory straight into the tensor instruction's registers.
+
+C[M, N] = A[M, K] @ B[K, N] for a small M takes as long as B, stored along K, takes to arrive. What
+stands between the two in a tiled kernel (a pipeline through shared memory, barriers for all warps
+in every step, a second launch for the parts of a split K) is left out. A program owns BLOCK_N
+columns of C, and its warps take stretches of K in turn. A thread loads 16 bytes of a column of B,
+which are its part of two fragments of 16 along K, K taken in another order; what it loads of A is
+in the same order. Each warp has STAGES steps of B under way and waits for nobody; after the loop
+the warps' sums are added once. Triton packs fragments that a loop carries out of single elements:
+so it is PTX, on tensors with one element a thread.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from tritongemm.kernels.device.dependent_launch import gluon_release, gluon_wait
+from tritongemm.kernels.device.epilogue import gluon_finish, gluon_load_d
+from tritongemm.kernels.device.symbol import symbol
+
+
+@gluon.constexpr_function
+def _words(count, kind):
+    return (kind,) * count
+
+
+@gluon.constexpr_function
+def _mma(element):
+    return (f"mma.sync.aligned.m16n8k16.row.col.f32.{element}.{element}.f32 {{$0, $1, $2, $3}}, "
+            "{$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};")
+
+
+@gluon.constexpr_function
+def _load(hint):
+    return ("{ .reg .pred p; setp.ne.b32 p, $5, 0; mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; "
+            f"mov.b32 $3, 0; @p ld.global{hint}.v4.b32 {{$0, $1, $2, $3}}, [$4]; }}")
+
+
+@gluon.jit
+def load(ptrs, inside, HINT: gl.constexpr):
+    """16 bytes a thread as four words; zeros where they are not ``inside``."""
+    return gl.inline_asm_elementwise(_load(HINT), "=&r,=&r,=&r,=&r,l,r", (ptrs, inside.to(gl.int32)),
+                                     dtype=_words(4, gl.int32), is_pure=False, pack=1)
+
+
+@gluon.jit
+def loads(ptrs, inside, ks, left, wanted, ROWS: gl.constexpr, LOADS: gl.constexpr,
+          EVEN_K: gl.constexpr, HINT: gl.constexpr):
+    """LOADS times 16 bytes of each of the ROWS that ``ptrs`` point into; ``left``: of K there;
+    ``wanted``: whether this step is one."""
+    found = ()
+    for i in gl.static_range(ROWS):
+        for j in gl.static_range(LOADS):
+            here = inside[i] & wanted
+            if not EVEN_K:
+                here &= ks + 32 * j < left
+            found += load(ptrs[i] + 32 * j, here, HINT)
+    return found
+
+
+@gluon.jit
+def moved(ptrs, by, ROWS: gl.constexpr):
+    found = ()
+    for i in gl.static_range(ROWS):
+        found += (ptrs[i] + by,)
+    return found
+
+
+@gluon.jit
+def product(accs, b, a, LOW: gl.constexpr, HIGH: gl.constexpr, OF_A: gl.constexpr,
+            AT: gl.constexpr, ELEMENT: gl.constexpr):
+    """One instruction: 16 columns of B, of whose words LOW begin the first eight and HIGH the
+    others; 8 rows of A; 16 along K."""
+    return gl.inline_asm_elementwise(
+        _mma(ELEMENT), "=f,=f,=f,=f,r,r,r,r,r,r,0,1,2,3",
+        (b[LOW], b[HIGH], b[LOW + 1], b[HIGH + 1], a[OF_A], a[OF_A + 1], accs[AT], accs[AT + 1],
+         accs[AT + 2], accs[AT + 3]), dtype=_words(4, gl.float32), is_pure=True, pack=1)
+
+
+@gluon.jit
+def multiply(accs, b, a, LOADS: gl.constexpr, A_ROWS: gl.constexpr, B_ROWS: gl.constexpr,
+             ELEMENT: gl.constexpr):
+    """Adds the products of a step: each load is two fragments along K."""
+    for k in gl.static_range(2 * LOADS):
+        found = ()
+        for i in gl.static_range(B_ROWS // 2):
+            for j in gl.static_range(A_ROWS):
+                found += product(accs, b, a, 8 * LOADS * i + 2 * k, 8 * LOADS * i + 4 * LOADS + 2 * k,
+                                 4 * LOADS * j + 2 * k, 4 * (A_ROWS * i + j), ELEMENT)
+        accs = found
+    return accs
+
+
+@gluon.jit
+def joined(tensors, FIRST: gl.constexpr, COUNT: gl.constexpr, APART: gl.constexpr):
+    """COUNT tensors as one, in new last axes of 2, the last for the lowest bit."""
+    if COUNT == 1:
+        return tensors[FIRST]
+    else:
+        return gl.join(joined(tensors, FIRST, COUNT // 2, 2 * APART),
+                       joined(tensors, FIRST + APART, COUNT // 2, 2 * APART))
+
+
+@gluon.jit(repr=symbol)
+def skinny(a, b, c, M, N, K, stride_ab, stride_am, stride_bb, stride_bn, stride_cb, stride_cm,
+           stride_cn, stride_cs, d, alpha, beta, stride_db, stride_dm, stride_dn,
+           BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, WARPS: gl.constexpr, WARP_K: gl.constexpr,
+           SPLIT_K: gl.constexpr, STAGES: gl.constexpr, EVEN_K: gl.constexpr,
+           ADDEND: gl.constexpr, ACTIVATION: gl.constexpr, RELEASE: gl.constexpr,
+           SYMBOL: gl.constexpr):
+    """C[batch, M, N] = A[batch, M, K] @ B[batch, K, N] and its epilogue, M at most BLOCK_M, both
+    operands contiguous along K; with SPLIT_K > 1, C is [SPLIT_K, batch, M, N] float32."""
+    threads: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    ELEMENT: gl.constexpr = "bf16" if a.dtype.element_ty == gl.bfloat16 else "f16"
+    STEP: gl.constexpr = WARPS * WARP_K
+    LOADS: gl.constexpr = WARP_K // 32
+    A_ROWS: gl.constexpr = BLOCK_M // 8
+    B_ROWS: gl.constexpr = BLOCK_N // 8
+    SUMS: gl.constexpr = BLOCK_M * BLOCK_N // 32
+    gluon_wait()
+    num_n = gl.cdiv(N, BLOCK_N)
+    program = gl.program_id(0)
+    batch = (program // num_n).to(gl.int64)
+    split = gl.program_id(1)
+    first_col = (program % num_n) * BLOCK_N
+    steps = gl.cdiv(K, STEP)
+    steps_a_split = gl.cdiv(steps, SPLIT_K)
+    first = split * steps_a_split
+    last = gl.minimum(first + steps_a_split, steps)
+
+    thread = gl.arange(0, 32 * WARPS, layout=threads)
+    row = thread % 32 // 4  # of a fragment
+    ks = thread // 32 * WARP_K + thread % 4 * 8
+    left = K - first * STEP
+    start = first.to(gl.int64) * STEP + ks.to(gl.int64)
+    a_ptrs, a_inside = (), ()
+    for j in gl.static_range(A_ROWS):
+        at = 8 * j + row
+        a_ptrs += (a + batch * stride_ab + (at.to(gl.int64) * stride_am + start),)
+        a_inside += (at < M,)
+    b_ptrs, b_inside = (), ()
+    for i in gl.static_range(B_ROWS):
+        at = (first_col + 8 * i + row) % N  # past the edge they wrap round
+        b_ptrs += (b + batch * stride_bb + (at.to(gl.int64) * stride_bn + start),)
+        b_inside += (thread >= 0,)
+
+    accs = ()
+    for _ in gl.static_range(SUMS):
+        accs += (gl.zeros([32 * WARPS], gl.float32, layout=threads),)
+    a_tiles, b_tiles = (), ()
+    for s in gl.static_range(STAGES):
+        b_tiles += (loads(moved(b_ptrs, s * STEP, B_ROWS), b_inside, ks, left - s * STEP,
+                          first + s < last, B_ROWS, LOADS, EVEN_K, ".L1::evict_first"),)
+        a_tiles += (loads(moved(a_ptrs, s * STEP, A_ROWS), a_inside, ks, left - s * STEP,
+                          first + s < last, A_ROWS, LOADS, EVEN_K, ""),)
+    for step in range(first, last, STAGES):
+        a_ptrs = moved(a_ptrs, STAGES * STEP, A_ROWS)
+        b_ptrs = moved(b_ptrs, STAGES * STEP, B_ROWS)
+        left -= STAGES * STEP
+        a_next, b_next = (), ()
+        for s in gl.static_range(STAGES):
+            accs = multiply(accs, b_tiles[s], a_tiles[s], LOADS, A_ROWS, B_ROWS, ELEMENT)
+            wanted = step + s + STAGES < last
+            b_next += (loads(moved(b_ptrs, s * STEP, B_ROWS), b_inside, ks, left - s * STEP, wanted,
+                             B_ROWS, LOADS, EVEN_K, ".L1::evict_first"),)
+            a_next += (loads(moved(a_ptrs, s * STEP, A_ROWS), a_inside, ks, left - s * STEP, wanted,
+                             A_ROWS, LOADS, EVEN_K, ""),)
+        a_tiles, b_tiles = a_next, b_next
+    if RELEASE:
+        gluon_release()
+
+    # Of a warp, row and column of a fragment, the thread's two numbers; sixteens and eights.
+    parts = joined(accs, 0, SUMS, 1).reshape([WARPS, 8, 4, BLOCK_N // 16, BLOCK_M // 8, 2, 2])
+    total = gl.sum(parts, 0).permute((3, 1, 5, 2, 4, 0)).reshape([BLOCK_M, BLOCK_N])
+    plain: gl.constexpr = gl.BlockedLayout([1, 1], [32 // min(BLOCK_N, 32), min(BLOCK_N, 32)],
+                                           [WARPS, 1], [1, 0])
+    total = gl.convert_layout(total, plain)
+    rows = gl.arange(0, BLOCK_M, layout=gl.SliceLayout(1, plain)).to(gl.int64)
+    cols = first_col + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, plain)).to(gl.int64)
+    value = gluon_load_d(d, batch, rows, cols, M, N, stride_db, stride_dm, stride_dn, ADDEND)
+    total = gluon_finish(total, value, alpha, beta, ADDEND, ACTIVATION)
+    c_ptrs = (c + batch * stride_cb + split.to(gl.int64) * stride_cs
+              + (rows[:, None] * stride_cm + cols[None, :] * stride_cn))
+    gl.store(c_ptrs, total.to(c.dtype.element_ty), mask=(rows[:, None] < M) & (cols[None, :] < N))

@@ -1,0 +1,161 @@
+"""The kernel for few rows on tensor cores: one side of at most 64 beside streamed weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tritongemm.config import KernelConfig
+from tritongemm.device import DeviceSpec
+from tritongemm.kernels import constraints as rules
+from tritongemm.kernels.epilogue import NO_EPILOGUE, epilogue_of_launch
+from tritongemm.kernels.launch import Geometry, Launch, Pointer, Scalar, dependence, divisor_of
+from tritongemm.kernels.reduce import REDUCE_BYTES, partials_bytes, reduce_launch, target_of
+from tritongemm.kernels.spec import KernelSpec
+from tritongemm.kernels.swap import swapped, swapped_geometry
+from tritongemm.kernels.symbol import symbol_of
+from tritongemm.problem import FULL_ALIGNMENT, GemmProblem
+
+#: Rows of A at most: more are for tiles that share what they load.
+MAX_ROWS = 32
+#: Elements along K that a warp's threads load at once, 16 bytes each, of one column.
+_LOAD = 32
+#: Registers of addresses and counts, and the most that :func:`registers_needed` may come to: as
+#: compiled for sm_90.
+_BASE_REGISTERS, _MAX_REGISTERS = 20, 250
+#: Registers of an SM.
+_REGISTER_FILE = 65536
+
+
+def turned(problem: GemmProblem, config: KernelConfig) -> GemmProblem:
+    """The product that ``config`` computes: A has few rows, B is streamed."""
+    return swapped(problem) if config.swap_ab else problem
+
+
+def registers_needed(problem: GemmProblem, config: KernelConfig) -> float:
+    """Registers that a thread wants: its sums, and the words of all stages."""
+    words = config.block_k // config.num_warps // _LOAD * 4
+    rows_a, rows_b = config.block_m / 8, config.block_n / 8
+    return (_BASE_REGISTERS + config.block_m * config.block_n / 32
+            + words * (rows_a + rows_b) * config.num_stages + 2 * (rows_a + rows_b))
+
+
+def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
+    """Bytes: the sums of all warps, which are added there, or the pass that adds the parts."""
+    sums = 4 * config.num_warps * config.block_m * config.block_n
+    return max(sums, REDUCE_BYTES if config.split_k > 1 else 0) + 128
+
+
+def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
+             geometry: Geometry) -> tuple[Launch, ...]:
+    """The product, and for split_k > 1 the pass that adds the parts in a fixed order."""
+    outer, outer_geometry, names = problem, geometry, ("a", "b")
+    problem, split = turned(problem, config), config.split_k
+    if config.swap_ab:
+        geometry, names = swapped_geometry(geometry), ("b", "a")
+    g, c = geometry, target_of(outer, config, geometry)
+    arguments = (
+        Pointer("a", names[0], problem.dtype_a, FULL_ALIGNMENT),
+        Pointer("b", names[1], problem.dtype_b, FULL_ALIGNMENT), c.pointer,
+        Scalar("M", problem.m), Scalar("N", problem.n), Scalar("K", problem.k, 8),
+        Scalar("stride_ab", g.ab, 8), Scalar("stride_am", g.am, 8),
+        Scalar("stride_bb", g.bb, 8), Scalar("stride_bn", g.bn, 8),
+        Scalar("stride_cb", c.batch, divisor_of(c.batch, c.align)),
+        Scalar("stride_cm", c.row, divisor_of(c.row, c.align), fold=True),
+        Scalar("stride_cn", c.column, divisor_of(c.column, c.align), fold=True),
+        Scalar("stride_cs", c.part, divisor_of(c.part, 4)))
+    extra, epilogue = epilogue_of_launch(problem, g) if split == 1 else ((), NO_EPILOGUE)
+    steps = -(-problem.k // config.block_k)
+    constants = (
+        ("BLOCK_M", config.block_m), ("BLOCK_N", config.block_n), ("WARPS", config.num_warps),
+        ("WARP_K", config.block_k // config.num_warps), ("SPLIT_K", split),
+        ("STAGES", config.num_stages),
+        ("EVEN_K", problem.k % config.block_k == 0 and steps % split == 0), *epilogue)
+    product = Launch(
+        "tritongemm.kernels.device.skinny", "skinny", (*arguments, *extra), constants,
+        (-(-problem.n // config.block_n) * problem.batch, split, 1), config.num_warps, 1,
+        symbol_of(outer, config), gluon=True, **dependence(config, device),
+        scratch_bytes=partials_bytes(outer, split))
+    if split == 1:
+        return (product,)
+    return (product, reduce_launch(outer, config, outer_geometry, device))
+
+
+def _skinny(problem, config, device):
+    if min(problem.m, problem.n) > MAX_ROWS:
+        return f"is for M or N of at most {MAX_ROWS}, not {problem.m} and {problem.n}"
+    if problem.layout != "nt":
+        return f"loads both operands along K: nt, not {problem.layout}"
+    if min(problem.align_a, problem.align_b) < FULL_ALIGNMENT:
+        return (f"loads {FULL_ALIGNMENT} bytes at a time; A's rows are aligned to "
+                f"{problem.align_a}, B's to {problem.align_b}")
+    return None
+
+
+def _padded(rows: int) -> int:
+    """The rows of A with those that only fill a tile."""
+    return min(max(8, 1 << max(rows - 1, 0).bit_length()), MAX_ROWS)
+
+
+def _rows(problem, config, device):
+    """The rows of A are one tile, no larger than it must be."""
+    side, name = turned(problem, config).m, "n" if config.swap_ab else "m"
+    if side > MAX_ROWS:
+        return (f"swap_ab={config.swap_ab} makes {name}={side} the rows of A; at most {MAX_ROWS}. "
+                f"Use swap_ab={1 - config.swap_ab}")
+    if config.block_m != _padded(side):
+        return f"block_m={config.block_m} for {name}={side}; use {_padded(side)}"
+    return None
+
+
+def _tile(problem, config, device):
+    if config.num_warps not in (1, 2, 4, 8, 16):
+        return f"num_warps={config.num_warps} is not 1, 2, 4, 8 or 16"
+    if config.block_n not in (16, 32, 64):
+        return f"block_n={config.block_n} is not 16, 32 or 64 columns of fragments"
+    if config.block_k % (_LOAD * config.num_warps):
+        return (f"block_k={config.block_k} on {config.num_warps} warps; each loads a multiple of "
+                f"{_LOAD} elements along K")
+    if not 1 <= config.num_stages <= 8:
+        return f"num_stages={config.num_stages} is outside 1 to 8"
+    return None
+
+
+def _registers(problem, config, device):
+    need = registers_needed(problem, config)
+    most = min(_MAX_REGISTERS, _REGISTER_FILE // (32 * config.num_warps) - 8)
+    if need <= most:
+        return None
+    return (f"{config.block_m}x{config.block_n}x{config.block_k} on {config.num_warps} warps in "
+            f"{config.num_stages} stages wants about {need:.0f} registers a thread; at most "
+            f"{most}. Use fewer stages, more warps or a smaller tile")
+
+
+def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
+    """Four warps on 64 elements each; K is cut until each SM has two programs."""
+    config = KernelConfig("skinny", 16, 16, 256, num_warps=4, num_stages=3,
+                          swap_ab=int(problem.m > MAX_ROWS))
+    one = turned(problem, config)
+    config = replace(config, block_m=_padded(one.m))
+    if config.block_m == MAX_ROWS:
+        config = replace(config, num_stages=2)
+    programs = -(-one.n // config.block_n) * max(problem.batch, 1)
+    steps = -(-problem.k // config.block_k)
+    while (config.split_k < 16 and programs * config.split_k * 2 <= 2 * device.num_sms
+           and steps >= 8 * config.split_k):
+        config = replace(config, split_k=2 * config.split_k)
+    return config
+
+
+SKINNY = KernelSpec(
+    name="skinny",
+    idea="at most 64 rows: weights from memory straight into tensor fragments, no barriers",
+    archs=(90,),
+    constraints=(
+        rules.dtypes("bf16", "fp16"), rules.archs(90), rules.not_interpreted, rules.gluon,
+        rules.Constraint("skinny", _skinny, of_problem=True),
+        rules.unused("epilogue_subtile", "cluster_k", "pingpong", "pad_operands", "thread_m",
+                     "thread_n", "warp_m", "warp_n"),
+        rules.flags, rules.Constraint("rows", _rows), rules.Constraint("tile", _tile),
+        rules.Constraint("registers", _registers), rules.split_k, rules.grid,
+        rules.shared_memory(shared_bytes)),
+    shared_bytes=shared_bytes, launches=launches, default=default, by_rule=False)
