@@ -10,7 +10,7 @@ stage two rounds ahead would take the parity of the wrong round. The programs of
 tile, each a part of its K, and do that one alone (``cluster``).
 """
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -33,29 +33,29 @@ from tritongemm.kernels.device.symbol import symbol
 
 @dataclass(frozen=True)
 class Shape:
-    """What a partition must know of the kernel's constants: in one object, since a list of
-    partitions is written out for each number of them."""
+    """What a partition must know of the kernel's constants, each a ``gl.constexpr``: in one object,
+    since a list of partitions is written out for each number of them."""
 
-    a_t: bool
-    b_t: bool
-    batched: bool
-    tma_store: bool
-    subtile: int
-    block_m: int
-    block_n: int
-    part: int
-    box: int
-    block_k: int
-    group_m: int
-    split_k: int
-    stages: int
-    consumers: int
-    pingpong: bool
-    cluster: int
-    room: int
-    addend: str
-    activation: str
-    release: int
+    a_t: gl.constexpr
+    b_t: gl.constexpr
+    batched: gl.constexpr
+    tma_store: gl.constexpr
+    subtile: gl.constexpr
+    block_m: gl.constexpr
+    block_n: gl.constexpr
+    part: gl.constexpr
+    box: gl.constexpr
+    block_k: gl.constexpr
+    group_m: gl.constexpr
+    split_k: gl.constexpr
+    stages: gl.constexpr
+    consumers: gl.constexpr
+    pingpong: gl.constexpr
+    cluster: gl.constexpr
+    room: gl.constexpr
+    addend: gl.constexpr
+    activation: gl.constexpr
+    release: gl.constexpr
 
     @property
     def rows(self):
@@ -94,12 +94,12 @@ class Shape:
         return 128 * (self.block_m + self.rows_b)
 
     def mangle(self):
-        return "_".join(str(int(x) if isinstance(x, bool) else x) for x in astuple(self))
+        return "_".join(str(getattr(self, field.name).value) for field in fields(self))
 
 
 @gluon.constexpr_function
 def shape_of(*constants):
-    return Shape(*constants)
+    return Shape(*map(gl.constexpr, constants))
 
 
 @gluon.jit
@@ -161,8 +161,6 @@ def producer(a_desc, b_desc, buffers, sizes, S: gl.constexpr):
     """Fills stage after stage, as soon as its consumers have let go of it."""
     a_bufs, b_bufs, c_bufs, barriers = buffers
     M, N, K, batches = sizes
-    PIECES: gl.constexpr = S.pieces
-    BOXES: gl.constexpr = S.boxes
     if S.cluster > 1:
         cluster.come()
     rank = gl.program_id(0) % S.cluster
@@ -176,14 +174,14 @@ def producer(a_desc, b_desc, buffers, sizes, S: gl.constexpr):
             mbarrier.wait(barriers.index(S.stages + stage), ((it // S.stages) & 1) ^ 1)
             barrier = barriers.index(stage)
             mbarrier.expect(barrier, S.stage_bytes)
-            for piece in gl.static_range(PIECES):
+            for piece in gl.static_range(S.pieces):
                 a_row = row + piece * S.rows
                 buffer = operand_a(a_desc, a_bufs, stage, piece, S)
                 if S.a_t:
                     load(a_desc, batch, k, a_row, barrier, buffer, S.batched)
                 else:
                     load(a_desc, batch, a_row, k, barrier, buffer, S.batched)
-            for box in gl.static_range(BOXES):
+            for box in gl.static_range(S.boxes):
                 b_col = col + box * S.box
                 buffer = operand_b(b_desc, b_bufs, stage, box, S)
                 if S.b_t:
@@ -308,9 +306,7 @@ def consumer(a_desc, result, buffers, sizes, S: gl.constexpr, WHICH: gl.constexp
     M, N, K, batches = sizes
     c_desc, c, strides, epilogue = result
     PIECE: gl.constexpr = 0 if S.pingpong else WHICH
-    PARTS: gl.constexpr = S.parts
     N8: gl.constexpr = S.block_n // 8
-    TILE: gl.constexpr = (S.rows, S.block_n)
     ELEMENT: gl.constexpr = "bf16" if a_desc.dtype == gl.bfloat16 else "f16"
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, S.part, 16])
@@ -329,7 +325,7 @@ def consumer(a_desc, result, buffers, sizes, S: gl.constexpr, WHICH: gl.constexp
             if S.one_buffer:
                 acc = any_width.zeros(N8)
             else:
-                acc = gl.zeros(TILE, gl.float32, layout=layout)
+                acc = gl.zeros((S.rows, S.block_n), gl.float32, layout=layout)
             if S.pingpong:
                 mbarrier.wait(barriers.index(2 * S.stages + WHICH),
                               ((turn // 2) & 1) ^ (1 - WHICH))
@@ -368,11 +364,11 @@ def consumer(a_desc, result, buffers, sizes, S: gl.constexpr, WHICH: gl.constexp
                 if S.cluster > 1:
                     acc = exchanged(acc, barriers, rank, S, WHICH)
                     col += rank * S.columns
-                for part in gl.static_range(PARTS):
+                for part in gl.static_range(S.parts):
                     piece = any_width.columns_of(acc, part * S.part, S.part)
                     value = addend(piece, epilogue, batch, row + PIECE * S.rows,
                                    col + part * S.part, M, N, S.addend)
-                    buffer = c_bufs.index(WHICH if S.subtile > 1 else WHICH * PARTS + part)
+                    buffer = c_bufs.index(WHICH if S.subtile > 1 else WHICH * S.parts + part)
                     write(c_desc, c, buffer, piece, value, epilogue, batch, part_of_k,
                           row + PIECE * S.rows, col + part * S.part, M, N, strides, 1,
                           S.subtile > 1 or part == 0, S)
