@@ -139,7 +139,7 @@ def skinny(a, b, c, M, N, K, stride_ab, stride_am, stride_bb, stride_bn, stride_
         a_inside += (at < M,)
     b_ptrs, b_inside = (), ()
     for i in gl.static_range(B_ROWS):
-        at = (first_col + 8 * i + row) % N  # past the edge they wrap round
+        at = gl.minimum(first_col + 8 * i + row, N - 1)  # past the edge it is not stored
         b_ptrs += (b + batch * stride_bb + (at.to(gl.int64) * stride_bn + start),)
         b_inside += (thread >= 0,)
 
@@ -170,10 +170,15 @@ def skinny(a, b, c, M, N, K, stride_ab, stride_am, stride_bb, stride_bn, stride_
 
     # Of a warp, row and column of a fragment, the thread's two numbers; sixteens and eights.
     parts = joined(accs, 0, SUMS, 1).reshape([WARPS, 8, 4, BLOCK_N // 16, BLOCK_M // 8, 2, 2])
-    total = gl.sum(parts, 0).permute((3, 1, 5, 2, 4, 0)).reshape([BLOCK_M, BLOCK_N])
-    plain: gl.constexpr = gl.BlockedLayout([1, 1], [32 // min(BLOCK_N, 32), min(BLOCK_N, 32)],
-                                           [WARPS, 1], [1, 0])
-    total = gl.convert_layout(total, plain)
+    parts = parts.permute((0, 4, 2, 6, 3, 5, 1)).reshape([WARPS, BLOCK_M, BLOCK_N])
+    meeting = gl.allocate_shared_memory(
+        gl.float32, [WARPS, BLOCK_M, BLOCK_N], gl.SwizzledSharedLayout(1, 1, 1, order=[2, 1, 0]))
+    meeting.store(parts)
+    LANES: gl.constexpr = min(BLOCK_N, 32)
+    of_a_thread: gl.constexpr = gl.BlockedLayout([WARPS, 1, 1], [1, 32 // LANES, LANES],
+                                                 [1, WARPS, 1], [2, 1, 0])
+    total = gl.sum(meeting.load(of_a_thread), 0)
+    plain: gl.constexpr = gl.SliceLayout(0, of_a_thread)
     rows = gl.arange(0, BLOCK_M, layout=gl.SliceLayout(1, plain)).to(gl.int64)
     cols = first_col + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, plain)).to(gl.int64)
     value = gluon_load_d(d, batch, rows, cols, M, N, stride_db, stride_dm, stride_dn, ADDEND)
