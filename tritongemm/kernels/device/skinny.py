@@ -149,7 +149,7 @@ def skinny(a, b, c, M, N, K, stride_ab, stride_am, stride_bb, stride_bn, stride_
     a_tiles, b_tiles = (), ()
     for s in gl.static_range(STAGES):
         b_tiles += (loads(moved(b_ptrs, s * STEP, B_ROWS), b_inside, ks, left - s * STEP,
-                          first + s < last, B_ROWS, LOADS, EVEN_K, ".L1::evict_first"),)
+                          first + s < last, B_ROWS, LOADS, EVEN_K, ".L1::evict_first.L2::128B"),)
         a_tiles += (loads(moved(a_ptrs, s * STEP, A_ROWS), a_inside, ks, left - s * STEP,
                           first + s < last, A_ROWS, LOADS, EVEN_K, ""),)
     for step in range(first, last, STAGES):
@@ -161,7 +161,7 @@ def skinny(a, b, c, M, N, K, stride_ab, stride_am, stride_bb, stride_bn, stride_
             accs = multiply(accs, b_tiles[s], a_tiles[s], LOADS, A_ROWS, B_ROWS, ELEMENT)
             wanted = step + s + STAGES < last
             b_next += (loads(moved(b_ptrs, s * STEP, B_ROWS), b_inside, ks, left - s * STEP, wanted,
-                             B_ROWS, LOADS, EVEN_K, ".L1::evict_first"),)
+                             B_ROWS, LOADS, EVEN_K, ".L1::evict_first.L2::128B"),)
             a_next += (loads(moved(a_ptrs, s * STEP, A_ROWS), a_inside, ks, left - s * STEP, wanted,
                              A_ROWS, LOADS, EVEN_K, ""),)
         a_tiles, b_tiles = a_next, b_next
