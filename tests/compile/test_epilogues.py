@@ -7,7 +7,19 @@ from dataclasses import replace
 
 import pytest
 from compiled import TARGETS, compiled, count, fault, legal_problem, sass
-from test_instructions import PERSISTENT, PINGPONG, ROWS_64, SHARED, SWAPPED, Case, shape
+from test_instructions import (
+    COLUMNS,
+    FEW,
+    PERSISTENT,
+    PINGPONG,
+    ROWS_64,
+    SHARED,
+    SKINNY,
+    SKINNY_SWAPPED,
+    SWAPPED,
+    Case,
+    shape,
+)
 from test_parameters import GAPPED, check
 from test_tables import TABLES, rows_of, spill
 
@@ -24,6 +36,7 @@ SAMPLE = 8
 NARROW = GemmProblem.contiguous(64, 4096, 4096, layout="nt")
 CASES = [Case(90, ROWS_64, shape()), Case(80, ROWS_64, shape()), Case(90, PERSISTENT, shape()),
          Case(100, PERSISTENT, shape()), Case(90, SHARED, shape()), Case(90, PINGPONG, shape()),
+         Case(90, SKINNY, FEW), Case(90, SKINNY_SWAPPED, COLUMNS),
          Case(90, replace(SWAPPED, split_k=1), NARROW), Case(90, SWAPPED, NARROW)]
 
 

@@ -204,11 +204,74 @@ def test_a_stream_is_as_wide_as_the_weights_are_aligned(align, wide):
     assert loads and all(wide in name and ".128" not in name for name in loads), loads
 
 
+FEW = GemmProblem.contiguous(16, 8192, 4096, layout="nt")
+COLUMNS = GemmProblem.contiguous(8192, 20, 4096, layout="nt")
+SKINNY = KernelConfig("skinny", 16, 16, 256, num_warps=4, num_stages=3)
+SKINNY_WIDE = replace(SKINNY, block_n=64, num_warps=8)
+SKINNY_SWAPPED = replace(SKINNY, block_m=32, num_stages=2, swap_ab=1)
+#: What warps meet by: barriers and shared memory.
+_MEETING = ("BAR", "LDS", "STS", "ATOMS", "SHFL")
+
+FRAGMENTS = tuple(Case(90, config, problem) for config, problem in (
+    (SKINNY, FEW), (SKINNY, replace(FEW, dtype_a="fp16", dtype_b="fp16", dtype_out="fp16")),
+    (replace(SKINNY, block_m=8), replace(FEW, m=1)), (SKINNY, replace(FEW, k=4104)),
+    (replace(SKINNY, block_k=512), replace(FEW, batch=3, epilogue="bias+gelu")),
+    (replace(SKINNY, num_stages=1), FEW), (replace(SKINNY, split_k=2), FEW), (SKINNY_WIDE, FEW),
+    (replace(SKINNY, block_k=192, num_warps=2, num_stages=2), FEW),
+    (replace(SKINNY, block_k=512, num_warps=16), FEW), (SKINNY_SWAPPED, COLUMNS),
+    (replace(SKINNY_SWAPPED, block_n=32, num_warps=8, split_k=2), COLUMNS)))
+
+
+@pytest.mark.parametrize("case", FRAGMENTS, ids=str)
+def test_weights_go_from_memory_into_fragments_and_no_warp_waits_for_another(case):
+    binary, opcodes = main_of(case)
+    text, config = disassembled(binary), case.config
+    inside = opcodes_in_loops(text)
+    assert binary.spills == 0 and not count(opcodes, "LDL", "STL"), opcodes
+    assert not count(inside, *_MEETING) and not count(opcodes, "LDGSTS", "UTMALDG"), opcodes
+    loads = {name: times for name, times in inside.items() if name.startswith("LDG.")}
+    assert all(name.endswith(".128") for name in loads), loads
+    weights = sum(times for name, times in loads.items() if name.startswith("LDG.E.EF"))
+    a_step = config.block_n // 8 * (config.block_k // config.num_warps // 32)
+    assert weights == config.num_stages * a_step, inside
+    assert sum(loads.values()) - weights == weights * config.block_m // config.block_n, inside
+    assert count(inside, "HMMA.16816.F32") == weights * config.block_m // 8, inside
+    assert sum(times for name, times in inside.items() if "MMA" in name) == count(inside, "HMMA")
+
+
+@pytest.mark.parametrize("case", FRAGMENTS, ids=str)
+def test_the_sums_of_all_warps_meet_in_shared_memory_once_and_after_the_loop(case):
+    binary, opcodes = main_of(case)
+    text = disassembled(binary)
+    last = max(match.end() for match in re.finditer(r"\bHMMA\b|\bLDG\S*\.EF\b", text))
+    assert not re.search(r"\b(?:BAR|LDS|LDSM|STS|STSM|SHFL)\b", text[:last])
+    assert count(opcodes, "BAR") == 1 and count(opcodes, "STS") and count(opcodes, "LDS")
+
+
+@pytest.mark.parametrize("stages", (1, 2, 3, 4))
+def test_all_stages_of_a_warp_are_under_way_at_a_time(stages):
+    binary, _ = main_of(Case(90, replace(SKINNY, num_stages=stages), FEW))
+    assert most_in_flight(in_loops(disassembled(binary)), "LDG.E.EF") == 4 * stages
+
+
+@pytest.mark.parametrize(("rows", "tile", "warps", "stages"), (
+    (8, (16, 192), 1, 3), (8, (16, 1536), 8, 3), (16, (16, 512), 16, 5), (16, (32, 512), 16, 3),
+    (16, (32, 256), 8, 8), (32, (16, 1536), 16, 1), (32, (16, 512), 4, 2)))
+def test_what_just_fits_the_registers_does_not_spill(rows, tile, warps, stages):
+    config = KernelConfig("skinny", rows, *tile, num_warps=warps, num_stages=stages)
+    problem = GemmProblem.contiguous(rows, 8192, 16392, layout="nt", batch=3, epilogue="add+gelu")
+    binary, opcodes = main_of(Case(90, config, problem))
+    assert binary.spills == 0 and not count(opcodes, "LDL", "STL"), opcodes
+    more = replace(config, num_stages=stages + 1)
+    assert violation(problem, more, representative(90)).rule in ("registers", "tile")
+
+
 WAITING = (Case(90, SHARED, shape()), Case(90, SINGLE, shape()), Case(90, PADDED, UNALIGNED),
            Case(90, PERSISTENT, shape()), Case(100, PERSISTENT, shape()),
            Case(90, ROWS_64, shape()), Case(100, replace(ROWS_64, split_k=2), shape()),
            Case(90, STREAM, THIN), Case(90, replace(STREAM, num_stages=3, split_k=2), THIN),
            Case(80, STREAM, THIN), Case(90, replace(STREAM, swap_ab=1), TALL),
+           Case(90, SKINNY, FEW), Case(90, replace(SKINNY_SWAPPED, split_k=2), COLUMNS),
            Case(80, replace(ROWS_64, split_k=2), shape()), Case(90, FMA, shape(dtype="fp32")))
 
 

@@ -7,12 +7,16 @@ from dataclasses import replace
 import pytest
 from compiled import compiled
 from test_instructions import (
+    COLUMNS,
     COPIED,
+    FEW,
     FMA,
     PADDED,
     PERSISTENT,
     ROWS_64,
     SHARED,
+    SKINNY,
+    SKINNY_SWAPPED,
     STREAM,
     SWAPPED,
     TALL,
@@ -46,6 +50,8 @@ CASES = (
     Case(90, PADDED, replace(shape(batch=2), align_a=2)),
     Case(90, replace(SWAPPED, pad_operands=1), GemmProblem.contiguous(16, 4095, 4095)),
     Case(90, STREAM, THIN), Case(90, replace(STREAM, swap_ab=1, split_k=4), TALL),
+    Case(90, SKINNY, FEW), Case(90, replace(SKINNY_SWAPPED, split_k=4), COLUMNS),
+    Case(90, SKINNY, replace(FEW, batch=3, dtype_out="fp32", epilogue="add+gelu")),
     Case(90, ROWS_64, BIG), Case(90, SHARED, BIG), Case(90, PERSISTENT, BIG),
 )
 
@@ -90,11 +96,18 @@ def test_strides_that_are_not_one_are_packed_too():
     check(launches_of(shape(), replace(ROWS_64, split_k=2), device, GAPPED), 90)
     padded = replace(shape(), align_a=2, align_b=2)
     check(launches_of(padded, PADDED, device, GAPPED), 90)
+    along_k = replace(GAPPED, am=8192, ak=1, bk=1, bn=8192)
+    for config in (SKINNY, replace(SKINNY, split_k=2)):
+        check(launches_of(FEW, config, device, along_k), 90)
 
 
 def test_strides_beyond_32_bits_are_packed_as_64():
     wide = replace(GAPPED, am=2**33, cm=2**34)
     launches = launches_of(shape(), ROWS_64, representative(90), wide)
+    check(launches, 90)
+    assert [8, 8] == [size for size, _, value in _fields(launches[0]) if value in (2**33, 2**34)]
+    wide = replace(wide, ak=1, bk=1, bn=8192)
+    launches = launches_of(FEW, SKINNY, representative(90), wide)
     check(launches, 90)
     assert [8, 8] == [size for size, _, value in _fields(launches[0]) if value in (2**33, 2**34)]
 
@@ -105,8 +118,9 @@ def test_the_rule_default_packs_on_every_architecture_it_is_for(kernel):
     for arch in spec.archs:
         device = representative(arch)
         for dtype in ("bf16", "fp32"):
-            problem = replace(THIN, dtype_a=dtype, dtype_b=dtype, dtype_out=dtype
-                              ) if kernel == "gemv" else shape(dtype=dtype)
+            few = {"gemv": THIN, "skinny": FEW}.get(kernel)
+            problem = replace(few, dtype_a=dtype, dtype_b=dtype, dtype_out=dtype
+                              ) if few else shape(dtype=dtype)
             if spec.supports(problem, device) is None:
                 check(launches_of(problem, spec.default(problem, device), device), arch)
 

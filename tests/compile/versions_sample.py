@@ -44,6 +44,11 @@ def cases():
             "gemv", 2, 16, 256, num_stages=3, swap_ab=1)
         yield arch, problem(8, layout="nn"), KernelConfig("gemv", 8, 64, 64, num_stages=3,
                                                           split_k=2)
+    yield 90, problem(5, 4096, 4096), KernelConfig("skinny", 8, 16, 256, num_stages=3)
+    yield 90, problem(1000, 17, 1032, epilogue="bias+gelu", dtype="fp16"), KernelConfig(
+        "skinny", 32, 16, 256, num_stages=2, swap_ab=1)
+    yield 90, problem(16, 1000, 4096, batch=3), KernelConfig("skinny", 16, 64, 256, num_warps=8,
+                                                             num_stages=3, split_k=2)
     for arch in (80, 89, 90, 100):
         yield arch, problem(999, 1001, 1003, layout="nn"), KernelConfig(
             "tiled", 64, 64, 64, num_warps=4, num_stages=3, split_k=2)

@@ -62,6 +62,12 @@ WAYS = {
     "stream-pipelined": (KernelConfig("gemv", 8, 8, 256, num_stages=3), FEW),
     "stream-split": (KernelConfig("gemv", 8, 16, 256, num_stages=1, split_k=4), FEW),
     "stream-swapped": (KernelConfig("gemv", 2, 16, 256, num_stages=2, swap_ab=1), TALL),
+    "skinny": (KernelConfig("skinny", 8, 16, 256, num_stages=3), FEW),
+    "skinny-wide": (KernelConfig("skinny", 16, 64, 256, num_warps=8, num_stages=3), THIN),
+    "skinny-split": (KernelConfig("skinny", 8, 16, 256, num_stages=3, split_k=4), FEW),
+    "skinny-swapped": (KernelConfig("skinny", 8, 16, 256, num_stages=3, swap_ab=1), TALL),
+    "skinny-swapped-split": (KernelConfig("skinny", 32, 16, 256, num_stages=2, split_k=2,
+                                          swap_ab=1), replace(TALL, n=20)),
     "padded": (ws(128, 128, 64, pad_operands=1), replace(SQUARE, align_a=4, align_b=2)),
 }
 
@@ -173,9 +179,14 @@ def test_random_configs_of_the_space_finish_right(kernel):
     for _ in range(600):
         dtype = rng.choice(("bf16", "fp16", "fp32"))
         m, n, k = (rng.choice((1, 8)) * rng.randint(1, 160) for _ in range(3))
+        layouts = ("nn", "nt", "tn", "tt")
+        if most := {"gemv": 8, "skinny": 32}.get(kernel):
+            m, n = rng.choice(((rng.randint(1, most), n), (m, rng.randint(1, most))))
+        if kernel == "skinny":
+            k, layouts = -(-k // 8) * 8, ("nt",)
         problem = GemmProblem.contiguous(
             m, n, k, batch=rng.choice((1, 1, 2)), dtype=dtype,
-            dtype_out=rng.choice((dtype, "fp32")), layout=rng.choice(("nn", "nt", "tn", "tt")),
+            dtype_out=rng.choice((dtype, "fp32")), layout=rng.choice(layouts),
             precision="tf32" if dtype == "fp32" and rng.random() < 0.5 else "ieee",
             epilogue=rng.choice(tuple(EPILOGUES)))
         config = rng.choice(configs)

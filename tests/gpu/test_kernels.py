@@ -25,6 +25,8 @@ pytestmark = pytest.mark.gpu
 SEED = 20261121
 SHAPES = ((1, 1, 1), (16, 16, 16), (127, 129, 65), (256, 256, 256), (1, 4096, 512), (300, 8, 4096),
           (1000, 72, 264), (64, 2048, 3072), (727, 577, 859), (2048, 1536, 512))
+#: Rows or columns at most, of the kernels that are for few.
+FEW = {"gemv": 8, "skinny": 32}
 
 
 def prove(problem: GemmProblem, config, seed: int = 0) -> None:
@@ -74,10 +76,14 @@ def test_random_configs_of_the_space_are_right(kernel):
         dtype = rng.choice(("bf16", "fp16", "fp32"))
         size = 8 if rng.random() < 0.6 else 1
         m, n, k = (size * int(2 ** rng.uniform(3, 11) / size + 1) for _ in range(3))
-        if kernel == "gemv":
-            m, n = (rng.randint(1, 8), n) if rng.random() < 0.5 else (m, rng.randint(1, 8))
+        layouts = ("nn", "nt", "tn", "tt")
+        if kernel in FEW:
+            few = rng.randint(1, FEW[kernel])
+            m, n = (few, n) if rng.random() < 0.5 else (m, few)
+        if kernel == "skinny":
+            k, layouts = -(-k // 8) * 8, ("nt", "nt", "nt", "tn")
         problem = GemmProblem.contiguous(m, n, k, dtype=dtype, batch=rng.choice((1, 1, 3)),
-                                         layout=rng.choice(("nn", "nt", "tn", "tt")))
+                                         layout=rng.choice(layouts))
         legal = [c for c in rng.sample(configs, min(20, len(configs)))
                  if violation(problem, c, device) is None]
         if legal:
@@ -163,10 +169,10 @@ def test_offsets_beyond_two_to_the_31_are_right():
         assert relative_error(out[rows], a[rows], b) < 1e-2
 
 
-@pytest.mark.parametrize("layout", ("nt", "nn"))
-def test_a_stream_of_more_than_two_to_the_31_elements_is_right(layout):
+@pytest.mark.parametrize(("kernel", "layout"), (("gemv", "nt"), ("gemv", "nn"), ("skinny", "nt")))
+def test_a_stream_of_more_than_two_to_the_31_elements_is_right(kernel, layout):
     problem = GemmProblem.contiguous(2, 66560, 32832, layout=layout)
-    prove(problem, SPECS["gemv"].default(problem, current_device()))
+    prove(problem, SPECS[kernel].default(problem, current_device()))
 
 
 @pytest.mark.parametrize("split", (1, 4))
@@ -174,6 +180,62 @@ def test_a_stream_of_more_than_two_to_the_31_elements_is_right(layout):
 def test_a_stream_repeats_bit_for_bit(split, stages):
     problem = GemmProblem.contiguous(3, 4096, 4096, layout="nt")
     prove_repeats(problem, KernelConfig("gemv", 4, 16, 256, num_stages=stages, split_k=split), 20)
+
+
+def skinny(rows: int, block_n: int = 16, block_k: int = 256, **more: int) -> KernelConfig:
+    """The config of ``rows``; fewer stages where more do not fit the registers."""
+    block_m = next(block for block in (8, 16, 32) if rows <= block)
+    return KernelConfig("skinny", block_m, block_n, block_k,
+                        **{"num_stages": 2 if block_m == 32 else 3, **more})
+
+
+#: What is changed in a config, and the batch.
+SKINNY = {
+    "plain": ({}, 1), "batched": ({}, 3), "split": ({"split_k": 2}, 1),
+    "swapped": ({"swap_ab": 1}, 1), "swapped-split-batched": ({"swap_ab": 1, "split_k": 3}, 3),
+    "wide": ({"block_n": 64, "num_warps": 8, "num_stages": 2}, 1),
+    "one-warp": ({"block_k": 32, "num_warps": 1, "num_stages": 8}, 1),
+    "sixteen-warps": ({"block_k": 512, "num_warps": 16, "num_stages": 1}, 1),
+}
+
+
+@pytest.mark.parametrize("way", SKINNY)
+@pytest.mark.parametrize("rows", (1, 5, 8, 9, 16, 17, 32))
+def test_few_rows_are_right_at_every_tail(rows, way):
+    (changes, batch), proved = SKINNY[way], 0
+    config = skinny(rows, **changes)
+    for columns in (1, 5, 15, 17, 1000):
+        m, n = (columns, rows) if config.swap_ab else (rows, columns)
+        for k in (8, 24, 520, 1032, 2048):
+            dtype = ("bf16", "fp16")[(columns + k // 8) % 2]
+            problem = GemmProblem.contiguous(m, n, k, batch=batch, dtype=dtype, layout="nt")
+            broken = violation(problem, config, current_device())
+            if broken is None:
+                prove(problem, config, seed=rows + columns + k)
+                proved += 1
+            else:
+                assert (broken.rule, k <= 24) == ("split_k", True), broken
+    assert proved >= 15
+
+
+@pytest.mark.parametrize("k", (4096, 4104))
+@pytest.mark.parametrize("way", SKINNY)
+def test_few_rows_repeat_bit_for_bit(way, k):
+    changes, batch = SKINNY[way]
+    for rows in (5, 16, 32):
+        m, n = (3000, rows) if changes.get("swap_ab") else (rows, 3000)
+        prove_repeats(GemmProblem.contiguous(m, n, k, batch=batch, layout="nt"),
+                      skinny(rows, **changes), 100)
+
+
+@pytest.mark.parametrize("k", (1, 7, 65, 1001))
+@pytest.mark.parametrize("kernel", SPECS)
+def test_rows_kept_apart_may_end_anywhere(kernel, k):
+    for m, n in ((5, 1000), (1000, 16), (200, 136), (1, 1)):
+        problem = replace(GemmProblem.contiguous(m, n, k, layout="nt"), align_a=16, align_b=16)
+        config = SPECS[kernel].default(problem, current_device())
+        if violation(problem, config, current_device()) is None:
+            prove(problem, config)
 
 
 def test_expanded_and_gapped_operands_are_read_in_place():

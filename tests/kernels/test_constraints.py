@@ -24,13 +24,15 @@ LEGAL = {
     "persistent_tma": KernelConfig("persistent_tma", 128, 128, 64, num_warps=8, num_stages=3),
     "warp_specialized": KernelConfig("warp_specialized", 128, 128, 64, num_warps=8, num_stages=4),
     "gemv": KernelConfig("gemv", 4, 16, 256, num_warps=4, num_stages=3),
+    "skinny": KernelConfig("skinny", 16, 16, 256, num_warps=4, num_stages=3),
 }
 SQUARE = GemmProblem.contiguous(4096, 4096, 4096, layout="nt")
 FP32 = GemmProblem.contiguous(4096, 4096, 4096, dtype="fp32")
 HUGE = replace(SQUARE, m=2**31 - 1, n=2**31 - 1)
 THIN = replace(SQUARE, m=4)
+FEW = replace(SQUARE, m=16)
 #: The problem for which a kernel's config is legal, where that is not SQUARE.
-PROBLEMS_OF = {"gemv": THIN}
+PROBLEMS_OF = {"gemv": THIN, "skinny": FEW}
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def everywhere(rule: str, says: str, kernels: tuple[str, ...] = tuple(SPECS), ch
         PROBLEMS_OF.get(kernel, SQUARE), **problem)) for kernel in kernels)
 
 
-TILES = tuple(kernel for kernel in SPECS if kernel != "gemv")
+TILES = tuple(kernel for kernel in SPECS if kernel not in PROBLEMS_OF)
 TL = ("tiled", "persistent_tma")
 TMA = ("persistent_tma", "warp_specialized")
 SPLITS = ("tiled", "warp_specialized")
@@ -68,9 +70,12 @@ BREACHES = (
                 dtype_b="fp16"),
     *everywhere("dtype", "takes .*, not fp64", dtype_a="fp64", dtype_b="fp64", dtype_out="fp64"),
     *everywhere("dtype", "writes bf16 or fp32, not fp16", dtype_out="fp16"),
-    Breach("warp_specialized", "dtype", "takes bf16, fp16, not fp32", problem=FP32),
+    *everywhere("dtype", "takes bf16, fp16, not fp32", ("warp_specialized", "skinny"),
+                dtype_a="fp32", dtype_b="fp32", dtype_out="fp32"),
     Breach("persistent_tma", "arch", "runs on sm_90, sm_100; NVIDIA A100.* is sm_80", arch=80),
-    Breach("warp_specialized", "arch", "runs on sm_90; NVIDIA B200 is sm_100", arch=100),
+    *(Breach(kernel, "arch", "runs on sm_90; NVIDIA B200 is sm_100", arch=100)
+      for kernel in ("warp_specialized", "skinny")),
+    Breach("skinny", "arch", "runs on sm_90; NVIDIA A100.* is sm_80", arch=80),
     Breach("persistent_tma", "precision", "fp32 at precision ieee does not", problem=FP32),
     Breach("persistent_tma", "tf32_layout", "nt only", problem=replace(FP32, precision="tf32")),
     *(breach for extent in ("m", "n", "k", "batch") for breach in everywhere(
@@ -87,6 +92,7 @@ BREACHES = (
     *(breach for name in ("pingpong", "swap_ab")
       for breach in everywhere("flags", f"{name}=2 is neither 0 nor 1", ("warp_specialized",),
                                changes={name: 2})),
+    Breach("skinny", "flags", "swap_ab=2 is neither 0 nor 1", {"swap_ab": 2}),
     Breach("warp_specialized", "alignment", r"needs \d+ bytes of scratch; at most 1073741824",
            {"pad_operands": 1}, replace(SQUARE, m=2**18, align_a=2)),
     Breach("persistent_tma", "c_stride", "inner stride of 1", problem=replace(SQUARE, align_c=1)),
@@ -94,6 +100,9 @@ BREACHES = (
       for kernel, names in (("tiled", ("epilogue_subtile", "cluster_k", "swap_ab")),
                             ("persistent_tma", ("split_k", "pingpong", "pad_operands")),
                             ("gemv", ("epilogue_subtile", "pingpong", "pad_operands")),
+                            ("skinny", ("epilogue_subtile", "cluster_k", "pingpong",
+                                        "pad_operands", "thread_m", "thread_n", "warp_m",
+                                        "warp_n")),
                             ("warp_specialized", ("thread_m", "warp_n")))
       for name, value in ((n, 2) for n in names)),
     *(breach for name in ("block_m", "block_n", "block_k", "num_warps")
@@ -179,6 +188,7 @@ BREACHES = (
     *(Breach(kernel, "grid", f"{name}=2147483647 and a tile's side of .* Cut the problem along",
              {}, replace(problem, **{name: 2**31 - 1})) for kernel, name, problem in (
         *(("tiled", name, SQUARE) for name in "mnk"), ("gemv", "n", THIN), ("gemv", "k", THIN),
+        ("skinny", "n", FEW),
         ("persistent_tma", "n", replace(SQUARE, align_c=16)), ("warp_specialized", "m", SQUARE))),
     Breach("gemv", "split_k", "split_k=32 makes 1024 units for 132 SMs; at most four an SM",
            {"block_m": 1, "num_stages": 2, "swap_ab": 1, "split_k": 32},
@@ -221,8 +231,48 @@ BREACHES = (
         THIN, n=2**31 - 1, batch=2**10)),
     Breach("gemv", "shared_memory", r"num_stages=12 needs \d+ bytes of shared memory",
            {"num_stages": 12, "block_n": 32}),
-    *everywhere("split_k", "split_k=32 cuts 16 steps of block_k=256", ("gemv",),
+    *everywhere("split_k", "split_k=32 cuts 16 steps of block_k=256", ("gemv", "skinny"),
                 changes={"split_k": 32}),
+    *(Breach("skinny", "skinny", f"loads both operands along K: nt, not {layout}",
+             problem=replace(FEW, layout=layout)) for layout in LAYOUTS if layout != "nt"),
+    Breach("skinny", "skinny", "is for M or N of at most 32, not 4096 and 33", {"swap_ab": 1},
+           replace(SQUARE, n=33)),
+    Breach("skinny", "skinny", "loads 16 bytes at a time; A's rows are aligned to 8, B's to 16",
+           problem=replace(FEW, align_a=8)),
+    Breach("skinny", "skinny", "A's rows are aligned to 16, B's to 2",
+           problem=replace(FEW, align_b=2)),
+    Breach("skinny", "rows", "block_m=16 for m=8; use 8", problem=replace(FEW, m=8)),
+    Breach("skinny", "rows", "block_m=16 for m=17; use 32", problem=replace(FEW, m=17)),
+    Breach("skinny", "rows", "block_m=64 for m=32; use 32", {"block_m": 64}, replace(FEW, m=32)),
+    Breach("skinny", "rows", "block_m=16 for n=1; use 8", {"swap_ab": 1}, replace(SQUARE, n=1)),
+    Breach("skinny", "rows", "swap_ab=1 makes n=4096 the rows of A; at most 32. Use swap_ab=0",
+           {"swap_ab": 1}),
+    Breach("skinny", "rows", "swap_ab=0 makes m=4096 the rows of A; at most 32. Use swap_ab=1",
+           problem=replace(SQUARE, n=16)),
+    *(Breach("skinny", "tile", says, changes) for says, changes in (
+        ("num_warps=3 is not 1, 2, 4, 8 or 16", {"num_warps": 3}),
+        ("num_warps=32 is not 1, 2, 4, 8 or 16", {"num_warps": 32, "block_k": 1024}),
+        ("block_n=8 is not 16, 32 or 64", {"block_n": 8}),
+        ("block_n=48 is not 16, 32 or 64", {"block_n": 48}),
+        ("block_n=128 is not 16, 32 or 64", {"block_n": 128}),
+        ("block_k=64 on 4 warps; each loads a multiple of 32", {"block_k": 64}),
+        ("block_k=192 on 4 warps; each loads a multiple of 32", {"block_k": 192}),
+        ("num_stages=9 is outside 1 to 8", {"num_stages": 9}))),
+    Breach("skinny", "registers", "16x16x512 on 4 warps in 4 stages wants about 292 registers a "
+           "thread; at most 250. Use fewer stages", {"block_k": 512, "num_stages": 4}),
+    Breach("skinny", "registers", "on 8 warps in 3 stages wants about 252 .* at most 248",
+           {"block_m": 32, "block_n": 64, "num_warps": 8}, replace(FEW, m=32)),
+    Breach("skinny", "registers", "on 16 warps in 1 stages wants about 156 .* at most 120",
+           {"block_m": 32, "block_n": 64, "block_k": 512, "num_warps": 16, "num_stages": 1},
+           replace(FEW, m=32)),
+    Breach("skinny", "split_k", "split_k=32 makes 8192 units for 132 SMs; at most four an SM",
+           {"split_k": 32}, replace(FEW, k=8192)),
+    Breach("skinny", "split_k", r"split_k=16 needs \d+ bytes of float32 partials; at most "
+           "1073741824", {"split_k": 16}, replace(FEW, batch=512)),
+    Breach("skinny", "grid", "k=2147483640 and a tile's side of 256 .* Cut the problem along k",
+           problem=replace(FEW, k=2**31 - 8)),
+    Breach("skinny", "grid", "a grid has at most 2147483647 programs",
+           problem=replace(FEW, n=2**30, batch=2**10)),
     Breach("tiled", "shared_memory", "sm_80 allows 166912", {"num_stages": 6}, arch=80),
 )
 #: No shipped device is older than the rule allows.
@@ -254,13 +304,25 @@ def test_a_long_split_of_swapped_operands_counts_the_tiles_of_the_transposed_pro
     config = SPECS["warp_specialized"].default(long, H200)
     assert (config.swap_ab, config.split_k) == (1, 32)  # 8 tiles, 256 units
     assert violation(long, config, H200) is None
-    column = GemmProblem.contiguous(256, 1, 8192)
-    config = replace(LEGAL["gemv"], block_m=1, num_stages=2, split_k=32, swap_ab=1)
-    assert violation(column, config, H200) is None  # 16 tiles, 512 units
+    column = GemmProblem.contiguous(256, 1, 8192, layout="nt")
+    for config in (replace(LEGAL["gemv"], block_m=1, num_stages=2),
+                   replace(LEGAL["skinny"], block_m=8)):
+        config = replace(config, split_k=32, swap_ab=1)
+        assert violation(column, config, H200) is None  # 16 tiles, 512 units
 
 
-def test_gluon_kernels_are_not_for_the_interpreter():
-    found = violation(SQUARE, LEGAL["warp_specialized"], interpreter_device())
+def test_what_all_warps_add_up_must_fit_shared_memory():
+    config = replace(LEGAL["skinny"], block_n=32, num_warps=8)
+    for room, fits in ((4 * 8 * 16 * 32, False), (4 * 8 * 16 * 32 + 128, True)):
+        found = violation(FEW, config, replace(H200, shared_bytes_per_block=room))
+        assert (found is None) is fits and (fits or found.rule == "shared_memory")
+    split = replace(LEGAL["skinny"], block_n=16, num_warps=1, block_k=64, split_k=2)
+    assert shared_bytes(FEW, split) > shared_bytes(FEW, replace(split, split_k=1))
+
+
+@pytest.mark.parametrize("kernel", ("warp_specialized", "skinny"))
+def test_gluon_kernels_are_not_for_the_interpreter(kernel):
+    found = violation(PROBLEMS_OF.get(kernel, SQUARE), LEGAL[kernel], interpreter_device())
     assert found.rule == "interpreter" and "have no interpreter" in found.message
 
 
@@ -273,8 +335,9 @@ def test_pointer_kernels_need_ampere(kernel):
 def test_every_rule_of_every_kernel_has_a_case():
     rules = {(name, c.rule) for name, spec in SPECS.items() for c in spec.constraints}
     assert rules - {(b.kernel, b.rule) for b in BREACHES} == {
-        ("tiled", "arch"), ("gemv", "arch"), ("warp_specialized", "interpreter"),
-        ("warp_specialized", "gluon")}
+        ("tiled", "arch"), ("gemv", "arch"), ("skinny", "shared_memory"),
+        *((kernel, rule) for kernel in ("warp_specialized", "skinny")
+          for rule in ("interpreter", "gluon"))}
 
 
 def test_an_unknown_kernel_is_a_violation_and_its_spec_an_error():

@@ -18,7 +18,9 @@ from tritongemm.problem import GemmProblem
 
 H200 = device_named("nvidia-h200")
 PROBLEM = GemmProblem.contiguous(4096, 4096, 4096, layout="nt")
-GLUON = {name for name in SPECS if name == "warp_specialized"}
+#: The Gluon kernels, and a problem that each takes.
+GLUON = {"warp_specialized": PROBLEM,
+         "skinny": GemmProblem.contiguous(16, 4096, 4096, layout="nt")}
 
 
 @pytest.fixture
@@ -36,20 +38,22 @@ def triton(monkeypatch):
 def test_a_known_version_is_trusted(version, triton):
     triton(version)
     assert gluon_support.obstacle() is None
-    assert violation(PROBLEM, SPECS["warp_specialized"].default(PROBLEM, H200), H200) is None
+    for kernel, problem in GLUON.items():
+        assert violation(problem, SPECS[kernel].default(problem, H200), H200) is None
 
 
 @pytest.mark.parametrize("version", ["3.10.0", "4.0.0", "3.5.1", "main"])
 def test_an_unknown_version_gets_the_other_kernels(version, triton):
     triton(version)
     assert version in gluon_support.obstacle()
-    broken = violation(PROBLEM, SPECS["warp_specialized"].default(PROBLEM, H200), H200)
-    assert broken.rule == "gluon" and version in broken.message
+    for kernel, problem in GLUON.items():
+        broken = violation(problem, SPECS[kernel].default(problem, H200), H200)
+        assert broken.rule == "gluon" and version in broken.message
     for size in (16, 512, 4096):
         problem = GemmProblem.contiguous(size, 4096, 1024, layout="nt")
         assert selection.choose(problem, H200).config.kernel not in GLUON
         assert selection.default_config(problem, H200).kernel not in GLUON
-        assert not {c.kernel for c in selection.candidates(problem, H200)} & GLUON
+        assert not {c.kernel for c in selection.candidates(problem, H200)} & set(GLUON)
 
 
 def test_no_triton_is_no_obstacle_for_what_is_stored_or_asked(triton):

@@ -29,6 +29,10 @@ CONFIGS = {
     "swapped": KernelConfig("warp_specialized", 64, 64, 64, num_stages=4, split_k=2, swap_ab=1),
 }
 BASE = GemmProblem.contiguous(128, 512, 1024, layout="nt")
+#: Rows or columns at most, of the kernels that are for few.
+FEW = {"gemv": 8, "skinny": 32}
+SKINNY = KernelConfig("skinny", 16, 16, 256, num_stages=3)
+NARROW = GemmProblem.contiguous(16, 512, 1024, layout="nt")
 
 
 def keys(problem: GemmProblem, config: KernelConfig, geometry: Geometry | None = None) -> list:
@@ -62,6 +66,30 @@ def test_what_a_binary_is_specialised_on_makes_another(config, other):
     mine, others = keys(BASE, CONFIGS[config]), keys(DIFFERENT[other], CONFIGS[config])
     assert not any(a == b for a, b in zip(mine, others, strict=True)) or (
         len(mine) == 2 and mine != others)
+
+
+@pytest.mark.parametrize("split", (1, 2))
+def test_all_rows_of_a_skinny_tile_and_all_lengths_share_a_binary(split):
+    config = replace(SKINNY, split_k=split)
+    problems = [GemmProblem.contiguous(m, n, k, layout="nt", batch=batch) for m in range(9, 17)
+                for n in (512, 4096) for k in (1024, 8192) for batch in (1, 16)]
+    assert len({str(keys(problem, config)[0]) for problem in problems}) == 1
+
+
+@pytest.mark.parametrize("other", (
+    replace(NARROW, dtype_a="fp16", dtype_b="fp16", dtype_out="fp16"),
+    replace(NARROW, dtype_out="fp32"), replace(NARROW, epilogue="relu"),
+    GemmProblem.contiguous(16, 500, 1024, layout="nt"),
+    GemmProblem.contiguous(16, 512, 1032, layout="nt")), ids=str)
+def test_what_a_skinny_binary_is_specialised_on_makes_another(other):
+    assert keys(NARROW, SKINNY) != keys(other, SKINNY)
+
+
+@pytest.mark.parametrize("change", ({"block_n": 32}, {"block_k": 512}, {"num_warps": 8},
+                                    {"num_stages": 2}, {"split_k": 2}, {"dependent_launch": 0}),
+                         ids=str)
+def test_every_parameter_makes_another_skinny_binary(change):
+    assert keys(NARROW, SKINNY)[0] != keys(NARROW, replace(SKINNY, **change))[0]
 
 
 @pytest.mark.parametrize("operand", ("align_a", "align_b", "align_c"))
@@ -168,6 +196,39 @@ def test_no_promise_to_the_compiler_is_false(drawn):
     legal = [config for config in (*CONFIGS.values(), *padded)
              if violation(problem, config, H200) is None]
     for config in legal:
+        check_promises(problem, geometry, config)
+
+
+@st.composite
+def few_rows(draw) -> tuple[GemmProblem, Geometry]:
+    """A problem of few rows or columns, each stored along K from a multiple of 16 bytes on, and
+    strides with and without gaps between them."""
+    few, many = draw(st.integers(1, FEW["skinny"])), draw(st.integers(1, 5000))
+    k = draw(st.one_of(st.integers(1, 5000), st.sampled_from((8, 256, 512, 1032, 4096))))
+    m, n = draw(st.sampled_from(((few, many), (many, few))))
+    problem = replace(GemmProblem.contiguous(
+        m, n, k, batch=draw(st.sampled_from((1, 3))), dtype=draw(st.sampled_from(("bf16", "fp16"))),
+        layout="nt", epilogue=draw(st.sampled_from(tuple(EPILOGUES)))), align_a=16, align_b=16)
+    am, bn = (8 * (-(-k // 8) + draw(st.sampled_from((0, 1, 64)))) for _ in "ab")
+    walked = int(problem.batch > 1)
+    return problem, replace(Geometry.contiguous(problem), ab=walked * m * am, am=am,
+                            bb=walked * n * bn, bn=bn)
+
+
+@given(few_rows(), st.sampled_from((1, 2, 3)))
+def test_no_promise_of_few_rows_is_false(drawn, split):
+    problem, geometry = drawn
+    config = replace(SPECS["skinny"].default(problem, H200), split_k=split)
+    if violation(problem, config, H200) is None:
+        check_promises(problem, geometry, config)
+
+
+@pytest.mark.parametrize("kernel", SPECS)
+def test_rows_kept_apart_may_end_anywhere(kernel):
+    problem = replace(GemmProblem.contiguous(5, 1000, 1001, layout="nt"), align_a=16, align_b=16)
+    geometry = replace(Geometry.contiguous(problem), am=1008, bn=1008)
+    config = SPECS[kernel].default(problem, H200)
+    if violation(problem, config, H200) is None:
         check_promises(problem, geometry, config)
 
 
@@ -286,6 +347,10 @@ def test_the_rule_default_is_legal_wherever_the_kernel_takes_the_problem(kernel,
     least = 24 if kernel in ("persistent_tma", "triton_tma") else 1
     m, n = (data.draw(st.integers(least, 9000)) for _ in range(2))
     k = data.draw(st.integers(1, 9000))
+    if kernel in FEW:
+        few = data.draw(st.integers(1, FEW[kernel]))
+        m, n = data.draw(st.sampled_from(((few, n), (m, few))))
+        k = data.draw(st.sampled_from((k, 8 * (-(-k // 8)))))
     problem = GemmProblem.contiguous(
         m, n, k, batch=data.draw(st.sampled_from([1, 3])),
         dtype=data.draw(st.sampled_from(["bf16", "fp16", "fp32"])),
@@ -297,7 +362,7 @@ def test_the_rule_default_is_legal_wherever_the_kernel_takes_the_problem(kernel,
 @pytest.mark.parametrize("kernel", SPECS)
 def test_the_grid_covers_every_tile_of_the_rule_default(kernel):
     spec = SPECS[kernel]
-    n = 7 if kernel == "gemv" else 777
+    n = 7 if kernel in FEW else 777
     problem = GemmProblem.contiguous(1111, n, 512, layout="nt", batch=3)
     config = spec.default(problem, H200)
     if (broken := violation(problem, config, H200)) is not None:

@@ -28,7 +28,7 @@ from tritongemm.baselines import CUDA_RUNGS
 from tritongemm.kernels import SPECS
 
 WORKLOAD = Path(__file__).with_name("workload.py")
-_POINTERS = (*CUDA_RUNGS, "tiled", "gemv")
+_POINTERS = (*CUDA_RUNGS, "tiled", "gemv", "skinny")
 #: Kernels by a part of their symbol that racecheck must not look at.
 _COPY_ENGINE = "warp_specialized"
 TOOLS: dict[str, tuple[str, ...]] = {

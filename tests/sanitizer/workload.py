@@ -35,6 +35,10 @@ KERNELS: dict[str, tuple[tuple[tuple[int, int, int], str, str, dict[str, int]], 
     "gemv": (((1, 131, 45), "bf16", "nt", {}), ((5, 136, 264), "fp16", "nn", {}),
              ((3, 77, 520), "bf16", "nt", {"num_stages": 3, "block_k": 128, "split_k": 2}),
              ((140, 2, 67), "fp32", "tn", {}), ((200, 8, 256), "bf16", "nn", {})),
+    "skinny": (((1, 131, 40), "bf16", "nt", {}), ((9, 136, 520), "fp16", "nt", {}),
+               ((5, 77, 1032), "bf16", "nt", {"block_n": 64, "num_warps": 8, "split_k": 3}),
+               ((140, 17, 264), "fp16", "nt", {}),
+               ((200, 32, 776), "bf16", "nt", {"split_k": 2})),
 }
 BAND = 1024
 

@@ -57,27 +57,32 @@ def test_without_a_calibration_the_nearest_row_serves(configs, h200):
 
 
 THIN = GemmProblem.contiguous(1, 8192, 8192, layout="nt")
-STREAM = KernelConfig("gemv", 1, 16, 256, num_stages=1)
+MEASURED = [KernelConfig("gemv", 1, 16, 256, num_stages=1),
+            KernelConfig("skinny", 8, 16, 256, num_stages=3)]
 
 
 @pytest.mark.parametrize("problem", [THIN, replace(THIN, k=0), replace(THIN, m=8192, n=2)], ids=str)
-def test_a_kernel_that_only_measuring_can_speak_for_is_not_chosen_before(configs, h200, problem):
-    assert violation(THIN, STREAM, h200) is None
-    assert estimate(problem, SPECS["gemv"].default(problem, h200), h200).total_us > 0
-    assert choose(problem, h200).config.kernel != "gemv"
+@pytest.mark.parametrize("config", MEASURED, ids=str)
+def test_a_kernel_that_only_measuring_can_speak_for_is_not_chosen_before(configs, h200, config,
+                                                                         problem):
+    assert violation(THIN, config, h200) is None
+    assert estimate(problem, SPECS[config.kernel].default(problem, h200), h200).total_us > 0
+    assert choose(problem, h200).config.kernel != config.kernel
     calibrate(h200, TMA, TILED)
-    assert choose(problem, h200).config.kernel != "gemv"
+    assert choose(problem, h200).config.kernel != config.kernel
 
 
-def test_once_measured_it_is_a_choice_like_the_others(configs, h200):
-    calibrate(h200, TILED, STREAM, favourite=STREAM)
-    assert choose(THIN, h200).config.kernel == "gemv"
-    publish(h200, (THIN, STREAM))
-    assert (choose(THIN, h200).source, choose(THIN, h200).config) == ("exact", STREAM)
+@pytest.mark.parametrize("config", MEASURED, ids=str)
+def test_once_measured_it_is_a_choice_like_the_others(configs, h200, config):
+    calibrate(h200, TILED, config, favourite=config)
+    assert choose(THIN, h200).config.kernel == config.kernel
+    publish(h200, (THIN, config))
+    assert (choose(THIN, h200).source, choose(THIN, h200).config) == ("exact", config)
 
 
-def test_all_its_configs_can_be_swept(configs, h200):
-    offered = [c for c in candidates(THIN, h200) if c.kernel == "gemv"]
+@pytest.mark.parametrize("config", MEASURED, ids=str)
+def test_all_its_configs_can_be_swept(configs, h200, config):
+    offered = [c for c in candidates(THIN, h200) if c.kernel == config.kernel]
     assert len(offered) > 24 and {c.dependent_launch for c in offered} == {0, 1}
 
 

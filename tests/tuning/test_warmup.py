@@ -12,10 +12,10 @@ from tritongemm.cli import main
 from tritongemm.config import KernelConfig
 from tritongemm.device import device_named
 from tritongemm.errors import CompileError, DeviceError, UsageError
-from tritongemm.kernels import violation
+from tritongemm.kernels import SPECS, violation
 from tritongemm.kernels.compile import binary_key, launches_of
 from tritongemm.kernels.launch import Geometry
-from tritongemm.problem import GemmProblem
+from tritongemm.problem import LAYOUTS, GemmProblem
 from tritongemm.records.suites import Shape
 from tritongemm.selection import choose
 from tritongemm.tuning import warmup as warming
@@ -161,6 +161,17 @@ def test_a_changing_m_needs_few_binaries(n, k):
     assert len(keys) <= MOST_BINARIES
 
 
+@pytest.mark.parametrize("n, k", [(4096, 4096), (4097, 4096), (1000, 1032)])
+def test_a_changing_m_of_few_rows_needs_a_skinny_binary_a_tile(n, k):
+    tiles, keys = set(), set()
+    for m in range(1, 33):
+        problem = GemmProblem.contiguous(m, n, k, layout="nt")
+        config = SPECS["skinny"].default(problem, H200)
+        tiles.add(config.block_m)
+        keys |= {binary_key(x, 90) for x in launches_of(problem, config, H200)}
+    assert tiles == {8, 16, 32} and len(keys) == 3
+
+
 #: What CONTRIBUTING.md promises of a config; some 1 to 150 are asked for.
 MOST_OF_A_CONFIG = 160
 #: Of every divisor up to 16 bytes, below and beyond a tile, and where offsets need 64 bits.
@@ -168,14 +179,19 @@ EXTENTS = (1, 2, 3, 4, 8, 16, 33, 66, 100, 136, 264, 520, 1021, 1022, 1024, 3332
            65537, 2**20)
 
 
-@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
-@pytest.mark.parametrize("config", [
+OF_ANY_LAYOUT = [
     KernelConfig("tiled", 64, 64, 32), KernelConfig("tiled", 64, 64, 32, split_k=4),
     KernelConfig("persistent_tma", 64, 64, 64, num_stages=3),
     KernelConfig("warp_specialized", 128, 64, 64, num_warps=8, num_stages=4),
     *(KernelConfig("warp_specialized", 128, 64, 64, num_warps=8, num_stages=4, pad_operands=level,
                    split_k=2) for level in (1, 2)),
-    KernelConfig("gemv", 4, 64, 64, num_stages=2, split_k=2)], ids=str)
+    KernelConfig("gemv", 4, 64, 64, num_stages=2, split_k=2)]
+SKINNY = [KernelConfig("skinny", 8, 16, 256, num_stages=3, split_k=2, swap_ab=swap)
+          for swap in (0, 1)]
+
+
+@pytest.mark.parametrize("config, layout", [
+    *itertools.product(OF_ANY_LAYOUT, LAYOUTS), *itertools.product(SKINNY, ["nt"])], ids=str)
 def test_whatever_the_shapes_a_config_has_few_binaries(config, layout):
     """Loaded ones stay for the life of a process, which may see any number of shapes."""
     keys, problems = set(), 0

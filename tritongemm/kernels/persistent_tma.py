@@ -113,7 +113,7 @@ def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
     while block_n > 32 and block_n >= 4 * problem.n:
         block_n //= 2
     tiles = -(-problem.m // 128) * -(-problem.n // 256) * problem.batch
-    wide = tiles >= device.num_sms and problem.dtype_out != "fp32"
+    wide = tiles >= device.num_sms and 4 * problem.n > 256 and problem.dtype_out != "fp32"
     config = KernelConfig("persistent_tma", block_m, 256 if wide else block_n, block_k,
                           num_warps=block_m // 16, num_stages=4, group_m=8,
                           epilogue_subtile=2 if wide else 1)

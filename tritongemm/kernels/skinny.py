@@ -1,4 +1,4 @@
-"""The kernel for few rows on tensor cores: one side of at most 64 beside streamed weights."""
+"""The kernel for few rows on tensor cores: one side of at most 32 beside streamed weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tritongemm.kernels.reduce import REDUCE_BYTES, partials_bytes, reduce_launc
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.swap import swapped, swapped_geometry
 from tritongemm.kernels.symbol import symbol_of
-from tritongemm.problem import FULL_ALIGNMENT, GemmProblem
+from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
 
 #: Rows of A at most: more are for tiles that share what they load.
 MAX_ROWS = 32
@@ -85,6 +85,9 @@ def _skinny(problem, config, device):
         return f"is for M or N of at most {MAX_ROWS}, not {problem.m} and {problem.n}"
     if problem.layout != "nt":
         return f"loads both operands along K: nt, not {problem.layout}"
+    if problem.k * dtype_of(problem.dtype_a).itemsize % FULL_ALIGNMENT:
+        return (f"loads {FULL_ALIGNMENT} bytes at a time; rows of k={problem.k} end within "
+                "them")  # rows kept apart may begin aligned all the same
     if min(problem.align_a, problem.align_b) < FULL_ALIGNMENT:
         return (f"loads {FULL_ALIGNMENT} bytes at a time; A's rows are aligned to "
                 f"{problem.align_a}, B's to {problem.align_b}")
@@ -148,7 +151,7 @@ def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
 
 SKINNY = KernelSpec(
     name="skinny",
-    idea="at most 64 rows: weights from memory straight into tensor fragments, no barriers",
+    idea="at most 32 rows: weights from memory straight into tensor fragments, no barriers",
     archs=(90,),
     constraints=(
         rules.dtypes("bf16", "fp16"), rules.archs(90), rules.not_interpreted, rules.gluon,

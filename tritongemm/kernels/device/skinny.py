@@ -38,8 +38,9 @@ def _load(hint):
 @gluon.jit
 def load(ptrs, inside, HINT: gl.constexpr):
     """16 bytes a thread as four words; zeros where they are not ``inside``."""
-    return gl.inline_asm_elementwise(_load(HINT), "=&r,=&r,=&r,=&r,l,r", (ptrs, inside.to(gl.int32)),
-                                     dtype=_words(4, gl.int32), is_pure=False, pack=1)
+    return gl.inline_asm_elementwise(
+        _load(HINT), "=&r,=&r,=&r,=&r,l,r", (ptrs, inside.to(gl.int32)),
+        dtype=_words(4, gl.int32), is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -84,8 +85,9 @@ def multiply(accs, b, a, LOADS: gl.constexpr, A_ROWS: gl.constexpr, B_ROWS: gl.c
         found = ()
         for i in gl.static_range(B_ROWS // 2):
             for j in gl.static_range(A_ROWS):
-                found += product(accs, b, a, 8 * LOADS * i + 2 * k, 8 * LOADS * i + 4 * LOADS + 2 * k,
-                                 4 * LOADS * j + 2 * k, 4 * (A_ROWS * i + j), ELEMENT)
+                found += product(accs, b, a, 8 * LOADS * i + 2 * k,
+                                 8 * LOADS * i + 4 * LOADS + 2 * k, 4 * LOADS * j + 2 * k,
+                                 4 * (A_ROWS * i + j), ELEMENT)
         accs = found
     return accs
 
