@@ -93,6 +93,16 @@ class Shape:
         """Bytes from one stage's operands to the next one's: rows of 128."""
         return 128 * (self.block_m + self.rows_b)
 
+    @property
+    def empties(self):
+        """Where the barriers of empty stages begin: in a cluster all barriers are in one place."""
+        return self.stages if self.cluster > 1 else 0
+
+    @property
+    def turns(self):
+        """Where the barriers of the consumers' turns begin."""
+        return 2 * self.stages if self.cluster > 1 else 0
+
     def mangle(self):
         return "_".join(str(getattr(self, field.name).value) for field in fields(self))
 
@@ -159,7 +169,7 @@ def operand_b(desc, bufs, stage, box, S: gl.constexpr):
 @gluon.jit
 def producer(a_desc, b_desc, buffers, sizes, S: gl.constexpr):
     """Fills stage after stage, as soon as its consumers have let go of it."""
-    a_bufs, b_bufs, c_bufs, barriers = buffers
+    a_bufs, b_bufs, c_bufs, ready, empty, turns = buffers
     M, N, K, batches = sizes
     if S.cluster > 1:
         cluster.come()
@@ -171,8 +181,8 @@ def producer(a_desc, b_desc, buffers, sizes, S: gl.constexpr):
         for step in range(first, last):
             k = step * S.block_k
             stage = it % S.stages
-            mbarrier.wait(barriers.index(S.stages + stage), ((it // S.stages) & 1) ^ 1)
-            barrier = barriers.index(stage)
+            mbarrier.wait(empty.index(S.empties + stage), ((it // S.stages) & 1) ^ 1)
+            barrier = ready.index(stage)
             mbarrier.expect(barrier, S.stage_bytes)
             for piece in gl.static_range(S.pieces):
                 a_row = row + piece * S.rows
@@ -302,7 +312,7 @@ def exchanged(acc, barriers, rank, S: gl.constexpr, WHICH: gl.constexpr):
 @gluon.jit
 def consumer(a_desc, result, buffers, sizes, S: gl.constexpr, WHICH: gl.constexpr):
     """Multiplies stage after stage; a stage is released while the next one is multiplied."""
-    a_bufs, b_bufs, c_bufs, barriers = buffers
+    a_bufs, b_bufs, c_bufs, ready, empty, turns = buffers
     M, N, K, batches = sizes
     c_desc, c, strides, epilogue = result
     PIECE: gl.constexpr = 0 if S.pingpong else WHICH
@@ -327,11 +337,11 @@ def consumer(a_desc, result, buffers, sizes, S: gl.constexpr, WHICH: gl.constexp
             else:
                 acc = gl.zeros((S.rows, S.block_n), gl.float32, layout=layout)
             if S.pingpong:
-                mbarrier.wait(barriers.index(2 * S.stages + WHICH),
+                mbarrier.wait(turns.index(S.turns + WHICH),
                               ((turn // 2) & 1) ^ (1 - WHICH))
             for step in range(first, last):
                 stage = it % S.stages
-                mbarrier.wait(barriers.index(stage), (it // S.stages) & 1)
+                mbarrier.wait(ready.index(stage), (it // S.stages) & 1)
                 if S.one_buffer:
                     at = S.stage_bytes * stage
                     acc = any_width.multiply(acc, at + 128 * S.rows * PIECE,
@@ -348,7 +358,7 @@ def consumer(a_desc, result, buffers, sizes, S: gl.constexpr, WHICH: gl.constexp
                         b = flat(b, S.block_k, S.block_n, S.batched)
                     token = warpgroup_mma(a, b, acc, is_async=True)
                     acc = warpgroup_mma_wait(1, deps=(token,))
-                mbarrier.arrive(barriers.index(S.stages + (it + S.stages - 1) % S.stages), count=1,
+                mbarrier.arrive(empty.index(S.empties + (it + S.stages - 1) % S.stages), count=1,
                                 pred=step > first)
                 it += 1
             if S.one_buffer:
@@ -356,13 +366,13 @@ def consumer(a_desc, result, buffers, sizes, S: gl.constexpr, WHICH: gl.constexp
             else:  # D is on its way while the last products are summed
                 value = addend(acc, epilogue, batch, row + PIECE * S.rows, col, M, N, S.addend)
                 acc = warpgroup_mma_wait(0, deps=(acc,))
-            mbarrier.arrive(barriers.index(S.stages + (it + S.stages - 1) % S.stages), count=1,
+            mbarrier.arrive(empty.index(S.empties + (it + S.stages - 1) % S.stages), count=1,
                             pred=last > first)
             if S.pingpong:
-                mbarrier.arrive(barriers.index(2 * S.stages + 1 - WHICH), count=1)
+                mbarrier.arrive(turns.index(S.turns + 1 - WHICH), count=1)
             if S.one_buffer:
                 if S.cluster > 1:
-                    acc = exchanged(acc, barriers, rank, S, WHICH)
+                    acc = exchanged(acc, ready, rank, S, WHICH)
                     col += rank * S.columns
                 for part in gl.static_range(S.parts):
                     piece = any_width.columns_of(acc, part * S.part, S.part)
@@ -385,7 +395,7 @@ def consumer(a_desc, result, buffers, sizes, S: gl.constexpr, WHICH: gl.constexp
         if last_turn:
             gluon_release()
     if S.cluster > 1:  # what it sent is read from its memory until it has come: then it may go
-        mbarrier.wait(barriers.index(2 * S.stages + 2 + S.consumers + WHICH), 0)
+        mbarrier.wait(ready.index(2 * S.stages + 2 + S.consumers + WHICH), 0)
     if S.tma_store:
         tma_store_wait(0)
 
@@ -410,7 +420,6 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
     S: gl.constexpr = shape_of(
         A_T, B_T, BATCHED, TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, PART, BOX, BLOCK_K, GROUP_M,
         SPLIT_K, STAGES, CONSUMERS, PINGPONG, CLUSTER, ROOM, ADDEND, ACTIVATION, RELEASE)
-    BARRIERS: gl.constexpr = 2 * STAGES + 2 + (2 * CONSUMERS if CLUSTER > 1 else 0)
     if S.one_buffer:
         EXCHANGED: gl.constexpr = CONSUMERS * BLOCK_N // 8 if CLUSTER > 1 else 0
         UNITS: gl.constexpr = STAGES * (BLOCK_M + S.rows_b) // 16 + EXCHANGED
@@ -424,32 +433,40 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
             a_desc.dtype, [S.pieces * STAGES] + a_desc.block_type.shape, a_desc.layout)
         b_bufs = gl.allocate_shared_memory(b_desc.dtype, [STAGES] + b_desc.block_type.shape,
                                            b_desc.layout)
+    # A stage is ready, a stage is empty, a consumer's turn; in a cluster, in the same place, a
+    # consumer's parts have come, and each program's four warps know.
     if CLUSTER > 1:
-        barriers = a_bufs.index(UNITS)._reinterpret(gl.int64, [BARRIERS, 1],
-                                                    mbarrier.MBarrierLayout())
+        ready = a_bufs.index(UNITS)._reinterpret(
+            gl.int64, [2 * STAGES + 2 + 2 * CONSUMERS, 1], mbarrier.MBarrierLayout())
+        empty = ready
+        turns = ready
     else:
-        barriers = gl.allocate_shared_memory(gl.int64, [BARRIERS, 1], mbarrier.MBarrierLayout())
+        ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+        empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+        if PINGPONG:
+            turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+        else:
+            turns = ready  # never touched
     if TMA_STORE:
         BUFFERS: gl.constexpr = CONSUMERS * (S.parts if SUBTILE == 1 else 1)
         c_bufs = gl.allocate_shared_memory(c_desc.dtype, [BUFFERS] + c_desc.block_type.shape,
                                            c_desc.layout)
     else:
         c_bufs = b_bufs  # never touched
-    # In this order: a stage is ready, a stage is empty, a consumer's turn, a consumer's parts have
-    # come, and each program's four warps know.
+    # Triton 3.6 makes all warps meet between two of one allocation: those of several in turn.
     for i in gl.static_range(STAGES):
-        mbarrier.init(barriers.index(i), count=1)
-        mbarrier.init(barriers.index(STAGES + i), count=1 if PINGPONG else CONSUMERS)
-    for i in gl.static_range(2):
-        mbarrier.init(barriers.index(2 * STAGES + i), count=1)
+        mbarrier.init(ready.index(i), count=1)
+        mbarrier.init(empty.index(S.empties + i), count=1 if PINGPONG else CONSUMERS)
+        if PINGPONG and i < 2:
+            mbarrier.init(turns.index(S.turns + i), count=1)
     if CLUSTER > 1:
         for i in gl.static_range(CONSUMERS):
-            mbarrier.init(barriers.index(2 * STAGES + 2 + i), count=1)
-            mbarrier.init(barriers.index(2 * STAGES + 2 + CONSUMERS + i), count=4 * CLUSTER)
+            mbarrier.init(ready.index(2 * STAGES + 2 + i), count=1)
+            mbarrier.init(ready.index(2 * STAGES + 2 + CONSUMERS + i), count=4 * CLUSTER)
         cluster.announce()
     fence_async_shared()
     gluon_wait()
-    buffers = (a_bufs, b_bufs, c_bufs, barriers)
+    buffers = (a_bufs, b_bufs, c_bufs, ready, empty, turns)
     sizes = (M, N, K, batches)
     result = (c_desc, c, (stride_cb, stride_cm, stride_cn, stride_cs),
               (d, alpha, beta, stride_db, stride_dm, stride_dn))
