@@ -13,13 +13,13 @@
 #   layouts   15 min    bf16 nn, tn, tt and fp16 nt on four suites
 #   epilogues  5 min    fused epilogues on llm_decode and on 36 shapes of llm_prefill
 #   fresh      4 min    the model's choices on 60 shapes that nothing was tuned for
-#   model      4 min    GPT-2 trained and run under tritongemm.override
+#   model      4 min    GPT-2 under tritongemm.override, with the policies own and auto
 #   host       1 min    what calls cost the host
 #   gemv       1 min    the bandwidth kernel beside a device copy
 #
 # A part that fails does not keep the others from running; the exit status is the number that did.
-# Minutes are those of one H200 and 16 cores; of random, suites, layouts, fresh, model and gemv they
-# are forecasts. Each part logs to OUT/PART.log.
+# Minutes are those of one H200 and 16 cores; of random, suites, layouts, fresh and gemv they are
+# forecasts. Each part logs to OUT/PART.log.
 set -uo pipefail
 if [ $# -lt 2 ]; then sed -n '2,22s/^# \{0,1\}//p' "$0" >&2; exit 2; fi
 mkdir -p "$1" && OUT=$(cd "$1" && pwd) || exit 1
@@ -86,7 +86,12 @@ part_fresh() {
         --out "$OUT/regret.csv" --at-least 0.95 --worst 0.80
 }
 
-part_model() { "$PYTHON" perf/train_gpt2.py --out "$OUT/model"; }
+part_model() {
+    local status=0
+    TRITONGEMM_POLICY=own "$PYTHON" perf/train_gpt2.py --out "$OUT/model" || status=1
+    "$PYTHON" perf/train_gpt2.py --out "$OUT/model-auto" || status=1
+    return $status
+}
 
 part_host() { "$PYTHON" perf/bench_host.py; }
 

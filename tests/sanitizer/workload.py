@@ -82,9 +82,10 @@ def main(names: list[str]) -> int:
     device, bad = current_device(), 0
     for name in names:
         for problem, config in cases(name, device):
+            print(f"{config} {problem}", flush=True)  # the last of them is what a crash is about
             reason = wrong(problem, config, device)
             if reason:
-                print(f"{config} {problem}: {reason}")
+                print(f"    {reason}")
                 bad += 1
     return bad
 
