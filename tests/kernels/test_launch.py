@@ -223,9 +223,10 @@ def test_no_promise_of_few_rows_is_false(drawn, split):
         check_promises(problem, geometry, config)
 
 
+@pytest.mark.parametrize("k", (1000, 1001))
 @pytest.mark.parametrize("kernel", SPECS)
-def test_rows_kept_apart_may_end_anywhere(kernel):
-    problem = replace(GemmProblem.contiguous(5, 1000, 1001, layout="nt"), align_a=16, align_b=16)
+def test_rows_kept_apart_may_end_anywhere(kernel, k):
+    problem = replace(GemmProblem.contiguous(5, 1000, k, layout="nt"), align_a=16, align_b=16)
     geometry = replace(Geometry.contiguous(problem), am=1008, bn=1008)
     config = SPECS[kernel].default(problem, H200)
     if violation(problem, config, H200) is None:

@@ -20,7 +20,7 @@ from tritongemm.kernels.launch import (
 )
 from tritongemm.kernels.reduce import REDUCE_BYTES, partials_bytes, reduce_launch, target_of
 from tritongemm.kernels.spec import KernelSpec
-from tritongemm.kernels.swap import swapped, swapped_geometry
+from tritongemm.kernels.swap import swapped_geometry, turned
 from tritongemm.kernels.symbol import symbol_of
 from tritongemm.problem import GemmProblem, dtype_of
 
@@ -31,8 +31,8 @@ _LINE = 128
 #: Registers of addresses and counts, and the most that :func:`registers_needed` may come to: as
 #: compiled for sm_80, sm_90 and sm_100.
 _BASE_REGISTERS, _MAX_REGISTERS = 32, 228
-#: Registers of an SM, and the most of them that a thread may have.
-_REGISTER_FILE, _REGISTERS_A_THREAD = 65536, 255
+#: Registers that a thread may have.
+_REGISTERS_A_THREAD = 255
 #: Loads of a step, in a pipelined loop once for each of its buffers: 72 compile in 2 seconds, 144
 #: took up to 150; 40 into 5 buffers took 34.
 _MAX_LOADS = 72
@@ -51,11 +51,6 @@ class Tiling(NamedTuple):
     rows: int
     lanes: int
     parts: int
-
-
-def turned(problem: GemmProblem, config: KernelConfig) -> GemmProblem:
-    """The product that ``config`` computes: A has few rows, B is streamed."""
-    return swapped(problem) if config.swap_ab else problem
 
 
 def tiling(problem: GemmProblem, config: KernelConfig) -> Tiling:
@@ -219,7 +214,7 @@ def _registers(problem, config, device):
         return (f"num_stages={config.num_stages} with rows of A that are not contiguous along K, "
                 "or less aligned than B, spills registers; at most 2")
     need = registers_needed(problem, config)
-    given = min(_REGISTERS_A_THREAD, _REGISTER_FILE // (32 * config.num_warps))
+    given = min(_REGISTERS_A_THREAD, device.registers_per_sm // (32 * config.num_warps))
     most = _MAX_REGISTERS * given // _REGISTERS_A_THREAD
     if need <= most:
         return None

@@ -11,7 +11,7 @@ from tritongemm.kernels.epilogue import NO_EPILOGUE, epilogue_of_launch
 from tritongemm.kernels.launch import Geometry, Launch, Pointer, Scalar, dependence, divisor_of
 from tritongemm.kernels.reduce import REDUCE_BYTES, partials_bytes, reduce_launch, target_of
 from tritongemm.kernels.spec import KernelSpec
-from tritongemm.kernels.swap import swapped, swapped_geometry
+from tritongemm.kernels.swap import swapped_geometry, turned
 from tritongemm.kernels.symbol import symbol_of
 from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
 
@@ -22,13 +22,6 @@ _LOAD = 32
 #: Registers of addresses and counts, and the most that :func:`registers_needed` may come to: as
 #: compiled for sm_90.
 _BASE_REGISTERS, _MAX_REGISTERS = 20, 250
-#: Registers of an SM.
-_REGISTER_FILE = 65536
-
-
-def turned(problem: GemmProblem, config: KernelConfig) -> GemmProblem:
-    """The product that ``config`` computes: A has few rows, B is streamed."""
-    return swapped(problem) if config.swap_ab else problem
 
 
 def registers_needed(problem: GemmProblem, config: KernelConfig) -> float:
@@ -125,7 +118,7 @@ def _tile(problem, config, device):
 
 def _registers(problem, config, device):
     need = registers_needed(problem, config)
-    most = min(_MAX_REGISTERS, _REGISTER_FILE // (32 * config.num_warps) - 8)
+    most = min(_MAX_REGISTERS, device.registers_per_sm // (32 * config.num_warps) - 8)
     if need <= most:
         return None
     return (f"{config.block_m}x{config.block_n}x{config.block_k} on {config.num_warps} warps in "
@@ -151,7 +144,7 @@ def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
 
 SKINNY = KernelSpec(
     name="skinny",
-    idea="at most 32 rows: weights from memory straight into tensor fragments, no barriers",
+    idea="at most 32 rows: weights from memory straight into tensor fragments",
     archs=(90,),
     constraints=(
         rules.dtypes("bf16", "fp16"), rules.archs(90), rules.not_interpreted, rules.gluon,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tritongemm.config import KernelConfig
 from tritongemm.kernels.launch import Geometry
 from tritongemm.problem import GemmProblem
 
@@ -19,6 +20,11 @@ def swapped(problem: GemmProblem) -> GemmProblem:
     return replace(problem, m=problem.n, n=problem.m, dtype_a=problem.dtype_b,
                    dtype_b=problem.dtype_a, layout=layout,
                    align_a=problem.align_b, align_b=problem.align_a)
+
+
+def turned(problem: GemmProblem, config: KernelConfig) -> GemmProblem:
+    """The product that ``config`` computes: ``problem``, or with ``swap_ab`` its transpose."""
+    return swapped(problem) if config.swap_ab else problem
 
 
 def swapped_geometry(g: Geometry) -> Geometry:

@@ -44,17 +44,17 @@ def load(ptrs, inside, HINT: gl.constexpr):
 
 
 @gluon.jit
-def loads(ptrs, inside, ks, left, wanted, ROWS: gl.constexpr, LOADS: gl.constexpr,
+def loads(ptrs, by, inside, ks, left, wanted, ROWS: gl.constexpr, LOADS: gl.constexpr,
           EVEN_K: gl.constexpr, HINT: gl.constexpr):
-    """LOADS times 16 bytes of each of the ROWS that ``ptrs`` point into; ``left``: of K there;
-    ``wanted``: whether this step is one."""
+    """LOADS times 16 bytes of each of the ROWS that ``ptrs`` point into, ``by`` further along K;
+    ``left``: of K from ``ptrs`` on; ``wanted``: whether this step is one."""
     found = ()
     for i in gl.static_range(ROWS):
         for j in gl.static_range(LOADS):
             here = inside[i] & wanted
             if not EVEN_K:
-                here &= ks + 32 * j < left
-            found += load(ptrs[i] + 32 * j, here, HINT)
+                here &= ks + 32 * j < left - by
+            found += load(ptrs[i] + (by + 32 * j), here, HINT)
     return found
 
 
@@ -118,6 +118,7 @@ def skinny(a, b, c, M, N, K, stride_ab, stride_am, stride_bb, stride_bn, stride_
     A_ROWS: gl.constexpr = BLOCK_M // 8
     B_ROWS: gl.constexpr = BLOCK_N // 8
     SUMS: gl.constexpr = BLOCK_M * BLOCK_N // 32
+    PASSING: gl.constexpr = ".L1::evict_first.L2::128B"  # B is read once, A by all programs
     gluon_wait()
     num_n = gl.cdiv(N, BLOCK_N)
     program = gl.program_id(0)
@@ -150,10 +151,10 @@ def skinny(a, b, c, M, N, K, stride_ab, stride_am, stride_bb, stride_bn, stride_
         accs += (gl.zeros([32 * WARPS], gl.float32, layout=threads),)
     a_tiles, b_tiles = (), ()
     for s in gl.static_range(STAGES):
-        b_tiles += (loads(moved(b_ptrs, s * STEP, B_ROWS), b_inside, ks, left - s * STEP,
-                          first + s < last, B_ROWS, LOADS, EVEN_K, ".L1::evict_first.L2::128B"),)
-        a_tiles += (loads(moved(a_ptrs, s * STEP, A_ROWS), a_inside, ks, left - s * STEP,
-                          first + s < last, A_ROWS, LOADS, EVEN_K, ""),)
+        wanted = first + s < last
+        b_tiles += (loads(b_ptrs, s * STEP, b_inside, ks, left, wanted, B_ROWS, LOADS, EVEN_K,
+                          PASSING),)
+        a_tiles += (loads(a_ptrs, s * STEP, a_inside, ks, left, wanted, A_ROWS, LOADS, EVEN_K, ""),)
     for step in range(first, last, STAGES):
         a_ptrs = moved(a_ptrs, STAGES * STEP, A_ROWS)
         b_ptrs = moved(b_ptrs, STAGES * STEP, B_ROWS)
@@ -162,10 +163,10 @@ def skinny(a, b, c, M, N, K, stride_ab, stride_am, stride_bb, stride_bn, stride_
         for s in gl.static_range(STAGES):
             accs = multiply(accs, b_tiles[s], a_tiles[s], LOADS, A_ROWS, B_ROWS, ELEMENT)
             wanted = step + s + STAGES < last
-            b_next += (loads(moved(b_ptrs, s * STEP, B_ROWS), b_inside, ks, left - s * STEP, wanted,
-                             B_ROWS, LOADS, EVEN_K, ".L1::evict_first.L2::128B"),)
-            a_next += (loads(moved(a_ptrs, s * STEP, A_ROWS), a_inside, ks, left - s * STEP, wanted,
-                             A_ROWS, LOADS, EVEN_K, ""),)
+            b_next += (loads(b_ptrs, s * STEP, b_inside, ks, left, wanted, B_ROWS, LOADS, EVEN_K,
+                             PASSING),)
+            a_next += (loads(a_ptrs, s * STEP, a_inside, ks, left, wanted, A_ROWS, LOADS, EVEN_K,
+                             ""),)
         a_tiles, b_tiles = a_next, b_next
     if RELEASE:
         gluon_release()

@@ -32,7 +32,7 @@ from tritongemm.kernels.device.symbol import symbol
 
 
 @dataclass(frozen=True)
-class Shape:
+class Constants:
     """What a partition must know of the kernel's constants, each a ``gl.constexpr``: in one object,
     since a list of partitions is written out for each number of them."""
 
@@ -98,18 +98,13 @@ class Shape:
         """Where the barriers of empty stages begin: in a cluster all barriers are in one place."""
         return self.stages if self.cluster > 1 else 0
 
-    @property
-    def turns(self):
-        """Where the barriers of the consumers' turns begin."""
-        return 2 * self.stages if self.cluster > 1 else 0
-
     def mangle(self):
         return "_".join(str(getattr(self, field.name).value) for field in fields(self))
 
 
 @gluon.constexpr_function
-def shape_of(*constants):
-    return Shape(*map(gl.constexpr, constants))
+def constants_of(*constants):
+    return Constants(*map(gl.constexpr, constants))
 
 
 @gluon.jit
@@ -297,7 +292,7 @@ def exchanged(acc, barriers, rank, S: gl.constexpr, WHICH: gl.constexpr):
     """A consumer's accumulator summed over the cluster: this program's columns of it. What the
     others send comes to a place behind the operands' stages."""
     N8: gl.constexpr = S.block_n // 8
-    FULL: gl.constexpr = 2 * S.stages + 2 + WHICH
+    FULL: gl.constexpr = 2 * S.stages + WHICH
     COME: gl.constexpr = FULL + S.consumers
     PLACE: gl.constexpr = S.stages * S.stage_bytes + 2048 * N8 * WHICH
     BARRIERS: gl.constexpr = S.stages * S.stage_bytes + 2048 * N8 * S.consumers
@@ -337,7 +332,7 @@ def consumer(a_desc, result, buffers, sizes, S: gl.constexpr, WHICH: gl.constexp
             else:
                 acc = gl.zeros((S.rows, S.block_n), gl.float32, layout=layout)
             if S.pingpong:
-                mbarrier.wait(turns.index(S.turns + WHICH),
+                mbarrier.wait(turns.index(WHICH),
                               ((turn // 2) & 1) ^ (1 - WHICH))
             for step in range(first, last):
                 stage = it % S.stages
@@ -369,7 +364,7 @@ def consumer(a_desc, result, buffers, sizes, S: gl.constexpr, WHICH: gl.constexp
             mbarrier.arrive(empty.index(S.empties + (it + S.stages - 1) % S.stages), count=1,
                             pred=last > first)
             if S.pingpong:
-                mbarrier.arrive(turns.index(S.turns + 1 - WHICH), count=1)
+                mbarrier.arrive(turns.index(1 - WHICH), count=1)
             if S.one_buffer:
                 if S.cluster > 1:
                     acc = exchanged(acc, ready, rank, S, WHICH)
@@ -395,7 +390,7 @@ def consumer(a_desc, result, buffers, sizes, S: gl.constexpr, WHICH: gl.constexp
         if last_turn:
             gluon_release()
     if S.cluster > 1:  # what it sent is read from its memory until it has come: then it may go
-        mbarrier.wait(ready.index(2 * S.stages + 2 + S.consumers + WHICH), 0)
+        mbarrier.wait(ready.index(2 * S.stages + S.consumers + WHICH), 0)
     if S.tma_store:
         tma_store_wait(0)
 
@@ -417,7 +412,7 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
     BOX columns of B are loaded at once. Where PART, the width of C's boxes, is less than BLOCK_N,
     the operands share one buffer, a stage's rows of A before those of B, so that their addresses
     are known; in a CLUSTER the parts that are exchanged and the barriers lie behind them."""
-    S: gl.constexpr = shape_of(
+    S: gl.constexpr = constants_of(
         A_T, B_T, BATCHED, TMA_STORE, SUBTILE, BLOCK_M, BLOCK_N, PART, BOX, BLOCK_K, GROUP_M,
         SPLIT_K, STAGES, CONSUMERS, PINGPONG, CLUSTER, ROOM, ADDEND, ACTIVATION, RELEASE)
     if S.one_buffer:
@@ -433,20 +428,19 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
             a_desc.dtype, [S.pieces * STAGES] + a_desc.block_type.shape, a_desc.layout)
         b_bufs = gl.allocate_shared_memory(b_desc.dtype, [STAGES] + b_desc.block_type.shape,
                                            b_desc.layout)
-    # A stage is ready, a stage is empty, a consumer's turn; in a cluster, in the same place, a
-    # consumer's parts have come, and each program's four warps know.
+    # A stage is ready; a stage is empty, and in a cluster, in the same place, a consumer's parts
+    # have come, and each program's four warps know; a consumer's turn.
     if CLUSTER > 1:
-        ready = a_bufs.index(UNITS)._reinterpret(
-            gl.int64, [2 * STAGES + 2 + 2 * CONSUMERS, 1], mbarrier.MBarrierLayout())
+        ready = a_bufs.index(UNITS)._reinterpret(gl.int64, [2 * STAGES + 2 * CONSUMERS, 1],
+                                                 mbarrier.MBarrierLayout())
         empty = ready
-        turns = ready
     else:
         ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
         empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-        if PINGPONG:
-            turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-        else:
-            turns = ready  # never touched
+    if PINGPONG:
+        turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    else:
+        turns = ready  # never touched
     if TMA_STORE:
         BUFFERS: gl.constexpr = CONSUMERS * (S.parts if SUBTILE == 1 else 1)
         c_bufs = gl.allocate_shared_memory(c_desc.dtype, [BUFFERS] + c_desc.block_type.shape,
@@ -457,12 +451,12 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
     for i in gl.static_range(STAGES):
         mbarrier.init(ready.index(i), count=1)
         mbarrier.init(empty.index(S.empties + i), count=1 if PINGPONG else CONSUMERS)
-        if PINGPONG and i < 2:
-            mbarrier.init(turns.index(S.turns + i), count=1)
+        if PINGPONG and i < 2:  # there are two stages at least
+            mbarrier.init(turns.index(i), count=1)
     if CLUSTER > 1:
         for i in gl.static_range(CONSUMERS):
-            mbarrier.init(ready.index(2 * STAGES + 2 + i), count=1)
-            mbarrier.init(ready.index(2 * STAGES + 2 + CONSUMERS + i), count=4 * CLUSTER)
+            mbarrier.init(ready.index(2 * STAGES + i), count=1)
+            mbarrier.init(ready.index(2 * STAGES + CONSUMERS + i), count=4 * CLUSTER)
         cluster.announce()
     fence_async_shared()
     gluon_wait()
