@@ -92,9 +92,7 @@ def test_what_tune_finds_is_what_selection_chooses_next(tuned):
 def test_a_problem_that_was_multiplied_before_is_looked_up_again_after_tune(tuned):
     torch = pytest.importorskip("torch")
     from tritongemm.ops import plans
-    from tritongemm.ops.execute import clear_plans  # as a call does: it hears of new tables
 
-    clear_plans()
     key = (GemmProblem.contiguous(512, 512, 512), None, torch.device("cpu"))
     plans.plans.refuse(key, LaunchError("as a plan from before stands there"))
     tuned([(512, 512, 512)], top=3)

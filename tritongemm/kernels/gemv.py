@@ -18,7 +18,13 @@ from tritongemm.kernels.launch import (
     divisor_of,
     operand_strides,
 )
-from tritongemm.kernels.reduce import REDUCE_BYTES, partials_bytes, reduce_launch, target_of
+from tritongemm.kernels.reduce import (
+    REDUCE_BYTES,
+    partials_bytes,
+    reduce_launch,
+    split_to_fill,
+    target_of,
+)
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.swap import swapped_geometry, turned
 from tritongemm.kernels.symbol import symbol_of
@@ -270,10 +276,7 @@ def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
         config = replace(config, num_warps=config.num_warps // 2)
     programs = -(-one.n // config.block_n) * max(problem.batch, 1)
     steps = -(-problem.k // config.block_k)
-    while (config.split_k < 16 and programs * config.split_k * 2 <= 8 * device.num_sms
-           and steps >= 8 * config.split_k):
-        config = replace(config, split_k=2 * config.split_k)
-    return config
+    return replace(config, split_k=split_to_fill(programs, 8 * device.num_sms, steps))
 
 
 GEMV = KernelSpec(

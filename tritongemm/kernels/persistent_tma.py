@@ -107,16 +107,15 @@ def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
     size = dtype_of(problem.dtype_a).itemsize
     block_k = 128 // size
     block_m = 128 if problem.m > 32 else 64
-    block_n = 128
+    tiles = -(-problem.m // 128) * -(-problem.n // 256) * problem.batch
+    block_n = 256 if tiles >= device.num_sms and problem.dtype_out != "fp32" else 128
     while block_k > 32 and block_k >= 4 * problem.k:
         block_k //= 2
     while block_n > 32 and block_n >= 4 * problem.n:
         block_n //= 2
-    tiles = -(-problem.m // 128) * -(-problem.n // 256) * problem.batch
-    wide = tiles >= device.num_sms and 4 * problem.n > 256 and problem.dtype_out != "fp32"
-    config = KernelConfig("persistent_tma", block_m, 256 if wide else block_n, block_k,
+    config = KernelConfig("persistent_tma", block_m, block_n, block_k,
                           num_warps=block_m // 16, num_stages=4, group_m=8,
-                          epilogue_subtile=2 if wide else 1)
+                          epilogue_subtile=2 if block_n == 256 else 1)
     while config.num_stages > 2 and shared_bytes(problem, config) > device.shared_bytes_per_block:
         config = replace(config, num_stages=config.num_stages - 1)
     return config

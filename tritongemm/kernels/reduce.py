@@ -29,6 +29,15 @@ def partials_bytes(problem: GemmProblem, split: int) -> int:
     return 0 if split == 1 else 4 * split * problem.batch * problem.m * problem.n
 
 
+def split_to_fill(programs: int, slots: int, steps: int, most: int = 16) -> int:
+    """Parts of a K of ``steps`` that rule defaults take: doubled up to ``most`` as long as all
+    programs have a slot then and each part has four steps or more."""
+    split = 1
+    while split < most and programs * split * 2 <= slots and steps >= 8 * split:
+        split *= 2
+    return split
+
+
 class Target(NamedTuple):
     """Where the tiles of a product go: a pointer, and the strides of its batch, rows, columns and
     parts, elements."""

@@ -9,7 +9,13 @@ from tritongemm.device import DeviceSpec
 from tritongemm.kernels import constraints as rules
 from tritongemm.kernels.epilogue import NO_EPILOGUE, epilogue_of_launch
 from tritongemm.kernels.launch import Geometry, Launch, Pointer, Scalar, dependence, divisor_of
-from tritongemm.kernels.reduce import REDUCE_BYTES, partials_bytes, reduce_launch, target_of
+from tritongemm.kernels.reduce import (
+    REDUCE_BYTES,
+    partials_bytes,
+    reduce_launch,
+    split_to_fill,
+    target_of,
+)
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.swap import swapped_geometry, turned
 from tritongemm.kernels.symbol import symbol_of
@@ -128,18 +134,13 @@ def _registers(problem, config, device):
 
 def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
     """Four warps on 64 elements each; K is cut until each SM has two programs."""
-    config = KernelConfig("skinny", 16, 16, 256, num_warps=4, num_stages=3,
-                          swap_ab=int(problem.m > MAX_ROWS))
+    config = KernelConfig("skinny", 8, 16, 256, num_warps=4, swap_ab=int(problem.m > MAX_ROWS))
     one = turned(problem, config)
-    config = replace(config, block_m=_padded(one.m))
-    if config.block_m == MAX_ROWS:
-        config = replace(config, num_stages=2)
+    rows = _padded(one.m)
+    config = replace(config, block_m=rows, num_stages=2 if rows == MAX_ROWS else 3)
     programs = -(-one.n // config.block_n) * max(problem.batch, 1)
     steps = -(-problem.k // config.block_k)
-    while (config.split_k < 16 and programs * config.split_k * 2 <= 2 * device.num_sms
-           and steps >= 8 * config.split_k):
-        config = replace(config, split_k=2 * config.split_k)
-    return config
+    return replace(config, split_k=split_to_fill(programs, 2 * device.num_sms, steps))
 
 
 SKINNY = KernelSpec(

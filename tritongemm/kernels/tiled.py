@@ -17,7 +17,7 @@ from tritongemm.kernels.launch import (
     divisor_of,
     operand_strides,
 )
-from tritongemm.kernels.reduce import partials_bytes, reduce_launch, target_of
+from tritongemm.kernels.reduce import partials_bytes, reduce_launch, split_to_fill, target_of
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.symbol import symbol_of
 from tritongemm.problem import GemmProblem, dtype_of
@@ -104,9 +104,7 @@ def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
     while block_k > 16 and block_k >= 4 * max(problem.k, 1):
         block_k //= 2
     steps = -(-problem.k // block_k)
-    split = 1
-    while tiles * split * 2 <= device.num_sms and steps >= 8 * split and split < 16:
-        split *= 2
+    split = split_to_fill(tiles, device.num_sms, steps)
     config = KernelConfig("tiled", block_m, block_n, block_k, num_warps=warps,
                           num_stages=2 if fma else 4, group_m=8, split_k=split)
     while config.num_stages > 1 and shared_bytes(problem, config) > device.shared_bytes_per_block:

@@ -17,7 +17,7 @@ from tritongemm.kernels.launch import (
     divisor_of,
 )
 from tritongemm.kernels.padding import copied, pad_operands, padded_bytes
-from tritongemm.kernels.reduce import partials_bytes, reduce_launch, target_of
+from tritongemm.kernels.reduce import partials_bytes, reduce_launch, split_to_fill, target_of
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.swap import swapped, swapped_geometry
 from tritongemm.kernels.symbol import symbol_of
@@ -323,10 +323,7 @@ def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
         while block_n < problem.m:
             block_n *= 2
         units = -(-problem.n // 64) * problem.batch
-        split = 1
-        while (split < 32 and units * split * 2 <= 2 * device.num_sms
-               and problem.k >= 512 * split):
-            split *= 2
+        split = split_to_fill(units, 2 * device.num_sms, problem.k // 64, 32)
         config = KernelConfig("warp_specialized", 64, block_n, 64, num_warps=4, num_stages=8,
                               group_m=8, split_k=split, swap_ab=1)
     else:

@@ -230,7 +230,7 @@ def clear_plans() -> None:
 
 
 calls.on_refusal.append(_forget_calls)
-settings.when_changed(clear_plans)
+settings.when_changed(_forget_calls)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 

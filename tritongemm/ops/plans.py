@@ -186,5 +186,6 @@ def configure_logging() -> None:
 
 
 configure_logging()
+settings.when_changed(forget)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=plans.after_fork)
