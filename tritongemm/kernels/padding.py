@@ -18,7 +18,6 @@ from tritongemm.kernels.launch import (
     Pointer,
     Scalar,
     dependence,
-    divisor_of,
 )
 from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
 
@@ -27,7 +26,8 @@ _LINE = 128
 #: rate: 4088 cubed runs at two thirds of 4096 cubed's speed, 8176 cubed (rows of whole sectors, but
 #: not of whole lines) as fast as 8192 cubed.
 _SECTOR = 32
-_BLOCK_ROWS, _BLOCK_COLS = 8, 256
+#: What a program copies at most.
+_BLOCK_ROWS, _BLOCK_COLS = 8, 512
 
 
 @dataclass(frozen=True)
@@ -90,36 +90,40 @@ def pad_operands(problem: GemmProblem, config: KernelConfig, geometry: Geometry,
                  device: DeviceSpec, start: int) -> Padding:
     """Copies of the operands that need one, from byte ``start`` of scratch on."""
     start = -(-start // _LINE) * _LINE
-    offsets, strides, arguments, blocks = {}, {}, [], []
+    offsets, strides, dense, arguments, blocks = {}, {}, {}, [], []
     wanted = copied(problem, config.pad_operands)
+    widest = max(_stored(problem, x)[1] for x in wanted)
+    block_cols = min(_BLOCK_COLS, 1 << max(5, (widest - 1).bit_length()))
     for x in ("a", "b"):
         dtype = getattr(problem, f"dtype_{x}")
-        align = getattr(problem, f"align_{x}")
+        size = dtype_of(dtype).itemsize
         rows, cols = _stored(problem, x)
         lead = _lead(problem, x)
         if x in wanted:
             offsets[x] = start
             start += _bytes(problem, x)
-            blocks.append(-(-rows * problem.batch // _BLOCK_ROWS) * -(-cols // _BLOCK_COLS))
+            blocks.append(-(-rows * problem.batch // _BLOCK_ROWS) * -(-cols // block_cols))
             strides[x] = (rows * lead, lead)
         else:
             blocks.append(0)
         batch_stride, outer, inner = _strides(problem, geometry, x)
-        unit = max(1, align // dtype_of(dtype).itemsize)
+        dense[x] = inner == 1 and size == 2
+        # No alignment is told, not the copy's either: each thread would take 16 bytes of it, and a
+        # warp's read of words that begin anywhere would be spread over lines.
         arguments += [
-            Pointer(f"{x}", x, dtype, align),
+            Pointer(f"{x}", x, dtype, size),
             Pointer(f"{x}_copy", "scratch" if x in offsets else x, dtype,
-                    16 if x in offsets else align, offsets.get(x, 0)),
-            Scalar(f"rows_{x}", rows), Scalar(f"cols_{x}", cols, divisor_of(cols, 16)),
-            Scalar(f"batch_{x}", batch_stride, divisor_of(batch_stride, unit)),
-            Scalar(f"outer_{x}", outer, divisor_of(outer, unit)),
+                    8 if x in offsets else size, offsets.get(x, 0)),
+            Scalar(f"rows_{x}", rows), Scalar(f"cols_{x}", cols),
+            Scalar(f"batch_{x}", batch_stride), Scalar(f"outer_{x}", outer),
             Scalar(f"inner_{x}", inner, fold=True, wide=cols * inner >= 2**31),
-            Scalar(f"lead_{x}", lead, 16)]
+            Scalar(f"lead_{x}", lead)]
     arguments += [Scalar("blocks_a", blocks[0]), Scalar("batches", problem.batch)]
     launch = Launch(
         "tritongemm.kernels.device.pad", "pad_operands", tuple(arguments),
-        (("COPY_A", blocks[0] > 0), ("COPY_B", blocks[1] > 0), ("BLOCK_ROWS", _BLOCK_ROWS),
-         ("BLOCK_COLS", _BLOCK_COLS)),
+        (("COPY_A", blocks[0] > 0), ("COPY_B", blocks[1] > 0), ("BATCHED", problem.batch > 1),
+         ("DENSE_A", dense["a"]), ("DENSE_B", dense["b"]), ("BLOCK_ROWS", _BLOCK_ROWS),
+         ("BLOCK_COLS", block_cols)),
         (sum(blocks), 1, 1), 4, 1, f"tritongemm_pad_{problem.dtype_a}_{''.join(offsets)}",
         **dependence(config, device))
     aligned = replace(problem, align_a=FULL_ALIGNMENT, align_b=FULL_ALIGNMENT)

@@ -31,6 +31,8 @@ _CONSUMER_REGISTERS = {1: 232, 2: 240, 3: 160}
 _MAX_STAGES = 12
 #: Columns of a swizzled row of 128 bytes.
 _PIECE = 64
+#: Columns of C that are turned at once (``device.warp_specialized.write``).
+_TURNED = 32
 #: The barriers' share of the one buffer of a cluster's program.
 _BARRIERS = 16 * 128
 
@@ -87,6 +89,21 @@ def _stores_by_tma(problem: GemmProblem, config: KernelConfig) -> bool:
     return config.split_k == 1 and not config.swap_ab and tma_store(problem)
 
 
+def vector_of(problem: GemmProblem, config: KernelConfig) -> int:
+    """Elements that a thread stores at once of rows of C that the copy engine cannot store, after
+    its warps have turned them in shared memory; 0: it stores what it has, two of a row, and a warp
+    of eight rows, which is as good for float32."""
+    size = dtype_of(problem.dtype_out).itemsize
+    if config.split_k > 1 or config.swap_ab or size != 2 or _stores_by_tma(problem, config):
+        return 0
+    return 2 if problem.n % 2 == 0 and problem.align_c >= 2 * size else 1
+
+
+def _along_rows(geometry: Geometry) -> bool:
+    """Whether C lies along rows, of which a tile's offsets fit 32 bits."""
+    return geometry.cn == 1 and geometry.cm < 2**31 // 256
+
+
 def _operand_bytes(problem: GemmProblem, config: KernelConfig) -> int:
     """STAGES buffers of both operands, B's of whole boxes."""
     rows = config.block_m + columns_of_b(problem, config)
@@ -94,11 +111,14 @@ def _operand_bytes(problem: GemmProblem, config: KernelConfig) -> int:
 
 
 def _piece_bytes(problem: GemmProblem, config: KernelConfig) -> int:
-    """What of C waits for the copy engine, of all consumers."""
-    if not _stores_by_tma(problem, config):
-        return 0
+    """What of C waits for the copy engine, or is turned, of all consumers."""
     rows = config.block_m if config.pingpong else config.block_m // consumers_of(config)
     columns = config.block_n // config.cluster_k
+    if vector_of(problem, config):
+        return (rows * min(_TURNED, part_of(columns)) * dtype_of(problem.dtype_out).itemsize
+                * consumers_of(config))
+    if not _stores_by_tma(problem, config):
+        return 0
     width = columns // config.epilogue_subtile
     if not _power(config.block_n) and config.epilogue_subtile > 1:
         width = part_of(columns)
@@ -154,6 +174,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     constants = (
         ("A_T", problem.layout[0] == "t"), ("B_T", problem.layout[1] == "t"),
         ("BATCHED", problem.batch > 1), ("TMA_STORE", store),
+        ("VECTOR", vector_of(outer, config) if _along_rows(geometry) else 0),
         ("SUBTILE", config.epilogue_subtile), ("BLOCK_M", config.block_m),
         ("BLOCK_N", config.block_n), ("PART", part), ("BOX", box), ("BLOCK_K", config.block_k),
         ("GROUP_M", config.group_m), ("SPLIT_K", split), ("STAGES", config.num_stages),

@@ -8,23 +8,68 @@ from tritongemm.kernels.device.symbol import symbol
 
 
 @triton.jit
+def copy_longs(place, to, first_col, BLOCK_COLS: tl.constexpr):
+    """Rows of a block that lie inside, of elements of two bytes side by side, 64 bits at a time:
+    the threads of a warp read and write whole lines wherever a row begins."""
+    long = first_col // 4 + tl.arange(0, BLOCK_COLS // 4)[None, :]
+    start = place.to(tl.uint64)
+    shift = ((start & 7) * 8)[:, None]
+    at = (start - (start & 7)).to(tl.pointer_type(tl.uint64))[:, None] + long
+    low, high = tl.load(at), tl.load(at + 1)
+    # By 1 and by 63 less: a shift by 64 has no meaning.
+    tl.store(to.to(tl.pointer_type(tl.uint64))[:, None] + long,
+             (low >> shift) | ((high << 1) << (63 - shift)))
+
+
+@triton.jit
+def copy_words(place, to, inside, cols, first_col, BLOCK_COLS: tl.constexpr):
+    """Rows of a block at the edge, 32 bits at a time. No word is read that does not hold an element
+    of the row."""
+    word = first_col // 2 + tl.arange(0, BLOCK_COLS // 2)[None, :]
+    start = place.to(tl.uint64)
+    odd = ((start & 2) >> 1).to(tl.int32)[:, None]
+    at = (start - (start & 2)).to(tl.pointer_type(tl.uint32))[:, None] + word
+    left = cols - 2 * word  # elements of the row from this word of the copy on
+    low = tl.load(at, mask=inside & (left > 1 - odd), other=0)
+    high = tl.load(at + 1, mask=inside & (left > 2) & (odd > 0), other=0)
+    end = word - ((cols - 1 - odd) >> 1)  # 0 where half a word is left, words side by side
+    last = place.to(tl.pointer_type(tl.uint16))[:, None] + (cols - 1 + end)
+    high |= tl.load(last, mask=inside & (left == 1 + odd), other=0).to(tl.uint32)
+    value = tl.where(odd > 0, (low >> 16) | (high << 16), low | high)
+    tl.store(to.to(tl.pointer_type(tl.uint32))[:, None] + word, value, mask=inside & (left > 0))
+
+
+@triton.jit
 def copy_block(source, copy, rows, cols, stride_batch, stride_outer, stride_inner, lead, batches,
-               block, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr):
-    """Copies block ``block`` of [batches * rows, cols]."""
+               block, BATCHED: tl.constexpr, DENSE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+               BLOCK_COLS: tl.constexpr):
+    """Copies block ``block`` of [batches * rows, cols] to rows of ``lead`` elements."""
     across = tl.cdiv(cols, BLOCK_COLS)
-    row = (block // across) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    col = (block % across) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
-    inside = (row[:, None] < rows * batches) & (col[None, :] < cols)
-    batch = (row // rows).to(tl.int64)
-    place = batch * stride_batch + (row % rows).to(tl.int64) * stride_outer
-    value = tl.load(source + place[:, None] + col[None, :] * stride_inner, mask=inside)
-    tl.store(copy + (row.to(tl.int64) * lead)[:, None] + col[None, :], value, mask=inside)
+    first_row, first_col = (block // across) * BLOCK_ROWS, (block % across) * BLOCK_COLS
+    row = first_row + tl.arange(0, BLOCK_ROWS)
+    inside = (row < rows * batches)[:, None]
+    if BATCHED:
+        place = source + ((row // rows).to(tl.int64) * stride_batch
+                          + (row % rows).to(tl.int64) * stride_outer)
+    else:
+        place = source + row.to(tl.int64) * stride_outer
+    to = copy + row.to(tl.int64) * lead
+    if DENSE:
+        if (first_row + BLOCK_ROWS <= rows * batches) & (first_col + BLOCK_COLS + 3 < cols):
+            copy_longs(place, to, first_col, BLOCK_COLS)
+        else:
+            copy_words(place, to, inside, cols, first_col, BLOCK_COLS)
+    else:
+        col = first_col + tl.arange(0, BLOCK_COLS)[None, :]
+        value = tl.load(place[:, None] + col * stride_inner, mask=inside & (col < cols))
+        tl.store(to[:, None] + col, value, mask=inside & (col < cols))
 
 
 @triton.jit(repr=symbol)
 def pad_operands(a, a_copy, rows_a, cols_a, batch_a, outer_a, inner_a, lead_a,
                  b, b_copy, rows_b, cols_b, batch_b, outer_b, inner_b, lead_b,
                  blocks_a, batches, COPY_A: tl.constexpr, COPY_B: tl.constexpr,
+                 BATCHED: tl.constexpr, DENSE_A: tl.constexpr, DENSE_B: tl.constexpr,
                  BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, DEPENDENT: tl.constexpr,
                  SYMBOL: tl.constexpr):
     """One launch for both: the first ``blocks_a`` programs copy A, the others B."""
@@ -36,13 +81,13 @@ def pad_operands(a, a_copy, rows_a, cols_a, batch_a, outer_a, inner_a, lead_a,
     if COPY_A and COPY_B:
         if block < blocks_a:
             copy_block(a, a_copy, rows_a, cols_a, batch_a, outer_a, inner_a, lead_a, batches,
-                       block, BLOCK_ROWS, BLOCK_COLS)
+                       block, BATCHED, DENSE_A, BLOCK_ROWS, BLOCK_COLS)
         else:
             copy_block(b, b_copy, rows_b, cols_b, batch_b, outer_b, inner_b, lead_b, batches,
-                       block - blocks_a, BLOCK_ROWS, BLOCK_COLS)
+                       block - blocks_a, BATCHED, DENSE_B, BLOCK_ROWS, BLOCK_COLS)
     elif COPY_A:
         copy_block(a, a_copy, rows_a, cols_a, batch_a, outer_a, inner_a, lead_a, batches, block,
-                   BLOCK_ROWS, BLOCK_COLS)
+                   BATCHED, DENSE_A, BLOCK_ROWS, BLOCK_COLS)
     else:
         copy_block(b, b_copy, rows_b, cols_b, batch_b, outer_b, inner_b, lead_b, batches, block,
-                   BLOCK_ROWS, BLOCK_COLS)
+                   BATCHED, DENSE_B, BLOCK_ROWS, BLOCK_COLS)
