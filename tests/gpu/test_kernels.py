@@ -143,6 +143,61 @@ def test_any_width_of_a_side_stored_across_k_is_right(layout):
             prove(problem, config)
 
 
+#: Every way that the warp-specialised kernel lies over a tile: its stores along rows of C differ.
+TILES = (hopper(64, 16, num_stages=4), hopper(64, 128, num_stages=6),
+         hopper(128, 128, num_stages=4), replace(hopper(256, 128, num_stages=4), num_warps=8),
+         hopper(128, 128, num_stages=4, pingpong=1),
+         replace(hopper(64, 176, num_stages=4), num_warps=8, pingpong=1),
+         hopper(128, 256, num_stages=4), hopper(128, 208, num_stages=4),
+         hopper(192, 192, num_stages=4), hopper(128, 128, num_stages=4, cluster_k=4),
+         hopper(64, 96, num_stages=8, cluster_k=2))
+
+
+@pytest.mark.parametrize("columns", (999, 1001, 1002, 1004))
+@pytest.mark.parametrize("config", TILES, ids=str)
+def test_rows_of_c_that_begin_anywhere_are_written_and_nothing_beside_them(config, columns):
+    device = current_device()
+    for rows, batch, gap, first in ((333, 1, 0, 0), (333, 1, 3, 1), (130, 3, 2, 0), (517, 2, 0, 0)):
+        lead = columns + gap
+        align = next(a for a in (8, 4, 2) if (2 * lead) % a == 0 and (2 * first) % a == 0)
+        problem = replace(
+            GemmProblem.contiguous(rows, columns, 456, batch=batch, layout="nt"), align_c=align)
+        assert violation(problem, config, device) is None
+        one = draw(problem, sets=1, seed=columns, device=torch.device("cuda"))[0]
+        whole = torch.full((first + batch * rows * lead + 64,), 7.0, dtype=torch.bfloat16,
+                           device="cuda")
+        shape = (batch, rows, columns) if batch > 1 else (rows, columns)
+        strides = (rows * lead, lead, 1)[-len(shape):]
+        out = whole.as_strided(shape, strides, first)
+        bind_config(problem, config, device)(one.a, one.b, out)
+        report = check(out, one.a, one.b, reference(one.a, one.b))
+        assert report.ok, f"{problem} {config}: {report.message}"
+        out.fill_(7.0)
+        assert bool((whole == 7.0).all()), "written beside the rows"
+
+
+@pytest.mark.parametrize("layout", ("nn", "nt", "tn", "tt"))
+@pytest.mark.parametrize("shift", (0, 1, 2, 3, 5))
+def test_copies_of_rows_that_begin_anywhere_are_right(layout, shift):
+    """Operands that begin ``shift`` elements into their memory, rows longer and shorter than a
+    block of the copy, to the last element of the memory."""
+    device = current_device()
+    config = hopper(64, 64, num_stages=4, pad_operands=1)
+    for m, n, k, batch in ((77, 90, 1101, 1), (530, 1029, 77, 1), (66, 1037, 519, 3),
+                           (1030, 65, 513, 1), (65, 66, 2050, 2)):
+        problem = replace(GemmProblem.contiguous(m, n, k, batch=batch, layout=layout),
+                          align_a=2, align_b=2)
+        assert violation(problem, config, device) is None
+        one = draw(problem, sets=1, seed=shift, device=torch.device("cuda"))[0]
+        moved = []
+        for x in (one.a, one.b):
+            memory = torch.empty(shift + x.numel(), dtype=x.dtype, device="cuda")
+            moved.append(memory.as_strided(x.shape, x.stride(), shift).copy_(x))
+        bind_config(problem, config, device)(*moved, one.out)
+        report = check(one.out, one.a, one.b, reference(one.a, one.b))
+        assert report.ok, f"{problem}: {report.message}"
+
+
 @pytest.mark.parametrize("align", (2, 4, 8, 16))
 @pytest.mark.parametrize("operand", ("align_a", "align_b", "align_c"))
 def test_alignment_of_no_operand_changes_a_result(operand, align):

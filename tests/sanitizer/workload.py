@@ -20,7 +20,8 @@ from tritongemm.problem import GemmProblem
 
 #: Empty, single, odd, and just past tiles of 32, 64 and 128; for float4 also aligned ones.
 SIZES = ((1, 1, 1), (37, 131, 45), (132, 260, 36), (129, 7, 67), (5, 4, 0))
-#: (m, n, k), dtype, layout, what is changed in the default config.
+#: By kernel, and a part of its launches that some tools cannot see: (m, n, k), dtype, layout, what
+#: is changed in the default config.
 KERNELS: dict[str, tuple[tuple[tuple[int, int, int], str, str, dict[str, int]], ...]] = {
     "tiled": (((37, 131, 45), "bf16", "nt", {}), ((129, 7, 67), "fp32", "nn", {}),
               ((64, 72, 264), "fp16", "tn", {}),
@@ -31,7 +32,11 @@ KERNELS: dict[str, tuple[tuple[tuple[int, int, int], str, str, dict[str, int]], 
                          ((136, 200, 520), "bf16", "nn", {"split_k": 2}),
                          ((127, 129, 65), "bf16", "nn", {"pad_operands": 1}),
                          ((200, 136, 264), "fp16", "tn", {"block_n": 96}),
-                         ((136, 200, 520), "bf16", "nt", {"cluster_k": 4, "num_stages": 4})),
+                         ((140, 331, 1101), "bf16", "nt", {"pad_operands": 1}),
+                         ((77, 134, 520), "fp16", "nt", {"pingpong": 1})),
+    "warp_specialized_clusters": (
+        ((136, 200, 520), "bf16", "nt", {"cluster_k": 4, "num_stages": 4}),
+        ((136, 201, 520), "bf16", "nt", {"cluster_k": 2, "num_stages": 4})),
     "gemv": (((1, 131, 45), "bf16", "nt", {}), ((5, 136, 264), "fp16", "nn", {}),
              ((3, 77, 520), "bf16", "nt", {"num_stages": 3, "block_k": 128, "split_k": 2}),
              ((140, 2, 67), "fp32", "tn", {}), ((200, 8, 256), "bf16", "nn", {})),
@@ -50,9 +55,10 @@ def cases(name: str, device: DeviceSpec) -> Iterator[tuple[GemmProblem, KernelCo
             for m, n, k in SIZES:
                 yield GemmProblem.contiguous(m, n, k, dtype="fp32"), config
         return
+    spec = SPECS[name.removesuffix("_clusters")]
     for size, dtype, layout, changes in KERNELS[name]:
         problem = GemmProblem.contiguous(*size, dtype=dtype, layout=layout)
-        yield problem, replace(SPECS[name].default(problem, device), **changes)
+        yield problem, replace(spec.default(problem, device), **changes)
 
 
 def wrong(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> str:
