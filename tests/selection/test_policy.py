@@ -1,4 +1,4 @@
-"""The order of sources: exact row, model, nearest row, rule default; every choice is legal."""
+"""The order of sources: exact row, the twin's, model, nearest row, rule default; all are legal."""
 
 from __future__ import annotations
 
@@ -36,6 +36,36 @@ def test_the_exact_row_comes_before_the_model(configs, h200):
     choice = choose(PROBLEM, h200)
     assert (choice.source, choice.config) == ("exact", TILED)
     assert choice.row is not None and choice.row.run_id == RUN and RUN in choice.note
+
+
+TWIN = replace(PROBLEM, dtype_a="fp16", dtype_b="fp16", dtype_out="fp16")
+
+
+def test_the_row_of_the_other_type_of_16_bits_comes_before_the_model(configs, h200):
+    calibrate(h200, TMA)
+    publish(h200, (PROBLEM, TILED))
+    for problem in (TWIN, replace(TWIN, epilogue="bias")):
+        choice = choose(problem, h200)
+        assert (choice.source, choice.config) == ("twin", TILED)
+        assert choice.row is not None and "measured in bf16" in choice.note
+    publish(h200, (TWIN, TMA))
+    assert (choose(TWIN, h200).source, choose(TWIN, h200).config) == ("exact", TMA)
+    assert choose(PROBLEM, h200).source == "exact"
+    assert "measured in" not in choose(PROBLEM, h200).note
+
+
+def test_a_twin_has_the_same_output_type_or_the_other_of_16_bits(configs, h200):
+    publish(h200, (PROBLEM, TILED))
+    assert choose(replace(TWIN, dtype_out="fp32"), h200).source != "twin"
+    publish(h200, (replace(PROBLEM, dtype_out="fp32"), TILED))
+    assert choose(replace(TWIN, dtype_out="fp32"), h200).source == "twin"
+    single = GemmProblem.contiguous(1024, 1024, 1024, layout="nt", dtype="fp32")
+    assert policy.twin_of(single) is None and choose(single, h200).source != "twin"
+
+
+def test_a_twins_row_whose_config_is_not_legal_is_passed_over(configs, h200):
+    publish(h200, (PROBLEM, replace(TILED, num_warps=3)))
+    assert choose(TWIN, h200).source == "rule"
 
 
 def test_the_model_comes_before_the_nearest_row(configs, h200):

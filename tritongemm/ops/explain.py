@@ -25,8 +25,8 @@ class Explanation:
     """A choice laid open. ``str()`` is what ``tritongemm explain`` prints.
 
     Attributes:
-        source: ``exact``, ``model``, ``nearest``, ``rule``, or ``torch`` where no kernel runs
-            the problem.
+        source: ``exact``, ``twin``, ``model``, ``nearest``, ``rule``, or ``torch`` where no kernel
+            runs the problem.
         estimate: the model's prediction, term by term; no measurement.
         roof_time_us: the least time that the device's peaks allow; None: no peaks on record.
         measured_us: of the tuned row, where the choice is exact.

@@ -1,4 +1,5 @@
-"""exact tuned row -> calibrated model -> nearest legal row -> rule default, with its source.
+"""exact tuned row -> twin's row -> calibrated model -> nearest legal row -> rule default, with its
+source. The twin is the same problem in the other type of 16 bits.
 
 Two settings change that. Under a budget of SMs a row says nothing, and of the rest only what keeps
 to the budget is taken, where something does. Under batch invariance ``invariance.py`` chooses.
@@ -28,6 +29,7 @@ NEAREST_LIMIT = 4.0
 #: A family whose first member is predicted to take this many times the fastest's is not looked at:
 #: its members lie nearer to each other.
 _HOPEFUL = 1.5
+_TWINS = {"bf16": "fp16", "fp16": "bf16"}
 #: Below this share of our time torch's kernel is taken instead, where the policy allows it: nearer
 #: to 1 an estimate is wrong as often as right (leave-one-out, 200 problems of an H200).
 TORCH_WINS = 0.97
@@ -39,12 +41,12 @@ class Choice:
 
     Attributes:
         config: what to launch.
-        source: ``exact``, ``model``, ``nearest``, ``rule`` or ``invariant``.
+        source: ``exact``, ``twin``, ``model``, ``nearest``, ``rule`` or ``invariant``.
         row: the tuned row behind it, where there is one.
         note: one line for ``explain`` and the log.
         predicted_us: by the model, where that made the choice.
-        vs_torch: torch's time over ours: as measured with the exact row, else as measured problems
-            near by have it; None: not known.
+        vs_torch: torch's time over ours: as measured with the exact row or the twin's, else as
+            measured problems near by have it; None: not known.
     """
 
     config: KernelConfig
@@ -94,16 +96,17 @@ def choose(problem: GemmProblem, device: DeviceSpec) -> Choice:
     if settings.current().batch_invariant:
         config, note = invariance.config_for(problem, device)
         return Choice(config, "invariant", None, note)
-    table = None if device.spare_sms else table_for(problem, device)
-    if table is not None:
-        for row in _exact_rows(problem, table):
-            if violation(problem, row.config, device) is None:
-                return Choice(row.config, "exact", row,
-                              f"tuned row of run {row.run_id}{_without(problem, row)}",
-                              vs_torch=_of_the_same(problem, row))
+    if not device.spare_sms:
+        for source, asked in (("exact", problem), ("twin", twin_of(problem))):
+            row = tuned_row(problem, asked, device) if asked is not None else None
+            if asked is not None and row is not None:
+                note = f", measured in {asked.dtype_a}" if source == "twin" else ""
+                return Choice(row.config, source, row, f"tuned row of run {row.run_id}{note}"
+                              f"{_without(problem, row)}", vs_torch=_of_the_same(problem, row))
     best = by_model(problem, device)
     if best is not None:
         return best
+    table = None if device.spare_sms else table_for(problem, device)
     if table is not None:
         near = nearest_row(problem, device, table)
         if near is not None:
@@ -112,6 +115,25 @@ def choose(problem: GemmProblem, device: DeviceSpec) -> Choice:
                           f"tuned for {row.batch}x{row.m}x{row.n}x{row.k}, {distance:.2f} away"
                           f"{_without(problem, row)}")
     return Choice(default_config(problem, device), "rule", None, "rule default")
+
+
+def twin_of(problem: GemmProblem) -> GemmProblem | None:
+    """The problem in the other type of 16 bits, or None: the instructions run both at one rate, and
+    every kernel moves the same bytes."""
+    if problem.dtype_a not in _TWINS:
+        return None
+    fields = ("dtype_a", "dtype_b", "dtype_out")
+    types = {name: getattr(problem, name) for name in fields}
+    return replace(problem, **{name: _TWINS.get(was, was) for name, was in types.items()})
+
+
+def tuned_row(problem: GemmProblem, asked: GemmProblem, device: DeviceSpec) -> TunedRow | None:
+    """The row of ``asked``, or of it without its epilogue, if its config suits ``problem``."""
+    table = table_for(asked, device)
+    for row in _exact_rows(asked, table) if table is not None else ():
+        if violation(problem, row.config, device) is None:
+            return row
+    return None
 
 
 def _of_the_same(problem: GemmProblem, row: TunedRow) -> float | None:
@@ -131,7 +153,8 @@ def torch_wins(choice: Choice) -> str | None:
     if (current.policy != "auto" or current.batch_invariant or current.num_sms is not None
             or choice.vs_torch is None or choice.vs_torch >= TORCH_WINS):
         return None
-    where = "here" if choice.source == "exact" else "at measured problems near by"
+    where = {"exact": "here", "twin": "in the other type of 16 bits"}.get(
+        choice.source, "at measured problems near by")
     return f"torch's kernel takes {choice.vs_torch:.2f} of the time of ours {where}"
 
 
