@@ -72,6 +72,26 @@ def test_coarse_gives_times_and_no_ratios():
         assert one.ok and one.time_us_p50 > 0 and one.ratio_vs_torch is None
 
 
+@pytest.mark.parametrize(("torch_us", "timed"), [(1e6, True), (1e-3, False)],
+                         ids=["hiccup", "slow"])
+def test_a_config_is_hopeless_only_if_it_is_seen_to_be_twice(monkeypatch, torch_us, timed):
+    """Its first look is spoilt; the second one, and torch's time, say how slow it is."""
+    with ProblemBench(PROBLEM, "cpu") as bench:
+        timer = bench.timer("host")
+        load = timer.load
+
+        def spoilt(*args, **kwargs):
+            one = load(*args, **kwargs)
+            one.estimate_us = 1e9
+            return one
+
+        monkeypatch.setattr(timer, "load", spoilt)
+        monkeypatch.setattr(bench, "timer", lambda kind: timer)
+        bench.torch_time_us = torch_us
+        found = bench.coarse(contender(right))
+    assert found.ok and (found.n_rounds > 1) is timed and found.time_us_p50 < 1e6
+
+
 def drops_the_tail(operands):
     return lambda: operands.out.copy_(operands.a[..., :-1] @ operands.b[..., :-1, :])
 
