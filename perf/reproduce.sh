@@ -14,14 +14,15 @@
 #   epilogues  5 min    fused epilogues on llm_decode and on 36 shapes of llm_prefill
 #   fresh      4 min    the model's choices on 60 shapes that nothing was tuned for
 #   model      4 min    GPT-2 under tritongemm.override, with the policies own and auto
-#   host       1 min    what calls cost the host
+#   host       2 min    what calls cost the host, and from which size on an override is not slower
+#   memory     1 min    peak memory beside torch's
 #   gemv       1 min    the bandwidth kernel beside a device copy
 #
 # A part that fails does not keep the others from running; the exit status is the number that did.
 # Minutes are those of one H200 and 16 cores; of random, suites, layouts, fresh and gemv they are
 # forecasts. Each part logs to OUT/PART.log.
 set -uo pipefail
-if [ $# -lt 2 ]; then sed -n '2,22s/^# \{0,1\}//p' "$0" >&2; exit 2; fi
+if [ $# -lt 2 ]; then sed -n '2,23s/^# \{0,1\}//p' "$0" >&2; exit 2; fi
 mkdir -p "$1" && OUT=$(cd "$1" && pwd) || exit 1
 shift
 cd "$(dirname "$0")/.." || exit 1
@@ -93,7 +94,14 @@ part_model() {
     return $status
 }
 
-part_host() { "$PYTHON" perf/bench_host.py; }
+part_host() {
+    local status=0
+    "$PYTHON" perf/bench_host.py || status=1
+    "$PYTHON" perf/bench_min_flops.py || status=1
+    return $status
+}
+
+part_memory() { "$PYTHON" perf/bench_memory.py; }
 
 part_gemv() {
     "$PYTHON" perf/bench_gemv.py --shapes 1x4096x14336,1x8192x8192,1x28672x4096,4x8192x8192,8x8192x8192 \
@@ -102,7 +110,7 @@ part_gemv() {
 
 for part in "$@"; do
     case $part in
-        tests|random|sanitizer|ladder|bench|suites|layouts|epilogues|fresh|model|host|gemv) ;;
+        tests|random|sanitizer|ladder|bench|suites|layouts|epilogues|fresh|model|host|memory|gemv) ;;
         *) echo "perf/reproduce.sh: no part is named $part" >&2; exit 2 ;;
     esac
 done
