@@ -29,6 +29,7 @@ def cases():
     yield 90, problem(16), hopper(64, 16, num_warps=4, num_stages=8, swap_ab=1, split_k=4)
     yield 90, problem(999, 1001, 1003), hopper(128, 128, num_warps=8, num_stages=4, pingpong=1,
                                                pad_operands=1)
+    yield 90, problem(n=1002), hopper(64, 128, num_warps=4, num_stages=4)
     yield 90, problem(epilogue="bias+gelu"), hopper(192, 64, num_warps=12, num_stages=4)
     yield 90, problem(epilogue="add", dtype="fp16"), hopper(64, 64, num_warps=4, num_stages=6)
     yield 90, problem(batch=3), hopper(128, 64, num_warps=8, num_stages=4)

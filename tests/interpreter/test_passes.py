@@ -20,10 +20,12 @@ CONFIG = KernelConfig("warp_specialized", 64, 64, 64, num_stages=4, pad_operands
 
 def operand(rows: int, cols: int, letter: str, batch: int, dtype: str, gap: int = 0,
             step: int = 1) -> torch.Tensor:
-    """Random [batch, rows, cols], or [rows, cols] for no batch, with gaps, stored by ``letter``."""
+    """Random [batch, rows, cols], or [rows, cols] for no batch, with gaps, stored by ``letter``
+    from element ``gap`` of its memory on."""
     outer, inner = (rows, cols) if letter == "n" else (cols, rows)
     torch.manual_seed(rows * cols)
-    whole = torch.randn(batch, outer, inner * step + gap).to(torch_dtype(dtype))
+    memory = torch.randn(gap + batch * outer * (inner * step + gap)).to(torch_dtype(dtype))
+    whole = memory[gap:].view(batch, outer, inner * step + gap)
     matrix = whole[:, :, :inner * step:step]
     matrix = matrix if letter == "n" else matrix.mT
     return matrix if batch > 1 else matrix[0]

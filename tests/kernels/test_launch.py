@@ -373,3 +373,17 @@ def test_the_grid_covers_every_tile_of_the_rule_default(kernel):
     units = -(-m // config.block_m) * -(-n // config.block_n) * problem.batch * config.split_k
     x, y, z = product.grid
     assert x * y * z == units or x * y * z in (H200.num_sms, 2 * H200.num_sms)
+
+
+@pytest.mark.parametrize(("n", "changes", "geometry", "wanted"), [
+    (1002, {}, {}, 2), (1001, {}, {}, 1), (1002, {"align_c": 2}, {}, 1), (1004, {}, {}, 2),
+    (1024, {}, {}, 0),  # the copy engine stores
+    (1001, {"dtype_out": "fp32"}, {}, 0), (1001, {"align_c": 1}, {"cn": 2}, 0),
+    (1001, {}, {"cm": 2**31 // 256}, 0),  # offsets of a tile would want 64 bits
+], ids=str)
+def test_rows_that_the_copy_engine_cannot_store_are_stored_along(n, changes, geometry, wanted):
+    problem = replace(GemmProblem.contiguous(1000, n, 512, layout="nt"), **changes)
+    config = KernelConfig("warp_specialized", 128, 128, 64, num_warps=8, num_stages=4)
+    where = replace(Geometry.contiguous(problem), **geometry)
+    launch = launches_of(problem, config, H200, where)[-1]
+    assert dict(launch.constants)["VECTOR"] == wanted

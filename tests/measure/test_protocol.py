@@ -92,6 +92,17 @@ def test_a_config_is_hopeless_only_if_it_is_seen_to_be_twice(monkeypatch, torch_
     assert found.ok and (found.n_rounds > 1) is timed and found.time_us_p50 < 1e6
 
 
+@pytest.mark.parametrize(("looks", "slow_us"), [((1e9, 3.0), None), ((3.0,), None),
+                                                ((1e9, 2e9), 1e9)])
+def test_a_config_is_left_untimed_only_if_two_calls_say_so(monkeypatch, looks, slow_us):
+    with ProblemBench(PROBLEM, "cpu") as bench:
+        seen = iter(looks)
+        bench.torch_time_us = 5.0
+        monkeypatch.setattr(bench, "_seen_from_host", lambda _: next(seen))
+        assert bench._beyond_hope_us(contender(right)) == slow_us
+        assert not list(seen)
+
+
 def drops_the_tail(operands):
     return lambda: operands.out.copy_(operands.a[..., :-1] @ operands.b[..., :-1, :])
 

@@ -108,12 +108,11 @@ def pad_operands(problem: GemmProblem, config: KernelConfig, geometry: Geometry,
             blocks.append(0)
         batch_stride, outer, inner = _strides(problem, geometry, x)
         dense[x] = inner == 1 and size == 2
-        # No alignment is told, not the copy's either: each thread would take 16 bytes of it, and a
-        # warp's read of words that begin anywhere would be spread over lines.
+        # What divides the rows' distance in the copy is not told: each thread would then store 16
+        # bytes, and a warp's reads of words that begin anywhere would be spread over lines.
         arguments += [
             Pointer(f"{x}", x, dtype, size),
-            Pointer(f"{x}_copy", "scratch" if x in offsets else x, dtype,
-                    8 if x in offsets else size, offsets.get(x, 0)),
+            Pointer(f"{x}_copy", "scratch" if x in offsets else x, dtype, size, offsets.get(x, 0)),
             Scalar(f"rows_{x}", rows), Scalar(f"cols_{x}", cols),
             Scalar(f"batch_{x}", batch_stride), Scalar(f"outer_{x}", outer),
             Scalar(f"inner_{x}", inner, fold=True, wide=cols * inner >= 2**31),

@@ -31,8 +31,8 @@ _CONSUMER_REGISTERS = {1: 232, 2: 240, 3: 160}
 _MAX_STAGES = 12
 #: Columns of a swizzled row of 128 bytes.
 _PIECE = 64
-#: Columns of C that are turned at once (``device.warp_specialized.write``).
-_TURNED = 32
+#: Columns of C that warps store along rows at once: a row of them a warp, element by element.
+_STORED_COLUMNS = 32
 #: The barriers' share of the one buffer of a cluster's program.
 _BARRIERS = 16 * 128
 
@@ -90,17 +90,18 @@ def _stores_by_tma(problem: GemmProblem, config: KernelConfig) -> bool:
 
 
 def vector_of(problem: GemmProblem, config: KernelConfig) -> int:
-    """Elements that a thread stores at once of rows of C that the copy engine cannot store, after
-    its warps have turned them in shared memory; 0: it stores what it has, two of a row, and a warp
-    of eight rows, which is as good for float32."""
+    """Elements that a thread stores at once where warps store along rows of C, through shared
+    memory: 16-bit rows without gaps that the copy engine cannot store. 0: it stores what it has,
+    two of a row, and a warp of eight rows, which is as good for float32."""
     size = dtype_of(problem.dtype_out).itemsize
-    if config.split_k > 1 or config.swap_ab or size != 2 or _stores_by_tma(problem, config):
+    if (config.split_k > 1 or config.swap_ab or size != 2 or problem.align_c < size
+            or _stores_by_tma(problem, config)):
         return 0
     return 2 if problem.n % 2 == 0 and problem.align_c >= 2 * size else 1
 
 
 def _along_rows(geometry: Geometry) -> bool:
-    """Whether C lies along rows, of which a tile's offsets fit 32 bits."""
+    """Whether C lies along rows, of which a tile's offsets (256 rows at most) fit 32 bits."""
     return geometry.cn == 1 and geometry.cm < 2**31 // 256
 
 
@@ -111,11 +112,11 @@ def _operand_bytes(problem: GemmProblem, config: KernelConfig) -> int:
 
 
 def _piece_bytes(problem: GemmProblem, config: KernelConfig) -> int:
-    """What of C waits for the copy engine, or is turned, of all consumers."""
+    """What of C is in shared memory before it is stored, of all consumers."""
     rows = config.block_m if config.pingpong else config.block_m // consumers_of(config)
     columns = config.block_n // config.cluster_k
     if vector_of(problem, config):
-        return (rows * min(_TURNED, part_of(columns)) * dtype_of(problem.dtype_out).itemsize
+        return (rows * min(_STORED_COLUMNS, part_of(columns)) * dtype_of(problem.dtype_out).itemsize
                 * consumers_of(config))
     if not _stores_by_tma(problem, config):
         return 0
@@ -175,6 +176,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         ("A_T", problem.layout[0] == "t"), ("B_T", problem.layout[1] == "t"),
         ("BATCHED", problem.batch > 1), ("TMA_STORE", store),
         ("VECTOR", vector_of(outer, config) if _along_rows(geometry) else 0),
+        ("STORED", _STORED_COLUMNS),
         ("SUBTILE", config.epilogue_subtile), ("BLOCK_M", config.block_m),
         ("BLOCK_N", config.block_n), ("PART", part), ("BOX", box), ("BLOCK_K", config.block_k),
         ("GROUP_M", config.group_m), ("SPLIT_K", split), ("STAGES", config.num_stages),

@@ -98,9 +98,9 @@ def choose(problem: GemmProblem, device: DeviceSpec) -> Choice:
         return Choice(config, "invariant", None, note)
     if not device.spare_sms:
         for source, asked in (("exact", problem), ("twin", twin_of(problem))):
-            row = tuned_row(problem, asked, device) if asked is not None else None
-            if asked is not None and row is not None:
-                note = f", measured in {asked.dtype_a}" if source == "twin" else ""
+            row = tuned_row(problem, asked, device)
+            if row is not None:
+                note = f", measured in {_TWINS[problem.dtype_a]}" if source == "twin" else ""
                 return Choice(row.config, source, row, f"tuned row of run {row.run_id}{note}"
                               f"{_without(problem, row)}", vs_torch=_of_the_same(problem, row))
     best = by_model(problem, device)
@@ -127,10 +127,13 @@ def twin_of(problem: GemmProblem) -> GemmProblem | None:
     return replace(problem, **{name: _TWINS.get(was, was) for name, was in types.items()})
 
 
-def tuned_row(problem: GemmProblem, asked: GemmProblem, device: DeviceSpec) -> TunedRow | None:
+def tuned_row(problem: GemmProblem, asked: GemmProblem | None,
+              device: DeviceSpec) -> TunedRow | None:
     """The row of ``asked``, or of it without its epilogue, if its config suits ``problem``."""
-    table = table_for(asked, device)
-    for row in _exact_rows(asked, table) if table is not None else ():
+    table = table_for(asked, device) if asked is not None else None
+    if asked is None or table is None:
+        return None
+    for row in _exact_rows(asked, table):
         if violation(problem, row.config, device) is None:
             return row
     return None
@@ -145,9 +148,9 @@ def _of_the_same(problem: GemmProblem, row: TunedRow) -> float | None:
 def torch_wins(choice: Choice) -> str | None:
     """Why torch's kernel should run instead of ``choice``; None where ours should.
 
-    Only under the policy ``auto``, and only where torch was measured to be faster, for this problem
-    or for those near it. Never under a budget of SMs or batch invariance, which torch does not
-    keep.
+    Only under the policy ``auto``, and only where torch was measured to be faster, for this
+    problem, its twin or those near it. Never under a budget of SMs or batch invariance, which torch
+    does not keep.
     """
     current = settings.current()
     if (current.policy != "auto" or current.batch_invariant or current.num_sms is not None

@@ -16,7 +16,7 @@ def copy_longs(place, to, first_col, BLOCK_COLS: tl.constexpr):
     shift = ((start & 7) * 8)[:, None]
     at = (start - (start & 7)).to(tl.pointer_type(tl.uint64))[:, None] + long
     low, high = tl.load(at), tl.load(at + 1)
-    # By 1 and by 63 less: a shift by 64 has no meaning.
+    # high << (64 - shift) in two steps, since shift may be 0 and a shift by 64 has no meaning.
     tl.store(to.to(tl.pointer_type(tl.uint64))[:, None] + long,
              (low >> shift) | ((high << 1) << (63 - shift)))
 

@@ -41,6 +41,7 @@ class Constants:
     batched: gl.constexpr
     tma_store: gl.constexpr
     vector: gl.constexpr
+    stored: gl.constexpr
     subtile: gl.constexpr
     block_m: gl.constexpr
     block_n: gl.constexpr
@@ -258,21 +259,21 @@ def halves(x):
 
 
 @gluon.constexpr_function
-def rows_of_threads(columns, vector):
-    """A warpgroup's threads side by side along rows, ``vector`` elements each."""
-    across = min(32, columns // vector)
-    return gl.BlockedLayout([1, vector], [32 // across, across], [4, 1], [1, 0])
+def along_rows(columns, vector):
+    """A warpgroup's layout with threads side by side along rows, ``vector`` elements each."""
+    lanes = 32
+    across = min(lanes, columns // vector)
+    return gl.BlockedLayout([1, vector], [lanes // across, across], [4, 1], [1, 0])
 
 
 @gluon.jit
-def along(base, stride, value, rows, cols, VECTOR: gl.constexpr):
+def store_rows(base, stride, value, rows, cols, VECTOR: gl.constexpr):
     """Stores a piece, of which ``rows`` and ``cols`` lie inside C, so that warps write along its
     rows: VECTOR elements of 16 bits at once, 1 or 2.
 
     Two are joined here, because Triton 3.6 does not see in a partition what divides an address and
-    would store them one by one. A thread needs an offset for each of 16 rows or more: they have 32
-    bits, and depend on the tile, or they would be kept in registers from tile to tile."""
-    value = gl.convert_layout(value, rows_of_threads(value.shape[1], VECTOR))
+    would store them one by one."""
+    value = gl.convert_layout(value, along_rows(value.shape[1], VECTOR))
     if VECTOR == 2:
         words = value.to(gl.uint16, bitcast=True).reshape(value.shape[0], value.shape[1] // 2, 2)
         left, right = words.split()
@@ -282,6 +283,8 @@ def along(base, stride, value, rows, cols, VECTOR: gl.constexpr):
     layout: gl.constexpr = value.type.layout
     row = gl.arange(0, value.shape[0], layout=gl.SliceLayout(1, layout))
     col = gl.arange(0, value.shape[1], layout=gl.SliceLayout(0, layout))
+    # The mask keeps rows inside. This makes offsets, of which a thread has up to 32, depend on the
+    # tile, or they would be kept in registers from tile to tile.
     offsets = gl.minimum(row, rows - 1) * stride.to(gl.int32)
     inside = gl.expand_dims(row < rows, 1) & gl.expand_dims(col < cols, 0)
     gl.store(base + gl.expand_dims(offsets, 1) + gl.expand_dims(col, 0), value, mask=inside)
@@ -291,9 +294,9 @@ def along(base, stride, value, rows, cols, VECTOR: gl.constexpr):
 def write(c_desc, c, buffer, acc, value, epilogue, batch, part, row, col, M, N, strides,
           SUBTILE: gl.constexpr, REUSED: gl.constexpr, S: gl.constexpr):
     """Finishes and stores a consumer's rows of the tile: by the copy engine in SUBTILE pieces;
-    along rows in pieces of 32 columns, where C is not aligned; or as the accumulator lies, where C
-    is transposed or holds float32 parts."""
-    if SUBTILE > 1 or (S.vector > 0 and acc.shape[1] > 32):
+    along rows, in pieces too, where rows of C are not aligned; or as the accumulator lies, where C
+    is transposed or float32."""
+    if SUBTILE > 1 or (S.vector > 0 and acc.shape[1] > S.stored):
         left, right = halves(acc)
         left_d, right_d = value, value
         if S.addend != "none" and S.addend != "scale":
@@ -313,7 +316,7 @@ def write(c_desc, c, buffer, acc, value, epilogue, batch, part, row, col, M, N, 
             base = c + batch.to(gl.int64) * stride_cb + part.to(gl.int64) * stride_cs
             if S.vector > 0:
                 base += row.to(gl.int64) * stride_cm + col
-                along(base, stride_cm, value, M - row, N - col, S.vector)
+                store_rows(base, stride_cm, value, M - row, N - col, S.vector)
             else:
                 layout: gl.constexpr = value.type.layout
                 rows = row + gl.arange(0, value.shape[0], layout=gl.SliceLayout(1, layout))
@@ -436,25 +439,26 @@ def consumer(a_desc, result, buffers, sizes, S: gl.constexpr, WHICH: gl.constexp
 def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, stride_cm,
                      stride_cn, stride_cs, d, alpha, beta, stride_db, stride_dm,
                      stride_dn, A_T: gl.constexpr, B_T: gl.constexpr, BATCHED: gl.constexpr,
-                     TMA_STORE: gl.constexpr, VECTOR: gl.constexpr, SUBTILE: gl.constexpr,
-                     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, PART: gl.constexpr,
-                     BOX: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr,
-                     SPLIT_K: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
-                     PINGPONG: gl.constexpr, CLUSTER: gl.constexpr, ROOM: gl.constexpr,
-                     ADDEND: gl.constexpr, ACTIVATION: gl.constexpr,
+                     TMA_STORE: gl.constexpr, VECTOR: gl.constexpr, STORED: gl.constexpr,
+                     SUBTILE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+                     PART: gl.constexpr, BOX: gl.constexpr, BLOCK_K: gl.constexpr,
+                     GROUP_M: gl.constexpr, SPLIT_K: gl.constexpr, STAGES: gl.constexpr,
+                     CONSUMERS: gl.constexpr, PINGPONG: gl.constexpr, CLUSTER: gl.constexpr,
+                     ROOM: gl.constexpr, ADDEND: gl.constexpr, ACTIVATION: gl.constexpr,
                      CONSUMER_REGISTERS: gl.constexpr, RELEASE: gl.constexpr,
                      SYMBOL: gl.constexpr):
     """C[batch, M, N] = A @ B and its epilogue. A is stored [M, K] or, with A_T, [K, M]; B [K, N]
     or, with B_T, [N, K]. With SPLIT_K > 1, C is [SPLIT_K, batch, M, N] float32.
 
-    VECTOR elements are stored at once along rows of C that the copy engine cannot store, 0: those
-    that a thread has. BOX columns of B are loaded at once. Where PART, the width of C's boxes, is
-    less than BLOCK_N, the operands share one buffer, a stage's rows of A before those of B, so that
-    their addresses are known; in a CLUSTER the parts that are exchanged and the barriers lie behind
-    them."""
+    VECTOR elements are stored at once along rows of C that the copy engine cannot store, STORED
+    columns a piece; 0: those that a thread has. BOX columns of B are loaded at once. Where PART,
+    the width of C's boxes, is less than BLOCK_N, the operands share one buffer, a stage's rows of A
+    before those of B, so that their addresses are known; in a CLUSTER the parts that are exchanged
+    and the barriers lie behind them."""
     S: gl.constexpr = constants_of(
-        A_T, B_T, BATCHED, TMA_STORE, VECTOR, SUBTILE, BLOCK_M, BLOCK_N, PART, BOX, BLOCK_K,
-        GROUP_M, SPLIT_K, STAGES, CONSUMERS, PINGPONG, CLUSTER, ROOM, ADDEND, ACTIVATION, RELEASE)
+        A_T, B_T, BATCHED, TMA_STORE, VECTOR, STORED, SUBTILE, BLOCK_M, BLOCK_N, PART, BOX,
+        BLOCK_K, GROUP_M, SPLIT_K, STAGES, CONSUMERS, PINGPONG, CLUSTER, ROOM, ADDEND, ACTIVATION,
+        RELEASE)
     if S.one_buffer:
         EXCHANGED: gl.constexpr = CONSUMERS * BLOCK_N // 8 if CLUSTER > 1 else 0
         UNITS: gl.constexpr = STAGES * (BLOCK_M + S.rows_b) // 16 + EXCHANGED
