@@ -18,6 +18,7 @@ from tritongemm import settings
 from tritongemm.device import current_device
 from tritongemm.errors import DeviceError
 from tritongemm.kernels.compile import launches_of
+from tritongemm.measure.memory import peak_bytes
 from tritongemm.problem import GemmProblem
 from tritongemm.selection import choose
 
@@ -63,16 +64,6 @@ def cases() -> dict[str, tuple[list[GemmProblem], Callable[[object], torch.Tenso
         "linear and its gradients": (backward, step)}
 
 
-def peak(call: Callable[[], object]) -> int:
-    call()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    call()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
-
-
 def scratch(problems: list[GemmProblem]) -> int:
     device = current_device()
     return max((launch.scratch_bytes for problem in problems
@@ -88,9 +79,9 @@ def main() -> int:
     over = 0
     print(f"{'':<28}{'torch':>10}{'tg':>10}{'scratch':>10}  MB, {torch.cuda.get_device_name()}")
     for name, (problems, call) in cases().items():
-        theirs = peak(lambda call=call: call(torch))
+        theirs = peak_bytes(lambda call=call: call(torch))
         with settings.override(policy="own"):
-            ours, room = peak(lambda call=call: call(tg)), scratch(problems)
+            ours, room = peak_bytes(lambda call=call: call(tg)), scratch(problems)
         mark = "" if ours <= theirs + -(-room // ROUND) * ROUND else "  OVER"
         over += bool(mark)
         print(f"{name:<28}{theirs / 1e6:>10.2f}{ours / 1e6:>10.2f}{room / 1e6:>10.2f}{mark}")

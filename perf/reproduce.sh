@@ -12,7 +12,8 @@
 #   suites     3 min    the other suites, bf16, nt or their own layouts
 #   layouts   15 min    bf16 nn, tn, tt and fp16 nt on four suites
 #   epilogues  5 min    fused epilogues on llm_decode and on 36 shapes of llm_prefill
-#   fresh      4 min    the model's choices on 60 shapes that nothing was tuned for
+#   fresh      8 min    the model's choices on 60 shapes that nothing was tuned for, and a bench of
+#                       20 shapes a suite that none of them has
 #   model      4 min    GPT-2 under tritongemm.override, with the policies own and auto
 #   host       2 min    what calls cost the host, and from which size on an override is not slower
 #   memory     1 min    peak memory beside torch's
@@ -22,7 +23,7 @@
 # Minutes are those of one H200 and 16 cores; of random, suites, layouts, fresh and gemv they are
 # forecasts. Each part logs to OUT/PART.log.
 set -uo pipefail
-if [ $# -lt 2 ]; then sed -n '2,23s/^# \{0,1\}//p' "$0" >&2; exit 2; fi
+if [ $# -lt 2 ]; then sed -n '2,24s/^# \{0,1\}//p' "$0" >&2; exit 2; fi
 mkdir -p "$1" && OUT=$(cd "$1" && pwd) || exit 1
 shift
 cd "$(dirname "$0")/.." || exit 1
@@ -83,8 +84,14 @@ part_epilogues() {
 }
 
 part_fresh() {
-    tg regret --fresh "${SEED:-20261122}" --journal "$OUT/regret.jsonl" --resume \
-        --out "$OUT/regret.csv" --at-least 0.95 --worst 0.80
+    local status=0 seed="${SEED:-20261122}"
+    local families="square,wide_k,llm_prefill,llm_decode,split_k,aligned_random,stream_k,odd"
+    families="$families,deepbench,sources,batched,training"
+    tg regret --fresh "$seed" --journal "$OUT/regret.jsonl" --resume \
+        --out "$OUT/regret.csv" --at-least 0.95 --worst 0.80 || status=1
+    bench bf16-fresh.csv --fresh "$seed" --count 20 --family "$families" \
+        --dtype bf16 --layout nt || status=1
+    return $status
 }
 
 part_model() {

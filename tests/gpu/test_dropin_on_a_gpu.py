@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 import tritongemm as tg  # noqa: E402
 from tritongemm.errors import UnsupportedError  # noqa: E402
+from tritongemm.measure.memory import peak_bytes  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 F = torch.nn.functional
@@ -268,17 +269,8 @@ def test_a_change_in_place_between_two_calls_is_seen():
 def test_a_broadcast_batch_takes_less_memory_than_torchs():
     # every matrix of y meets eight of x: no stride steps through such a batch, so torch clones y
     x, y = drawn((8, 8, 512, 512), (8, 1, 512, 512))
-
-    def peak(call) -> int:
-        call()
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        call()
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - before
-
-    assert peak(lambda: tg.matmul(x, y, strict=True)) < peak(lambda: torch.matmul(x, y))
+    ours = peak_bytes(lambda: tg.matmul(x, y, strict=True))
+    assert ours < peak_bytes(lambda: torch.matmul(x, y))
 
 
 def test_float32_obeys_the_precision_setting_at_the_time_of_the_call():

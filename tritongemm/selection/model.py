@@ -170,9 +170,9 @@ _USUAL_US = {"fill_us": 0.8, "latency_us": 0.6, "unit_us": 0.5, "split_us": 2.0,
 #: Of the memory's datasheet bandwidth.
 _USUAL_SHARE = {"dram_gbps": 0.85, "l2_gbps": 1.2, "split_gbps": 1.0, "pad_gbps": 0.7}
 _USUAL_LOAD_US = {"align16": 0.008, "align8": 0.04, "align4": 0.12, "align2": 0.4}
-_USUAL_STORE_US = {"engine": 0.01, "align16": 0.01, "align8": 0.02, "align4": 0.02,
-                   "align2": 0.03, "swapped": 0.05, "split": 0.02}
-_USUAL_PAD_US = {"align16": 2e-5, "align8": 2e-5, "align4": 2e-5, "align2": 2e-5}
+_USUAL_STORE_US = {"engine": 0.01, "align16": 0.01, "align8": 0.03, "align4": 0.03,
+                   "align2": 0.04, "swapped": 0.05, "split": 0.02}
+_USUAL_PAD_US = {"align16": 1e-5, "align8": 2e-4, "align4": 2e-4, "align2": 3e-4}
 
 
 def _usual_share(config: KernelConfig, device: DeviceSpec, unit: str) -> float:

@@ -96,13 +96,14 @@ def choose(problem: GemmProblem, device: DeviceSpec) -> Choice:
     if settings.current().batch_invariant:
         config, note = invariance.config_for(problem, device)
         return Choice(config, "invariant", None, note)
-    if not device.spare_sms:
-        for source, asked in (("exact", problem), ("twin", twin_of(problem))):
-            row = tuned_row(problem, asked, device)
-            if row is not None:
-                note = f", measured in {_TWINS[problem.dtype_a]}" if source == "twin" else ""
-                return Choice(row.config, source, row, f"tuned row of run {row.run_id}{note}"
-                              f"{_without(problem, row)}", vs_torch=_of_the_same(problem, row))
+    asked = [] if device.spare_sms else [("exact", problem, "")]
+    if asked and (twin := twin_of(problem)) is not None:
+        asked.append(("twin", twin, f", measured in {twin.dtype_a}"))
+    for source, measured, note in asked:
+        row = tuned_row(problem, measured, device)
+        if row is not None:
+            return Choice(row.config, source, row, f"tuned row of run {row.run_id}{note}"
+                          f"{_without(problem, row)}", vs_torch=_of_the_same(problem, row))
     best = by_model(problem, device)
     if best is not None:
         return best
@@ -122,18 +123,15 @@ def twin_of(problem: GemmProblem) -> GemmProblem | None:
     every kernel moves the same bytes."""
     if problem.dtype_a not in _TWINS:
         return None
-    fields = ("dtype_a", "dtype_b", "dtype_out")
-    types = {name: getattr(problem, name) for name in fields}
-    return replace(problem, **{name: _TWINS.get(was, was) for name, was in types.items()})
+    a, b, out = (_TWINS.get(x, x) for x in (problem.dtype_a, problem.dtype_b, problem.dtype_out))
+    return replace(problem, dtype_a=a, dtype_b=b, dtype_out=out)
 
 
-def tuned_row(problem: GemmProblem, asked: GemmProblem | None,
+def tuned_row(problem: GemmProblem, measured: GemmProblem,
               device: DeviceSpec) -> TunedRow | None:
-    """The row of ``asked``, or of it without its epilogue, if its config suits ``problem``."""
-    table = table_for(asked, device) if asked is not None else None
-    if asked is None or table is None:
-        return None
-    for row in _exact_rows(asked, table):
+    """The row of ``measured``, or of it without its epilogue, if its config suits ``problem``."""
+    table = table_for(measured, device)
+    for row in _exact_rows(measured, table) if table is not None else ():
         if violation(problem, row.config, device) is None:
             return row
     return None

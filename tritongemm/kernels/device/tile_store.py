@@ -1,0 +1,122 @@
+"""How a tile of the Hopper kernel leaves its accumulator: its epilogue, and its way to memory.
+
+By the copy engine through shared memory; along the rows of C where these are not aligned; or as the
+accumulator lies, where C is transposed or float32.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from tritongemm.kernels.device.epilogue import gluon_finish, gluon_load_d
+from tritongemm.kernels.device.hopper import (
+    fence_async_shared,
+    matrix_of,
+    tma_store,
+    tma_store_wait,
+)
+
+
+@gluon.jit
+def put(c_desc, buffer, value, batch, row, col, BATCHED: gl.constexpr, REUSED: gl.constexpr):
+    """Stores a piece of the tile through shared memory by the copy engine."""
+    if REUSED:
+        tma_store_wait(0)  # the piece before this one has left the buffer
+    if BATCHED:
+        matrix_of(buffer, value.shape[0], value.shape[1]).store(value.to(c_desc.dtype))
+        fence_async_shared()
+        tma_store(c_desc, [batch, row, col], buffer)
+    else:
+        buffer.store(value.to(c_desc.dtype))
+        fence_async_shared()
+        tma_store(c_desc, [row, col], buffer)
+
+
+@gluon.jit
+def addend(acc, epilogue, batch, row, col, M, N, ADDEND: gl.constexpr):
+    """D beside ``acc``, in its shape and layout: a vector's copies take no registers. 0 where
+    there is none."""
+    d, alpha, beta, stride_db, stride_dm, stride_dn = epilogue
+    layout: gl.constexpr = acc.type.layout
+    rows = row + gl.arange(0, acc.shape[0], layout=gl.SliceLayout(1, layout))
+    cols = col + gl.arange(0, acc.shape[1], layout=gl.SliceLayout(0, layout))
+    value = gluon_load_d(d, batch.to(gl.int64), rows.to(gl.int64), cols.to(gl.int64), M, N,
+                         stride_db, stride_dm, stride_dn, ADDEND)
+    if ADDEND == "none" or ADDEND == "scale":
+        return value
+    else:
+        return gl.broadcast(value, acc)[0]
+
+
+@gluon.jit
+def halves(x):
+    """The left and the right half of a tile's columns."""
+    return x.reshape(x.shape[0], 2, x.shape[1] // 2).permute(0, 2, 1).split()
+
+
+@gluon.constexpr_function
+def along_rows(columns, vector):
+    """A warpgroup's layout with threads side by side along rows, ``vector`` elements each."""
+    lanes = 32
+    across = min(lanes, columns // vector)
+    return gl.BlockedLayout([1, vector], [lanes // across, across], [4, 1], [1, 0])
+
+
+@gluon.jit
+def store_rows(base, stride, value, rows, cols, VECTOR: gl.constexpr):
+    """Stores a piece, of which ``rows`` and ``cols`` lie inside C, so that warps write along its
+    rows: VECTOR elements of 16 bits at once, 1 or 2.
+
+    Two are joined here, because Triton 3.6 does not see in a partition what divides an address and
+    would store them one by one."""
+    value = gl.convert_layout(value, along_rows(value.shape[1], VECTOR))
+    if VECTOR == 2:
+        words = value.to(gl.uint16, bitcast=True).reshape(value.shape[0], value.shape[1] // 2, 2)
+        left, right = words.split()
+        value = left.to(gl.uint32) | (right.to(gl.uint32) << 16)
+        base = base.to(gl.pointer_type(gl.uint32), bitcast=True)
+        stride, cols = stride // 2, cols // 2
+    layout: gl.constexpr = value.type.layout
+    row = gl.arange(0, value.shape[0], layout=gl.SliceLayout(1, layout))
+    col = gl.arange(0, value.shape[1], layout=gl.SliceLayout(0, layout))
+    # The mask keeps rows inside. This makes offsets, of which a thread has up to 32, depend on the
+    # tile, or they would be kept in registers from tile to tile.
+    offsets = gl.minimum(row, rows - 1) * stride.to(gl.int32)
+    inside = gl.expand_dims(row < rows, 1) & gl.expand_dims(col < cols, 0)
+    gl.store(base + gl.expand_dims(offsets, 1) + gl.expand_dims(col, 0), value, mask=inside)
+
+
+@gluon.jit
+def write(c_desc, c, buffer, acc, value, epilogue, batch, part, row, col, M, N, strides,
+          SUBTILE: gl.constexpr, REUSED: gl.constexpr, S: gl.constexpr):
+    """Finishes and stores a consumer's rows of the tile: by the copy engine in SUBTILE pieces;
+    along rows, in pieces too, where rows of C are not aligned; or as the accumulator lies, where C
+    is transposed or float32."""
+    if SUBTILE > 1 or (S.vector > 0 and acc.shape[1] > S.stored):
+        left, right = halves(acc)
+        left_d, right_d = value, value
+        if S.addend != "none" and S.addend != "scale":
+            left_d, right_d = halves(value)
+        write(c_desc, c, buffer, left, left_d, epilogue, batch, part, row, col, M, N, strides,
+              SUBTILE // 2, REUSED, S)
+        write(c_desc, c, buffer, right, right_d, epilogue, batch, part, row,
+              col + acc.shape[1] // 2, M, N, strides, SUBTILE // 2, REUSED, S)
+    else:
+        d, alpha, beta, stride_db, stride_dm, stride_dn = epilogue
+        acc = gluon_finish(acc, value, alpha, beta, S.addend, S.activation)
+        if S.tma_store:
+            put(c_desc, buffer, acc, batch, row, col, S.batched, REUSED)
+        else:
+            value = acc.to(c.dtype.element_ty)
+            stride_cb, stride_cm, stride_cn, stride_cs = strides
+            base = c + batch.to(gl.int64) * stride_cb + part.to(gl.int64) * stride_cs
+            if S.vector > 0:
+                base += row.to(gl.int64) * stride_cm + col
+                store_rows(base, stride_cm, value, M - row, N - col, S.vector)
+            else:
+                layout: gl.constexpr = value.type.layout
+                rows = row + gl.arange(0, value.shape[0], layout=gl.SliceLayout(1, layout))
+                cols = col + gl.arange(0, value.shape[1], layout=gl.SliceLayout(0, layout))
+                offsets = (gl.expand_dims(rows.to(gl.int64) * stride_cm, 1)
+                           + gl.expand_dims(cols.to(gl.int64) * stride_cn, 0))
+                inside = gl.expand_dims(rows < M, 1) & gl.expand_dims(cols < N, 0)
+                gl.store(base + offsets, value, mask=inside)
