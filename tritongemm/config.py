@@ -9,9 +9,9 @@ from tritongemm.errors import ConfigError
 
 #: Short forms in ``config_id``, in the order in which they are written.
 _CODES = {"num_warps": "w", "num_stages": "s", "group_m": "g", "split_k": "k",
-          "epilogue_subtile": "e", "cluster_k": "c", "pingpong": "p", "swap_ab": "x",
-          "pad_operands": "a", "dependent_launch": "d", "thread_m": "tm", "thread_n": "tn",
-          "warp_m": "wm", "warp_n": "wn"}
+          "epilogue_subtile": "e", "cluster_k": "c", "cluster_m": "m", "cluster_n": "n",
+          "pingpong": "p", "swap_ab": "x", "pad_operands": "a", "dependent_launch": "d",
+          "thread_m": "tm", "thread_n": "tn", "warp_m": "wm", "warp_n": "wn"}
 #: A bound against nonsense and hostile files, far above anything a device can run.
 MAX_VALUE = 65536
 
@@ -25,12 +25,15 @@ class KernelConfig:
         block_m, block_n, block_k: the tile of C and the step along K, in elements.
         num_warps: warps a program (in a warp-specialised kernel: of all consumers, 4 each).
         num_stages: buffers of the software pipeline.
-        group_m: rows of tiles walked together, for L2 reuse.
+        group_m: rows of tiles, or of clusters, walked together, for L2 reuse.
         split_k: parts that K is cut into.
         epilogue_subtile: pieces in which the tile is stored.
         cluster_k: programs of one cluster, which share K and add their parts within it.
+        cluster_m, cluster_n: programs of one cluster below and beside each other: those below load
+            each a part of B for all of them, those beside a part of A.
         pingpong: 1: two consumer groups take tiles in turn, 0: they share each tile.
-        swap_ab: 1: computes the transposed product, so that a small M is the narrow side.
+        swap_ab: 1: computes the transposed product, so that a small M is the narrow side; 2: the
+            same, and turns its tiles before it stores them, so that M need not be small.
         pad_operands: 1: operands that the copy engine cannot read are copied to aligned scratch;
             2: those that it reads slowly too.
         dependent_launch: when the next launch of the stream may start: 0: at this one's end, 1:
@@ -51,6 +54,8 @@ class KernelConfig:
     split_k: int = 1
     epilogue_subtile: int = 1
     cluster_k: int = 1
+    cluster_m: int = 1
+    cluster_n: int = 1
     pingpong: int = 0
     swap_ab: int = 0
     pad_operands: int = 0

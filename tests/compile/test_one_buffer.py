@@ -31,21 +31,33 @@ CASES = [(wide(128, 144, 8), "bf16", "nt", 1),
          (wide(192, 80, 12), "bf16", "nt", 3), (wide(64, 176, 8, pingpong=1), "fp16", "nt", 1),
          (wide(64, 48, 4, swap_ab=1), "bf16", "nn", 1),
          (wide(64, 192, 4, split_k=2), "bf16", "nt", 1),
-         (wide(192, 96, 12), "bf16", "tn", 1), (wide(128, 144, 8), "fp16", "nn", 1)]
+         (wide(192, 96, 12), "bf16", "tn", 1), (wide(128, 144, 8), "fp16", "nn", 1),
+         (wide(128, 144, 8, swap_ab=2), "bf16", "nt", 1),
+         (wide(192, 128, 12, swap_ab=2, epilogue_subtile=2), "fp16", "tn", 3),
+         (wide(64, 112, 8, swap_ab=2, pingpong=1), "bf16", "nt", 1)]
 CLUSTERS = [(wide(64, 16, 4, cluster_k=2, swap_ab=1, num_stages=8), "bf16", "nt", 1),
             (wide(64, 64, 4, cluster_k=4, num_stages=6), "fp16", "tn", 3),
             (wide(128, 128, 8, cluster_k=4, num_stages=4), "bf16", "nn", 1),
             (wide(128, 96, 8, cluster_k=2, num_stages=4), "bf16", "tt", 1)]
+SHARING = [(wide(128, 256, 8, cluster_m=2, epilogue_subtile=2), "bf16", "nt", 1),
+           (wide(128, 208, 8, cluster_m=2, cluster_n=2), "fp16", "nt", 1),
+           (wide(192, 192, 12, cluster_n=4, epilogue_subtile=2), "bf16", "nt", 3),
+           (wide(192, 128, 12, cluster_m=2), "bf16", "nn", 1),
+           (wide(192, 80, 12, cluster_n=2, swap_ab=2), "bf16", "nn", 1),
+           (wide(128, 192, 8, cluster_n=2), "fp16", "tn", 1),
+           (wide(64, 96, 4, cluster_m=4, num_stages=6), "bf16", "tt", 3),
+           (wide(64, 48, 4, cluster_m=2, swap_ab=1), "bf16", "nt", 1),
+           (wide(64, 128, 4, cluster_m=2, cluster_n=4, split_k=2), "bf16", "nt", 1)]
 
 
 def gluon_launch(config, dtype, layout, batch=1):
-    m = 48 if config.swap_ab else 1000
+    m = 48 if config.swap_ab == 1 else 1000
     problem = GemmProblem.contiguous(m, 2000, 512, batch=batch, dtype=dtype, layout=layout)
     assert violation(problem, config, H200) is None
     return next(x for x in launches_of(problem, config, H200) if x.gluon)
 
 
-@pytest.mark.parametrize("config, dtype, layout, batch", [*CASES, *CLUSTERS], ids=str)
+@pytest.mark.parametrize("config, dtype, layout, batch", [*CASES, *CLUSTERS, *SHARING], ids=str)
 def test_the_operands_buffer_is_the_first_in_shared_memory(config, dtype, layout, batch):
     launch = gluon_launch(config, dtype, layout, batch)
     across = layout[0] == "t" if config.swap_ab else layout[1] == "n"
@@ -73,6 +85,61 @@ def test_a_cluster_is_one_of_the_launch_and_does_one_tile():
     launch = gluon_launch(config, *rest)
     assert launch.cluster == 4 and launch.grid == (4 * 8 * 16, 1, 1)  # not the device's SMs
     assert gluon_launch(replace(config, cluster_k=1), *rest).grid == (128, 1, 1)
+
+
+@pytest.mark.parametrize("config, dtype, layout, batch", SHARING, ids=str)
+def test_each_program_of_a_cluster_loads_its_part_of_what_is_shared_in_one_box(
+        config, dtype, layout, batch):
+    launch = gluon_launch(config, dtype, layout, batch)
+    across = [letter == other for letter, other in zip(layout, "tn", strict=True)]
+    if config.swap_ab:
+        across.reverse()
+    loads = []
+    sides = ((config.block_m, config.cluster_n), (config.block_n, config.cluster_m))
+    for x, (rows, programs), is_across in zip(launch.arguments, sides, across, strict=False):
+        pieces = -(-rows // 64)
+        if not is_across:
+            box, count = rows // programs, 1
+        elif pieces % programs == 0:  # pieces of 64, as the tensor instruction reads them
+            box, count = 64, pieces // programs
+        else:  # some of the steps of all pieces
+            box, count = 64 // programs, pieces
+        assert x.loaded == (*(1,) * (batch > 1), box, 64)
+        loads.append((programs > 1, count))
+    code = disassembled(compile_launch(launch, 90))
+    assert code.count(".MULTICAST") == sum(count for many, count in loads if many)
+    assert len(re.findall(r"UTMALDG\.[23]D ", code)) == sum(count for _, count in loads
+                                                            ) - code.count(".MULTICAST")
+
+
+def test_a_turned_tile_is_turned_on_its_way_to_shared_memory_and_stored_as_c_lies():
+    config, *rest = CASES[-3]
+    launch = gluon_launch(config, *rest)
+    c = launch.arguments[2]
+    assert c.shape == (1000, 2000) and c.box == (16, 64)  # rows, columns of C
+    code = disassembled(compile_launch(launch, 90))
+    assert code.count("STSM.16.MT88.4") == 2 * 144 * 64 // 1024 and code.count("UTMASTG") == 2 * 9
+
+
+@pytest.mark.parametrize("batch", (1, 3))
+def test_the_maps_that_are_taken_by_number_are_where_the_code_looks_for_them(batch):
+    binary = compile_launch(gluon_launch(SHARING[0][0], "bf16", "nt", batch), 90)
+    places = [i for i, (size, align) in enumerate(binary.parameters) if (size, align) == (128, 64)]
+    assert places[:2] == [0, 7 if batch > 1 else 5]
+
+
+def test_clusters_leave_out_the_sms_on_which_they_do_not_fit():
+    problem = GemmProblem.contiguous(8192, 8192, 512, layout="nt")
+    for m, n, programs in ((2, 1, 132), (2, 2, 120), (4, 2, 120), (1, 8, 120)):
+        config = wide(128, 128, 8, num_stages=6, cluster_m=m, cluster_n=n)
+        launch, = launches_of(problem, config, H200)
+        assert (launch.cluster, launch.grid) == (m * n, (programs, 1, 1))
+    launch, = launches_of(problem, replace(config, cluster_n=4), replace(H200, num_sms=100))
+    assert launch.grid == (88, 1, 1)
+    small = replace(config, block_m=64, num_warps=4, num_stages=3)  # two an SM
+    assert launches_of(problem, small, H200)[0].grid == (240, 1, 1)
+    few = GemmProblem.contiguous(1000, 1000, 512, layout="nt")  # 16 by 8 tiles
+    assert launches_of(few, small, H200)[0].grid == (128, 1, 1)
 
 
 def test_something_before_it_is_a_compile_error():

@@ -36,6 +36,9 @@ def cases():
     if one_buffer_obstacle() is None:
         yield 90, problem(), hopper(128, 192, num_warps=8, num_stages=4)
         yield 90, problem(), hopper(128, 128, num_warps=8, num_stages=4, cluster_k=4)
+        yield 90, problem(batch=3), hopper(192, 192, num_warps=12, num_stages=3, cluster_m=2,
+                                           cluster_n=2)
+        yield 90, problem(n=1002), hopper(128, 144, num_warps=8, num_stages=4, swap_ab=2)
     for arch, warps in ((90, 8), (100, 4)):
         yield arch, problem(), KernelConfig("persistent_tma", 128, 128, 64, num_warps=warps,
                                             num_stages=3)

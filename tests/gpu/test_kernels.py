@@ -132,6 +132,76 @@ def test_a_cluster_repeats_bit_for_bit(config):
     prove_repeats(GemmProblem.contiguous(m, 3000, 4096, layout="nt", dtype="fp16"), config, 100)
 
 
+#: Clusters that share operands, of each number of consumers and in each direction.
+SHARING = (hopper(64, 96, num_stages=6, cluster_m=4), hopper(64, 128, num_stages=4, cluster_n=2),
+           hopper(64, 64, num_stages=8, cluster_m=2, swap_ab=1),
+           hopper(128, 256, num_stages=4, cluster_m=2, epilogue_subtile=2),
+           hopper(128, 112, num_stages=6, cluster_m=2, cluster_n=2),
+           hopper(128, 128, num_stages=4, cluster_m=4, cluster_n=2),
+           hopper(192, 192, num_stages=4, cluster_n=2, epilogue_subtile=2),
+           hopper(192, 64, num_stages=6, cluster_n=8), hopper(192, 128, num_stages=4, cluster_m=2),
+           hopper(192, 80, num_stages=4, cluster_n=2, swap_ab=2),
+           hopper(128, 112, num_stages=4, cluster_m=2, cluster_n=2, swap_ab=2),
+           hopper(64, 160, num_stages=4, cluster_m=4, swap_ab=2, epilogue_subtile=2))
+#: Turned tiles of each number of consumers.
+TURNED = (hopper(64, 80, num_stages=6, swap_ab=2), hopper(128, 128, num_stages=4, swap_ab=2),
+          hopper(128, 208, num_stages=4, swap_ab=2, epilogue_subtile=2),
+          hopper(192, 144, num_stages=3, swap_ab=2), hopper(128, 64, num_stages=4, cluster_k=2,
+                                                            swap_ab=2),
+          replace(hopper(64, 112, num_stages=4, swap_ab=2), num_warps=8, pingpong=1))
+
+
+@pytest.mark.parametrize("layout", ("nn", "nt", "tn", "tt"))
+@pytest.mark.parametrize("config", SHARING, ids=str)
+def test_a_cluster_shares_operands(config, layout):
+    # rows that begin inside a sector, and tiles of a cluster that lie outside C; several tiles a
+    # program with one step each; a batch; parts of K; rows that are copied
+    proved = 0
+    for m, n, k, batch, more in ((1096, 1304, 1000, 1, {}), (2056, 4104, 56, 1, {}),
+                                 (776, 1544, 520, 3, {}), (1000, 1000, 2056, 1, {"split_k": 3}),
+                                 (999, 1001, 1003, 1, {"pad_operands": 1})):
+        problem = GemmProblem.contiguous(min(m, 104) if config.swap_ab == 1 else m, n, k,
+                                         batch=batch, layout=layout,
+                                         dtype="fp16" if batch > 1 else "bf16")
+        if "split_k" in more or problem.align_c < 16:
+            more = more | {"epilogue_subtile": 1, "num_stages": min(config.num_stages, 4)}
+        changed = replace(config, **more)
+        broken = violation(problem, changed, current_device())
+        if broken is None:
+            prove(problem, changed, seed=k)
+            proved += 1
+        else:
+            assert broken.rule in ("oversized", "shared_memory"), broken
+    assert proved >= 4
+
+
+@pytest.mark.parametrize("layout", ("nn", "nt", "tn", "tt"))
+@pytest.mark.parametrize("config", TURNED, ids=str)
+def test_turned_tiles_are_stored_as_c_lies(config, layout):
+    # by the copy engine, along rows of two alignments, as float32 and as parts of K
+    for m, n, k, more, dtype_out in (
+            (1000, 1304, 520, {}, None), (333, 1002, 1001, {"pad_operands": 1}, None),
+            (517, 1001, 457, {"pad_operands": 1}, None), (264, 1000, 1000, {}, "fp32"),
+            (1000, 1304, 1032, {"split_k": 2}, None)):
+        problem = GemmProblem.contiguous(m, n, k, batch=3 if m == 517 else 1, layout=layout,
+                                         dtype_out=dtype_out)
+        if "split_k" in more and config.cluster_k > 1:
+            continue
+        if "split_k" in more or problem.align_c < 16:
+            more = more | {"epilogue_subtile": 1}
+        elif dtype_out == "fp32" and config.cluster_k == 1:
+            more = {"epilogue_subtile": 2}  # one piece at a time: float32 needs room
+        changed = replace(config, **more)
+        assert violation(problem, changed, current_device()) is None
+        prove(problem, changed, seed=k)
+
+
+@pytest.mark.parametrize("config", SHARING, ids=str)
+def test_a_cluster_that_shares_operands_repeats_bit_for_bit(config):
+    m = 104 if config.swap_ab == 1 else 1304
+    prove_repeats(GemmProblem.contiguous(m, 3000, 1000, layout="nt", dtype="fp16"), config, 100)
+
+
 @pytest.mark.parametrize("layout", ("nn", "tn"))
 def test_any_width_of_a_side_stored_across_k_is_right(layout):
     for config in (hopper(128, 144, num_stages=4), hopper(192, 96, num_stages=4),
@@ -150,7 +220,10 @@ TILES = (hopper(64, 16, num_stages=4), hopper(64, 128, num_stages=6),
          replace(hopper(64, 176, num_stages=4), num_warps=8, pingpong=1),
          hopper(128, 256, num_stages=4), hopper(128, 208, num_stages=4),
          hopper(192, 192, num_stages=4), hopper(128, 128, num_stages=4, cluster_k=4),
-         hopper(64, 96, num_stages=8, cluster_k=2))
+         hopper(64, 96, num_stages=8, cluster_k=2),
+         hopper(128, 128, num_stages=4, cluster_m=2, cluster_n=2),
+         hopper(64, 176, num_stages=4, cluster_m=2), hopper(128, 112, num_stages=4, swap_ab=2),
+         hopper(192, 64, num_stages=4, swap_ab=2))
 
 
 @pytest.mark.parametrize("columns", (999, 1001, 1002, 1004))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tritongemm.config import KernelConfig
+from tritongemm.config import LEAST, PARAMETERS, KernelConfig
 from tritongemm.errors import ConfigError, ProblemError
 from tritongemm.problem import DTYPES, LAYOUTS, MAX_EXTENT, GemmProblem
 from tritongemm.records import codec
@@ -18,9 +18,8 @@ PROBLEMS = st.builds(GemmProblem, EXTENT, EXTENT, EXTENT, EXTENT, DTYPE, DTYPE, 
                      st.sampled_from(LAYOUTS), ALIGN, ALIGN, ALIGN,
                      st.sampled_from(("none", "bias+gelu")))
 POWER = st.sampled_from((1, 2, 16, 128, 65536))
-CONFIGS = st.builds(KernelConfig, st.sampled_from(("tiled", "persistent_tma")), POWER, POWER,
-                    POWER, POWER, POWER, POWER, POWER, POWER, POWER,
-                    *[st.sampled_from((0, 8))] * 4)
+CONFIGS = st.builds(KernelConfig, st.sampled_from(("tiled", "persistent_tma")), **{
+    name: st.sampled_from((0, 8)) if name in LEAST else POWER for name in PARAMETERS})
 
 
 @given(PROBLEMS)

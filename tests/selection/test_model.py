@@ -48,6 +48,31 @@ def test_a_cluster_counts_its_parts_and_stores_once():
     assert class_of(config) == "warp_specialized_128x128x64_w8_c4"
 
 
+def test_programs_that_share_operands_ask_for_less_and_take_in_as_much():
+    problem = GemmProblem.contiguous(4088, 4096, 4088, layout="nt")  # rows begin inside sectors
+    config = replace(PAIR, block_m=128, block_n=128, num_stages=4)
+    shared = replace(config, cluster_m=2, cluster_n=2)
+    alone, work = work_of(problem, config, H200), work_of(problem, shared, H200)
+    stored = 4088 * 4096 * 2
+    assert (work.l2_bytes - stored) == pytest.approx((alone.l2_bytes - stored) / 2)
+    assert (alone.per_sm, work.per_sm) == (8, 9)  # of 132 SMs, and of 120
+    assert work.sm_bytes / work.per_sm < alone.sm_bytes / alone.per_sm
+    large = GemmProblem.contiguous(16384, 16384, 8192, layout="nt")  # whose B outgrows the L2
+    below = work_of(large, replace(config, group_m=4, cluster_m=2), H200)
+    assert below.dram_bytes == work_of(large, replace(config, group_m=8), H200).dram_bytes
+    whole = GemmProblem.contiguous(4096, 4096, 4096, layout="nt")
+    assert work_of(whole, shared, H200).sm_bytes == 9 * 64 * 2 * 64 * (128 + 128)
+    assert class_of(shared) == "warp_specialized_128x128x64_w8_m2_n2"
+
+
+def test_a_turned_tile_is_made_as_others_and_stored_by_the_copy_engine():
+    problem = GemmProblem.contiguous(272, 4096, 4096, layout="nt")
+    turned = replace(PAIR, block_n=144, swap_ab=2)
+    work = work_of(problem, turned, H200)
+    assert (work.tiles, work.store) == (32 * 2, "engine")
+    assert class_of(turned) == class_of(replace(turned, swap_ab=0))
+
+
 def test_columns_of_a_side_stored_across_k_come_in_whole_boxes():
     config = KernelConfig("warp_specialized", 128, 144, 64, num_warps=8, num_stages=4)
     across, along = (work_of(GemmProblem.contiguous(1024, 1152, 512, layout=layout), config, H200)

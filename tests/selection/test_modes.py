@@ -88,6 +88,17 @@ def test_clusters_keep_to_a_budget_that_all_of_them_fit():
             assert keeps_to_the_budget(problem, config, within_budget(H200)) == fits
 
 
+def test_a_cluster_that_shares_operands_fits_the_budget():
+    config = KernelConfig("warp_specialized", 128, 128, 64, num_warps=8, num_stages=4, cluster_m=8)
+    problem = GemmProblem.contiguous(4096, 4096, 4096, layout="nt")
+    for budget, fits in ((8, True), (7, False)):
+        with settings.override(num_sms=budget):
+            device = within_budget(H200)
+            assert keeps_to_the_budget(problem, config, device) == fits
+            launch, = launches_of(problem, config, device)
+            assert launch.grid[0] == 8
+
+
 def test_the_block_sets_and_restores_the_budget():
     with tg.sm_budget(100):
         assert settings.current().num_sms == 100

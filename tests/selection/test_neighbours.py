@@ -98,6 +98,6 @@ def test_the_model_adds_the_correction_and_explain_says_so(configs, h200):
 def test_what_is_shipped_stays_small_and_bounded():
     """A choice reads a weight a problem and an average a config: their numbers are its cost."""
     path = calibration_path("nvidia-h200")
-    assert path.stat().st_size < 1_500_000
+    assert path.stat().st_size < 2_000_000
     section = read_calibration(path).section("bf16")
-    assert 100 < len(section.neighbours) < 2000 and len(section.configs) < 5000
+    assert 100 < len(section.neighbours) < 2000 and len(section.configs) < 6500

@@ -277,7 +277,8 @@ def _parameters(ptx: str) -> tuple[tuple[int, int], ...]:
 
 
 def shared_offsets(ptx: str) -> list[int]:
-    """The places in shared memory that the code names as constants."""
+    """The places in shared memory that the compiler's code names as constants; not those that are
+    added to what ``device.hopper.shared_address`` takes, which is spelt differently."""
     found = [int(x) for x in re.findall(r"global_smem\+(\d+)", ptx)]
     for base in set(re.findall(r"mov\.[bu]32\s+(%r\d+), global_smem;", ptx)):
         found += [int(x) for x in re.findall(rf"add\.s32\s+%r\d+, {base}, (\d+);", ptx)]

@@ -17,6 +17,10 @@ from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
 #: The rule against tiles that mostly compute padding: nothing is wrong with them but their time.
 WASTE = "oversized"
 
+#: Parameters that kernels without clusters, and kernels in Triton, do not have.
+CLUSTERS = ("cluster_k", "cluster_m", "cluster_n")
+CUDA_TILES = ("thread_m", "thread_n", "warp_m", "warp_n")
+
 Check = Callable[[GemmProblem, KernelConfig, DeviceSpec], "str | None"]
 
 
@@ -156,17 +160,22 @@ def _powers_of_two(problem, config, device):
 powers_of_two = Constraint("power_of_two", _powers_of_two)
 
 
-def _flags(problem, config, device):
-    for name in ("pingpong", "swap_ab"):
-        if getattr(config, name) not in (0, 1):
-            return f"{name}={getattr(config, name)} is neither 0 nor 1"
-    for name in ("pad_operands", "dependent_launch"):
-        if getattr(config, name) not in (0, 1, 2):
-            return f"{name}={getattr(config, name)} is not 0, 1 or 2"
-    return None
+def _flags(*of_three: str) -> Constraint:
+    """Parameters of two values, 0 and 1, or, those named, of three."""
+    def check(problem, config, device):
+        for name in ("pingpong", "swap_ab", "pad_operands", "dependent_launch"):
+            value = getattr(config, name)
+            if name in of_three and value > 2:
+                return f"{name}={value} is not 0, 1 or 2"
+            if name not in of_three and value > 1:
+                return f"{name}={value} is neither 0 nor 1"
+        return None
+    return Constraint("flags", check)
 
 
-flags = Constraint("flags", _flags)
+flags = _flags("pad_operands", "dependent_launch")
+#: Of the kernel that can turn the transposed product's tiles.
+flags_and_turned = _flags("pad_operands", "dependent_launch", "swap_ab")
 
 
 def unused(*names: str) -> Constraint:
@@ -263,8 +272,10 @@ def _grid(problem, config, device):
     tiles = _units(problem, config) * config.cluster_k
     if tiles > 2**31 - 1:
         return f"{tiles} tiles; a grid has at most {2**31 - 1} programs. Use a larger tile"
-    # Device code rounds extents up to whole tiles, and counts rows and columns of the last one.
-    widest = max(config.block_m, config.block_n, config.block_k)
+    # Device code rounds extents up to whole tiles of a cluster, and counts rows and columns of the
+    # last one.
+    widest = max(config.block_m * config.cluster_m, config.block_n * config.cluster_n,
+                 config.block_k)
     for name in ("m", "n", "k"):
         if getattr(problem, name) > 2**31 - widest:
             return (f"{name}={getattr(problem, name)} and a tile's side of {widest} are more than "

@@ -217,7 +217,7 @@ class _TensorMap:
             ctypes.c_int(_HOST_ELEMENT_TYPE[meta["elem_type"]]), ctypes.c_uint(rank),
             (ctypes.c_uint64 * rank)(*reversed(descriptor.shape)),
             (ctypes.c_uint64 * rank)(*reversed([s * size for s in descriptor.strides[:-1]])),
-            (ctypes.c_uint32 * rank)(*reversed(meta["block_size"])),
+            (ctypes.c_uint32 * rank)(*reversed(descriptor.loaded or meta["block_size"])),
             (ctypes.c_uint32 * rank)(*[1] * rank))
         self._swizzle = ctypes.c_int(meta["swizzle"])
 

@@ -26,7 +26,7 @@ from tritongemm.kernels.reduce import (
     target_of,
 )
 from tritongemm.kernels.spec import KernelSpec
-from tritongemm.kernels.swap import swapped_geometry, turned
+from tritongemm.kernels.swap import computed, swapped_geometry
 from tritongemm.kernels.symbol import symbol_of
 from tritongemm.problem import GemmProblem, dtype_of
 
@@ -61,7 +61,7 @@ class Tiling(NamedTuple):
 
 def tiling(problem: GemmProblem, config: KernelConfig) -> Tiling:
     """The tiling of the operand that is streamed: B, or A of a swapped problem."""
-    one = turned(problem, config)
+    one = computed(problem, config)
     vec = max(1, one.align_b // dtype_of(one.dtype_b).itemsize)
     threads = 32 * config.num_warps
     if one.layout[1] == "t":
@@ -93,7 +93,7 @@ def registers_needed(problem: GemmProblem, config: KernelConfig) -> float:
 
 def _narrower(problem: GemmProblem, config: KernelConfig) -> bool:
     """Whether rows of A cannot be loaded in vectors as long as B's, along K."""
-    one = turned(problem, config)
+    one = computed(problem, config)
     return (tiling(problem, config).vec_k > 1
             and (one.layout[0] == "t" or one.align_a < one.align_b))
 
@@ -129,7 +129,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     """The product, and for split_k > 1 the pass that adds the parts in a fixed order."""
     outer, outer_geometry, names = problem, geometry, ("a", "b")
     shape, split = tiling(problem, config), config.split_k
-    problem = turned(problem, config)
+    problem = computed(problem, config)
     if config.swap_ab:
         geometry, names = swapped_geometry(geometry), ("b", "a")
     m, n, k, g = problem.m, problem.n, problem.k, geometry
@@ -179,7 +179,7 @@ def _skinny(problem, config, device):
 
 def _block_m(problem, config, device):
     """The rows of A are one tile, no larger than it must be."""
-    side, name = turned(problem, config).m, "n" if config.swap_ab else "m"
+    side, name = computed(problem, config).m, "n" if config.swap_ab else "m"
     if config.block_m == _padded(side) and side <= MAX_ROWS:
         return None
     if side > MAX_ROWS:
@@ -241,7 +241,7 @@ def _unrolled(problem, config, device):
 
 def _lines(problem, config, device):
     """Along the contiguous side of B a tile has whole lines, or all there is."""
-    one = turned(problem, config)
+    one = computed(problem, config)
     name, extent = ("block_k", one.k) if one.layout[1] == "t" else ("block_n", one.n)
     got = getattr(config, name) * dtype_of(one.dtype_b).itemsize
     if got >= _LINE or getattr(config, name) >= extent:
@@ -250,17 +250,17 @@ def _lines(problem, config, device):
             f"{_LINE}")
 
 
-def _of_turned(rule: rules.Constraint) -> rules.Constraint:
+def _of_computed(rule: rules.Constraint) -> rules.Constraint:
     """``rule`` about the tile, asked of the product that is computed."""
     return rules.Constraint(rule.rule, lambda problem, config, device: rule.check(
-        turned(problem, config), config, device))
+        computed(problem, config), config, device))
 
 
 def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
     """Four 16-byte loads a thread, a step ahead; K is cut until each SM has eight programs."""
     swap = int(problem.m > MAX_ROWS)
     config = KernelConfig("gemv", 1, 16, 256, num_warps=4, num_stages=2, swap_ab=swap)
-    one = turned(problem, config)
+    one = computed(problem, config)
     config = replace(config, block_m=_padded(one.m))
     if one.layout[1] == "n":
         config = replace(config, block_n=64, block_k=64)
@@ -286,10 +286,10 @@ GEMV = KernelSpec(
     constraints=(
         rules.dtypes("bf16", "fp16", "fp32"), rules.min_arch(80),
         rules.Constraint("skinny", _skinny, of_problem=True),
-        rules.unused("epilogue_subtile", "cluster_k", "pingpong", "pad_operands", "thread_m",
-                     "thread_n", "warp_m", "warp_n"),
+        rules.unused("epilogue_subtile", "pingpong", "pad_operands", *rules.CLUSTERS,
+                     *rules.CUDA_TILES),
         rules.flags, rules.powers_of_two, rules.Constraint("rows", _block_m),
-        _of_turned(rules.not_oversized), rules.Constraint("threads", _threads),
+        _of_computed(rules.not_oversized), rules.Constraint("threads", _threads),
         rules.Constraint(rules.WASTE, _lines), rules.Constraint("unrolled", _unrolled),
         rules.Constraint("copies", _copies),
         rules.Constraint("registers", _registers),

@@ -23,8 +23,8 @@ from tritongemm.problem import GemmProblem, dtype_of
 
 _DEVICE = "tritongemm.kernels.device"
 #: Parameters that a pointer kernel of the ladder does not have.
-_UNUSED = ("epilogue_subtile", "cluster_k", "pingpong", "swap_ab", "pad_operands", "thread_m",
-           "thread_n", "warp_m", "warp_n")
+_UNUSED = ("epilogue_subtile", "pingpong", "swap_ab", "pad_operands", *rules.CLUSTERS,
+           *rules.CUDA_TILES)
 #: The naive rung writes out every product of a step; more of them spill.
 _MOST_PRODUCTS = 8192
 

@@ -77,7 +77,8 @@ class Descriptor:
     """A tensor map over an operand as stored: shape and strides in elements, outermost first.
 
     ``gluon``: the type names the shared layout of the box, as Gluon kernels want it. ``offset``:
-    bytes from the operand's base.
+    bytes from the operand's base. ``loaded``: the box that the map has, where it is another one
+    than the type's.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Descriptor:
     box: tuple[int, ...]
     gluon: bool = False
     offset: int = 0
+    loaded: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -59,12 +59,12 @@ def target_of(problem: GemmProblem, config: KernelConfig, geometry: Geometry) ->
 
     Args:
         problem: as it was asked for, whose C [M, N] the parts are laid out like.
-        geometry: of what the kernel computes: the transposed product's with ``swap_ab``.
+        geometry: of what the kernel stores: the transposed product's with ``swap_ab=1``.
     """
     if config.split_k == 1:
         pointer = Pointer("c", "c", problem.dtype_out, problem.align_c)
         return Target(pointer, geometry.cb, geometry.cm, geometry.cn, 0)
-    row, column = (1, problem.n) if config.swap_ab else (problem.n, 1)
+    row, column = (1, problem.n) if config.swap_ab == 1 else (problem.n, 1)
     matrix = problem.m * problem.n
     return Target(Pointer("c", "scratch", "fp32", 16), matrix, row, column, problem.batch * matrix)
 

@@ -17,7 +17,7 @@ from tritongemm.kernels.reduce import (
     target_of,
 )
 from tritongemm.kernels.spec import KernelSpec
-from tritongemm.kernels.swap import swapped_geometry, turned
+from tritongemm.kernels.swap import computed, swapped_geometry
 from tritongemm.kernels.symbol import symbol_of
 from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
 
@@ -48,7 +48,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
              geometry: Geometry) -> tuple[Launch, ...]:
     """The product, and for split_k > 1 the pass that adds the parts in a fixed order."""
     outer, outer_geometry, names = problem, geometry, ("a", "b")
-    problem, split = turned(problem, config), config.split_k
+    problem, split = computed(problem, config), config.split_k
     if config.swap_ab:
         geometry, names = swapped_geometry(geometry), ("b", "a")
     g, c = geometry, target_of(outer, config, geometry)
@@ -100,7 +100,7 @@ def _padded(rows: int) -> int:
 
 def _rows(problem, config, device):
     """The rows of A are one tile, no larger than it must be."""
-    side, name = turned(problem, config).m, "n" if config.swap_ab else "m"
+    side, name = computed(problem, config).m, "n" if config.swap_ab else "m"
     if side > MAX_ROWS:
         return (f"swap_ab={config.swap_ab} makes {name}={side} the rows of A; at most {MAX_ROWS}. "
                 f"Use swap_ab={1 - config.swap_ab}")
@@ -135,7 +135,7 @@ def _registers(problem, config, device):
 def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
     """Four warps on 64 elements each; K is cut until each SM has two programs."""
     config = KernelConfig("skinny", 8, 16, 256, num_warps=4, swap_ab=int(problem.m > MAX_ROWS))
-    one = turned(problem, config)
+    one = computed(problem, config)
     rows = _padded(one.m)
     config = replace(config, block_m=rows, num_stages=2 if rows == MAX_ROWS else 3)
     programs = -(-one.n // config.block_n) * max(problem.batch, 1)
@@ -150,8 +150,8 @@ SKINNY = KernelSpec(
     constraints=(
         rules.dtypes("bf16", "fp16"), rules.archs(90), rules.not_interpreted, rules.gluon,
         rules.Constraint("skinny", _skinny, of_problem=True),
-        rules.unused("epilogue_subtile", "cluster_k", "pingpong", "pad_operands", "thread_m",
-                     "thread_n", "warp_m", "warp_n"),
+        rules.unused("epilogue_subtile", "pingpong", "pad_operands", *rules.CLUSTERS,
+                     *rules.CUDA_TILES),
         rules.flags, rules.Constraint("rows", _rows), rules.Constraint("tile", _tile),
         rules.Constraint("registers", _registers), rules.split_k, rules.grid,
         rules.shared_memory(shared_bytes)),

@@ -22,7 +22,7 @@ def swapped(problem: GemmProblem) -> GemmProblem:
                    align_a=problem.align_b, align_b=problem.align_a)
 
 
-def turned(problem: GemmProblem, config: KernelConfig) -> GemmProblem:
+def computed(problem: GemmProblem, config: KernelConfig) -> GemmProblem:
     """The product that ``config`` computes: ``problem``, or with ``swap_ab`` its transpose."""
     return swapped(problem) if config.swap_ab else problem
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tritongemm.kernels.launch import Descriptor, Geometry
 from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
 
@@ -31,6 +33,12 @@ def stored_operand(problem: GemmProblem, operand: str, box_rows: int, box_k: int
         (rows, problem.k), (box_rows, box_k))
     return batched(problem, f"{operand}_desc", operand, dtype, shape, outer, box, batch_stride,
                    gluon)
+
+
+def loaded_in(map_: Descriptor, rows: int) -> Descriptor:
+    """The map with boxes of ``rows`` rows of whatever size, for instructions written out: the
+    type's box, which Gluon's instructions load, has powers of two for sides."""
+    return replace(map_, loaded=(*map_.box[:-2], rows, map_.box[-1]))
 
 
 def batched(problem, name, operand, dtype, shape, outer, box, batch_stride,

@@ -118,9 +118,8 @@ TILED = KernelSpec(
     archs=(80, 89, 90, 100),
     constraints=(
         rules.dtypes("bf16", "fp16", "fp32"), rules.min_arch(80),
-        rules.unused("epilogue_subtile", "cluster_k", "pingpong", "swap_ab",
-                     "pad_operands",
-                     "thread_m", "thread_n", "warp_m", "warp_n"),
+        rules.unused("epilogue_subtile", "pingpong", "swap_ab", "pad_operands", *rules.CLUSTERS,
+                     *rules.CUDA_TILES),
         rules.flags, rules.powers_of_two, rules.dot_shape, rules.not_oversized, rules.accumulator,
         rules.fma_tile, rules.split_k, rules.grid, rules.shared_memory(shared_bytes)),
     shared_bytes=shared_bytes, launches=launches, default=default)

@@ -10,6 +10,7 @@ from tritongemm.kernels import constraints as rules
 from tritongemm.kernels.epilogue import NO_EPILOGUE, epilogue_of_launch
 from tritongemm.kernels.gluon_support import one_buffer_obstacle
 from tritongemm.kernels.launch import (
+    Descriptor,
     Geometry,
     Launch,
     Scalar,
@@ -21,20 +22,33 @@ from tritongemm.kernels.reduce import partials_bytes, reduce_launch, split_to_fi
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.swap import swapped, swapped_geometry
 from tritongemm.kernels.symbol import symbol_of
-from tritongemm.kernels.tensor_map import batched, stored_operand, tma_store
+from tritongemm.kernels.tensor_map import batched, loaded_in, stored_operand, tma_store
 from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
 
 #: Registers a thread that the kernel starts with, by consumers: threads are 128 a consumer and
 #: 128 for the producer's group, and the sum must fit the SM (twice, for one consumer).
 _START_REGISTERS = {1: 128, 2: 168, 3: 128}
-_CONSUMER_REGISTERS = {1: 232, 2: 240, 3: 160}
+#: Registers a thread of the producer: it writes more out where it shares operands with a cluster.
+_PRODUCER_REGISTERS, _SHARING_PRODUCER_REGISTERS = 24, {1: 40, 2: 40, 3: 56}
 _MAX_STAGES = 12
 #: Columns of a swizzled row of 128 bytes.
 _PIECE = 64
 #: Columns of C that warps store along rows at once: a row of them a warp, element by element.
 _STORED_COLUMNS = 32
+#: SMs of 132 that clusters of four and eight leave idle on an H200.
+_LEFT_OVER = 12
 #: The barriers' share of the one buffer of a cluster's program.
 _BARRIERS = 16 * 128
+
+
+def programs_of(config: KernelConfig) -> int:
+    """Programs of a cluster."""
+    return config.cluster_k * _sharers(config)
+
+
+def _sharers(config: KernelConfig) -> int:
+    """Programs of a cluster that share operands."""
+    return config.cluster_m * config.cluster_n
 
 
 def consumers_of(config: KernelConfig) -> int:
@@ -48,6 +62,12 @@ def part_of(block_n: int) -> int:
     return block_n & -block_n
 
 
+def _part(config: KernelConfig) -> int:
+    """Columns of a piece of C, where a tile is stored in parts."""
+    part = part_of(config.block_n // config.cluster_k)
+    return min(part, _PIECE) if _sharers(config) > 1 or _turned(config) else part
+
+
 def _power(width: int) -> bool:
     return part_of(width) == width
 
@@ -55,7 +75,12 @@ def _power(width: int) -> bool:
 def _one_buffer(config: KernelConfig) -> bool:
     """Whether device code wants addresses, so that both operands share the first of shared
     memory."""
-    return not _power(config.block_n) or config.cluster_k > 1
+    return not _power(config.block_n) or programs_of(config) > 1 or _turned(config)
+
+
+def _turned(config: KernelConfig) -> bool:
+    """Whether the tiles of the transposed product are turned before they are stored."""
+    return config.swap_ab == 2
 
 
 def box_of(problem: GemmProblem, config: KernelConfig) -> int:
@@ -63,8 +88,13 @@ def box_of(problem: GemmProblem, config: KernelConfig) -> int:
     buffer the tensor instruction reads a B stored across K in swizzled rows of 64."""
     if not _one_buffer(config):
         return config.block_n
+    return _PIECE if _across(problem, config)[1] else part_of(config.block_n)
+
+
+def _across(problem: GemmProblem, config: KernelConfig) -> tuple[bool, bool]:
+    """Whether A and B, as the kernel sees them, are stored across K."""
     layout = swapped(problem).layout if config.swap_ab else problem.layout
-    return _PIECE if layout[1] == "n" else part_of(config.block_n)
+    return layout[0] == "t", layout[1] == "n"
 
 
 def columns_of_b(problem: GemmProblem, config: KernelConfig) -> int:
@@ -86,7 +116,7 @@ def _exchanged_bytes(config: KernelConfig) -> int:
 
 
 def _stores_by_tma(problem: GemmProblem, config: KernelConfig) -> bool:
-    return config.split_k == 1 and not config.swap_ab and tma_store(problem)
+    return config.split_k == 1 and config.swap_ab != 1 and tma_store(problem)
 
 
 def vector_of(problem: GemmProblem, config: KernelConfig) -> int:
@@ -94,7 +124,7 @@ def vector_of(problem: GemmProblem, config: KernelConfig) -> int:
     memory: 16-bit rows without gaps that the copy engine cannot store. 0: it stores what it has,
     two of a row, and a warp of eight rows, which is as good for float32."""
     size = dtype_of(problem.dtype_out).itemsize
-    if (config.split_k > 1 or config.swap_ab or size != 2 or problem.align_c < size
+    if (config.split_k > 1 or config.swap_ab == 1 or size != 2 or problem.align_c < size
             or _stores_by_tma(problem, config)):
         return 0
     return 2 if problem.n % 2 == 0 and problem.align_c >= 2 * size else 1
@@ -113,22 +143,21 @@ def _operand_bytes(problem: GemmProblem, config: KernelConfig) -> int:
 
 def _piece_bytes(problem: GemmProblem, config: KernelConfig) -> int:
     """What of C is in shared memory before it is stored, of all consumers."""
-    rows = config.block_m if config.pingpong else config.block_m // consumers_of(config)
-    columns = config.block_n // config.cluster_k
+    rows, columns = _rows(config), config.block_n // config.cluster_k
     if vector_of(problem, config):
-        return (rows * min(_STORED_COLUMNS, part_of(columns)) * dtype_of(problem.dtype_out).itemsize
-                * consumers_of(config))
+        stored = _part(config) if _turned(config) else min(_STORED_COLUMNS, part_of(columns))
+        return rows * stored * dtype_of(problem.dtype_out).itemsize * consumers_of(config)
     if not _stores_by_tma(problem, config):
         return 0
     width = columns // config.epilogue_subtile
-    if not _power(config.block_n) and config.epilogue_subtile > 1:
-        width = part_of(columns)
+    if _one_buffer(config) and config.epilogue_subtile > 1:
+        width = _part(config)
     return rows * width * dtype_of(problem.dtype_out).itemsize * consumers_of(config)
 
 
 def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
     """Bytes: the operands' buffers, what a cluster exchanges, the pieces of C, the barriers."""
-    barriers = _BARRIERS if config.cluster_k > 1 else 16 * config.num_stages + 16
+    barriers = _BARRIERS if programs_of(config) > 1 else 16 * config.num_stages + 16
     return (_operand_bytes(problem, config) + _exchanged_bytes(config)
             + _piece_bytes(problem, config) + barriers + 240)
 
@@ -142,28 +171,27 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         padding = pad_operands(problem, config, geometry, device,
                                partials_bytes(problem, config.split_k))
         problem, geometry = padding.problem, padding.geometry
-    names = ("a", "b")
     if config.swap_ab:
-        problem, geometry, names = swapped(problem), swapped_geometry(geometry), ("b", "a")
+        problem, geometry = swapped(problem), swapped_geometry(geometry)
     store, split, consumers = _stores_by_tma(outer, config), config.split_k, consumers_of(config)
-    rows = config.block_m if config.pingpong else config.block_m // consumers
-    a = stored_operand(problem, "a", rows, config.block_k, geometry, gluon=True)
-    cluster = config.cluster_k
-    part, box = part_of(config.block_n // cluster), box_of(outer, config)
-    b = stored_operand(problem, "b", box, config.block_k, geometry, gluon=True)
-    a, b = replace(a, operand=names[0]), replace(b, operand=names[1])
+    rows = _rows(config)
+    part, box = _part(config), box_of(outer, config)
+    for_consumers, for_producer = _registers(config)
+    across_a, across_b = _across(outer, config)
+    a, b = _maps(problem, outer, config, geometry)
     if padding is not None:
         a, b = padding.moved(a), padding.moved(b)
-    c = target_of(outer, config, geometry)
+    stored = outer_geometry if _turned(config) else geometry
+    c = target_of(outer, config, stored)
     if store:
         width = part if _one_buffer(config) else config.block_n // config.epilogue_subtile
-        c_desc = batched(problem, "c_desc", "c", problem.dtype_out, (problem.m, problem.n),
-                         geometry.cm, (rows, width), geometry.cb, gluon=True)
+        c_desc = batched(outer, "c_desc", "c", outer.dtype_out, (outer.m, outer.n), stored.cm,
+                         (width, rows) if _turned(config) else (rows, width), stored.cb, gluon=True)
     else:
         c_desc = replace(c.pointer, name="c_desc")
-    extra, epilogue = epilogue_of_launch(problem, geometry) if split == 1 else ((), NO_EPILOGUE)
-    units = (-(-problem.m // config.block_m) * -(-problem.n // config.block_n)
-             * problem.batch * split)
+    extra, epilogue = epilogue_of_launch(outer, stored) if split == 1 else ((), NO_EPILOGUE)
+    units = (-(-problem.m // (config.block_m * config.cluster_m))
+             * -(-problem.n // (config.block_n * config.cluster_n)) * problem.batch * split)
     arguments = (
         a, b, c_desc, c.pointer, Scalar("M", problem.m),
         Scalar("N", problem.n, divisor_of(problem.n, 8)), Scalar("K", problem.k),
@@ -173,22 +201,26 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         Scalar("stride_cn", c.column, divisor_of(c.column, 8), fold=True),
         Scalar("stride_cs", c.part, divisor_of(c.part, 4)), *extra)
     constants = (
-        ("A_T", problem.layout[0] == "t"), ("B_T", problem.layout[1] == "t"),
-        ("BATCHED", problem.batch > 1), ("TMA_STORE", store),
-        ("VECTOR", vector_of(outer, config) if _along_rows(geometry) else 0),
-        ("STORED", _STORED_COLUMNS),
+        ("A_T", across_a), ("B_T", not across_b),
+        ("BATCHED", problem.batch > 1), ("TURNED", _turned(config)), ("TMA_STORE", store),
+        ("VECTOR", vector_of(outer, config) if _along_rows(stored) else 0),
+        ("STORED", _PIECE if _turned(config) else _STORED_COLUMNS),
         ("SUBTILE", config.epilogue_subtile), ("BLOCK_M", config.block_m),
         ("BLOCK_N", config.block_n), ("PART", part), ("BOX", box), ("BLOCK_K", config.block_k),
         ("GROUP_M", config.group_m), ("SPLIT_K", split), ("STAGES", config.num_stages),
-        ("CONSUMERS", consumers), ("PINGPONG", bool(config.pingpong)), ("CLUSTER", cluster),
-        ("ROOM", _chunks_a_stage(config) if cluster > 1 else 0),
-        ("CONSUMER_REGISTERS", _CONSUMER_REGISTERS[consumers]), *epilogue)
-    # A cluster does one tile: it sends its sums from where its operands were.
-    programs = units if cluster > 1 else min(
-        units, device.num_sms * programs_an_sm(outer, config, device))
+        ("CONSUMERS", consumers), ("PINGPONG", bool(config.pingpong)),
+        ("CLUSTER_K", config.cluster_k), ("CLUSTER_M", config.cluster_m),
+        ("CLUSTER_N", config.cluster_n),
+        ("ROOM", _chunks_a_stage(config) if config.cluster_k > 1 else 0),
+        ("CONSUMER_REGISTERS", for_consumers), ("PRODUCER_REGISTERS", for_producer), *epilogue)
+    # Programs that share K do one tile: they send their sums from where its operands were.
+    clusters = units if config.cluster_k > 1 else min(
+        units, sms_of(config, device) * programs_an_sm(outer, config, device)
+        // programs_of(config))
     product = Launch(
         "tritongemm.kernels.device.warp_specialized", "warp_specialized", arguments, constants,
-        (programs * cluster, 1, 1), 4, 1, symbol_of(outer, config), cluster=cluster,
+        (clusters * programs_of(config), 1, 1), 4, 1, symbol_of(outer, config),
+        cluster=programs_of(config),
         maxnreg=_START_REGISTERS[consumers], gluon=True,
         first_shared=_operand_bytes(outer, config) if _one_buffer(config) else 0,
         **dependence(config, device),
@@ -198,12 +230,60 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     return (*before, product, *after)
 
 
+def _maps(problem: GemmProblem, outer: GemmProblem, config: KernelConfig,
+          geometry: Geometry) -> tuple[Descriptor, Descriptor]:
+    """The tensor maps of A and B as the kernel sees them: ``problem`` and ``geometry`` are those of
+    what it computes, ``outer`` what was asked for."""
+    across_a, across_b = _across(outer, config)
+    a = stored_operand(problem, "a", _rows(config), config.block_k, geometry, gluon=True)
+    b = stored_operand(problem, "b", box_of(outer, config), config.block_k, geometry, gluon=True)
+    if _sharers(config) > 1:
+        a = loaded_in(a, _shared_box(config.block_m, config.cluster_n, across_a))
+        b = loaded_in(b, _shared_box(columns_of_b(outer, config), config.cluster_m, across_b))
+    if config.swap_ab:
+        a, b = replace(a, operand="b"), replace(b, operand="a")
+    return a, b
+
+
+def _rows(config: KernelConfig) -> int:
+    """Rows of a consumer, and of a piece of A."""
+    return config.block_m if config.pingpong else config.block_m // consumers_of(config)
+
+
+def _shared_box(rows: int, programs: int, across: bool) -> int:
+    """The outer side of a box of an operand of which each of ``programs`` loads a part: its rows
+    or, of a side stored across K, steps of K: all 64 where its pieces of 64 divide, else a part."""
+    if not across:
+        return rows // programs
+    return _PIECE if rows // _PIECE % programs == 0 else _PIECE // programs
+
+
 def programs_an_sm(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> int:
     """Programs an SM: two of one consumer where shared memory allows, else one."""
     if consumers_of(config) > 1:
         return 1
     fit = device.shared_bytes_per_sm // (shared_bytes(problem, config) + 1024)
     return max(1, min(2, fit))
+
+
+def _registers(config: KernelConfig) -> tuple[int, int]:
+    """Registers a thread of the consumers and of the producer's group, in multiples of 8: together
+    at most what the kernel starts with."""
+    consumers = consumers_of(config)
+    producer = _PRODUCER_REGISTERS
+    if _sharers(config) > 1:
+        producer = _SHARING_PRODUCER_REGISTERS[consumers]
+    rest = _START_REGISTERS[consumers] * (consumers + 1) - producer
+    return rest // consumers // 8 * 8, producer
+
+
+def sms_of(config: KernelConfig, device: DeviceSpec) -> int:
+    """SMs that the config's clusters can lie on: each within one of the groups of 16 or 18 SMs, of
+    which clusters of four and eight leave some over."""
+    sms, size = device.num_sms, programs_of(config)
+    if size > 2:
+        sms -= _LEFT_OVER * sms // 132
+    return max(sms // size, 1) * size
 
 
 def _consumers(problem, config, device):
@@ -220,14 +300,15 @@ def _consumers(problem, config, device):
 def _powers(problem, config, device):
     if config.block_k & (config.block_k - 1):
         return f"block_k={config.block_k} is not a power of two, which a box must be"
-    if _power(config.block_n):
-        return None
-    if config.block_n % 16:
+    if not _power(config.block_n) and config.block_n % 16:
         return (f"block_n={config.block_n} is neither a power of two nor a multiple of 16, which "
                 "boxes must be")
+    if _power(config.block_n) and not _turned(config):
+        return None
     if config.block_m != (1 if config.pingpong else consumers_of(config)) * 64:
-        return (f"block_n={config.block_n} is not a power of two: a consumer must have 64 rows, "
-                f"not those of block_m={config.block_m}")
+        what = ("swap_ab=2" if _turned(config) else
+                f"block_n={config.block_n} is not a power of two")
+        return f"{what}: a consumer must have 64 rows, not those of block_m={config.block_m}"
     return None
 
 
@@ -235,13 +316,34 @@ def _first(problem, config, device):
     """Device code takes addresses from the operands' buffer: it must be the first."""
     if not _one_buffer(config):
         return None
-    what = (f"cluster_k={config.cluster_k}" if _power(config.block_n)
-            else f"block_n={config.block_n}")
+    what = f"block_n={config.block_n}"
+    if programs_of(config) > 1:
+        what = f"a cluster of {programs_of(config)} programs"
+    elif _turned(config):
+        what = "swap_ab=2"
     if (reason := one_buffer_obstacle()) is not None:
         return f"{what}: {reason}"
     if _operand_bytes(problem, config) <= _piece_bytes(problem, config):
         return (f"num_stages={config.num_stages} with {what}: the operands' buffer must be larger "
                 "than that of C's pieces; use more stages or epilogue_subtile=2")
+    return None
+
+
+def _sharing(problem, config, device):
+    if _sharers(config) == 1:
+        return None
+    what = f"cluster_m={config.cluster_m}, cluster_n={config.cluster_n}"
+    if _sharers(config) not in (2, 4, 8) or config.cluster_m & (config.cluster_m - 1):
+        return f"{what}: a cluster has 2, 4 or 8 programs, each side a power of two"
+    if config.pingpong or config.cluster_k > 1:
+        return f"{what} goes with pingpong=0 and cluster_k=1"
+    if config.block_m != 64 * consumers_of(config):
+        return f"{what}: a consumer must have 64 rows, not those of block_m={config.block_m}"
+    # What is stored across K divides by its steps, and a multiple of 64 rows of A always.
+    least = 8 * config.cluster_m
+    if not _across(problem, config)[1] and config.block_n % least:
+        return (f"{what}: block_n={config.block_n} does not divide among {config.cluster_m} "
+                f"programs in multiples of 8; use a multiple of {least}")
     return None
 
 
@@ -271,7 +373,7 @@ def _cluster(problem, config, device):
 
 
 def _tile(problem, config, device):
-    rows = config.block_m if config.pingpong else config.block_m // consumers_of(config)
+    rows = _rows(config)
     if rows not in (64, 128):
         return (f"block_m={config.block_m} gives a consumer {rows} rows; the tensor instruction "
                 "wants 64, or twice that")
@@ -302,7 +404,7 @@ def _subtile(problem, config, device):
         return None
     if config.epilogue_subtile not in (1, 2, 4):
         return f"epilogue_subtile={config.epilogue_subtile} is not 1, 2 or 4"
-    if not _power(config.block_n):
+    if _one_buffer(config):
         return None if config.epilogue_subtile < 4 else (
             "epilogue_subtile=4: a tile stored in parts has 1, a buffer each, or 2, one for all")
     piece = config.block_n // config.epilogue_subtile
@@ -317,6 +419,11 @@ def _oversized(problem, config, device):
         return f"block_m={config.block_m} is at least twice the extent {m}"
     if config.block_n > 16 and config.block_n >= 2 * n:
         return f"block_n={config.block_n} is at least twice the extent {n}"
+    for side, block, extent in (("m", config.block_m, m), ("n", config.block_n, n)):
+        programs = getattr(config, f"cluster_{side}")
+        if programs > -(-extent // block):
+            return (f"cluster_{side}={programs} programs of block_{side}={block} for the extent "
+                    f"{extent}: one has nothing to do")
     return None
 
 
@@ -333,9 +440,9 @@ def _aligned_or_padded(problem, config, device):
 
 
 def _not_swapped_for_nothing(problem, config, device):
-    if config.swap_ab and min(problem.m, problem.n) > 128:
+    if config.swap_ab == 1 and min(problem.m, problem.n) > 128:
         return (f"swap_ab=1 is for one narrow side; {problem.m} and {problem.n} are both above "
-                "128")
+                "128; swap_ab=2 turns its tiles before it stores them")
     return None
 
 
@@ -368,14 +475,15 @@ def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
 
 WARP_SPECIALIZED = KernelSpec(
     name="warp_specialized",
-    idea="a producer warp copies, consumer groups multiply; persistent, or clusters that share K",
+    idea="a producer warp copies, consumer groups multiply; clusters share operands or K",
     archs=(90,),
     constraints=(
         rules.dtypes("bf16", "fp16"), rules.archs(90), rules.not_interpreted, rules.gluon,
         rules.tma_extents,
-        rules.unused("thread_m", "thread_n", "warp_m", "warp_n"),
-        rules.flags, rules.Constraint("powers", _powers), rules.Constraint("consumers", _consumers),
-        rules.Constraint("tile", _tile), rules.Constraint("cluster", _cluster),
+        rules.unused(*rules.CUDA_TILES),
+        rules.flags_and_turned, rules.Constraint("powers", _powers),
+        rules.Constraint("consumers", _consumers), rules.Constraint("tile", _tile),
+        rules.Constraint("cluster", _cluster), rules.Constraint("sharing", _sharing),
         rules.Constraint("first", _first), rules.Constraint("subtile", _subtile),
         rules.Constraint(rules.WASTE, _oversized),
         rules.Constraint("alignment", _aligned_or_padded),

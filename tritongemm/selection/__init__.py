@@ -5,6 +5,7 @@ from __future__ import annotations
 from tritongemm.selection.model import Estimate, estimate
 from tritongemm.selection.policy import (
     Choice,
+    by_promise,
     candidates,
     choose,
     default_config,
@@ -12,5 +13,5 @@ from tritongemm.selection.policy import (
     torch_wins,
 )
 
-__all__ = ["Choice", "Estimate", "candidates", "choose", "default_config", "estimate", "reload",
-           "torch_wins"]
+__all__ = ["Choice", "Estimate", "by_promise", "candidates", "choose", "default_config", "estimate",
+           "reload", "torch_wins"]

@@ -3,9 +3,9 @@
 A row of C is a sum over K. Its bits stay the same where each step of that sum is made by the same
 instructions in the same order, whatever the other rows are: one kernel, one tile, no split of K
 over launches (a cluster's parts of it depend on K alone) and no copy of unaligned operands (their
-bounds on scratch depend on M), no swapped operands (which are for a small M). The choice sees N, K,
-the dtypes, the layout and the alignment; of M only a few sizes that stand for all, over which the
-predicted times are weighed.
+bounds on scratch depend on M), no swapped operands (which are for a narrow side, or an uneven one).
+The choice sees N, K, the dtypes, the layout and the alignment; of M only a few sizes that stand for
+all, over which the predicted times are weighed.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ measured nothing is corrected.
 Chosen by leaving problems out (``tritongemm regret``, H200, 184 problems, ten parts): 0.973 of the
 best config's speed, 0.950 without. A Gaussian process over problems and configs, which is this with
 a matrix to invert, reached 0.973 too; ridge regression on what the model counts, 0.965. Later, on
-all journals (perf/results/nvidia-h200/regret.csv, five parts): 0.962.
+all journals (perf/results/nvidia-h200/regret.csv, five parts): 0.963.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from tritongemm import settings
@@ -262,7 +263,12 @@ def default_config(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
 def candidates(problem: GemmProblem, device: DeviceSpec,
                top: int | None = None) -> list[KernelConfig]:
     """The legal configs of every shipped space, the most promising by estimate first."""
-    model = model_for(problem, device)
     legal = [c for c in shipped.configs(problem) if violation(problem, c, device) is None]
-    ordered = sorted(legal, key=lambda c: (model.estimate(problem, c).total_us, c.config_id))
-    return ordered if top is None else ordered[:top]
+    return by_promise(problem, device, legal)[:top]
+
+
+def by_promise(problem: GemmProblem, device: DeviceSpec,
+               configs: Iterable[KernelConfig]) -> list[KernelConfig]:
+    """``configs``, the most promising by estimate first."""
+    model = model_for(problem, device)  # looked up once: it asks for the file
+    return sorted(configs, key=lambda c: (model.estimate(problem, c).total_us, c.config_id))

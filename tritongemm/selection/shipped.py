@@ -19,8 +19,8 @@ from tritongemm.settings import config_root
 Alike = tuple[KernelConfig, ...]
 #: Configs of one class, split and way with operands: their times are near each other.
 Family = tuple[Alike, ...]
-#: Rules that most of the configs break, and with them a whole group: the kernel's configs that
-#: swap or not, and copy or not.
+#: Rules that most of the configs break, and with them a whole group: the kernel's configs by how
+#: they swap and what they copy.
 _ASKED_ONCE = {"alignment", "swap"}
 
 

@@ -14,7 +14,8 @@ from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
 
 #: Kernels that multiply on CUDA cores, whatever the dtype.
 CUDA_CORES = frozenset({"gemv"})
-#: Kernels whose programs walk over tiles, but for clusters; the others have a program a tile.
+#: Kernels whose programs walk over tiles, but for clusters that share K; the others have a program
+#: a tile.
 PERSISTENT = frozenset({"persistent_tma", "warp_specialized"})
 #: How a tile reaches memory: by the copy engine, by the threads with rows of C aligned to so many
 #: bytes, transposed by the threads, or as float32 parts of a split K.
@@ -44,13 +45,14 @@ class Work(NamedTuple):
     """Counts of one (problem, config, device); extents of 0 count as 1, so that all are positive.
 
     Attributes:
-        tiles: units of work: tiles of C, the parts of a split K, or of a cluster's, counted each.
+        tiles: units of work: tiles of C, the parts of a split K, or of a cluster's, counted each;
+            and the tiles beside C that clusters reach over its edge.
         waves: units that one program, or one slot of an SM, does one after another.
         per_sm: units that the busiest SM does.
         steps: of the K loop in a unit.
         step_flops: operations of a step.
-        sm_bytes: that the busiest SM loads, in whole lines.
-        l2_bytes: that all SMs load, in whole lines, and store.
+        sm_bytes: that the busiest SM asks for, in whole lines, or takes in, if that is more.
+        l2_bytes: that all SMs ask for, in whole lines, and store.
         dram_bytes: that cross the memory's pins: operands once, those that outgrow the L2 as
             often as the tile order comes back to them, D and the result.
         stages: of the pipeline.
@@ -102,9 +104,10 @@ def class_of(config: KernelConfig) -> str:
             f"_w{config.num_warps}")
     if config.pingpong:
         name += "_p1"
-    if config.cluster_k > 1:
-        name += f"_c{config.cluster_k}"
-    return name + "_x1" if config.swap_ab else name
+    for axis, code in (("k", "c"), ("m", "m"), ("n", "n")):
+        if (programs := getattr(config, f"cluster_{axis}")) > 1:
+            name += f"_{code}{programs}"
+    return name + "_x1" if config.swap_ab == 1 else name  # tiles that are turned are made alike
 
 
 def resident_programs(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> int:
@@ -131,8 +134,9 @@ def keeps_to_the_budget(problem: GemmProblem, config: KernelConfig, device: Devi
     tiles = work_of(problem, config, device).tiles
     if tiles <= device.num_sms:
         return True
-    return config.kernel in PERSISTENT and config.cluster_k == 1 and (
-        config.pingpong == 1 or resident_programs(problem, config, device) == 1)
+    return (config.kernel in PERSISTENT and config.cluster_k == 1
+            and config.cluster_m * config.cluster_n <= device.num_sms
+            and (config.pingpong == 1 or resident_programs(problem, config, device) == 1))
 
 
 def registers_needed(problem: GemmProblem, config: KernelConfig) -> float:
@@ -160,24 +164,30 @@ def work_of(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> W
         align_a = align_b = FULL_ALIGNMENT
     size, out = dtype_of(problem.dtype_a).itemsize, dtype_of(problem.dtype_out).itemsize
     bm, bn, bk, split = config.block_m, config.block_n, config.block_k, config.split_k
-    rows, cols = -(-m // bm), -(-n // bn)
+    rows, cols = -(-m // (bm * config.cluster_m)), -(-n // (bn * config.cluster_n))
+    rows, cols = rows * config.cluster_m, cols * config.cluster_n
     parts = split * config.cluster_k
     tiles = rows * cols * batch * parts
-    slots = device.num_sms * resident_programs(problem, config, device)
-    waves, per_sm = -(-tiles // slots), -(-tiles // device.num_sms)
+    sms = device.num_sms
+    if config.cluster_m * config.cluster_n > 1:
+        sms = warp_specialized.sms_of(config, device)
+    slots = sms * resident_programs(problem, config, device)
+    waves, per_sm = -(-tiles // slots), -(-tiles // sms)
     all_steps = -(-k // bk)
     steps = -(-all_steps // parts)
     first, second = ("b", "a") if config.swap_ab else ("a", "b")
     engine = config.kernel in PERSISTENT
     columns = (warp_specialized.columns_of_b(problem, config)
                if config.kernel == "warp_specialized" else bn)
-    step_bytes = bk * size * sum(
-        side * (1.0 if x in copies else _lines(problem, x, bk, side, engine))
-        for x, side in ((first, bm), (second, columns)))  # copies have rows of whole lines
+    asked = bk * size * sum(
+        side / sharers * (1.0 if x in copies else _lines(problem, x, bk, side, engine))
+        for x, side, sharers in ((first, bm, config.cluster_n),  # copies have rows of whole lines
+                                 (second, columns, config.cluster_m)))
+    taken_in = bk * size * (bm + columns)
     result = float(batch) * m * n * out
     stored = result if split == 1 else 4.0 * split * batch * m * n
     store = "split" if split > 1 else (
-        "swapped" if config.swap_ab else
+        "swapped" if config.swap_ab == 1 else
         "engine" if config.kernel in PERSISTENT and tma_store(problem) else
         f"align{max(problem.align_c, 2)}")
     threads_load = spilled = 0.0
@@ -189,7 +199,7 @@ def work_of(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> W
     least = min(problem.align_a, problem.align_b)
     return Work(
         tiles, waves, per_sm, steps, 2.0 * bm * bn * bk,
-        per_sm * steps * step_bytes, tiles * steps * step_bytes + stored,
+        per_sm * steps * max(asked, taken_in), tiles * steps * asked + stored,
         _dram_bytes(m, n, k, batch, size, rows, cols, min(slots, tiles) // config.cluster_k,
                     config, device)
         + result + problem.bytes_of_d(),
@@ -222,11 +232,11 @@ def _dram_bytes(m: int, n: int, k: int, batch: int, size: int, rows: int, cols: 
                 config: KernelConfig, device: DeviceSpec) -> float:
     """Bytes of operands that come from memory.
 
-    Tiles go down a group of ``group_m`` rows, column by column. The group's part of A is used
-    again at once; B comes round again with every group, and is still in the L2 as far as it
-    fits there.
+    Tiles go down a group of ``group_m`` rows, of clusters where there are any, column by column.
+    The group's part of A is used again at once; B comes round again with every group, and is still
+    in the L2 as far as it fits there.
     """
-    group = min(config.group_m, rows)
+    group = min(config.group_m * config.cluster_m, rows)
     a, b = float(m) * k * size, float(n) * k * size
     panel = float(group) * config.block_m * k * size
     again_b = -(-rows // group) - 1

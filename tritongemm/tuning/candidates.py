@@ -86,6 +86,7 @@ class Planner:
             raise UsageError(f"kernel {unknown[0]!r} is not one that tritongemm.matmul runs; use "
                              f"{', '.join(SPECS)}")
         self._top, self._subset, self._seed = top, subset, seed
+        self._made: dict[tuple[str, str], tuple[KernelConfig, ...]] = {}
 
     @property
     def space_hash(self) -> str:
@@ -100,15 +101,14 @@ class Planner:
             return Candidates((), report)
         legal: list[KernelConfig] = []
         for space in self.spaces:
-            for config in space.configs(dtype=problem.dtype_a):
+            for config in self._configs(space, problem.dtype_a):
                 report.considered += 1
                 broken = violation(problem, config, device)
                 if broken is None:
                     legal.append(config)
                 else:
                     report.removed[space.kernel, broken.rule] += 1
-        ordered = sorted(legal, key=lambda c: (
-            selection.estimate(problem, c, device).total_us, c.config_id))
+        ordered = selection.by_promise(problem, device, legal)
         chosen = ordered
         if self._subset is not None and self._subset < len(ordered):
             drawn = set(random.Random(f"{self._seed} {problem_key(problem)}")
@@ -121,6 +121,13 @@ class Planner:
         report.kept = len(chosen)
         report.not_chosen = len(set(ordered) - set(chosen))
         return Candidates(tuple(chosen), report)
+
+    def _configs(self, space: Space, dtype: str) -> tuple[KernelConfig, ...]:
+        """The space's configs, made once: it has tens of thousands."""
+        key = (space.kernel, dtype)
+        if key not in self._made:
+            self._made[key] = tuple(space.configs(dtype=dtype))
+        return self._made[key]
 
     def _with_present(self, problem: GemmProblem, device: DeviceSpec,
                       chosen: list[KernelConfig]) -> list[KernelConfig]:

@@ -6,8 +6,10 @@ under way while this one is stored. Sizes that powers of two miss fill the last 
 CONSUMERS share 192 rows, and a tile has any multiple of 16 columns (``any_width``), stored in parts
 of PART, the power of two that divides it. With PINGPONG two consumers take units in turn: one
 multiplies while the other stores. A barrier keeps the turns in order: a group that waited for a
-stage two rounds ahead would take the parity of the wrong round. The programs of a CLUSTER share a
-tile, each a part of its K, and do that one alone (``cluster``).
+stage two rounds ahead would take the parity of the wrong round. The programs of a cluster share a
+tile, CLUSTER_K of them a part of its K each, and do that one alone (``cluster``); or they do tiles
+below and beside each other, CLUSTER_M by CLUSTER_N, and share what these have in common
+(``multicast``).
 """
 
 from dataclasses import dataclass, fields
@@ -15,7 +17,7 @@ from dataclasses import dataclass, fields
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tritongemm.kernels.device import any_width, cluster
+from tritongemm.kernels.device import any_width, cluster, multicast
 from tritongemm.kernels.device.dependent_launch import gluon_release, gluon_wait
 from tritongemm.kernels.device.hopper import (
     fence_async_shared,
@@ -38,6 +40,7 @@ class Constants:
     a_t: gl.constexpr
     b_t: gl.constexpr
     batched: gl.constexpr
+    turned: gl.constexpr
     tma_store: gl.constexpr
     vector: gl.constexpr
     stored: gl.constexpr
@@ -52,11 +55,14 @@ class Constants:
     stages: gl.constexpr
     consumers: gl.constexpr
     pingpong: gl.constexpr
-    cluster: gl.constexpr
+    cluster_k: gl.constexpr
+    cluster_m: gl.constexpr
+    cluster_n: gl.constexpr
     room: gl.constexpr
     addend: gl.constexpr
     activation: gl.constexpr
     release: gl.constexpr
+    symbol: gl.constexpr
 
     @property
     def rows(self):
@@ -79,7 +85,7 @@ class Constants:
     @property
     def columns(self):
         """Columns of C that a program stores."""
-        return self.block_n // self.cluster
+        return self.block_n // self.cluster_k
 
     @property
     def parts(self):
@@ -87,7 +93,27 @@ class Constants:
 
     @property
     def one_buffer(self):
-        return self.part < self.block_n
+        return self.part < self.block_n or self.programs > 1 or self.turned
+
+    @property
+    def programs(self):
+        """Of a cluster: they share a tile's K, or operands."""
+        return self.cluster_k * self.cluster_m * self.cluster_n
+
+    @property
+    def shares(self):
+        """Whether the programs of a cluster share operands."""
+        return self.cluster_m * self.cluster_n > 1
+
+    @property
+    def map_of_b(self):
+        """The parameter that is B's tensor map: A's is 0, followed by its extents and strides."""
+        return 7 if self.batched else 5
+
+    @property
+    def barriers(self):
+        """The byte where a cluster's barriers begin, if it shares operands: behind the stages."""
+        return self.stages * self.stage_bytes
 
     @property
     def stage_bytes(self):
@@ -97,7 +123,7 @@ class Constants:
     @property
     def empties(self):
         """Where the barriers of empty stages begin: in a cluster all barriers are in one place."""
-        return self.stages if self.cluster > 1 else 0
+        return self.stages if self.programs > 1 else 0
 
     def mangle(self):
         return "_".join(str(getattr(self, field.name).value) for field in fields(self))
@@ -116,8 +142,8 @@ def locate(unit, rank, M, N, K, batches, S: gl.constexpr):
     The parts of K are the outermost, so that programs of one moment share operands in the L2;
     within a part tiles go in the grouped order of ``order.tile_of``.
     """
-    num_m = gl.cdiv(M, S.block_m)
-    num_n = gl.cdiv(N, S.block_n)
+    num_m = gl.cdiv(M, S.block_m * S.cluster_m)
+    num_n = gl.cdiv(N, S.block_n * S.cluster_n)
     tiles = num_m * num_n
     part = unit // (tiles * batches)
     batch = (unit // tiles) % batches
@@ -125,11 +151,15 @@ def locate(unit, rank, M, N, K, batches, S: gl.constexpr):
     width = S.group_m * num_n
     first_m = (tile // width) * S.group_m
     size_m = gl.minimum(num_m - first_m, S.group_m)
-    row = (first_m + (tile % width) % size_m) * S.block_m
-    col = ((tile % width) // size_m) * S.block_n
+    row = (first_m + (tile % width) % size_m) * (S.block_m * S.cluster_m)
+    col = ((tile % width) // size_m) * (S.block_n * S.cluster_n)
+    if S.cluster_m > 1:
+        row += rank % S.cluster_m * S.block_m
+    if S.cluster_n > 1:
+        col += rank // S.cluster_m * S.block_n
     steps = gl.cdiv(K, S.block_k)
-    steps_a_part = gl.cdiv(steps, S.split_k * S.cluster)
-    first = gl.minimum((part * S.cluster + rank) * steps_a_part, steps)
+    steps_a_part = gl.cdiv(steps, S.split_k * S.cluster_k)
+    first = gl.minimum((part * S.cluster_k + rank % S.cluster_k) * steps_a_part, steps)
     return batch, part, row, col, first, gl.minimum(first + steps_a_part, steps)
 
 
@@ -163,16 +193,91 @@ def operand_b(desc, bufs, stage, box, S: gl.constexpr):
 
 
 @gluon.jit
+def units_of(M, N, batches, S: gl.constexpr):
+    """Units of work: of a cluster's programs, those that they do together count once."""
+    return (gl.cdiv(M, S.block_m * S.cluster_m) * gl.cdiv(N, S.block_n * S.cluster_n)
+            * batches * S.split_k)
+
+
+@gluon.jit
+def sharers(rank, S: gl.constexpr):
+    """The programs of the cluster, a bit each, that need this one's rows of A, and those that need
+    its columns of B."""
+    BESIDE: gl.constexpr = ((1 << S.programs) - 1) // ((1 << S.cluster_m) - 1)
+    BELOW: gl.constexpr = (1 << S.cluster_m) - 1
+    return BESIDE << rank % S.cluster_m, BELOW << rank // S.cluster_m * S.cluster_m
+
+
+@gluon.jit
+def load_a(desc, bufs, barrier, batch, row, k, stage, rank, S: gl.constexpr):
+    """Starts the copies of A's rows of a stage; of this program's part of them where a cluster
+    shares operands."""
+    if S.shares:
+        beside, _ = sharers(rank, S)
+        load_part(batch, row, k, stage, rank // S.cluster_m, beside, 0, S.block_m, S.cluster_n,
+                  S.a_t, 0, S)
+    else:
+        for piece in gl.static_range(S.pieces):
+            buffer = operand_a(desc, bufs, stage, piece, S)
+            if S.a_t:
+                load(desc, batch, k, row + piece * S.rows, barrier, buffer, S.batched)
+            else:
+                load(desc, batch, row + piece * S.rows, k, barrier, buffer, S.batched)
+
+
+@gluon.jit
+def load_b(desc, bufs, barrier, batch, col, k, stage, rank, S: gl.constexpr):
+    """The same of B's columns."""
+    if S.shares:
+        _, below = sharers(rank, S)
+        load_part(batch, col, k, stage, rank % S.cluster_m, below, S.block_m, S.rows_b,
+                  S.cluster_m, not S.b_t, S.map_of_b, S)
+    else:
+        for box in gl.static_range(S.boxes):
+            buffer = operand_b(desc, bufs, stage, box, S)
+            if S.b_t:
+                load(desc, batch, col + box * S.box, k, barrier, buffer, S.batched)
+            else:
+                load(desc, batch, k, col + box * S.box, barrier, buffer, S.batched)
+
+
+@gluon.jit
+def load_part(batch, first, k, stage, part, to, BEFORE: gl.constexpr, ROWS: gl.constexpr,
+              PARTS: gl.constexpr, ACROSS: gl.constexpr, MAP: gl.constexpr, S: gl.constexpr):
+    """Starts the copies of one of the PARTS of an operand's ROWS rows (of B: columns), which begin
+    at ``first``, to the programs ``to``. BEFORE: rows of a stage before the operand's.
+
+    A side stored ACROSS K lies in pieces of 64; where these do not divide, their steps of K do."""
+    WHOLE: gl.constexpr = not ACROSS or ROWS // 64 % PARTS == 0
+    SHARE: gl.constexpr = ROWS // PARTS if WHOLE else ROWS
+    BOX: gl.constexpr = 64 if ACROSS else SHARE
+    STEPS: gl.constexpr = 0 if WHOLE else 64 // PARTS
+    for box in gl.static_range(SHARE // BOX):
+        at = box * BOX
+        if WHOLE:
+            at += part * SHARE
+        place = S.stage_bytes * stage + 128 * (BEFORE + at + part * STEPS)
+        if ACROSS:
+            multicast.load(place, S.barriers + 8 * stage, to, PARTS > 1, batch, k + part * STEPS,
+                           first + at, S.symbol, MAP, S.batched)
+        else:
+            multicast.load(place, S.barriers + 8 * stage, to, PARTS > 1, batch, first + at, k,
+                           S.symbol, MAP, S.batched)
+
+
+@gluon.jit
 def producer(a_desc, b_desc, buffers, sizes, S: gl.constexpr):
     """Fills stage after stage, as soon as its consumers have let go of it."""
     a_bufs, b_bufs, c_bufs, ready, empty, turns = buffers
     M, N, K, batches = sizes
-    if S.cluster > 1:
+    if S.programs > 1:
         cluster.come()
-    rank = gl.program_id(0) % S.cluster
-    units = gl.cdiv(M, S.block_m) * gl.cdiv(N, S.block_n) * batches * S.split_k
+    if S.shares:
+        cluster.meet()  # the others' barriers are there
+    rank = gl.program_id(0) % S.programs
+    units = units_of(M, N, batches, S)
     it = 0
-    for unit in range(gl.program_id(0) // S.cluster, units, gl.num_programs(0) // S.cluster):
+    for unit in range(gl.program_id(0) // S.programs, units, gl.num_programs(0) // S.programs):
         batch, part, row, col, first, last = locate(unit, rank, M, N, K, batches, S)
         for step in range(first, last):
             k = step * S.block_k
@@ -180,25 +285,17 @@ def producer(a_desc, b_desc, buffers, sizes, S: gl.constexpr):
             mbarrier.wait(empty.index(S.empties + stage), ((it // S.stages) & 1) ^ 1)
             barrier = ready.index(stage)
             mbarrier.expect(barrier, S.stage_bytes)
-            for piece in gl.static_range(S.pieces):
-                a_row = row + piece * S.rows
-                buffer = operand_a(a_desc, a_bufs, stage, piece, S)
-                if S.a_t:
-                    load(a_desc, batch, k, a_row, barrier, buffer, S.batched)
-                else:
-                    load(a_desc, batch, a_row, k, barrier, buffer, S.batched)
-            for box in gl.static_range(S.boxes):
-                b_col = col + box * S.box
-                buffer = operand_b(b_desc, b_bufs, stage, box, S)
-                if S.b_t:
-                    load(b_desc, batch, b_col, k, barrier, buffer, S.batched)
-                else:
-                    load(b_desc, batch, k, b_col, barrier, buffer, S.batched)
+            load_a(a_desc, a_bufs, barrier, batch, row, k, stage, rank, S)
+            load_b(b_desc, b_bufs, barrier, batch, col, k, stage, rank, S)
             it += 1
     if S.release == 1:
         gluon_release()
-    if S.cluster > 1:
+    if S.cluster_k > 1:
         cluster.meet()
+    if S.shares:  # every arrival from the cluster has come, and all that was sent: then it may go
+        for _ in range(S.stages):
+            mbarrier.wait(empty.index(S.empties + it % S.stages), ((it // S.stages) & 1) ^ 1)
+            it += 1
 
 
 @gluon.jit
@@ -219,6 +316,16 @@ def flat(buffer, OUTER: gl.constexpr, INNER: gl.constexpr, BATCHED: gl.constexpr
 
 
 @gluon.jit
+def release(empty, stage, wanted, others, S: gl.constexpr):
+    """This consumer lets go of a stage, if ``wanted``: of its program's, or, where operands are
+    shared, of that of ``others``."""
+    if S.shares:
+        multicast.arrive(S.barriers + 8 * (S.empties + stage), others * wanted.to(gl.int32))
+    else:
+        mbarrier.arrive(empty.index(S.empties + stage), count=1, pred=wanted)
+
+
+@gluon.jit
 def exchanged(acc, barriers, rank, S: gl.constexpr, WHICH: gl.constexpr):
     """A consumer's accumulator summed over the cluster: this program's columns of it. What the
     others send comes to a place behind the operands' stages."""
@@ -227,12 +334,13 @@ def exchanged(acc, barriers, rank, S: gl.constexpr, WHICH: gl.constexpr):
     COME: gl.constexpr = FULL + S.consumers
     PLACE: gl.constexpr = S.stages * S.stage_bytes + 2048 * N8 * WHICH
     BARRIERS: gl.constexpr = S.stages * S.stage_bytes + 2048 * N8 * S.consumers
-    mbarrier.expect(barriers.index(FULL), 2048 * N8 // S.cluster * (S.cluster - 1))
+    mbarrier.expect(barriers.index(FULL), 2048 * N8 // S.cluster_k * (S.cluster_k - 1))
     cluster.meet()  # as late as can be: the others' barriers are there
-    cluster.give(acc, PLACE, BARRIERS + 8 * FULL, rank, N8, S.stage_bytes, S.room, S.cluster, WHICH)
+    cluster.give(acc, PLACE, BARRIERS + 8 * FULL, rank, N8, S.stage_bytes, S.room, S.cluster_k,
+                 WHICH)
     mbarrier.wait(barriers.index(FULL), 0)
-    cluster.arrive_at_all(BARRIERS + 8 * COME, S.cluster)
-    return cluster.take(acc[0], PLACE, N8, S.cluster)
+    cluster.arrive_at_all(BARRIERS + 8 * COME, S.cluster_k)
+    return cluster.take(acc[0], PLACE, N8, S.cluster_k)
 
 
 @gluon.jit
@@ -246,13 +354,18 @@ def consumer(a_desc, result, buffers, sizes, S: gl.constexpr, WHICH: gl.constexp
     ELEMENT: gl.constexpr = "bf16" if a_desc.dtype == gl.bfloat16 else "f16"
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, S.part, 16])
-    if S.cluster > 1:
+    if S.programs > 1:
         cluster.come()
-    rank = gl.program_id(0) % S.cluster
-    units = gl.cdiv(M, S.block_m) * gl.cdiv(N, S.block_n) * batches * S.split_k
+    rank = gl.program_id(0) % S.programs
+    others = rank
+    if S.shares:
+        cluster.meet()
+        beside, below = sharers(rank, S)
+        others = beside | below
+    units = units_of(M, N, batches, S)
     it = 0
     turn = 0
-    for unit in range(gl.program_id(0) // S.cluster, units, gl.num_programs(0) // S.cluster):
+    for unit in range(gl.program_id(0) // S.programs, units, gl.num_programs(0) // S.programs):
         batch, part_of_k, row, col, first, last = locate(unit, rank, M, N, K, batches, S)
         mine = True
         if S.pingpong:
@@ -284,30 +397,30 @@ def consumer(a_desc, result, buffers, sizes, S: gl.constexpr, WHICH: gl.constexp
                         b = flat(b, S.block_k, S.block_n, S.batched)
                     token = warpgroup_mma(a, b, acc, is_async=True)
                     acc = warpgroup_mma_wait(1, deps=(token,))
-                mbarrier.arrive(empty.index(S.empties + (it + S.stages - 1) % S.stages), count=1,
-                                pred=step > first)
+                release(empty, (it + S.stages - 1) % S.stages, step > first, others, S)
                 it += 1
             if S.one_buffer:
                 acc = any_width.settle(acc, N8)
             else:  # D is on its way while the last products are summed
                 value = addend(acc, epilogue, batch, row + PIECE * S.rows, col, M, N, S.addend)
                 acc = warpgroup_mma_wait(0, deps=(acc,))
-            mbarrier.arrive(empty.index(S.empties + (it + S.stages - 1) % S.stages), count=1,
-                            pred=last > first)
+            release(empty, (it + S.stages - 1) % S.stages, last > first, others, S)
             if S.pingpong:
                 mbarrier.arrive(turns.index(1 - WHICH), count=1)
             if S.one_buffer:
-                if S.cluster > 1:
+                if S.cluster_k > 1:
                     acc = exchanged(acc, ready, rank, S, WHICH)
                     col += rank * S.columns
                 for part in gl.static_range(S.parts):
                     piece = any_width.columns_of(acc, part * S.part, S.part)
-                    value = addend(piece, epilogue, batch, row + PIECE * S.rows,
-                                   col + part * S.part, M, N, S.addend)
+                    c_row, c_col, rows, cols = row + PIECE * S.rows, col + part * S.part, M, N
+                    if S.turned:
+                        piece = piece.permute((1, 0))
+                        c_row, c_col, rows, cols = c_col, c_row, N, M
+                    value = addend(piece, epilogue, batch, c_row, c_col, rows, cols, S.addend)
                     buffer = c_bufs.index(WHICH if S.subtile > 1 else WHICH * S.parts + part)
-                    write(c_desc, c, buffer, piece, value, epilogue, batch, part_of_k,
-                          row + PIECE * S.rows, col + part * S.part, M, N, strides, 1,
-                          S.subtile > 1 or part == 0, S)
+                    write(c_desc, c, buffer, piece, value, epilogue, batch, part_of_k, c_row, c_col,
+                          rows, cols, strides, 1, S.subtile > 1 or part == 0, S)
             else:
                 write(c_desc, c, c_bufs.index(WHICH), acc, value, epilogue, batch, part_of_k,
                       row + PIECE * S.rows, col, M, N, strides, S.subtile, True, S)
@@ -320,7 +433,7 @@ def consumer(a_desc, result, buffers, sizes, S: gl.constexpr, WHICH: gl.constexp
             last_turn = (turn + 1) % 2 == WHICH
         if last_turn:
             gluon_release()
-    if S.cluster > 1:  # what it sent is read from its memory until it has come: then it may go
+    if S.cluster_k > 1:  # what it sent is read from its memory until it has come: then it may go
         mbarrier.wait(ready.index(2 * S.stages + S.consumers + WHICH), 0)
     if S.tma_store:
         tma_store_wait(0)
@@ -330,32 +443,35 @@ def consumer(a_desc, result, buffers, sizes, S: gl.constexpr, WHICH: gl.constexp
 def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, stride_cm,
                      stride_cn, stride_cs, d, alpha, beta, stride_db, stride_dm,
                      stride_dn, A_T: gl.constexpr, B_T: gl.constexpr, BATCHED: gl.constexpr,
-                     TMA_STORE: gl.constexpr, VECTOR: gl.constexpr, STORED: gl.constexpr,
+                     TURNED: gl.constexpr, TMA_STORE: gl.constexpr,
+                     VECTOR: gl.constexpr, STORED: gl.constexpr,
                      SUBTILE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
                      PART: gl.constexpr, BOX: gl.constexpr, BLOCK_K: gl.constexpr,
                      GROUP_M: gl.constexpr, SPLIT_K: gl.constexpr, STAGES: gl.constexpr,
-                     CONSUMERS: gl.constexpr, PINGPONG: gl.constexpr, CLUSTER: gl.constexpr,
-                     ROOM: gl.constexpr, ADDEND: gl.constexpr, ACTIVATION: gl.constexpr,
-                     CONSUMER_REGISTERS: gl.constexpr, RELEASE: gl.constexpr,
-                     SYMBOL: gl.constexpr):
+                     CONSUMERS: gl.constexpr, PINGPONG: gl.constexpr, CLUSTER_K: gl.constexpr,
+                     CLUSTER_M: gl.constexpr, CLUSTER_N: gl.constexpr, ROOM: gl.constexpr,
+                     ADDEND: gl.constexpr, ACTIVATION: gl.constexpr,
+                     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+                     RELEASE: gl.constexpr, SYMBOL: gl.constexpr):
     """C[batch, M, N] = A @ B and its epilogue. A is stored [M, K] or, with A_T, [K, M]; B [K, N]
-    or, with B_T, [N, K]. With SPLIT_K > 1, C is [SPLIT_K, batch, M, N] float32.
+    or, with B_T, [N, K]. With SPLIT_K > 1, C is [SPLIT_K, batch, M, N] float32. With TURNED, C, its
+    strides and D's are those of the transposed product: tiles are turned before they are stored.
 
     VECTOR elements are stored at once along rows of C that the copy engine cannot store, STORED
     columns a piece; 0: those that a thread has. BOX columns of B are loaded at once. Where PART,
-    the width of C's boxes, is less than BLOCK_N, the operands share one buffer, a stage's rows of A
-    before those of B, so that their addresses are known; in a CLUSTER the parts that are exchanged
-    and the barriers lie behind them."""
+    the width of C's boxes, is less than BLOCK_N, in clusters and with TURNED the operands share one
+    buffer, a stage's rows of A before those of B, so that their addresses are known; in a cluster
+    the parts that are exchanged and the barriers lie behind them."""
     S: gl.constexpr = constants_of(
-        A_T, B_T, BATCHED, TMA_STORE, VECTOR, STORED, SUBTILE, BLOCK_M, BLOCK_N, PART, BOX,
-        BLOCK_K, GROUP_M, SPLIT_K, STAGES, CONSUMERS, PINGPONG, CLUSTER, ROOM, ADDEND, ACTIVATION,
-        RELEASE)
+        A_T, B_T, BATCHED, TURNED, TMA_STORE, VECTOR, STORED, SUBTILE, BLOCK_M, BLOCK_N, PART,
+        BOX, BLOCK_K, GROUP_M, SPLIT_K, STAGES, CONSUMERS, PINGPONG, CLUSTER_K, CLUSTER_M,
+        CLUSTER_N, ROOM, ADDEND, ACTIVATION, RELEASE, SYMBOL)
     if S.one_buffer:
-        EXCHANGED: gl.constexpr = CONSUMERS * BLOCK_N // 8 if CLUSTER > 1 else 0
+        EXCHANGED: gl.constexpr = CONSUMERS * BLOCK_N // 8 if CLUSTER_K > 1 else 0
         UNITS: gl.constexpr = STAGES * (BLOCK_M + S.rows_b) // 16 + EXCHANGED
         rows_of_16: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128,
                                                         element_bitwidth=16, rank=2)
-        a_bufs = gl.allocate_shared_memory(a_desc.dtype, [UNITS + (CLUSTER > 1), 16, BLOCK_K],
+        a_bufs = gl.allocate_shared_memory(a_desc.dtype, [UNITS + (S.programs > 1), 16, BLOCK_K],
                                            rows_of_16)
         b_bufs = a_bufs
     else:
@@ -365,7 +481,7 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
                                            b_desc.layout)
     # A stage is ready; a stage is empty, and in a cluster, in the same place, a consumer's parts
     # have come, and each program's four warps know; a consumer's turn.
-    if CLUSTER > 1:
+    if S.programs > 1:
         ready = a_bufs.index(UNITS)._reinterpret(gl.int64, [2 * STAGES + 2 * CONSUMERS, 1],
                                                  mbarrier.MBarrierLayout())
         empty = ready
@@ -385,13 +501,18 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
     # Triton 3.6 makes all warps meet between two of one allocation: those of several in turn.
     for i in gl.static_range(STAGES):
         mbarrier.init(ready.index(i), count=1)
-        mbarrier.init(empty.index(S.empties + i), count=1 if PINGPONG else CONSUMERS)
+        if S.shares:
+            mbarrier.init(empty.index(S.empties + i),
+                          count=4 * CONSUMERS * (CLUSTER_M + CLUSTER_N - 1))
+        else:
+            mbarrier.init(empty.index(S.empties + i), count=1 if PINGPONG else CONSUMERS)
         if PINGPONG and i < 2:  # there are two stages at least
             mbarrier.init(turns.index(i), count=1)
-    if CLUSTER > 1:
+    if CLUSTER_K > 1:
         for i in gl.static_range(CONSUMERS):
             mbarrier.init(ready.index(2 * STAGES + i), count=1)
-            mbarrier.init(ready.index(2 * STAGES + CONSUMERS + i), count=4 * CLUSTER)
+            mbarrier.init(ready.index(2 * STAGES + CONSUMERS + i), count=4 * CLUSTER_K)
+    if S.programs > 1:
         cluster.announce()
     fence_async_shared()
     gluon_wait()
@@ -400,39 +521,39 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
     result = (c_desc, c, (stride_cb, stride_cm, stride_cn, stride_cs),
               (d, alpha, beta, stride_db, stride_dm, stride_dn))
     # A list in a variable would turn constants into values: each is written out.
-    if CLUSTER == 1:
+    if S.programs == 1:
         if CONSUMERS == 1:
             gl.warp_specialize([
                 (consumer, (a_desc, result, buffers, sizes, S, gl.constexpr(0))),
                 (producer, (a_desc, b_desc, buffers, sizes, S)),
-            ], [1], [24])
+            ], [1], [PRODUCER_REGISTERS])
         elif CONSUMERS == 2:
             gl.warp_specialize([
                 (consumer, (a_desc, result, buffers, sizes, S, gl.constexpr(0))),
                 (consumer, (a_desc, result, buffers, sizes, S, gl.constexpr(1))),
                 (producer, (a_desc, b_desc, buffers, sizes, S)),
-            ], [4, 1], [CONSUMER_REGISTERS, 24])
+            ], [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])
         else:
             gl.warp_specialize([
                 (consumer, (a_desc, result, buffers, sizes, S, gl.constexpr(0))),
                 (consumer, (a_desc, result, buffers, sizes, S, gl.constexpr(1))),
                 (consumer, (a_desc, result, buffers, sizes, S, gl.constexpr(2))),
                 (producer, (a_desc, b_desc, buffers, sizes, S)),
-            ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, 24])
+            ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS])
     else:
         if CONSUMERS == 1:
             gl.warp_specialize([
                 (consumer, (a_desc, result, buffers, sizes, S, gl.constexpr(0))),
                 (producer, (a_desc, b_desc, buffers, sizes, S)),
                 (bystander, ()), (bystander, ()),
-            ], [1, 1, 2], [24, 24, 24])
+            ], [1, 1, 2], [PRODUCER_REGISTERS] * 3)
         elif CONSUMERS == 2:
             gl.warp_specialize([
                 (consumer, (a_desc, result, buffers, sizes, S, gl.constexpr(0))),
                 (consumer, (a_desc, result, buffers, sizes, S, gl.constexpr(1))),
                 (producer, (a_desc, b_desc, buffers, sizes, S)),
                 (bystander, ()), (bystander, ()),
-            ], [4, 1, 1, 2], [CONSUMER_REGISTERS, 24, 24, 24])
+            ], [4, 1, 1, 2], [CONSUMER_REGISTERS] + [PRODUCER_REGISTERS] * 3)
         else:
             gl.warp_specialize([
                 (consumer, (a_desc, result, buffers, sizes, S, gl.constexpr(0))),
@@ -440,4 +561,4 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
                 (consumer, (a_desc, result, buffers, sizes, S, gl.constexpr(2))),
                 (producer, (a_desc, b_desc, buffers, sizes, S)),
                 (bystander, ()), (bystander, ()),
-            ], [4, 4, 1, 1, 2], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, 24, 24, 24])
+            ], [4, 4, 1, 1, 2], [CONSUMER_REGISTERS] * 2 + [PRODUCER_REGISTERS] * 3)
