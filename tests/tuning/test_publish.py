@@ -89,6 +89,21 @@ def test_a_better_row_is_kept_and_the_report_says_why(tmp_path, offered, reason)
     assert row().run_id == RUN.format(1)
 
 
+def test_what_beat_the_row_in_the_same_rounds_of_a_later_run_replaces_it(tmp_path):
+    """Torch may have been slow in the run that the row comes from."""
+    flattered = {"config": fakes.config(21), "time_us": 330.0, "ratio_vs_torch": 1.5}
+    swept = fakes.run(tmp_path / "j.jsonl", [fakes.config(n) for n in (20, 21)])
+    early, late = "20200101T000000Z-0a1b2c", "20990101T000000Z-0a1b2c"
+    assert early < swept.run_id < late
+    for run_id, replaced in ((early, 1), (late, 0)):
+        publish([journal(tmp_path / f"{run_id}.jsonl", flattered | {"run_id": run_id})], force=True)
+        assert publish([tmp_path / "j.jsonl"]).replaced == replaced
+        assert row().config == fakes.config(20 if replaced else 21)
+    other = flattered | {"config": fakes.config(4), "run_id": early}  # not in those rounds
+    publish([journal(tmp_path / "other.jsonl", other)], force=True)
+    assert publish([tmp_path / "j.jsonl"]).replaced == 0
+
+
 def test_force_replaces_whatever_is_there(tmp_path):
     publish([journal(tmp_path / "a.jsonl", {})])
     report = publish([journal(tmp_path / "b.jsonl", {"time_us": 99.0}, run=2)], force=True)

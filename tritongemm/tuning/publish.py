@@ -17,6 +17,7 @@ from tritongemm.records.codec import config_from_json, problem_from_json
 from tritongemm.records.journal import read_journal
 from tritongemm.records.run import is_run_id
 from tritongemm.records.tables import LADDER, TableHeader, TunedRow, merge, path_for
+from tritongemm.tuning.jobs import FINAL
 
 #: A device's slug becomes a folder's name.
 _SLUG = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
@@ -63,9 +64,12 @@ class PublishReport:
 
 @dataclass(frozen=True)
 class _Winner:
+    """``beaten``: configs that were slower in the same rounds."""
+
     problem: GemmProblem
     header: TableHeader
     row: TunedRow
+    beaten: frozenset[KernelConfig]
 
 
 def publish(journals: Iterable[str | os.PathLike[str]], *, force: bool = False) -> PublishReport:
@@ -73,7 +77,8 @@ def publish(journals: Iterable[str | os.PathLike[str]], *, force: bool = False) 
 
     Winners come from the final stage only, where they were measured in the same rounds as torch.
     A row is replaced by one that is faster and was made with a torch and Triton at least as new;
-    whatever else is offered is reported as kept.
+    whatever else is offered is reported as kept. Faster is what beat the row's config in the same
+    rounds of a later run, and of two runs what is more times as fast as torch.
 
     Args:
         force: replace rows whatever they hold; the report's ``replaced`` counts them.
@@ -106,14 +111,15 @@ def publish(journals: Iterable[str | os.PathLike[str]], *, force: bool = False) 
 
 def _merge(report: PublishReport, path: Path, header: TableHeader, group: list[_Winner],
            force: bool) -> None:
-    problems = {winner.row.key: winner.problem for winner in group}
+    offered = {winner.row.key: winner for winner in group}
 
     def replaces(old: TunedRow, new: TunedRow) -> bool:
         if force:
             return True
-        reason = _why_keep(old, new)
+        winner = offered[new.key]
+        reason = _why_keep(old, new, winner.beaten)
         if reason is not None:
-            report.kept.append(Kept(path, problems[new.key], old, new, reason))
+            report.kept.append(Kept(path, winner.problem, old, new, reason))
         return reason is None
 
     found = merge(path, header, [winner.row for winner in group], replaces)
@@ -122,8 +128,9 @@ def _merge(report: PublishReport, path: Path, header: TableHeader, group: list[_
                            before[2] + found.kept)
 
 
-def _why_keep(old: TunedRow, new: TunedRow) -> str | None:
-    """Why ``old`` stays, or None where ``new`` takes its place."""
+def _why_keep(old: TunedRow, new: TunedRow,
+              beaten: frozenset[KernelConfig] = frozenset()) -> str | None:
+    """Why ``old`` stays, or None where ``new`` takes its place; ``beaten``: by ``new``."""
     if new.run_id == old.run_id and new.config == old.config and new.time_us == old.time_us:
         if old.vs_torch is None and new.vs_torch is not None:
             return None  # it says more
@@ -132,6 +139,8 @@ def _why_keep(old: TunedRow, new: TunedRow) -> str | None:
         ours, theirs = getattr(old, name), getattr(new, name)
         if ours and theirs and _version(theirs) < _version(ours):
             return f"the new one was made with {name} {theirs}, older than {ours}"
+    if old.config in beaten and new.run_id > old.run_id:  # an id begins with its run's time
+        return None
     # Torch's time in the same rounds tells two runs apart from two temperatures of the card, which
     # slows down by 10 % as it warms.
     if old.vs_torch is not None and new.vs_torch is not None:
@@ -155,12 +164,18 @@ def _version(text: str) -> tuple[int, ...]:
 
 def _winners(path: Path) -> Iterable[_Winner]:
     """The winners of one journal, checked: a file may come from anywhere."""
+    finalists: dict[GemmProblem, set[KernelConfig]] = {}
     for number, record in enumerate(read_journal(path), 1):
-        if record["kind"] == "winner":
-            yield _winner(path, number, record)
+        if record["kind"] == "result" and (record.get("stage"), record.get("status")) == (
+                FINAL, "ok"):
+            finalists.setdefault(problem_from_json(record["problem"]), set()).add(
+                config_from_json(record["config"]))
+        elif record["kind"] == "winner":
+            yield _winner(path, number, record, finalists)
 
 
-def _winner(path: Path, number: int, record: Mapping[str, object]) -> _Winner:
+def _winner(path: Path, number: int, record: Mapping[str, object],
+            finalists: Mapping[GemmProblem, set[KernelConfig]]) -> _Winner:
     def bad(name: str, what: str) -> DataFileError:
         return DataFileError(path, f"{record.get(name)!r:.80} {what}", row=number, field=name)
 
@@ -198,4 +213,4 @@ def _winner(path: Path, number: int, record: Mapping[str, object]) -> _Winner:
                       margin_vs_second=None if margin is None else round(float(margin), 5),
                       run_id=str(record["run_id"]), **words,
                       vs_torch=None if ratio is None else round(float(ratio), 4))
-    return _Winner(problem, header, row)
+    return _Winner(problem, header, row, frozenset(finalists.get(problem, ())) - {config})
