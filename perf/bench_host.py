@@ -110,7 +110,7 @@ def calls_of(size: int, device: str) -> dict[str, tuple[Call, Call]]:
     a, b = sets[0]
     bias, whole = b[0].clone(), torch.empty_like(a)
     wide = torch.randn(size, size, device=device, dtype=torch.float64)
-    leaf = a.clone().requires_grad_()
+    leaf, none = a.clone().requires_grad_(), a[:0]
 
     def rows(name: str, both: Callable[[object], Call]) -> dict[str, tuple[Call, Call]]:
         return {name: (both(torch), both(tg))}
@@ -137,7 +137,8 @@ def calls_of(size: int, device: str) -> dict[str, tuple[Call, Call]]:
     for name, call in {
             "mm": lambda: torch.mm(a, b), "linear, bias": lambda: linear(torch, a, b, bias),
             "linear, bias, with grad": lambda: linear(torch, leaf, b, bias),
-            "mm, declined": lambda: torch.mm(wide, wide)}.items():
+            "mm, declined": lambda: torch.mm(wide, wide),
+            "mm, declined by its shape": lambda: torch.mm(none, b)}.items():
         found[f"override: {name}"] = (call, call)
     return found
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import representative
+from tritongemm.errors import CompileError
 from tritongemm.kernels import SPECS, violation
 from tritongemm.kernels.compile import binary_key, launches_of
 from tritongemm.kernels.driver import _fields
@@ -133,6 +134,24 @@ def test_architecture_triton_and_device_code_make_other_files(monkeypatch):
     monkeypatch.setattr(compiling, "device_code_digest", lambda: "another")
     found.add(binary_key(launch, 90))
     assert len(found) == 4 and all(re.fullmatch("[0-9a-f]{64}", key) for key in found)
+
+
+def test_tritons_own_cache_knows_a_kernel_by_all_device_code_too(monkeypatch):
+    from tritongemm.kernels import compile as compiling
+
+    seen = []
+
+    def stop(source, **_):
+        seen.append(source.hash())
+        raise RuntimeError("seen")
+
+    monkeypatch.setattr("triton.compile", stop)
+    launch = launches_of(BASE, CONFIGS["tiled"], H200)[0]
+    for digest in ("one", "another", "one"):
+        monkeypatch.setattr(compiling, "device_code_digest", lambda digest=digest: digest)
+        with pytest.raises(CompileError, match="seen"):
+            compiling.compile_launch(launch, 90)
+    assert seen[0] == seen[2] != seen[1]
 
 
 @given(st.integers(0, 2**40), st.sampled_from((1, 2, 4, 8, 16)))

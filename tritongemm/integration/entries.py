@@ -25,6 +25,7 @@ from torch import Tensor
 from tritongemm import settings
 from tritongemm.errors import UnsupportedError
 from tritongemm.ops import execute
+from tritongemm.ops.calls import NAMES, unlike
 from tritongemm.ops.execute import Declined
 
 Kernel = Callable[..., Tensor]
@@ -184,6 +185,8 @@ def _product_entry(run: Kernel, theirs: Kernel, policy: Policy, name: str) -> Ke
         try:
             if _products(self, mat2) < least:
                 reason = "fewer flops than min_flops"
+            elif self.dtype not in NAMES:  # told here it costs half of what a raised reason does
+                reason = unlike(self, mat2)
             else:
                 if out is None and out_dtype is None:
                     result = run(self, mat2)
@@ -208,6 +211,8 @@ def _sum_entry(run: Kernel, theirs: Kernel, policy: Policy, name: str) -> Kernel
         try:
             if _products(a, b) < least:
                 reason = "fewer flops than min_flops"
+            elif a.dtype not in NAMES:
+                reason = unlike(a, b)
             elif out_dtype is not None:
                 reason = "out_dtype= is given"
             elif type(beta) not in _NUMBERS or type(alpha) not in _NUMBERS:

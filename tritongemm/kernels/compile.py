@@ -198,7 +198,7 @@ def compile_launch(launch: Launch, arch: int) -> Binary:
                            "process without TRITON_INTERPRET=1")
     signature, attributes = _signature(launch, function.arg_names)
     constants = dict(launch.all_constants())
-    source = Source(function, signature, constexprs={
+    source = _keyed(Source)(function, signature, constexprs={
         (function.arg_names.index(name),): value for name, value in constants.items()},
         attrs=attributes)
     options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages,
@@ -223,6 +223,16 @@ def compile_launch(launch: Launch, arch: int) -> Binary:
     return Binary(metadata.name, cubin, metadata.num_warps, metadata.num_ctas, metadata.shared,
                   registers, spills, tuple(getattr(metadata, "tensordesc_meta", None) or ()),
                   _parameters(kernel.asm["ptx"]))
+
+
+def _keyed(kind: type) -> type:
+    """Triton's source class, known to Triton's cache by all device code: by itself that looks at
+    the functions a kernel calls, but not at a class of constants such as ``Constants``."""
+    class Keyed(kind):  # type: ignore[misc]
+        def hash(self) -> str:
+            return hashlib.sha256(f"{super().hash()}-{device_code_digest()}".encode()).hexdigest()
+
+    return Keyed
 
 
 def _signature(launch: Launch, names: list[str]) -> tuple[dict[str, str], dict]:

@@ -30,6 +30,9 @@ from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
 _START_REGISTERS = {1: 128, 2: 168, 3: 128}
 #: Registers a thread of the producer: it writes more out where it shares operands with a cluster.
 _PRODUCER_REGISTERS, _SHARING_PRODUCER_REGISTERS = 24, {1: 40, 2: 40, 3: 56}
+#: Registers that a consumer needs beside its accumulator and what it holds of D: with 56 some wide
+#: tiles spill (Triton 3.6).
+_OTHER_REGISTERS = 80
 _MAX_STAGES = 12
 #: Columns of a swizzled row of 128 bytes.
 _PIECE = 64
@@ -212,6 +215,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         ("CLUSTER_K", config.cluster_k), ("CLUSTER_M", config.cluster_m),
         ("CLUSTER_N", config.cluster_n),
         ("ROOM", _chunks_a_stage(config) if config.cluster_k > 1 else 0),
+        ("EARLY", _early(config, dict(epilogue)["ADDEND"])),
         ("CONSUMER_REGISTERS", for_consumers), ("PRODUCER_REGISTERS", for_producer), *epilogue)
     # Programs that share K do one tile: they send their sums from where its operands were.
     clusters = units if config.cluster_k > 1 else min(
@@ -275,6 +279,18 @@ def _registers(config: KernelConfig) -> tuple[int, int]:
         producer = _SHARING_PRODUCER_REGISTERS[consumers]
     rest = _START_REGISTERS[consumers] * (consumers + 1) - producer
     return rest // consumers // 8 * 8, producer
+
+
+def _early(config: KernelConfig, addend: object) -> int:
+    """Parts of a tile's D that are asked for before the tile's products are summed: those for
+    which the accumulator leaves registers. A thread has two values of eight columns of a vector,
+    four of eight columns of a matrix's 64 rows."""
+    if addend in ("none", "scale") or not _one_buffer(config):
+        return 0
+    spare = _registers(config)[0] - config.block_n // 2 - _OTHER_REGISTERS
+    columns = spare * (2 if addend == "tile" else 4)
+    part = _part(config)
+    return max(0, min(config.block_n // config.cluster_k // part, columns // part))
 
 
 def sms_of(config: KernelConfig, device: DeviceSpec) -> int:

@@ -105,7 +105,7 @@ def _check(rule: Rule, x: Operands, dtype_out: torch.dtype) -> None:
     if torch._C._get_tracing_state() is not None:
         raise DeclinedNow("torch.jit.trace records torch's own calls only")
     if a.dtype not in NAMES or a.dtype != b.dtype:
-        raise Declined(f"dtypes are {a.dtype} and {b.dtype}")
+        raise Declined(unlike(a, b))
     if dtype_out not in (a.dtype, torch.float32):
         raise Declined(f"the result is to be {dtype_out}, of {a.dtype} operands")
     if a.device != b.device:
@@ -130,6 +130,11 @@ def _check(rule: Rule, x: Operands, dtype_out: torch.dtype) -> None:
     if 1 in ranks and not rule.insisting:
         # Bound by memory, which torch's gemv reads as fast as can be.
         raise DeclinedByChoice("products with a vector are torch's")
+
+
+def unlike(a: torch.Tensor, b: torch.Tensor) -> str:
+    """Why operands are torch's whose types no kernel has, or that differ."""
+    return f"dtypes are {a.dtype} and {b.dtype}"
 
 
 def _form(rule: Rule, x: Operands) -> Form:

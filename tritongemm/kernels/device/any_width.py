@@ -50,10 +50,10 @@ def floats(n):
 
 
 @gluon.constexpr_function
-def column_layout():
-    """The layout of eight columns of an accumulator."""
+def layout_of(columns):
+    """The layout of columns of a warpgroup's accumulator, a power of two of them."""
     return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1],
-                                     instr_shape=[16, 8, 16])
+                                     instr_shape=[16, columns, 16])
 
 
 @gluon.jit
@@ -61,7 +61,7 @@ def zeros(N8: gl.constexpr):
     """An accumulator of 64 rows and 8 N8 columns."""
     accs = ()
     for _ in gl.static_range(N8):
-        accs = accs + (gl.zeros((64, 8), gl.float32, layout=column_layout()),)
+        accs = accs + (gl.zeros((64, 8), gl.float32, layout=layout_of(8)),)
     return accs
 
 
@@ -106,6 +106,5 @@ def _joined(accs, START: gl.constexpr, COUNT: gl.constexpr):
 @gluon.jit
 def columns_of(accs, START: gl.constexpr, WIDTH: gl.constexpr):
     """Columns START to START + WIDTH, a power of two, as one tensor."""
-    layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1],
-                                                     instr_shape=[16, WIDTH, 16])
-    return gl.convert_layout(_joined(accs, START // 8, WIDTH // 8), layout, assert_trivial=True)
+    return gl.convert_layout(_joined(accs, START // 8, WIDTH // 8), layout_of(WIDTH),
+                             assert_trivial=True)

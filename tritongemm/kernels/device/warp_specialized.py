@@ -59,6 +59,7 @@ class Constants:
     cluster_m: gl.constexpr
     cluster_n: gl.constexpr
     room: gl.constexpr
+    early: gl.constexpr
     addend: gl.constexpr
     activation: gl.constexpr
     release: gl.constexpr
@@ -249,6 +250,25 @@ def exchanged(acc, barriers, rank, S: gl.constexpr, WHICH: gl.constexpr):
 
 
 @gluon.jit
+def corner(row, col, part, M, N, S: gl.constexpr):
+    """Where a part of a consumer's tile begins in C, and C's extents."""
+    if S.turned:
+        return col + part * S.part, row, N, M
+    else:
+        return row, col + part * S.part, M, N
+
+
+@gluon.jit
+def addend_of(epilogue, batch, row, col, part, M, N, S: gl.constexpr):
+    """D of a part."""
+    like = gl.zeros((64, S.part), gl.float32, layout=any_width.layout_of(S.part))
+    if S.turned:
+        like = like.permute((1, 0))
+    row, col, M, N = corner(row, col, part, M, N, S)
+    return addend(like, epilogue, batch, row, col, M, N, S.addend)
+
+
+@gluon.jit
 def consumer(a_desc, result, buffers, sizes, S: gl.constexpr, WHICH: gl.constexpr):
     """Multiplies stage after stage; a stage is released while the next one is multiplied."""
     a_bufs, b_bufs, c_bufs, ready, empty, turns = buffers
@@ -257,8 +277,7 @@ def consumer(a_desc, result, buffers, sizes, S: gl.constexpr, WHICH: gl.constexp
     PIECE: gl.constexpr = 0 if S.pingpong else WHICH
     N8: gl.constexpr = S.block_n // 8
     ELEMENT: gl.constexpr = "bf16" if a_desc.dtype == gl.bfloat16 else "f16"
-    layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, S.part, 16])
+    layout: gl.constexpr = any_width.layout_of(S.part)
     if S.programs > 1:
         cluster.come()
     rank = gl.program_id(0) % S.programs
@@ -304,10 +323,15 @@ def consumer(a_desc, result, buffers, sizes, S: gl.constexpr, WHICH: gl.constexp
                     acc = warpgroup_mma_wait(1, deps=(token,))
                 release(empty, (it + S.stages - 1) % S.stages, step > first, others, S)
                 it += 1
+            c_row, c_col = row + PIECE * S.rows, col + rank % S.cluster_k * S.columns
+            # D is on its way while the last products are summed.
             if S.one_buffer:
+                values = ()
+                for part in gl.static_range(S.early):
+                    values = values + (addend_of(epilogue, batch, c_row, c_col, part, M, N, S),)
                 acc = any_width.settle(acc, N8)
-            else:  # D is on its way while the last products are summed
-                value = addend(acc, epilogue, batch, row + PIECE * S.rows, col, M, N, S.addend)
+            else:
+                value = addend(acc, epilogue, batch, c_row, c_col, M, N, S.addend)
                 acc = warpgroup_mma_wait(0, deps=(acc,))
             release(empty, (it + S.stages - 1) % S.stages, last > first, others, S)
             if S.pingpong:
@@ -315,20 +339,20 @@ def consumer(a_desc, result, buffers, sizes, S: gl.constexpr, WHICH: gl.constexp
             if S.one_buffer:
                 if S.cluster_k > 1:
                     acc = exchanged(acc, ready, rank, S, WHICH)
-                    col += rank * S.columns
                 for part in gl.static_range(S.parts):
+                    if part + S.early < S.parts:
+                        values = values + (addend_of(epilogue, batch, c_row, c_col,
+                                                     part + S.early, M, N, S),)
                     piece = any_width.columns_of(acc, part * S.part, S.part)
-                    c_row, c_col, rows, cols = row + PIECE * S.rows, col + part * S.part, M, N
                     if S.turned:
                         piece = piece.permute((1, 0))
-                        c_row, c_col, rows, cols = c_col, c_row, N, M
-                    value = addend(piece, epilogue, batch, c_row, c_col, rows, cols, S.addend)
+                    at_row, at_col, rows, cols = corner(c_row, c_col, part, M, N, S)
                     buffer = c_bufs.index(WHICH if S.subtile > 1 else WHICH * S.parts + part)
-                    write(c_desc, c, buffer, piece, value, epilogue, batch, part_of_k, c_row, c_col,
-                          rows, cols, strides, 1, S.subtile > 1 or part == 0, S)
+                    write(c_desc, c, buffer, piece, values[part], epilogue, batch, part_of_k,
+                          at_row, at_col, rows, cols, strides, 1, S.subtile > 1 or part == 0, S)
             else:
                 write(c_desc, c, c_bufs.index(WHICH), acc, value, epilogue, batch, part_of_k,
-                      row + PIECE * S.rows, col, M, N, strides, S.subtile, True, S)
+                      c_row, c_col, M, N, strides, S.subtile, True, S)
         else:
             it += last - first
         turn += 1
@@ -355,7 +379,7 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
                      GROUP_M: gl.constexpr, SPLIT_K: gl.constexpr, STAGES: gl.constexpr,
                      CONSUMERS: gl.constexpr, PINGPONG: gl.constexpr, CLUSTER_K: gl.constexpr,
                      CLUSTER_M: gl.constexpr, CLUSTER_N: gl.constexpr, ROOM: gl.constexpr,
-                     ADDEND: gl.constexpr, ACTIVATION: gl.constexpr,
+                     EARLY: gl.constexpr, ADDEND: gl.constexpr, ACTIVATION: gl.constexpr,
                      CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
                      RELEASE: gl.constexpr, SYMBOL: gl.constexpr):
     """C[batch, M, N] = A @ B and its epilogue. A is stored [M, K] or, with A_T, [K, M]; B [K, N]
@@ -363,14 +387,15 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
     strides and D's are those of the transposed product: tiles are turned before they are stored.
 
     VECTOR elements are stored at once along rows of C that the copy engine cannot store, STORED
-    columns a piece; 0: those that a thread has. BOX columns of B are loaded at once. Where PART,
+    columns a piece; 0: those that a thread has. BOX columns of B are loaded at once. EARLY parts of
+    a tile's D are asked for before the tile's products are summed. Where PART,
     the width of C's boxes, is less than BLOCK_N, in clusters and with TURNED the operands share one
     buffer, a stage's rows of A before those of B, so that their addresses are known; in a cluster
     the parts that are exchanged and the barriers lie behind them."""
     S: gl.constexpr = constants_of(
         A_T, B_T, BATCHED, TURNED, TMA_STORE, VECTOR, STORED, SUBTILE, BLOCK_M, BLOCK_N, PART,
         BOX, BLOCK_K, GROUP_M, SPLIT_K, STAGES, CONSUMERS, PINGPONG, CLUSTER_K, CLUSTER_M,
-        CLUSTER_N, ROOM, ADDEND, ACTIVATION, RELEASE, SYMBOL)
+        CLUSTER_N, ROOM, EARLY, ADDEND, ACTIVATION, RELEASE, SYMBOL)
     if S.one_buffer:
         EXCHANGED: gl.constexpr = CONSUMERS * BLOCK_N // 8 if CLUSTER_K > 1 else 0
         UNITS: gl.constexpr = STAGES * (BLOCK_M + S.rows_b) // 16 + EXCHANGED
