@@ -36,6 +36,7 @@ class Notes:
 
     def __init__(self) -> None:
         self.status = 0
+        self.moves_by: tuple[int, ...] = ()  # words of a map in which a move puts the address
         self.context: int | None = 1
         self.retained: list[int] = []
         self.launches: list[tuple] = []
@@ -77,11 +78,15 @@ class Notes:
         if self.context is not None:
             self.encoded.append((base.value, list(shape), list(strides)[:rank.value - 1],
                                  list(box)))
+            for word in self.moves_by:
+                ctypes.c_uint64.from_address(place.value + 8 * word).value = base.value
         return self._answer()
 
     def cuTensorMapReplaceAddress(self, place, base):
         if self.context is not None:
             self.moved.append(base)
+            for word in self.moves_by:
+                ctypes.c_uint64.from_address(place + 8 * word).value = base
         return self._answer()
 
     def cuGetErrorString(self, status, text):
@@ -183,6 +188,36 @@ def test_a_tensor_map_is_encoded_once_and_moved_when_its_address_changes(notes):
     assert len(notes.encoded) == 3 and not notes.moved
     launch_it((ADDRESSES[0] + 256, *ADDRESSES[1:]), 0)
     assert len(notes.encoded) == 3 and notes.moved == [ADDRESSES[0] + 256]
+
+
+def maps_at(launch_it: Launcher, launch: Launch) -> list[int]:
+    """The first word of each map, as a kernel would read it."""
+    return [ctypes.c_uint64.from_address(pointer).value
+            for pointer, (_, _, field) in zip(launch_it._parameters, _fields(launch))
+            if isinstance(field, Descriptor)]
+
+
+def test_a_map_is_written_without_the_driver_once_that_has_shown_how(notes):
+    notes.moves_by = (0,)
+    launch, = launches_of(PROBLEM, PERSISTENT, H200)
+    launch_it = launcher(notes, launch)
+    a, b, c, _ = ADDRESSES
+    for i in range(4):  # B stays where it is
+        launch_it((a + 256 * i, b, c + 512 * i, 0), 0)
+        assert maps_at(launch_it, launch) == [a + 256 * i, b, c + 512 * i]
+    assert len(notes.encoded) == 3 and notes.moved == [a + 256, c + 512]
+    launch_it((a, b + 128, c, 0), 0)
+    assert maps_at(launch_it, launch) == [a, b + 128, c] and notes.moved[2:] == [b + 128]
+
+
+@pytest.mark.parametrize("words", [(), (1,), (0, 1)], ids=str)
+def test_the_driver_moves_a_map_where_that_is_more_than_writing_its_first_word(notes, words):
+    notes.moves_by = words
+    launch, = launches_of(PROBLEM, PERSISTENT, H200)
+    launch_it = launcher(notes, launch)
+    for i in range(4):
+        launch_it((ADDRESSES[0] + 256 * i, *ADDRESSES[1:]), 0)
+    assert notes.moved == [ADDRESSES[0] + 256 * i for i in (1, 2, 3)]
 
 
 def test_a_map_over_scratch_points_behind_its_offset(notes):

@@ -20,7 +20,7 @@ from tritongemm.records.calibration import (
     write_calibration,
 )
 from tritongemm.selection import estimate
-from tritongemm.selection.neighbours import DOUBLINGS, Neighbours
+from tritongemm.selection.neighbours import CAUTION, DOUBLINGS, Neighbours
 from tritongemm.selection.work import class_of
 
 SQUARE = GemmProblem.contiguous(1024, 1024, 1024, layout="nt")
@@ -45,7 +45,7 @@ def test_a_correction_fades_with_distance():
     near, far = (replace(SQUARE, m=int(1024 * 2 ** (DOUBLINGS * d))) for d in (0.5, 2.0))
     beyond = replace(SQUARE, m=2**30)
     reached = [log_correction(one(400, 0), p, SLOW) for p in (SQUARE, near, far, beyond)]
-    assert reached == sorted(reached, reverse=True) and reached[-1] == pytest.approx(0.03)
+    assert reached == sorted(reached, reverse=True) and reached[-1] == pytest.approx(CAUTION)
 
 
 @pytest.mark.parametrize("unlike", [{"align_a": 2}, {"align_b": 8}, {"align_c": 4},
@@ -59,8 +59,8 @@ def test_a_config_never_measured_gets_what_its_class_shows_and_is_taken_to_be_a_
     found = one(300, 300)
     cousin, stranger = replace(SLOW, num_stages=5), OTHER
     by_class = log_correction(found, SQUARE, cousin)
-    assert by_class == pytest.approx(0.150 + 0.03, abs=1e-3)  # half of 0.3: one imagined without
-    assert log_correction(found, SQUARE, stranger) == pytest.approx(0.03)
+    assert by_class == pytest.approx(0.150 + CAUTION, abs=1e-3)  # half of 0.3: one imagined without
+    assert log_correction(found, SQUARE, stranger) == pytest.approx(CAUTION)
     assert log_correction(found, SQUARE, SLOW) - 0.3 / 2 > 0  # a quarter more by itself
 
 

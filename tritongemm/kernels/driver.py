@@ -163,7 +163,7 @@ class Launcher:
             elif isinstance(value, Number):
                 self._written.append((floats, offset // 4, operands.index(value.name), 0))
             elif isinstance(value, Descriptor):
-                self._maps.append(_TensorMap(value, next(metas), base + offset,
+                self._maps.append(_TensorMap(value, next(metas), base + offset, words, offset // 8,
                                              operands.index(value.operand), device))
             else:
                 struct.pack_into("i" if size == 4 else "q", self._memory, shift + offset, value)
@@ -192,8 +192,8 @@ class Launcher:
                 self._last = ()
                 for view, place, index, offset in self._written:
                     view[place] = operands[index] + offset
-                for tensor_map in self._maps:
-                    tensor_map.point_at(operands[tensor_map.operand] + tensor_map.offset)
+                if self._maps:
+                    self._move_maps(operands)
                 self._last = operands
             if stream != self._stream:
                 self._config.stream = self._stream = stream
@@ -203,11 +203,30 @@ class Launcher:
                          f"launching {self.symbol}")
 
 
-class _TensorMap:
-    """A tensor map in the parameter buffer; a new address is patched in, not encoded again."""
+    def _move_maps(self, operands: tuple[int | float, ...]) -> None:
+        """Points the maps at their operands, by the driver; those of which that shows how are
+        written as other addresses are from then on."""
+        for tensor_map in tuple(self._maps):
+            tensor_map.point_at(int(operands[tensor_map.operand]) + tensor_map.offset)
+            if tensor_map.plain:
+                self._maps.remove(tensor_map)
+                self._written.append((tensor_map.words, tensor_map.place, tensor_map.operand,
+                                      tensor_map.offset))
 
-    def __init__(self, descriptor: Descriptor, meta: dict, address: int, operand: int,
-                 device: int) -> None:
+
+class _TensorMap:
+    """A tensor map in the parameter buffer; a new address is patched in, not encoded again.
+
+    Attributes:
+        words, place: the buffer, and the map's first word there.
+        operand, offset: it starts at the operand's address plus that.
+        plain: the driver has moved it by writing the address as its first word and nothing else,
+           so that whoever writes that word moves it too, without a call through ctypes.
+    """
+
+    def __init__(self, descriptor: Descriptor, meta: dict, address: int, words: memoryview,
+                 place: int, operand: int, device: int) -> None:
+        self.words, self.place, self.plain = words, place, False
         self.operand, self.offset, self._device = operand, descriptor.offset, device
         self._cuda, self._address, self._name = _cuda(), address, descriptor.name
         self._base: int | None = None
@@ -225,12 +244,18 @@ class _TensorMap:
         """Makes the map's tensor start at address ``base``. Raises LaunchError."""
         if base == self._base:
             return
-        place = self._cuda.cuTensorMapReplaceAddress if self._base is not None else self._encode
-        status = place(self._address, base)
+        put = self._cuda.cuTensorMapReplaceAddress if self._base is not None else self._encode
+        before = self._content()
+        status = put(self._address, base)
         if status != _SUCCESS:
-            _recover(status, partial(place, self._address, base), self._device,
+            _recover(status, partial(put, self._address, base), self._device,
                      f"pointing the tensor map {self._name} at {base:#x}")
+        self.plain = (self._base is not None and before[0] == self._base
+                      and self._content() == [base, *before[1:]])
         self._base = base
+
+    def _content(self) -> list[int]:
+        return self.words[self.place:self.place + _TENSOR_MAP_BYTES // 8].tolist()
 
     def _encode(self, address: int, base: int) -> int:
         """Writes the whole map; the driver's status."""

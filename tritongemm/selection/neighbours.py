@@ -12,8 +12,8 @@ measured nothing is corrected.
 Chosen by leaving problems out (``tritongemm regret``, H200, 184 problems, ten parts): 0.973 of the
 best config's speed, 0.950 without. A Gaussian process over problems and configs, which is this with
 a matrix to invert, reached 0.973 too; ridge regression on what the model counts, 0.965. Later, on
-all journals (perf/results/nvidia-h200/regret.csv, five parts): 0.963; :data:`DOUBLINGS` and the
-caution chosen again there (a fifth left out): 0.970 with 1.5 and 0.03, 0.975 with 1.25 and 0.08.
+all journals (perf/results/nvidia-h200/regret.csv, five parts): 0.963; :data:`DOUBLINGS` and
+:data:`CAUTION` chosen again there (a fifth left out): 0.970 with 1.5 and 0.03, 0.975 with 1.25 and 0.08.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PRIOR, _PRIOR_ALIKE = 1.0, 2.0
 _NOTHING = 1e-3
 #: Share by which a config that no near problem was measured with is taken to be slower: among
 #: many the one that is only predicted to be best is more often flattered than good.
-_CAUTION = 0.08
+CAUTION = 0.08
 
 
 class Near(NamedTuple):
@@ -84,14 +84,14 @@ class Neighbours:
         alike, _ = self._alike.mean((self._kinds == kind) * float(kind > 0))
         by_class, _ = self._by_class.mean(weights)
         by_config, support = self._by_config.mean(weights)
-        caution = _CAUTION * _PRIOR / (support + _PRIOR)
+        caution = CAUTION * _PRIOR / (support + _PRIOR)
         return (by_class + alike).tolist(), (by_config + caution).tolist()
 
     def correction(self, problem: GemmProblem, config: KernelConfig, name: str) -> float:
         """The factor on the predicted time of ``config``, whose class is ``name``."""
         by_class, by_config = self._of(problem)
         place, number = self._places.get(config), self._classes.get(name)
-        miss = _CAUTION if place is None else by_config[place]
+        miss = CAUTION if place is None else by_config[place]
         return math.exp(miss if number is None else miss + by_class[number])
 
     def nearest(self, problem: GemmProblem, count: int) -> list[Near]:
