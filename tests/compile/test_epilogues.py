@@ -23,6 +23,7 @@ from test_instructions import (
 from test_parameters import GAPPED, check
 from test_tables import TABLES, rows_of, spill
 
+from tritongemm.config import KernelConfig
 from tritongemm.device import representative
 from tritongemm.kernels import shared_bytes, violation
 from tritongemm.kernels.compile import build_launches, launches_of
@@ -123,6 +124,29 @@ def test_no_register_is_spilled_and_products_are_as_before(config, epilogue):
     mine, before = sass(fused), sass(plain)
     for opcode in ("HGMMA", "UTMALDG", "UTMASTG", "WARPGROUP.DEPBAR", "STSM"):
         assert count(mine, opcode) == count(before, opcode), opcode
+
+
+@pytest.mark.parametrize("n, dtype_out", [(2048, "bf16"), (2047, "bf16"), (2047, "fp32")])
+@pytest.mark.parametrize("tile", [
+    {"block_m": 128, "block_n": 208, "num_warps": 8},
+    {"block_m": 128, "block_n": 224, "num_warps": 8, "swap_ab": 2},
+    {"block_m": 128, "block_n": 128, "num_warps": 8, "cluster_m": 2},
+    {"block_m": 192, "block_n": 160, "num_warps": 12}], ids=str)
+def test_a_matrix_that_is_added_spills_in_no_tile_of_one_buffer(tile, n, dtype_out):
+    config = KernelConfig("warp_specialized", block_k=64, num_stages=3, **tile)
+    problem = GemmProblem.contiguous(4000, n, 1024, layout="nt", epilogue="add",
+                                     dtype_out=dtype_out)
+    binary, = compiled(problem, config, representative(90))
+    assert binary.spills == 0
+
+
+@pytest.mark.parametrize("columns, addend, parts", [
+    (112, "columns", 7), (112, "tile", 7), (224, "columns", 6), (224, "tile", 3), (112, "none", 0)])
+def test_as_much_of_d_is_asked_for_early_as_registers_are_left(columns, addend, parts):
+    epilogue = {"columns": "bias", "tile": "add", "none": "none"}[addend]
+    launch, = launches_of(shape(epilogue=epilogue), KernelConfig(
+        "warp_specialized", 128, columns, 64, num_warps=8, num_stages=3), representative(90))
+    assert dict(launch.all_constants())["EARLY"] == parts
 
 
 @pytest.mark.parametrize("case", CASES[:-1], ids=str)

@@ -48,8 +48,8 @@ def test_random_problems_are_right(seed):
         one = draw(problem, sets=1, seed=rng.randrange(2**31), device=torch.device("cuda"))[0]
         poison(one.out)
         tg.matmul(one.a, one.b, out=one.out, strict=True)
-        # Torch's own error has a say: at K = 1 an output is one product, of which the largest is
-        # beyond what a sum of many can be, and so is its rightly rounded error.
+        # Torch's own error has a say, as in every proof: at K = 1 an output is one product, of
+        # which the largest is beyond what sums of many can be, and so is its rounding.
         report = check(one.out, one.a, one.b, reference(one.a, one.b),
                        torch.matmul(one.a, one.b))
         assert report.ok, f"seed {seed}, problem {number}: {problem}: {report.message}"

@@ -208,6 +208,10 @@ def test_a_map_is_written_without_the_driver_once_that_has_shown_how(notes):
     assert len(notes.encoded) == 3 and notes.moved == [a + 256, c + 512]
     launch_it((a, b + 128, c, 0), 0)
     assert maps_at(launch_it, launch) == [a, b + 128, c] and notes.moved[2:] == [b + 128]
+    with pytest.raises(LaunchError, match="which 16 bytes do not divide"):
+        launch_it((a + 2, b, c, 0), 0)
+    launch_it((a, b, c, 0), 0)
+    assert maps_at(launch_it, launch) == [a, b, c] and len(notes.launches) == 6
 
 
 @pytest.mark.parametrize("words", [(), (1,), (0, 1)], ids=str)

@@ -136,7 +136,8 @@ def test_architecture_triton_and_device_code_make_other_files(monkeypatch):
     assert len(found) == 4 and all(re.fullmatch("[0-9a-f]{64}", key) for key in found)
 
 
-def test_tritons_own_cache_knows_a_kernel_by_all_device_code_too(monkeypatch):
+@pytest.mark.parametrize("config", ("tiled", "warp_specialized"))
+def test_tritons_own_cache_knows_a_kernel_by_all_device_code_too(monkeypatch, config):
     from tritongemm.kernels import compile as compiling
 
     seen = []
@@ -146,7 +147,7 @@ def test_tritons_own_cache_knows_a_kernel_by_all_device_code_too(monkeypatch):
         raise RuntimeError("seen")
 
     monkeypatch.setattr("triton.compile", stop)
-    launch = launches_of(BASE, CONFIGS["tiled"], H200)[0]
+    launch = launches_of(BASE, CONFIGS[config], H200)[0]
     for digest in ("one", "another", "one"):
         monkeypatch.setattr(compiling, "device_code_digest", lambda digest=digest: digest)
         with pytest.raises(CompileError, match="seen"):

@@ -25,7 +25,7 @@ from torch import Tensor
 from tritongemm import settings
 from tritongemm.errors import UnsupportedError
 from tritongemm.ops import execute
-from tritongemm.ops.calls import NAMES, unlike
+from tritongemm.ops.calls import NAMES, dtypes_reason
 from tritongemm.ops.execute import Declined
 
 Kernel = Callable[..., Tensor]
@@ -186,7 +186,7 @@ def _product_entry(run: Kernel, theirs: Kernel, policy: Policy, name: str) -> Ke
             if _products(self, mat2) < least:
                 reason = "fewer flops than min_flops"
             elif self.dtype not in NAMES:  # told here it costs half of what a raised reason does
-                reason = unlike(self, mat2)
+                reason = dtypes_reason(self, mat2)
             else:
                 if out is None and out_dtype is None:
                     result = run(self, mat2)
@@ -212,7 +212,7 @@ def _sum_entry(run: Kernel, theirs: Kernel, policy: Policy, name: str) -> Kernel
             if _products(a, b) < least:
                 reason = "fewer flops than min_flops"
             elif a.dtype not in NAMES:
-                reason = unlike(a, b)
+                reason = dtypes_reason(a, b)
             elif out_dtype is not None:
                 reason = "out_dtype= is given"
             elif type(beta) not in _NUMBERS or type(alpha) not in _NUMBERS:

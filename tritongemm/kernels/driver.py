@@ -151,6 +151,8 @@ class Launcher:
         self._parameters = (ctypes.c_void_p * len(offsets))(*(base + o for o in offsets))
         #: What a call writes: into which view of the memory, where, which operand, plus what.
         self._written: list[tuple[memoryview, int, int, int]] = []
+        #: The same of maps that the driver has shown how to move.
+        self._moved: list[tuple[memoryview, int, int, int]] = []
         self._last: tuple[int | float, ...] = ()
         memory = memoryview(self._memory).cast("B")[shift:shift + end // 8 * 8]
         words, floats = memory.cast("Q"), memory.cast("f")
@@ -192,6 +194,12 @@ class Launcher:
                 self._last = ()
                 for view, place, index, offset in self._written:
                     view[place] = operands[index] + offset
+                for view, place, index, offset in self._moved:
+                    address = int(operands[index]) + offset
+                    if address & 15:
+                        raise LaunchError(f"{self.symbol}: a tensor map cannot begin at "
+                                          f"{address:#x}, which 16 bytes do not divide")
+                    view[place] = address
                 if self._maps:
                     self._move_maps(operands)
                 self._last = operands
@@ -202,16 +210,14 @@ class Launcher:
                 _recover(status, partial(self._start, *self._arguments), self._device,
                          f"launching {self.symbol}")
 
-
     def _move_maps(self, operands: tuple[int | float, ...]) -> None:
-        """Points the maps at their operands, by the driver; those of which that shows how are
-        written as other addresses are from then on."""
+        """Points maps at their operands by the driver, until that has shown how."""
         for tensor_map in tuple(self._maps):
             tensor_map.point_at(int(operands[tensor_map.operand]) + tensor_map.offset)
-            if tensor_map.plain:
+            if tensor_map.by_word:
                 self._maps.remove(tensor_map)
-                self._written.append((tensor_map.words, tensor_map.place, tensor_map.operand,
-                                      tensor_map.offset))
+                self._moved.append((tensor_map.words, tensor_map.place, tensor_map.operand,
+                                    tensor_map.offset))
 
 
 class _TensorMap:
@@ -220,13 +226,13 @@ class _TensorMap:
     Attributes:
         words, place: the buffer, and the map's first word there.
         operand, offset: it starts at the operand's address plus that.
-        plain: the driver has moved it by writing the address as its first word and nothing else,
+        by_word: the driver has moved it by writing the address as its first word and nothing else,
            so that whoever writes that word moves it too, without a call through ctypes.
     """
 
     def __init__(self, descriptor: Descriptor, meta: dict, address: int, words: memoryview,
                  place: int, operand: int, device: int) -> None:
-        self.words, self.place, self.plain = words, place, False
+        self.words, self.place, self.by_word = words, place, False
         self.operand, self.offset, self._device = operand, descriptor.offset, device
         self._cuda, self._address, self._name = _cuda(), address, descriptor.name
         self._base: int | None = None
@@ -250,8 +256,8 @@ class _TensorMap:
         if status != _SUCCESS:
             _recover(status, partial(put, self._address, base), self._device,
                      f"pointing the tensor map {self._name} at {base:#x}")
-        self.plain = (self._base is not None and before[0] == self._base
-                      and self._content() == [base, *before[1:]])
+        self.by_word = (self._base is not None and before[0] == self._base
+                        and self._content() == [base, *before[1:]])
         self._base = base
 
     def _content(self) -> list[int]:

@@ -33,6 +33,9 @@ _PRODUCER_REGISTERS, _SHARING_PRODUCER_REGISTERS = 24, {1: 40, 2: 40, 3: 56}
 #: Registers that a consumer needs beside its accumulator and what it holds of D: with 56 some wide
 #: tiles spill (Triton 3.6).
 _OTHER_REGISTERS = 80
+#: More of them for a matrix D that is float32, turned, or lies where the copy engine cannot store
+#: C: with 24, 208 and 224 columns spill.
+_MATRIX_REGISTERS = 56
 _MAX_STAGES = 12
 #: Columns of a swizzled row of 128 bytes.
 _PIECE = 64
@@ -215,7 +218,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         ("CLUSTER_K", config.cluster_k), ("CLUSTER_M", config.cluster_m),
         ("CLUSTER_N", config.cluster_n),
         ("ROOM", _chunks_a_stage(config) if config.cluster_k > 1 else 0),
-        ("EARLY", _early(config, dict(epilogue)["ADDEND"])),
+        ("EARLY", _early(outer, config, dict(epilogue)["ADDEND"])),
         ("CONSUMER_REGISTERS", for_consumers), ("PRODUCER_REGISTERS", for_producer), *epilogue)
     # Programs that share K do one tile: they send their sums from where its operands were.
     clusters = units if config.cluster_k > 1 else min(
@@ -281,13 +284,16 @@ def _registers(config: KernelConfig) -> tuple[int, int]:
     return rest // consumers // 8 * 8, producer
 
 
-def _early(config: KernelConfig, addend: object) -> int:
+def _early(problem: GemmProblem, config: KernelConfig, addend: object) -> int:
     """Parts of a tile's D that are asked for before the tile's products are summed: those for
-    which the accumulator leaves registers. A thread has two values of eight columns of a vector,
-    four of eight columns of a matrix's 64 rows."""
+    which the accumulator leaves registers. Of eight columns and 64 rows a thread has four values
+    of a matrix, and two, or as few as two of all columns, of a vector."""
     if addend in ("none", "scale") or not _one_buffer(config):
         return 0
     spare = _registers(config)[0] - config.block_n // 2 - _OTHER_REGISTERS
+    if addend == "tile" and (_turned(config) or not _stores_by_tma(problem, config)
+                             or problem.dtype_out == "fp32"):
+        spare -= _MATRIX_REGISTERS
     columns = spare * (2 if addend == "tile" else 4)
     part = _part(config)
     return max(0, min(config.block_n // config.cluster_k // part, columns // part))

@@ -105,7 +105,7 @@ def _check(rule: Rule, x: Operands, dtype_out: torch.dtype) -> None:
     if torch._C._get_tracing_state() is not None:
         raise DeclinedNow("torch.jit.trace records torch's own calls only")
     if a.dtype not in NAMES or a.dtype != b.dtype:
-        raise Declined(unlike(a, b))
+        raise Declined(dtypes_reason(a, b))
     if dtype_out not in (a.dtype, torch.float32):
         raise Declined(f"the result is to be {dtype_out}, of {a.dtype} operands")
     if a.device != b.device:
@@ -132,8 +132,8 @@ def _check(rule: Rule, x: Operands, dtype_out: torch.dtype) -> None:
         raise DeclinedByChoice("products with a vector are torch's")
 
 
-def unlike(a: torch.Tensor, b: torch.Tensor) -> str:
-    """Why operands are torch's whose types no kernel has, or that differ."""
+def dtypes_reason(a: torch.Tensor, b: torch.Tensor) -> str:
+    """Why operands are torch's of whose types there is no kernel."""
     return f"dtypes are {a.dtype} and {b.dtype}"
 
 

@@ -12,8 +12,8 @@ measured nothing is corrected.
 Chosen by leaving problems out (``tritongemm regret``, H200, 184 problems, ten parts): 0.973 of the
 best config's speed, 0.950 without. A Gaussian process over problems and configs, which is this with
 a matrix to invert, reached 0.973 too; ridge regression on what the model counts, 0.965. Later, on
-all journals (perf/results/nvidia-h200/regret.csv, five parts): 0.963; :data:`DOUBLINGS` and
-:data:`CAUTION` chosen again there (a fifth left out): 0.970 with 1.5 and 0.03, 0.975 with 1.25 and 0.08.
+all journals, a fifth left out: 0.970, and 0.975 with another :data:`DOUBLINGS` (1.25 for 1.5) and
+:data:`CAUTION` (0.08 for 0.03); in five parts (perf/results/nvidia-h200/regret.csv): @REG@.
 """
 
 from __future__ import annotations

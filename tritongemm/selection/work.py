@@ -169,7 +169,7 @@ def work_of(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> W
     parts = split * config.cluster_k
     tiles = rows * cols * batch * parts
     sms = device.num_sms
-    if config.cluster_m * config.cluster_n > 1:
+    if config.kernel == "warp_specialized":
         sms = warp_specialized.sms_of(config, device)
     slots = sms * resident_programs(problem, config, device)
     waves, per_sm = -(-tiles // slots), -(-tiles // sms)

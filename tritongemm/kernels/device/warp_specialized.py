@@ -388,10 +388,10 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
 
     VECTOR elements are stored at once along rows of C that the copy engine cannot store, STORED
     columns a piece; 0: those that a thread has. BOX columns of B are loaded at once. EARLY parts of
-    a tile's D are asked for before the tile's products are summed. Where PART,
-    the width of C's boxes, is less than BLOCK_N, in clusters and with TURNED the operands share one
-    buffer, a stage's rows of A before those of B, so that their addresses are known; in a cluster
-    the parts that are exchanged and the barriers lie behind them."""
+    a tile's D are asked for before its last products are summed. Where PART, the width of C's
+    boxes, is less than BLOCK_N, in clusters and with TURNED the operands share one buffer, a
+    stage's rows of A before those of B, so that their addresses are known; in a cluster the parts
+    that are exchanged and the barriers lie behind them."""
     S: gl.constexpr = constants_of(
         A_T, B_T, BATCHED, TURNED, TMA_STORE, VECTOR, STORED, SUBTILE, BLOCK_M, BLOCK_N, PART,
         BOX, BLOCK_K, GROUP_M, SPLIT_K, STAGES, CONSUMERS, PINGPONG, CLUSTER_K, CLUSTER_M,
