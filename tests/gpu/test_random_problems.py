@@ -19,6 +19,8 @@ from tritongemm.problem import LAYOUTS, GemmProblem, dtype_of  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 SEED, TESTS, PROBLEMS = 20261121, 20, 100
+#: Products of which a sum is not yet nearly normal.
+FEW = 8
 
 
 def extent(rng: random.Random, most: int) -> int:
@@ -48,8 +50,8 @@ def test_random_problems_are_right(seed):
         one = draw(problem, sets=1, seed=rng.randrange(2**31), device=torch.device("cuda"))[0]
         poison(one.out)
         tg.matmul(one.a, one.b, out=one.out, strict=True)
-        # Torch's own error has a say, as in every proof: at K = 1 an output is one product, of
-        # which the largest is beyond what sums of many can be, and so is its rounding.
-        report = check(one.out, one.a, one.b, reference(one.a, one.b),
-                       torch.matmul(one.a, one.b))
+        # At K = 1 an output is one product, of which the largest is beyond what sums of many can
+        # be, and so is its rounding: there torch's own error has a say.
+        theirs = torch.matmul(one.a, one.b) if problem.k < FEW else None
+        report = check(one.out, one.a, one.b, reference(one.a, one.b), theirs)
         assert report.ok, f"seed {seed}, problem {number}: {problem}: {report.message}"

@@ -26,8 +26,9 @@ from tritongemm import settings
 from tritongemm.errors import UsageError
 from tritongemm.integration.entries import OPS, Entries, Policy, Watch, dispatch_keys, tallies
 
-#: Flops, of four products of 256 x 256 x 256: below about this, the microseconds that a Python
-#: kernel in the dispatcher adds to a call are more than a faster kernel can win back.
+#: Flops, of four products of 256 x 256 x 256: below about this a product takes less than the
+#: microseconds that a Python kernel in the dispatcher may add to a call. A chain of products that
+#: only the host holds up is slower up to some 1024 cubed (perf/results/nvidia-h200/min-flops.txt).
 DEFAULT_MIN_FLOPS = 4 * 2 * 256**3
 
 

@@ -286,8 +286,8 @@ def _registers(config: KernelConfig) -> tuple[int, int]:
 
 def _early(problem: GemmProblem, config: KernelConfig, addend: object) -> int:
     """Parts of a tile's D that are asked for before the tile's products are summed: those for
-    which the accumulator leaves registers. Of eight columns and 64 rows a thread has four values
-    of a matrix, and two, or as few as two of all columns, of a vector."""
+    which the accumulator leaves registers. Of eight columns a thread has four values of a matrix,
+    and two of a vector at most."""
     if addend in ("none", "scale") or not _one_buffer(config):
         return 0
     spare = _registers(config)[0] - config.block_n // 2 - _OTHER_REGISTERS
