@@ -1,4 +1,5 @@
-"""The warp-specialised Hopper kernel in Gluon: fp16 and bf16, any layout, split-K, swapped."""
+"""The warp-specialised Hopper kernel in Gluon: fp16 and bf16, any layout, split-K, swapped: its
+launches and its rules. What a tile takes is ``warp_tile``."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from dataclasses import replace
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.kernels import constraints as rules
+from tritongemm.kernels import warp_tile as tile
 from tritongemm.kernels.epilogue import NO_EPILOGUE, epilogue_of_launch
 from tritongemm.kernels.gluon_support import one_buffer_obstacle
 from tritongemm.kernels.launch import (
@@ -25,147 +27,12 @@ from tritongemm.kernels.symbol import symbol_of
 from tritongemm.kernels.tensor_map import batched, loaded_in, stored_operand, tma_store
 from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
 
-#: Registers a thread that the kernel starts with, by consumers: threads are 128 a consumer and
-#: 128 for the producer's group, and the sum must fit the SM (twice, for one consumer).
-_START_REGISTERS = {1: 128, 2: 168, 3: 128}
-#: Registers a thread of the producer: it writes more out where it shares operands with a cluster.
-_PRODUCER_REGISTERS, _SHARING_PRODUCER_REGISTERS = 24, {1: 40, 2: 40, 3: 56}
-#: Registers that a consumer needs beside its accumulator and what it holds of D: with 56 some wide
-#: tiles spill (Triton 3.6).
-_OTHER_REGISTERS = 80
-#: More of them for a matrix D that is float32, turned, or lies where the copy engine cannot store
-#: C: with 24, 208 and 224 columns spill.
-_MATRIX_REGISTERS = 56
 _MAX_STAGES = 12
-#: Columns of a swizzled row of 128 bytes.
-_PIECE = 64
-#: Columns of C that warps store along rows at once: a row of them a warp, element by element.
-_STORED_COLUMNS = 32
-#: SMs of 132 that clusters of four and eight leave idle on an H200.
-_LEFT_OVER = 12
-#: The barriers' share of the one buffer of a cluster's program.
-_BARRIERS = 16 * 128
-
-
-def programs_of(config: KernelConfig) -> int:
-    """Programs of a cluster."""
-    return config.cluster_k * _sharers(config)
-
-
-def _sharers(config: KernelConfig) -> int:
-    """Programs of a cluster that share operands."""
-    return config.cluster_m * config.cluster_n
-
-
-def consumers_of(config: KernelConfig) -> int:
-    """Consumer warpgroups: 4 warps each."""
-    return config.num_warps // 4
-
-
-def part_of(block_n: int) -> int:
-    """The width of a box: the whole tile's where that is a power of two, else the largest power
-    of two that divides it."""
-    return block_n & -block_n
-
-
-def _part(config: KernelConfig) -> int:
-    """Columns of a piece of C, where a tile is stored in parts."""
-    part = part_of(config.block_n // config.cluster_k)
-    return min(part, _PIECE) if _sharers(config) > 1 or _turned(config) else part
-
-
-def _power(width: int) -> bool:
-    return part_of(width) == width
-
-
-def _one_buffer(config: KernelConfig) -> bool:
-    """Whether device code wants addresses, so that both operands share the first of shared
-    memory."""
-    return not _power(config.block_n) or programs_of(config) > 1 or _turned(config)
-
-
-def _turned(config: KernelConfig) -> bool:
-    """Whether the tiles of the transposed product are turned before they are stored."""
-    return config.swap_ab == 2
-
-
-def box_of(problem: GemmProblem, config: KernelConfig) -> int:
-    """Columns of B that the copy engine brings at once: what the tile's width allows, but from one
-    buffer the tensor instruction reads a B stored across K in swizzled rows of 64."""
-    if not _one_buffer(config):
-        return config.block_n
-    return _PIECE if _across(problem, config)[1] else part_of(config.block_n)
-
-
-def _across(problem: GemmProblem, config: KernelConfig) -> tuple[bool, bool]:
-    """Whether A and B, as the kernel sees them, are stored across K."""
-    layout = swapped(problem).layout if config.swap_ab else problem.layout
-    return layout[0] == "t", layout[1] == "n"
-
-
-def columns_of_b(problem: GemmProblem, config: KernelConfig) -> int:
-    """Columns of B, of whole boxes, that a stage holds."""
-    box = box_of(problem, config)
-    return -(-config.block_n // box) * box
-
-
-def _chunks_a_stage(config: KernelConfig) -> int:
-    """Chunks, of what one warp of a cluster's program sends to another program, that a consumer's
-    rows of A in a stage have room for: a power of two."""
-    chunks = 16 // (config.block_n // 8 // config.cluster_k)
-    return 1 << chunks.bit_length() - 1
-
-
-def _exchanged_bytes(config: KernelConfig) -> int:
-    """What the programs of a cluster send to one of them: its consumers' float32 accumulators."""
-    return 4 * config.block_m * config.block_n if config.cluster_k > 1 else 0
-
-
-def _stores_by_tma(problem: GemmProblem, config: KernelConfig) -> bool:
-    return config.split_k == 1 and config.swap_ab != 1 and tma_store(problem)
-
-
-def vector_of(problem: GemmProblem, config: KernelConfig) -> int:
-    """Elements that a thread stores at once where warps store along rows of C, through shared
-    memory: 16-bit rows without gaps that the copy engine cannot store. 0: it stores what it has,
-    two of a row, and a warp of eight rows, which is as good for float32."""
-    size = dtype_of(problem.dtype_out).itemsize
-    if (config.split_k > 1 or config.swap_ab == 1 or size != 2 or problem.align_c < size
-            or _stores_by_tma(problem, config)):
-        return 0
-    return 2 if problem.n % 2 == 0 and problem.align_c >= 2 * size else 1
 
 
 def _along_rows(geometry: Geometry) -> bool:
     """Whether C lies along rows, of which a tile's offsets (256 rows at most) fit 32 bits."""
     return geometry.cn == 1 and geometry.cm < 2**31 // 256
-
-
-def _operand_bytes(problem: GemmProblem, config: KernelConfig) -> int:
-    """STAGES buffers of both operands, B's of whole boxes."""
-    rows = config.block_m + columns_of_b(problem, config)
-    return config.num_stages * rows * config.block_k * dtype_of(problem.dtype_a).itemsize
-
-
-def _piece_bytes(problem: GemmProblem, config: KernelConfig) -> int:
-    """What of C is in shared memory before it is stored, of all consumers."""
-    rows, columns = _rows(config), config.block_n // config.cluster_k
-    if vector_of(problem, config):
-        stored = _part(config) if _turned(config) else min(_STORED_COLUMNS, part_of(columns))
-        return rows * stored * dtype_of(problem.dtype_out).itemsize * consumers_of(config)
-    if not _stores_by_tma(problem, config):
-        return 0
-    width = columns // config.epilogue_subtile
-    if _one_buffer(config) and config.epilogue_subtile > 1:
-        width = _part(config)
-    return rows * width * dtype_of(problem.dtype_out).itemsize * consumers_of(config)
-
-
-def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
-    """Bytes: the operands' buffers, what a cluster exchanges, the pieces of C, the barriers."""
-    barriers = _BARRIERS if programs_of(config) > 1 else 16 * config.num_stages + 16
-    return (_operand_bytes(problem, config) + _exchanged_bytes(config)
-            + _piece_bytes(problem, config) + barriers + 240)
 
 
 def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
@@ -179,20 +46,21 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         problem, geometry = padding.problem, padding.geometry
     if config.swap_ab:
         problem, geometry = swapped(problem), swapped_geometry(geometry)
-    store, split, consumers = _stores_by_tma(outer, config), config.split_k, consumers_of(config)
-    rows = _rows(config)
-    part, box = _part(config), box_of(outer, config)
-    for_consumers, for_producer = _registers(config)
-    across_a, across_b = _across(outer, config)
+    store, split = tile.stores_by_tma(outer, config), config.split_k
+    rows, consumers = tile.rows_of(config), tile.consumers_of(config)
+    part, box = tile.piece_columns(config), tile.box_of(outer, config)
+    for_consumers, for_producer = tile.registers_of(config)
+    across_a, across_b = tile.across(outer, config)
     a, b = _maps(problem, outer, config, geometry)
     if padding is not None:
         a, b = padding.moved(a), padding.moved(b)
-    stored = outer_geometry if _turned(config) else geometry
+    stored = outer_geometry if tile.turned(config) else geometry
     c = target_of(outer, config, stored)
     if store:
-        width = part if _one_buffer(config) else config.block_n // config.epilogue_subtile
+        width = part if tile.one_buffer(config) else config.block_n // config.epilogue_subtile
+        shape = (width, rows) if tile.turned(config) else (rows, width)
         c_desc = batched(outer, "c_desc", "c", outer.dtype_out, (outer.m, outer.n), stored.cm,
-                         (width, rows) if _turned(config) else (rows, width), stored.cb, gluon=True)
+                         shape, stored.cb, gluon=True)
     else:
         c_desc = replace(c.pointer, name="c_desc")
     extra, epilogue = epilogue_of_launch(outer, stored) if split == 1 else ((), NO_EPILOGUE)
@@ -208,28 +76,28 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         Scalar("stride_cs", c.part, divisor_of(c.part, 4)), *extra)
     constants = (
         ("A_T", across_a), ("B_T", not across_b),
-        ("BATCHED", problem.batch > 1), ("TURNED", _turned(config)), ("TMA_STORE", store),
-        ("VECTOR", vector_of(outer, config) if _along_rows(stored) else 0),
-        ("STORED", _PIECE if _turned(config) else _STORED_COLUMNS),
+        ("BATCHED", problem.batch > 1), ("TURNED", tile.turned(config)), ("TMA_STORE", store),
+        ("VECTOR", tile.vector_of(outer, config) if _along_rows(stored) else 0),
+        ("STORED", tile.PIECE if tile.turned(config) else tile.STORED_COLUMNS),
         ("SUBTILE", config.epilogue_subtile), ("BLOCK_M", config.block_m),
         ("BLOCK_N", config.block_n), ("PART", part), ("BOX", box), ("BLOCK_K", config.block_k),
         ("GROUP_M", config.group_m), ("SPLIT_K", split), ("STAGES", config.num_stages),
         ("CONSUMERS", consumers), ("PINGPONG", bool(config.pingpong)),
         ("CLUSTER_K", config.cluster_k), ("CLUSTER_M", config.cluster_m),
         ("CLUSTER_N", config.cluster_n),
-        ("ROOM", _chunks_a_stage(config) if config.cluster_k > 1 else 0),
-        ("EARLY", _early(outer, config, dict(epilogue)["ADDEND"])),
+        ("ROOM", tile.chunks_a_stage(config) if config.cluster_k > 1 else 0),
+        ("EARLY", tile.early_parts(outer, config, dict(epilogue)["ADDEND"])),
         ("CONSUMER_REGISTERS", for_consumers), ("PRODUCER_REGISTERS", for_producer), *epilogue)
     # Programs that share K do one tile: they send their sums from where its operands were.
     clusters = units if config.cluster_k > 1 else min(
-        units, sms_of(config, device) * programs_an_sm(outer, config, device)
-        // programs_of(config))
+        units, tile.sms_of(config, device) * tile.programs_an_sm(outer, config, device)
+        // tile.programs_of(config))
     product = Launch(
         "tritongemm.kernels.device.warp_specialized", "warp_specialized", arguments, constants,
-        (clusters * programs_of(config), 1, 1), 4, 1, symbol_of(outer, config),
-        cluster=programs_of(config),
-        maxnreg=_START_REGISTERS[consumers], gluon=True,
-        first_shared=_operand_bytes(outer, config) if _one_buffer(config) else 0,
+        (clusters * tile.programs_of(config), 1, 1), 4, 1, symbol_of(outer, config),
+        cluster=tile.programs_of(config),
+        maxnreg=tile.START_REGISTERS[consumers], gluon=True,
+        first_shared=tile.operand_bytes(outer, config) if tile.one_buffer(config) else 0,
         **dependence(config, device),
         scratch_bytes=(padding.scratch_bytes if padding else partials_bytes(outer, split)))
     before = (padding.launch,) if padding else ()
@@ -241,20 +109,16 @@ def _maps(problem: GemmProblem, outer: GemmProblem, config: KernelConfig,
           geometry: Geometry) -> tuple[Descriptor, Descriptor]:
     """The tensor maps of A and B as the kernel sees them: ``problem`` and ``geometry`` are those of
     what it computes, ``outer`` what was asked for."""
-    across_a, across_b = _across(outer, config)
-    a = stored_operand(problem, "a", _rows(config), config.block_k, geometry, gluon=True)
-    b = stored_operand(problem, "b", box_of(outer, config), config.block_k, geometry, gluon=True)
-    if _sharers(config) > 1:
+    across_a, across_b = tile.across(outer, config)
+    a = stored_operand(problem, "a", tile.rows_of(config), config.block_k, geometry, gluon=True)
+    b = stored_operand(problem, "b", tile.box_of(outer, config), config.block_k, geometry,
+                       gluon=True)
+    if tile.sharers_of(config) > 1:
         a = loaded_in(a, _shared_box(config.block_m, config.cluster_n, across_a))
-        b = loaded_in(b, _shared_box(columns_of_b(outer, config), config.cluster_m, across_b))
+        b = loaded_in(b, _shared_box(tile.columns_of_b(outer, config), config.cluster_m, across_b))
     if config.swap_ab:
         a, b = replace(a, operand="b"), replace(b, operand="a")
     return a, b
-
-
-def _rows(config: KernelConfig) -> int:
-    """Rows of a consumer, and of a piece of A."""
-    return config.block_m if config.pingpong else config.block_m // consumers_of(config)
 
 
 def _shared_box(rows: int, programs: int, across: bool) -> int:
@@ -262,50 +126,7 @@ def _shared_box(rows: int, programs: int, across: bool) -> int:
     or, of a side stored across K, steps of K: all 64 where its pieces of 64 divide, else a part."""
     if not across:
         return rows // programs
-    return _PIECE if rows // _PIECE % programs == 0 else _PIECE // programs
-
-
-def programs_an_sm(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> int:
-    """Programs an SM: two of one consumer where shared memory allows, else one."""
-    if consumers_of(config) > 1:
-        return 1
-    fit = device.shared_bytes_per_sm // (shared_bytes(problem, config) + 1024)
-    return max(1, min(2, fit))
-
-
-def _registers(config: KernelConfig) -> tuple[int, int]:
-    """Registers a thread of the consumers and of the producer's group, in multiples of 8: together
-    at most what the kernel starts with."""
-    consumers = consumers_of(config)
-    producer = _PRODUCER_REGISTERS
-    if _sharers(config) > 1:
-        producer = _SHARING_PRODUCER_REGISTERS[consumers]
-    rest = _START_REGISTERS[consumers] * (consumers + 1) - producer
-    return rest // consumers // 8 * 8, producer
-
-
-def _early(problem: GemmProblem, config: KernelConfig, addend: object) -> int:
-    """Parts of a tile's D that are asked for before the tile's products are summed: those for
-    which the accumulator leaves registers. Of eight columns a thread has four values of a matrix,
-    and two of a vector at most."""
-    if addend in ("none", "scale") or not _one_buffer(config):
-        return 0
-    spare = _registers(config)[0] - config.block_n // 2 - _OTHER_REGISTERS
-    if addend == "tile" and (_turned(config) or not _stores_by_tma(problem, config)
-                             or problem.dtype_out == "fp32"):
-        spare -= _MATRIX_REGISTERS
-    columns = spare * (2 if addend == "tile" else 4)
-    part = _part(config)
-    return max(0, min(config.block_n // config.cluster_k // part, columns // part))
-
-
-def sms_of(config: KernelConfig, device: DeviceSpec) -> int:
-    """SMs that the config's clusters can lie on: each within one of the groups of 16 or 18 SMs, of
-    which clusters of four and eight leave some over."""
-    sms, size = device.num_sms, programs_of(config)
-    if size > 2:
-        sms -= _LEFT_OVER * sms // 132
-    return max(sms // size, 1) * size
+    return tile.PIECE if rows // tile.PIECE % programs == 0 else tile.PIECE // programs
 
 
 def _consumers(problem, config, device):
@@ -322,13 +143,13 @@ def _consumers(problem, config, device):
 def _powers(problem, config, device):
     if config.block_k & (config.block_k - 1):
         return f"block_k={config.block_k} is not a power of two, which a box must be"
-    if not _power(config.block_n) and config.block_n % 16:
+    if not tile.is_power(config.block_n) and config.block_n % 16:
         return (f"block_n={config.block_n} is neither a power of two nor a multiple of 16, which "
                 "boxes must be")
-    if _power(config.block_n) and not _turned(config):
+    if tile.is_power(config.block_n) and not tile.turned(config):
         return None
-    if config.block_m != (1 if config.pingpong else consumers_of(config)) * 64:
-        what = ("swap_ab=2" if _turned(config) else
+    if config.block_m != (1 if config.pingpong else tile.consumers_of(config)) * 64:
+        what = ("swap_ab=2" if tile.turned(config) else
                 f"block_n={config.block_n} is not a power of two")
         return f"{what}: a consumer must have 64 rows, not those of block_m={config.block_m}"
     return None
@@ -336,34 +157,34 @@ def _powers(problem, config, device):
 
 def _first(problem, config, device):
     """Device code takes addresses from the operands' buffer: it must be the first."""
-    if not _one_buffer(config):
+    if not tile.one_buffer(config):
         return None
     what = f"block_n={config.block_n}"
-    if programs_of(config) > 1:
-        what = f"a cluster of {programs_of(config)} programs"
-    elif _turned(config):
+    if tile.programs_of(config) > 1:
+        what = f"a cluster of {tile.programs_of(config)} programs"
+    elif tile.turned(config):
         what = "swap_ab=2"
     if (reason := one_buffer_obstacle()) is not None:
         return f"{what}: {reason}"
-    if _operand_bytes(problem, config) <= _piece_bytes(problem, config):
+    if tile.operand_bytes(problem, config) <= tile.piece_bytes(problem, config):
         return (f"num_stages={config.num_stages} with {what}: the operands' buffer must be larger "
                 "than that of C's pieces; use more stages or epilogue_subtile=2")
     return None
 
 
 def _sharing(problem, config, device):
-    if _sharers(config) == 1:
+    if tile.sharers_of(config) == 1:
         return None
     what = f"cluster_m={config.cluster_m}, cluster_n={config.cluster_n}"
-    if _sharers(config) not in (2, 4, 8) or config.cluster_m & (config.cluster_m - 1):
+    if tile.sharers_of(config) not in (2, 4, 8) or config.cluster_m & (config.cluster_m - 1):
         return f"{what}: a cluster has 2, 4 or 8 programs, each side a power of two"
     if config.pingpong or config.cluster_k > 1:
         return f"{what} goes with pingpong=0 and cluster_k=1"
-    if config.block_m != 64 * consumers_of(config):
+    if config.block_m != 64 * tile.consumers_of(config):
         return f"{what}: a consumer must have 64 rows, not those of block_m={config.block_m}"
     # What is stored across K divides by its steps, and a multiple of 64 rows of A always.
     least = 8 * config.cluster_m
-    if not _across(problem, config)[1] and config.block_n % least:
+    if not tile.across(problem, config)[1] and config.block_n % least:
         return (f"{what}: block_n={config.block_n} does not divide among {config.cluster_m} "
                 f"programs in multiples of 8; use a multiple of {least}")
     return None
@@ -381,10 +202,10 @@ def _cluster(problem, config, device):
     if config.block_n % (8 * size):
         return (f"cluster_k={size} of block_n={config.block_n}: each program sums a multiple of 8 "
                 "columns")
-    if config.block_m != 64 * consumers_of(config):
+    if config.block_m != 64 * tile.consumers_of(config):
         return (f"cluster_k={size}: a consumer must have 64 rows, not those of "
                 f"block_m={config.block_m}")
-    least = -(-4 * size // _chunks_a_stage(config))
+    least = -(-4 * size // tile.chunks_a_stage(config))
     if config.num_stages < least:
         return (f"cluster_k={size} of block_n={config.block_n} sends what {least} stages have room "
                 f"for, not num_stages={config.num_stages}")
@@ -395,7 +216,7 @@ def _cluster(problem, config, device):
 
 
 def _tile(problem, config, device):
-    rows = _rows(config)
+    rows = tile.rows_of(config)
     if rows not in (64, 128):
         return (f"block_m={config.block_m} gives a consumer {rows} rows; the tensor instruction "
                 "wants 64, or twice that")
@@ -405,28 +226,29 @@ def _tile(problem, config, device):
     if width != 128:
         return (f"block_k={config.block_k} is {width} bytes; one swizzled row of shared memory "
                 "has 128")
-    if rows * consumers_of(config) != config.block_m and not config.pingpong:
-        return f"block_m={config.block_m} does not divide among {consumers_of(config)} consumers"
+    if rows * tile.consumers_of(config) != config.block_m and not config.pingpong:
+        return (f"block_m={config.block_m} does not divide among {tile.consumers_of(config)} "
+                "consumers")
     if rows * config.block_n > 128 * 128:
         return (f"{rows}x{config.block_n} a consumer is {rows * config.block_n // 128} "
                 "accumulator registers a thread; at most 128")
-    most = 192 if consumers_of(config) != 2 else 256 if _power(config.block_n) else 224
+    most = 192 if tile.consumers_of(config) != 2 else 256 if tile.is_power(config.block_n) else 224
     if config.block_n > most:
         return (f"block_n={config.block_n} on {config.num_warps} warps: one tensor instruction "
                 f"would want more registers than the kernel may start with; at most {most}")
-    if consumers_of(config) == 3 and rows * config.block_n > 64 * 192:
+    if tile.consumers_of(config) == 3 and rows * config.block_n > 64 * 192:
         return f"{rows}x{config.block_n} a consumer is too much for three consumers' registers"
     return None
 
 
 def _subtile(problem, config, device):
-    if not _stores_by_tma(problem, config):
+    if not tile.stores_by_tma(problem, config):
         if config.epilogue_subtile != 1:
             return "epilogue_subtile is for tiles that the copy engine stores"
         return None
     if config.epilogue_subtile not in (1, 2, 4):
         return f"epilogue_subtile={config.epilogue_subtile} is not 1, 2 or 4"
-    if _one_buffer(config):
+    if tile.one_buffer(config):
         return None if config.epilogue_subtile < 4 else (
             "epilogue_subtile=4: a tile stored in parts has 1, a buffer each, or 2, one for all")
     piece = config.block_n // config.epilogue_subtile
@@ -490,7 +312,8 @@ def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
             config = replace(config, epilogue_subtile=1)
     if min(problem.align_a, problem.align_b) < FULL_ALIGNMENT:
         config = replace(config, pad_operands=1)
-    while config.num_stages > 2 and shared_bytes(problem, config) > device.shared_bytes_per_block:
+    while (config.num_stages > 2
+           and tile.shared_bytes(problem, config) > device.shared_bytes_per_block):
         config = replace(config, num_stages=config.num_stages - 1)
     return config
 
@@ -510,5 +333,5 @@ WARP_SPECIALIZED = KernelSpec(
         rules.Constraint(rules.WASTE, _oversized),
         rules.Constraint("alignment", _aligned_or_padded),
         rules.Constraint("swap", _not_swapped_for_nothing), rules.split_k, rules.grid,
-        rules.shared_memory(shared_bytes)),
-    shared_bytes=shared_bytes, launches=launches, default=default)
+        rules.shared_memory(tile.shared_bytes)),
+    shared_bytes=tile.shared_bytes, launches=launches, default=default)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
-from tritongemm.kernels import gemv, shared_bytes, skinny, warp_specialized
+from tritongemm.kernels import gemv, shared_bytes, skinny, warp_tile
 from tritongemm.kernels.padding import copied, padded_bytes, within_sectors
 from tritongemm.kernels.tensor_map import tma_store
 from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
@@ -117,7 +117,7 @@ def resident_programs(problem: GemmProblem, config: KernelConfig, device: Device
     if config.kernel == "warp_specialized":
         if config.pingpong:
             return 2  # in turn: one multiplies, the other stores
-        return warp_specialized.programs_an_sm(problem, config, device)
+        return warp_tile.programs_an_sm(problem, config, device)
     shared = shared_bytes(problem, config)
     registers = min(_MAX_REGISTERS, registers_needed(problem, config)) * 32 * config.num_warps
     return max(1, min(device.shared_bytes_per_sm // (shared + 1024),
@@ -170,14 +170,14 @@ def work_of(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> W
     tiles = rows * cols * batch * parts
     sms = device.num_sms
     if config.kernel == "warp_specialized":
-        sms = warp_specialized.sms_of(config, device)
+        sms = warp_tile.sms_of(config, device)
     slots = sms * resident_programs(problem, config, device)
     waves, per_sm = -(-tiles // slots), -(-tiles // sms)
     all_steps = -(-k // bk)
     steps = -(-all_steps // parts)
     first, second = ("b", "a") if config.swap_ab else ("a", "b")
     engine = config.kernel in PERSISTENT
-    columns = (warp_specialized.columns_of_b(problem, config)
+    columns = (warp_tile.columns_of_b(problem, config)
                if config.kernel == "warp_specialized" else bn)
     asked = bk * size * sum(
         side / sharers * (1.0 if x in copies else _lines(problem, x, bk, side, engine))

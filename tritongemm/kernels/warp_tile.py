@@ -1,0 +1,194 @@
+"""What a tile of the warp-specialised Hopper kernel is made of, and what it takes: pieces, boxes,
+shared memory, registers, SMs."""
+
+from __future__ import annotations
+
+from tritongemm.config import KernelConfig
+from tritongemm.device import DeviceSpec
+from tritongemm.kernels.swap import swapped
+from tritongemm.kernels.tensor_map import tma_store
+from tritongemm.problem import GemmProblem, dtype_of
+
+#: Registers a thread that the kernel starts with, by consumers: threads are 128 a consumer and
+#: 128 for the producer's group, and the sum must fit the SM (twice, for one consumer).
+START_REGISTERS = {1: 128, 2: 168, 3: 128}
+#: Registers a thread of the producer: it writes more out where it shares operands with a cluster.
+_PRODUCER_REGISTERS, _SHARING_PRODUCER_REGISTERS = 24, {1: 40, 2: 40, 3: 56}
+#: Registers that a consumer needs beside its accumulator and what it holds of D: with 56 some wide
+#: tiles spill (Triton 3.6).
+_OTHER_REGISTERS = 80
+#: More of them for a matrix D that is float32, turned, or lies where the copy engine cannot store
+#: C: with 24, 208 and 224 columns spill.
+_MATRIX_REGISTERS = 56
+#: Columns of a swizzled row of 128 bytes.
+PIECE = 64
+#: Columns of C that warps store along rows at once: a row of them a warp, element by element.
+STORED_COLUMNS = 32
+#: SMs of 132 that clusters of four and eight leave idle on an H200.
+_LEFT_OVER = 12
+#: The barriers' share of the one buffer of a cluster's program.
+_BARRIERS = 16 * 128
+
+
+def programs_of(config: KernelConfig) -> int:
+    """Programs of a cluster."""
+    return config.cluster_k * sharers_of(config)
+
+
+def sharers_of(config: KernelConfig) -> int:
+    """Programs of a cluster that share operands."""
+    return config.cluster_m * config.cluster_n
+
+
+def consumers_of(config: KernelConfig) -> int:
+    """Consumer warpgroups: 4 warps each."""
+    return config.num_warps // 4
+
+
+def part_of(block_n: int) -> int:
+    """The width of a box: the whole tile's where that is a power of two, else the largest power
+    of two that divides it."""
+    return block_n & -block_n
+
+
+def piece_columns(config: KernelConfig) -> int:
+    """Columns of a piece of C, where a tile is stored in parts."""
+    part = part_of(config.block_n // config.cluster_k)
+    return min(part, PIECE) if sharers_of(config) > 1 or turned(config) else part
+
+
+def is_power(width: int) -> bool:
+    return part_of(width) == width
+
+
+def one_buffer(config: KernelConfig) -> bool:
+    """Whether device code wants addresses, so that both operands share the first of shared
+    memory."""
+    return not is_power(config.block_n) or programs_of(config) > 1 or turned(config)
+
+
+def turned(config: KernelConfig) -> bool:
+    """Whether the tiles of the transposed product are turned before they are stored."""
+    return config.swap_ab == 2
+
+
+def box_of(problem: GemmProblem, config: KernelConfig) -> int:
+    """Columns of B that the copy engine brings at once: what the tile's width allows, but from one
+    buffer the tensor instruction reads a B stored across K in swizzled rows of 64."""
+    if not one_buffer(config):
+        return config.block_n
+    return PIECE if across(problem, config)[1] else part_of(config.block_n)
+
+
+def across(problem: GemmProblem, config: KernelConfig) -> tuple[bool, bool]:
+    """Whether A and B, as the kernel sees them, are stored across K."""
+    layout = swapped(problem).layout if config.swap_ab else problem.layout
+    return layout[0] == "t", layout[1] == "n"
+
+
+def columns_of_b(problem: GemmProblem, config: KernelConfig) -> int:
+    """Columns of B, of whole boxes, that a stage holds."""
+    box = box_of(problem, config)
+    return -(-config.block_n // box) * box
+
+
+def chunks_a_stage(config: KernelConfig) -> int:
+    """Chunks, of what one warp of a cluster's program sends to another program, that a consumer's
+    rows of A in a stage have room for: a power of two."""
+    chunks = 16 // (config.block_n // 8 // config.cluster_k)
+    return 1 << chunks.bit_length() - 1
+
+
+def exchanged_bytes(config: KernelConfig) -> int:
+    """What the programs of a cluster send to one of them: its consumers' float32 accumulators."""
+    return 4 * config.block_m * config.block_n if config.cluster_k > 1 else 0
+
+
+def stores_by_tma(problem: GemmProblem, config: KernelConfig) -> bool:
+    return config.split_k == 1 and config.swap_ab != 1 and tma_store(problem)
+
+
+def vector_of(problem: GemmProblem, config: KernelConfig) -> int:
+    """Elements that a thread stores at once where warps store along rows of C, through shared
+    memory: 16-bit rows without gaps that the copy engine cannot store. 0: it stores what it has,
+    two of a row, and a warp of eight rows, which is as good for float32."""
+    size = dtype_of(problem.dtype_out).itemsize
+    if (config.split_k > 1 or config.swap_ab == 1 or size != 2 or problem.align_c < size
+            or stores_by_tma(problem, config)):
+        return 0
+    return 2 if problem.n % 2 == 0 and problem.align_c >= 2 * size else 1
+
+
+def operand_bytes(problem: GemmProblem, config: KernelConfig) -> int:
+    """STAGES buffers of both operands, B's of whole boxes."""
+    rows = config.block_m + columns_of_b(problem, config)
+    return config.num_stages * rows * config.block_k * dtype_of(problem.dtype_a).itemsize
+
+
+def piece_bytes(problem: GemmProblem, config: KernelConfig) -> int:
+    """What of C is in shared memory before it is stored, of all consumers."""
+    rows, columns = rows_of(config), config.block_n // config.cluster_k
+    if vector_of(problem, config):
+        stored = piece_columns(config) if turned(config) else min(STORED_COLUMNS, part_of(columns))
+        return rows * stored * dtype_of(problem.dtype_out).itemsize * consumers_of(config)
+    if not stores_by_tma(problem, config):
+        return 0
+    width = columns // config.epilogue_subtile
+    if one_buffer(config) and config.epilogue_subtile > 1:
+        width = piece_columns(config)
+    return rows * width * dtype_of(problem.dtype_out).itemsize * consumers_of(config)
+
+
+def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
+    """Bytes: the operands' buffers, what a cluster exchanges, the pieces of C, the barriers."""
+    barriers = _BARRIERS if programs_of(config) > 1 else 16 * config.num_stages + 16
+    return (operand_bytes(problem, config) + exchanged_bytes(config)
+            + piece_bytes(problem, config) + barriers + 240)
+
+
+def rows_of(config: KernelConfig) -> int:
+    """Rows of a consumer, and of a piece of A."""
+    return config.block_m if config.pingpong else config.block_m // consumers_of(config)
+
+
+def programs_an_sm(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> int:
+    """Programs an SM: two of one consumer where shared memory allows, else one."""
+    if consumers_of(config) > 1:
+        return 1
+    fit = device.shared_bytes_per_sm // (shared_bytes(problem, config) + 1024)
+    return max(1, min(2, fit))
+
+
+def registers_of(config: KernelConfig) -> tuple[int, int]:
+    """Registers a thread of the consumers and of the producer's group, in multiples of 8: together
+    at most what the kernel starts with."""
+    consumers = consumers_of(config)
+    producer = _PRODUCER_REGISTERS
+    if sharers_of(config) > 1:
+        producer = _SHARING_PRODUCER_REGISTERS[consumers]
+    rest = START_REGISTERS[consumers] * (consumers + 1) - producer
+    return rest // consumers // 8 * 8, producer
+
+
+def early_parts(problem: GemmProblem, config: KernelConfig, addend: object) -> int:
+    """Parts of a tile's D that are asked for before the tile's products are summed: those for
+    which the accumulator leaves registers. Of eight columns a thread has four values of a matrix,
+    and two of a vector at most."""
+    if addend in ("none", "scale") or not one_buffer(config):
+        return 0
+    spare = registers_of(config)[0] - config.block_n // 2 - _OTHER_REGISTERS
+    if addend == "tile" and (turned(config) or not stores_by_tma(problem, config)
+                             or problem.dtype_out == "fp32"):
+        spare -= _MATRIX_REGISTERS
+    columns = spare * (2 if addend == "tile" else 4)
+    part = piece_columns(config)
+    return max(0, min(config.block_n // config.cluster_k // part, columns // part))
+
+
+def sms_of(config: KernelConfig, device: DeviceSpec) -> int:
+    """SMs that the config's clusters can lie on: each within one of the groups of 16 or 18 SMs, of
+    which clusters of four and eight leave some over."""
+    sms, size = device.num_sms, programs_of(config)
+    if size > 2:
+        sms -= _LEFT_OVER * sms // 132
+    return max(sms // size, 1) * size
