@@ -34,10 +34,12 @@ def reference(monkeypatch):
     """torch's products in the place of the kernels, in float64; counted by (op, A, B)."""
     ran: list[tuple] = []
 
+    @torch.no_grad()  # a kernel's result has no graph
     def product(op, a, b, alpha=1.0):
         ran.append((op.rule.name, tuple(a.shape), tuple(b.shape)))
         return alpha * torch.matmul(a, b.mT if op.rule.flipped else b)
 
+    @torch.no_grad()
     def fused(op, d, a, b, beta=1.0, alpha=1.0):
         result = product(op, a, b, alpha)
         return result if beta == 0 else beta * d + result

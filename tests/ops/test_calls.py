@@ -209,23 +209,27 @@ def test_cuda_in_a_forked_child_is_torchs_to_refuse(plans, monkeypatch):
 
 def test_a_sparse_operand_and_one_with_no_storage_are_declined(plans):
     a, b = torch.ones(5, 7), torch.ones(7, 3)
-    for call in (lambda x: execute.mm(x, b), lambda x: execute.addmm(b[0], x, b),
-                 lambda x: execute.mm(a, b, out=x)):
-        with pytest.raises(execute.Declined, match="not strided, or has no storage"):
-            call(a.to_sparse())
+    for call in (lambda x: execute.product(execute.MM, x, b),
+                 lambda x: execute.fused(execute.ADDMM["none"], b[0], x, b),
+                 lambda x: execute.product_into(execute.MM, a, b, x)):
+        assert str(call(a.to_sparse())) == "an operand is not strided, or has no storage"
 
 
 @pytest.mark.parametrize("function", ["mm", "bmm", "addmm", "baddbmm"])
-def test_the_dispatchers_functions_decline_rather_than_call_torch(function, plans):
+def test_what_is_declined_is_a_reason_and_neither_an_error_nor_torchs_result(function, plans):
     lead = (2,) if function in ("bmm", "baddbmm") else ()
     a, b = torch.ones(*lead, 5, 7), torch.ones(*lead, 7, 3)
     tensors = (torch.ones(3), a, b) if "add" in function else (a, b)
-    found = getattr(execute, function)(*tensors)
-    torch.testing.assert_close(found, getattr(torch, function)(*tensors))
-    with pytest.raises(execute.Declined, match="dtypes are torch.float64"):
-        getattr(execute, function)(*(x.double() for x in tensors))
-    with settings.override(disable=True), pytest.raises(execute.Declined, match="DISABLE is set"):
-        getattr(execute, function)(*tensors)
+    op = {"mm": execute.MM, "bmm": execute.BMM, "addmm": execute.ADDMM["none"],
+          "baddbmm": execute.BADDBMM}[function]
+    run = execute.fused if "add" in function else execute.product
+    torch.testing.assert_close(run(op, *tensors), getattr(torch, function)(*tensors))
+    for _ in range(2):  # learnt, then known
+        reason = run(op, *(x.double() for x in tensors))
+        assert str(reason) == "dtypes are torch.float64 and torch.float64"
+    assert isinstance(reason, execute.Declined) and reason.__traceback__ is None
+    with settings.override(disable=True):
+        assert str(run(op, *tensors)) == "TRITONGEMM_DISABLE is set"
 
 
 def test_explain_and_problem_of_say_what_a_call_would_run(plans):

@@ -1,7 +1,7 @@
 """This package's entries in torch's dispatcher, and what stood there before.
 
 An entry stands below autograd and autocast, which therefore stay torch's, and sees plain tensors.
-It asks the policy of its operation, then :mod:`tritongemm.ops.execute`; what is declined goes to
+It asks the policy of its operation, then :mod:`tritongemm.ops.execute`; what that declines goes to
 the kernel that was there when the entry was made (``torch.library.get_kernel``): torch's own, or
 another override such as those of ``torch._native``.
 
@@ -26,7 +26,8 @@ from tritongemm import settings
 from tritongemm.errors import UnsupportedError
 from tritongemm.ops import execute
 from tritongemm.ops.calls import NAMES, dtypes_reason
-from tritongemm.ops.execute import Declined
+from tritongemm.ops.execute import Declined, Op, fused, product, product_into
+from tritongemm.ops.operands import NOTHING_TO_MULTIPLY
 
 Kernel = Callable[..., Tensor]
 
@@ -49,8 +50,14 @@ _held: deque[tuple[float, object]] = deque()
 class Watch:
     """Sees the calls that pass through entries: those of kernels, and those of torch."""
 
-    def __call__(self, name: str, taken: bool, run: Kernel, args: tuple, kwargs: dict) -> Tensor:
-        """Makes the call of overload ``name``. Raises what it raises."""
+    def __call__(self, name: str, taken: bool, run: Callable[..., Tensor | Declined], args: tuple,
+                 kwargs: dict) -> Tensor | Declined:
+        """Makes the call of overload ``name`` and returns what it returns. Raises what it raises.
+
+        Args:
+            taken: ``run`` is a kernel's, not torch's.
+            args, kwargs: aten's; a kernel's :class:`Op` goes before them.
+        """
         raise NotImplementedError
 
 
@@ -80,9 +87,10 @@ class Tally:
 
     def decline(self, reason: str) -> None:
         """Counts one more for ``reason``."""
-        if reason not in self.declined and len(self.declined) >= _REASONS:
+        declined = self.declined
+        if reason not in declined and len(declined) >= _REASONS:
             reason = "other reasons"
-        self.declined[reason] = self.declined.get(reason, 0) + 1
+        declined[reason] = declined.get(reason, 0) + 1
 
 
 #: By overload, of all overrides of this process so far.
@@ -147,83 +155,69 @@ def _standing(name: str, key: str) -> Any | None:
         return None
 
 
-#: What runs an operation; the strict way also runs what is torch's by choice.
-_STRICTLY: dict[str, Kernel] = {
-    "mm": lambda a, b, *, out_dtype=None, out=None: execute.product_into(
-        execute.MM.insisting, a, b, out, out_dtype),
-    "bmm": lambda a, b, *, out_dtype=None, out=None: execute.product_into(
-        execute.BMM.insisting, a, b, out, out_dtype),
-    "addmm": lambda d, a, b, *, beta=1, alpha=1, out=None: execute.fused(
-        execute.ADDMM["none"].insisting, d, a, b, beta, alpha, out),
-    "baddbmm": lambda d, a, b, *, beta=1, alpha=1, out=None: execute.fused(
-        execute.BADDBMM.insisting, d, a, b, beta, alpha, out),
-}
+_OPS = {"mm": execute.MM, "bmm": execute.BMM, "addmm": execute.ADDMM["none"],
+        "baddbmm": execute.BADDBMM}
 
 
 def _kernel(op: str, name: str, policy: Policy, theirs: Kernel) -> Kernel:
-    run: Kernel = _STRICTLY[op] if policy.strict else getattr(execute, op)
-    watch = policy.watch
-    if watch is not None:
-        run, theirs = (partial(_watched, watch, name, True, run),
-                       partial(_watched, watch, name, False, theirs))
+    ours = _OPS[op].insisting if policy.strict else _OPS[op]
     make = _product_entry if op in ("mm", "bmm") else (
         _in_place_entry if name.endswith("_") else _sum_entry)
-    return make(run, theirs, policy, name)
+    if policy.watch is not None:
+        theirs = _watched(policy.watch, name, False, theirs)
+    return make(ours, theirs, policy, name)
 
 
-def _watched(watch: Watch, name: str, taken: bool, run: Kernel, *args: Any,
-             **kwargs: Any) -> Tensor:
-    return watch(name, taken, run, args, kwargs)
+def _watched(watch: Watch | None, name: str, taken: bool, run: Kernel) -> Kernel:
+    if watch is None:
+        return run
+    return lambda *args, **kwargs: watch(name, taken, run, args, kwargs)
 
 
-def _product_entry(run: Kernel, theirs: Kernel, policy: Policy, name: str) -> Kernel:
+def _product_entry(op: Op, theirs: Kernel, policy: Policy, name: str) -> Kernel:
     """mm and bmm. The dispatcher leaves out what has its default value."""
-    tally, least = tallies[name], policy.products
+    tally, least, strict = tallies[name], policy.products, policy.strict
+    fresh, into = (_watched(policy.watch, name, True, run) for run in (product, product_into))
 
     def entry(self: Tensor, mat2: Tensor, out_dtype: torch.dtype | None = None, *,
               out: Tensor | None = None) -> Tensor:
-        try:
-            if _products(self, mat2) < least:
-                reason = "fewer flops than min_flops"
-            elif self.dtype not in NAMES:  # told here it costs half of what a raised reason does
-                reason = dtypes_reason(self, mat2)
-            else:
-                if out is None and out_dtype is None:
-                    result = run(self, mat2)
-                else:
-                    result = run(self, mat2, out_dtype=out_dtype, out=out)
+        reason = _told_at_once(self, mat2, least)
+        if reason is None:
+            result = (fresh(op, self, mat2) if out is None and out_dtype is None
+                      else into(op, self, mat2, out=out, dtype_out=out_dtype))
+            if not isinstance(result, Declined):
                 tally.taken += 1
                 return result
-        except Declined as declined:
-            reason = str(declined)
-        _decline(tally, policy, name, reason)
+            reason = str(result)
+        tally.decline(reason)
+        if strict:
+            raise _refusal(name, reason)
         operands = (self, mat2) if out_dtype is None else (self, mat2, out_dtype)
         return theirs(*operands) if out is None else theirs(*operands, out=out)
     return entry
 
 
-def _sum_entry(run: Kernel, theirs: Kernel, policy: Policy, name: str) -> Kernel:
+def _sum_entry(op: Op, theirs: Kernel, policy: Policy, name: str) -> Kernel:
     """addmm and baddbmm."""
-    tally, least = tallies[name], policy.products
+    tally, least, strict = tallies[name], policy.products, policy.strict
+    run = _watched(policy.watch, name, True, fused)
 
     def entry(self: Tensor, a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, *,
               beta: float = 1, alpha: float = 1, out: Tensor | None = None) -> Tensor:
-        try:
-            if _products(a, b) < least:
-                reason = "fewer flops than min_flops"
-            elif a.dtype not in NAMES:
-                reason = dtypes_reason(a, b)
-            elif out_dtype is not None:
-                reason = "out_dtype= is given"
-            elif type(beta) not in _NUMBERS or type(alpha) not in _NUMBERS:
-                reason = "alpha or beta is no real number"
-            else:
-                result = run(self, a, b, beta=beta, alpha=alpha, out=out)
+        reason = _told_at_once(a, b, least)
+        if reason is None and out_dtype is not None:
+            reason = "out_dtype= is given"
+        elif reason is None and (type(beta) not in _NUMBERS or type(alpha) not in _NUMBERS):
+            reason = "alpha or beta is no real number"
+        elif reason is None:
+            result = run(op, self, a, b, beta=beta, alpha=alpha, out=out)
+            if not isinstance(result, Declined):
                 tally.taken += 1
                 return result
-        except Declined as declined:
-            reason = str(declined)
-        _decline(tally, policy, name, reason)
+            reason = str(result)
+        tally.decline(reason)
+        if strict:
+            raise _refusal(name, reason)
         operands = (self, a, b) if out_dtype is None else (self, a, b, out_dtype)
         if out is None:
             return theirs(*operands, beta=beta, alpha=alpha)
@@ -231,9 +225,9 @@ def _sum_entry(run: Kernel, theirs: Kernel, policy: Policy, name: str) -> Kernel
     return entry
 
 
-def _in_place_entry(run: Kernel, theirs: Kernel, policy: Policy, name: str) -> Kernel:
+def _in_place_entry(op: Op, theirs: Kernel, policy: Policy, name: str) -> Kernel:
     """addmm_ and baddbmm_: the input is where the result goes."""
-    written = _sum_entry(run, lambda self, *operands, out=None, **numbers:
+    written = _sum_entry(op, lambda self, *operands, out=None, **numbers:
                          theirs(self, *operands, **numbers), policy, name)
 
     def entry(self: Tensor, a: Tensor, b: Tensor, *, beta: float = 1,
@@ -242,17 +236,19 @@ def _in_place_entry(run: Kernel, theirs: Kernel, policy: Policy, name: str) -> K
     return entry
 
 
-def _products(a: Tensor, b: Tensor) -> float:
-    """Multiplications of [..., M, K] @ [..., K, N]; without end for what torch will refuse."""
+def _told_at_once(a: Tensor, b: Tensor, least: float) -> str | None:
+    """Why [..., M, K] @ [..., K, N] is torch's, where no key is needed to know."""
     try:
-        return a.numel() * b.size(-1)
+        products = a.numel() * b.size(-1)
     except IndexError:
-        return float("inf")
+        return None  # torch will refuse it
+    if products < least:
+        return "fewer flops than min_flops"
+    if not products:
+        return NOTHING_TO_MULTIPLY
+    return None if a.dtype in NAMES else dtypes_reason(a, b)
 
 
-def _decline(tally: Tally, policy: Policy, name: str, reason: str) -> None:
-    """Counts a call that goes to torch. Raises UnsupportedError where the policy is strict."""
-    tally.decline(reason)
-    if policy.strict:
-        raise UnsupportedError(f"under tritongemm.override(strict=True), aten::{name} would go to "
-                               f"torch: {reason}")
+def _refusal(name: str, reason: str) -> UnsupportedError:
+    return UnsupportedError(f"under tritongemm.override(strict=True), aten::{name} would go to "
+                            f"torch: {reason}")

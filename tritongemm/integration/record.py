@@ -67,13 +67,15 @@ class Recording(Watch):
         self._pending: deque[tuple[Any, Any, Seen]] = deque()
         self._lock = threading.Lock()
 
-    def __call__(self, name: str, taken: bool, run: Callable[..., Tensor], args: tuple,
-                 kwargs: dict) -> Tensor:
-        """Makes the call and takes it down, unless it raises."""
+    def __call__(self, name: str, taken: bool, run: Callable[..., Tensor | Declined], args: tuple,
+                 kwargs: dict) -> Tensor | Declined:
+        """Makes the call and takes it down, unless it raises or is declined."""
         where = args[1].device
         timed = where.type == "cuda" and not torch.cuda.is_current_stream_capturing()
         start = _event(where) if timed else None
         result = run(*args, **kwargs)
+        if isinstance(result, Declined):
+            return result
         end = _event(where) if timed else None
         kind = _kind(name.partition(".")[0].rstrip("_"), args, kwargs, result)
         with self._lock:

@@ -30,6 +30,8 @@ _dispatch_modes = torch._C._len_torch_dispatch_stack
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
+_VECTOR = DeclinedByChoice("products with a vector are torch's")
+
 #: The activations as torch's own functions.
 ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.nn.functional.relu, "gelu": torch.nn.functional.gelu,
@@ -38,37 +40,64 @@ ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def product(op: Op, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
-    """The op's activation of alpha * A @ B, with a gradient. Raises Declined."""
+def product(op: Op, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor | Declined:
+    """The op's activation of alpha * A @ B, with a gradient."""
     if a.dim() < 2 or b.dim() < 2:
         return _activated(op, _of_vectors(op, a, b, alpha))
-    apply = Product.apply if _transformed() else _apply_product
-    return _activated(op, apply(op.plain, a, b, alpha))
+    if not _transformed():
+        return eager_product(op, a, b, alpha)
+    return _activated(op, _applied(Product, op.plain, a, b, alpha))
 
 
 def fused(op: Op, d: Tensor, a: Tensor, b: Tensor, beta: float = 1.0,
-          alpha: float = 1.0) -> Tensor:
-    """The op's activation of alpha * A @ B + beta * D, with a gradient. Raises Declined."""
-    apply = Fused.apply if _transformed() else _apply_fused
+          alpha: float = 1.0) -> Tensor | Declined:
+    """The op's activation of alpha * A @ B + beta * D, with a gradient."""
     if a.dim() == 1:
-        _insist(op)
-        return _activated(op, apply(op.plain, d, a[None], b, beta, alpha)[0])
-    return _activated(op, apply(op.plain, d, a, b, beta, alpha))
+        if not op.rule.insisting:
+            return _VECTOR
+        result = fused(op, d, a[None], b, beta, alpha)
+        return result if isinstance(result, Declined) else result[0]
+    if not _transformed():
+        return eager_fused(op, d, a, b, beta, alpha)
+    return _activated(op, _applied(Fused, op.plain, d, a, b, beta, alpha))
 
 
-def eager_product(op: Op, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
-    """The same outside of transforms and forward mode, and not of vectors. Raises Declined."""
-    return _activated(op, _apply_product(op.plain, a, b, alpha))
+def eager_product(op: Op, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor | Declined:
+    """The same outside of transforms and forward mode, and not of vectors."""
+    result = run_product(op.plain, a, b, alpha)
+    if isinstance(result, Declined):
+        return result
+    return _activated(op, _apply_product(op.plain, a, b, alpha, (result,)))
 
 
 def eager_fused(op: Op, d: Tensor, a: Tensor, b: Tensor, beta: float = 1.0,
-                alpha: float = 1.0) -> Tensor:
-    """The same outside of transforms and forward mode, and not of vectors. Raises Declined."""
-    return _activated(op, _apply_fused(op.plain, d, a, b, beta, alpha))
+                alpha: float = 1.0) -> Tensor | Declined:
+    """The same outside of transforms and forward mode, and not of vectors."""
+    result = run_fused(op.plain, d, a, b, beta, alpha)
+    if isinstance(result, Declined):
+        return result
+    return _activated(op, _apply_fused(op.plain, d, a, b, beta, alpha, (result,)))
 
 
-def _activated(op: Op, result: Tensor) -> Tensor:
-    return result if op is op.plain else ACTIVATE[op.rule.activation](result)
+def _applied(function: type[Function], *arguments: object) -> Tensor | Declined:
+    """A function of this module; what its steps refuse has passed through torch as an error."""
+    try:
+        return function.apply(*arguments)
+    except Declined as reason:
+        return reason.fresh()
+
+
+def _taken(result: Tensor | Declined) -> Tensor:
+    """A result, inside of a function. Raises Declined where there is none."""
+    if isinstance(result, Declined):
+        raise result.fresh()
+    return result
+
+
+def _activated(op: Op, result: Tensor | Declined) -> Tensor | Declined:
+    if op is op.plain or isinstance(result, Declined):
+        return result
+    return ACTIVATE[op.rule.activation](result)
 
 
 def _transformed() -> bool:
@@ -76,24 +105,21 @@ def _transformed() -> bool:
     return forward_ad._current_level >= 0 or _transforms()
 
 
-def _of_vectors(op: Op, a: Tensor, b: Tensor, alpha: float) -> Tensor:
-    """A product with a vector, as a matrix of one row or column. Raises Declined."""
-    _insist(op)
+def _of_vectors(op: Op, a: Tensor, b: Tensor, alpha: float) -> Tensor | Declined:
+    """A product with a vector, as a matrix of one row or column."""
     ranks = (a.dim(), b.dim())
+    if not op.rule.insisting:
+        return _VECTOR
     if 0 in ranks or op.rule.ranks not in (None, ranks):
-        raise Declined(f"ranks are {ranks[0]} and {ranks[1]}")
+        return Declined(f"ranks are {ranks[0]} and {ranks[1]}")
     result = product(op.plain if op.rule.flipped else MATMUL.insisting,
                      a[None] if ranks[0] == 1 else a, b[:, None] if ranks[1] == 1 else b, alpha)
+    if isinstance(result, Declined):
+        return result
     result = result.squeeze(-1) if ranks[1] == 1 else result
     if ranks[0] == 1:
         result = result.squeeze(-1 if ranks[1] == 1 else -2)
     return result
-
-
-def _insist(op: Op) -> None:
-    """Raises Declined for a product with a vector, unless the op insists."""
-    if not op.rule.insisting:
-        raise DeclinedByChoice("products with a vector are torch's")
 
 
 def wanted(*tensors: Tensor) -> bool:
@@ -108,18 +134,18 @@ def multiply(op: Op, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
         UnsupportedError: it would be torch's, under TRITONGEMM_STRICT=1.
     """
     a, b = _solid(a), _solid(b)
-    try:
-        if type(a) not in _PLAIN or type(b) not in _PLAIN or _dispatch_modes():
-            raise Declined("a gradient is a sub-class, or a torch dispatch mode is active")
-        return (product if wanted(a, b) else run_product)(op, a, b, alpha)
-    except Declined as reason:
-        if settings.current().strict:
-            if reason.by_choice and not op.rule.insisting:
-                return multiply(op.insisting, a, b, alpha)
-            raise UnsupportedError(f"a gradient of {op.rule.name} would call torch: {reason}"
-                                   ) from None
-        result = torch.matmul(a, b.mT if op.rule.flipped else b)
-        return formulas.scaled(result, alpha)
+    if type(a) not in _PLAIN or type(b) not in _PLAIN or _dispatch_modes():
+        result: Tensor | Declined = Declined(
+            "a gradient is a sub-class, or a torch dispatch mode is active")
+    else:
+        result = (product if wanted(a, b) else run_product)(op, a, b, alpha)
+    if not isinstance(result, Declined):
+        return result
+    if settings.current().strict:
+        if result.by_choice and not op.rule.insisting:
+            return multiply(op.insisting, a, b, alpha)
+        raise UnsupportedError(f"a gradient of {op.rule.name} would call torch: {result}")
+    return formulas.scaled(torch.matmul(a, b.mT if op.rule.flipped else b), alpha)
 
 
 def _solid(x: Tensor) -> Tensor:
@@ -182,7 +208,7 @@ class Product(Function):
     @staticmethod
     def forward(op: Op, a: Tensor, b: Tensor, alpha: float) -> Tensor:
         """Runs it. Raises Declined."""
-        return run_product(op, a, b, alpha)
+        return _taken(run_product(op, a, b, alpha))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
@@ -213,24 +239,30 @@ class Product(Function):
              alpha: float) -> tuple[Tensor, int]:
         """One product of all samples."""
         op, a, b, _ = _mapped_pair(op, a, b, in_dims[1:3])
-        return product(op, a, b, alpha), 0
+        return _taken(product(op, a, b, alpha)), 0
 
 
 class _EagerProduct(Function):
-    """:class:`Product` outside of transforms and forward mode, where the one call that its forward
-    is costs 3 us: torch binds the arguments of a function with a ``setup_context`` by
-    ``inspect.signature``, which takes 15."""
+    """:class:`Product` outside of transforms and forward mode, of a result that is already there.
+
+    An error in a function costs more than a declined call may, so the product is asked for before.
+    And a forward of one step costs 3 us: torch binds the arguments of a function with a
+    ``setup_context`` by ``inspect.signature``, which takes 15.
+    """
 
     @staticmethod
-    def forward(ctx: Any, op: Op, a: Tensor, b: Tensor, alpha: float) -> Tensor:
-        """Runs it and keeps what the gradients need. Raises Declined."""
-        result = run_product(op, a, b, alpha)
-        _, need_a, need_b, _ = ctx.needs_input_grad
+    def forward(ctx: Any, op: Op, a: Tensor, b: Tensor, alpha: float,
+                result: tuple[Tensor]) -> Tensor:
+        """Keeps what the gradients need."""
+        _, need_a, need_b, _, _ = ctx.needs_input_grad
         ctx.rest = op, alpha, a.shape, b.shape
         ctx.save_for_backward(a if need_b else None, b if need_a else None)
-        return result
+        return result[0]
 
-    backward = Product.backward
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple:
+        """dA and dB, where they are needed."""
+        return *Product.backward(ctx, grad), None
 
 
 class Fused(Function):
@@ -239,7 +271,7 @@ class Fused(Function):
     @staticmethod
     def forward(op: Op, d: Tensor, a: Tensor, b: Tensor, beta: float, alpha: float) -> Tensor:
         """Runs it. Raises Declined."""
-        return run_fused(op, d, a, b, beta, alpha)
+        return _taken(run_fused(op, d, a, b, beta, alpha))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
@@ -279,16 +311,18 @@ class Fused(Function):
              b: Tensor, beta: float, alpha: float) -> tuple[Tensor, int]:
         """One product of all samples, D with it."""
         if in_dims[2:4] == (None, None):
-            judge(alpha, beta)  # the sum below would take any factor
+            reason = judge(alpha, beta)  # the sum below would take any factor
+            if reason is not None:
+                raise reason
             d = _mapped(d, in_dims[1], max(a.dim(), b.dim()))
-            result = product(op, a, b, alpha)
+            result = _taken(product(op, a, b, alpha))
             if beta == 0:  # D is not read
                 return result.expand(d.shape[0], *result.shape), 0
             return result + formulas.scaled(d, beta), 0
         op, a, b, rank = _mapped_pair(op, a, b, in_dims[2:4])
         if op.rule.flipped and in_dims[1] is not None:  # a mapped bias is no vector
             op, b = _matmul(op), b.mT
-        return fused(op, _mapped(d, in_dims[1], rank), a, b, beta, alpha), 0
+        return _taken(fused(op, _mapped(d, in_dims[1], rank), a, b, beta, alpha)), 0
 
 
 class _EagerFused(Function):
@@ -296,15 +330,17 @@ class _EagerFused(Function):
 
     @staticmethod
     def forward(ctx: Any, op: Op, d: Tensor, a: Tensor, b: Tensor, beta: float,
-                alpha: float) -> Tensor:
-        """Runs it and keeps what the gradients need. Raises Declined."""
-        result = run_fused(op, d, a, b, beta, alpha)
-        _, ctx.need_d, need_a, need_b, _, _ = ctx.needs_input_grad
+                alpha: float, result: tuple[Tensor]) -> Tensor:
+        """Keeps what the gradients need."""
+        _, ctx.need_d, need_a, need_b, _, _, _ = ctx.needs_input_grad
         ctx.rest = op, alpha, a.shape, b.shape, beta, d.shape
         ctx.save_for_backward(a if need_b else None, b if need_a else None)
-        return result
+        return result[0]
 
-    backward = Fused.backward
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple:
+        """dD, dA and dB, where they are needed."""
+        return *Fused.backward(ctx, grad), None
 
 
 #: What applies them, without the step that looks for transforms.

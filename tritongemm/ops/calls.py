@@ -28,8 +28,9 @@ from tritongemm.ops.plan import Plan
 from tritongemm.ops.plans import AnyPlan, Key, plans
 from tritongemm.problem import Epilogue, GemmProblem, dtype_of
 
-#: call(a, b, address of a, address of b, alpha, d, address of d, beta[, out]) -> the result
-Call = Callable[..., torch.Tensor]
+#: call(a, b, address of a, address of b, alpha, d, address of d, beta[, out]) -> the result, or why
+#: it is torch's
+Call = Callable[..., torch.Tensor | Declined]
 
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 #: precision_setting("cuda", "matmul"): torch's own property costs 3 us, this one under 1 (H200).
@@ -177,15 +178,14 @@ def _fresh(form: Form, key: Key, plan: AnyPlan, dtype: torch.dtype) -> Call:
             try:
                 at(pa, pb, c.data_ptr(), pd, alpha, beta)
             except (LaunchError, torch.OutOfMemoryError) as error:
-                _rescue(form, key, error)(a, b, c, d, alpha, beta)
+                return _rescued(form, key, error, a, b, c, d, alpha, beta) or c
             return c
         return call
     write = _guarded(form, key, plan)
 
     def anywhere(a, b, pa, pb, alpha=1.0, d=None, pd=0, beta=0.0):
         c = empty(shape, strides, dtype=dtype, device=device)
-        write(a, b, c, d, alpha, beta)
-        return c
+        return write(a, b, c, d, alpha, beta) or c
     return anywhere
 
 
@@ -209,26 +209,36 @@ def _into(rule: Rule, x: Operands, form: Form, key: Key, plan: AnyPlan) -> Call:
         if (pa < end and pc < pa + span_a or pb < end and pc < pb + span_b
                 or pd < end and pc < pd + span_d and not (in_place and pd == pc)):
             if not spare:
-                spare.append(bind(rule, Operands(a, b, None, d, added, scaled, dtype_out)))
-            return out.copy_(spare[0](a, b, pa, pb, alpha, d, pd, beta))
-        write(a, b, out, d, alpha, beta)
-        return out
+                try:
+                    spare.append(bind(rule, Operands(a, b, None, d, added, scaled, dtype_out)))
+                except Declined as reason:
+                    return reason.fresh()
+            result = spare[0](a, b, pa, pb, alpha, d, pd, beta)
+            return result if isinstance(result, Declined) else out.copy_(result)
+        return write(a, b, out, d, alpha, beta) or out
     return call
 
 
-def _guarded(form: Form, key: Key, plan: AnyPlan) -> Callable[..., None]:
+def refusing(reason: Declined) -> Call:
+    """A call that is torch's for ``reason``."""
+    reason = reason.fresh()
+    return lambda *_: reason
+
+
+def _guarded(form: Form, key: Key, plan: AnyPlan) -> Callable[..., Declined | None]:
     write = _write(form, plan)
 
     def guarded(a, b, c, d, alpha, beta):
         try:
             write(a, b, c, d, alpha, beta)
         except (LaunchError, torch.OutOfMemoryError) as error:
-            _rescue(form, key, error)(a, b, c, d, alpha, beta)
+            return _rescued(form, key, error, a, b, c, d, alpha, beta)
+        return None
     return guarded
 
 
-def _rescue(form: Form, key: Key, error: Exception) -> Callable[..., None]:
-    """What to run in the place of a launch that failed. Raises Declined.
+def _rescued(form: Form, key: Key, error: Exception, *call: Any) -> Declined | None:
+    """After a launch that failed: None where the call has run all the same, else why it is torch's.
 
     Without the memory for its scratch a call runs, this time, with a plan that takes none; a
     launch that the driver refuses sends the problem to torch from now on.
@@ -237,18 +247,14 @@ def _rescue(form: Form, key: Key, error: Exception) -> Callable[..., None]:
         reason = plans.refuse(key, error)
         for forget in on_refusal:
             forget()
-        raise reason from None
+        return reason
     try:
-        write = _write(form, plans.get(key, scratch=False, insisting=True))
-    except Declined as reason:
-        raise DeclinedNow(str(reason)) from None
-
-    def retry(a, b, c, d, alpha, beta):
-        try:
-            write(a, b, c, d, alpha, beta)
-        except torch.OutOfMemoryError:
-            raise DeclinedNow("there is no memory for the scratch of this call") from None
-    return retry
+        _write(form, plans.get(key, scratch=False, insisting=True))(*call)
+    except Declined as declined:
+        return DeclinedNow(str(declined))
+    except torch.OutOfMemoryError:
+        return DeclinedNow("there is no memory for the scratch of this call")
+    return None
 
 
 #: Called when a problem is refused for good: known calls of it are looked up again.

@@ -1,8 +1,11 @@
-"""Products by this package's kernels, or :class:`Declined`: no autograd, no autocast, no modes.
+"""Products by this package's kernels, or the reason why they are torch's: no autograd, no
+autocast, no modes.
 
 A call is known by a flat key of all that its launch depends on, straight from the tensors; behind
 the key lies a closure that allocates, fills in addresses and launches. Problem, selection and plan
 are asked for when a key is new.
+
+What is torch's is returned as a :class:`Declined`, never raised: callers ask which they got.
 
 The operands are plain tensors without a lazy negative bit, as they are below torch's dispatcher.
 """
@@ -16,11 +19,11 @@ import torch
 
 from tritongemm import settings
 from tritongemm.ops import calls
-from tritongemm.ops.calls import Call, Operands, Rule, bind, precision_setting
+from tritongemm.ops.calls import Call, Operands, Rule, bind, precision_setting, refusing
 from tritongemm.ops.declined import Declined
 from tritongemm.ops.plans import forget as forget_plans
 
-__all__ = ["Declined", "Op", "addmm", "baddbmm", "bmm", "clear_plans", "fused", "mm", "product"]
+__all__ = ["Declined", "Op", "clear_plans", "fused", "product", "product_into"]
 
 
 class Op:
@@ -53,8 +56,9 @@ ADDMM, LINEAR = (
     for rule in (Rule("addmm", (2, 2)), Rule("linear", flipped=True)))
 
 
-def product(op: Op, a: torch.Tensor, b: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
-    """alpha * A @ B in memory of its own. Raises Declined."""
+def product(op: Op, a: torch.Tensor, b: torch.Tensor,
+            alpha: float = 1.0) -> torch.Tensor | Declined:
+    """alpha * A @ B in memory of its own."""
     kind = a.dtype
     if kind is float32:  # known by the precision that torch is set to
         kind = precision_setting("cuda", "matmul")
@@ -63,9 +67,9 @@ def product(op: Op, a: torch.Tensor, b: torch.Tensor, alpha: float = 1.0) -> tor
         key = (a.shape, b.shape, a.stride(), b.stride(), kind, b.dtype, a.device, b.device,
                pa & 15, pb & 15, alpha == 1.0)
     except RuntimeError:
-        raise _not_strided() from None
-    if not (pa and pb):
-        _in_memory(a, b)
+        return _not_strided()
+    if not (pa and pb) and _without_memory(a, b):
+        return _NOT_IN_MEMORY
     call = op.hits.get(key)
     if call is None:
         call = _learn(op, key, Operands(a, b, scaled=alpha != 1.0))
@@ -73,8 +77,8 @@ def product(op: Op, a: torch.Tensor, b: torch.Tensor, alpha: float = 1.0) -> tor
 
 
 def product_into(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None,
-                 dtype_out: torch.dtype | None = None) -> torch.Tensor:
-    """A @ B in ``out``, or as ``dtype_out``. Raises Declined."""
+                 dtype_out: torch.dtype | None = None) -> torch.Tensor | Declined:
+    """A @ B in ``out``, or as ``dtype_out``."""
     kind = a.dtype
     if kind is float32:
         kind = precision_setting("cuda", "matmul")
@@ -83,9 +87,9 @@ def product_into(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | N
         key = (a.shape, b.shape, a.stride(), b.stride(), kind, b.dtype, a.device, b.device,
                pa & 15, pb & 15, dtype_out, _out_key(out))
     except RuntimeError:
-        raise _not_strided() from None
-    if not (pa and pb):
-        _in_memory(a, b)
+        return _not_strided()
+    if not (pa and pb) and _without_memory(a, b):
+        return _NOT_IN_MEMORY
     call = op.hits.get(key)
     if call is None:
         call = _learn(op, key, Operands(a, b, out, dtype_out=dtype_out))
@@ -95,12 +99,8 @@ def product_into(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | N
 
 
 def fused(op: Op, d: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: float = 1.0,
-          alpha: float = 1.0, out: torch.Tensor | None = None) -> torch.Tensor:
-    """The op's activation of alpha * A @ B + beta * D; D is not read where beta is 0.
-
-    Raises:
-        Declined: torch runs it.
-    """
+          alpha: float = 1.0, out: torch.Tensor | None = None) -> torch.Tensor | Declined:
+    """The op's activation of alpha * A @ B + beta * D; D is not read where beta is 0."""
     kind = a.dtype
     if kind is float32:
         kind = precision_setting("cuda", "matmul")
@@ -110,9 +110,9 @@ def fused(op: Op, d: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: float
                d.dtype, a.device, b.device, d.device, pa & 15, pb & 15, pd & 15, beta == 0.0,
                beta == 1.0, alpha == 1.0, _out_key(out))
     except RuntimeError:
-        raise _not_strided() from None
-    if not (pa and pb and pd):
-        _in_memory(a, b, d)
+        return _not_strided()
+    if not (pa and pb and pd) and _without_memory(a, b, d):
+        return _NOT_IN_MEMORY
     call = op.hits.get(key)
     if call is None:
         call = _learn_fused(op, key, d, a, b, beta, alpha, out)
@@ -132,11 +132,12 @@ def _not_strided() -> Declined:
     return Declined("an operand is not strided, or has no storage")
 
 
-def _in_memory(*operands: torch.Tensor) -> None:
-    """Raises Declined where one has elements and no address, as torch's lazy zeros have."""
-    for x in operands:
-        if not x.data_ptr() and x.numel() and x.device.type != "meta":
-            raise Declined("an operand's values are not in memory")
+_NOT_IN_MEMORY = Declined("an operand's values are not in memory")
+
+
+def _without_memory(*operands: torch.Tensor) -> bool:
+    """Whether one has elements and no address, as torch's lazy zeros have."""
+    return any(not x.data_ptr() and x.numel() and x.device.type != "meta" for x in operands)
 
 
 def _learn_fused(op: Op, key: tuple, d: torch.Tensor, a: torch.Tensor, b: torch.Tensor,
@@ -144,22 +145,23 @@ def _learn_fused(op: Op, key: tuple, d: torch.Tensor, a: torch.Tensor, b: torch.
     operands = Operands(a, b, out, d, added=beta != 0.0, scaled=alpha != 1.0)
     if alpha == 1.0 and beta in (0.0, 1.0):
         return _learn(op, key, operands)
-    judge(alpha, beta)  # a problem that is torch's needs no plan
-    return _learn(op, key, operands, judged=True)
+    reason = judge(alpha, beta)  # a problem that is torch's needs no plan
+    return _learn(op, key, operands, judged=True) if reason is None else refusing(reason)
 
 
 #: The least and the largest number that a kernel takes for a factor: float32's normal ones.
 _LEAST, _MOST = torch.finfo(float32).tiny, torch.finfo(float32).max
 
 
-def judge(alpha: float, beta: float) -> None:
-    """Raises Declined for factors that are torch's: alpha = 0, where it reads neither A nor B, so
-    that no NaN of theirs is seen, a beta that is 0 as float32 alone, and what it refuses."""
+def judge(alpha: float, beta: float) -> Declined | None:
+    """Why factors are torch's: alpha = 0, where it reads neither A nor B, so that no NaN of theirs
+    is seen, a beta that is 0 as float32 alone, and what it refuses. None: they are not."""
     for name, factor in (("alpha", alpha), ("beta", beta)):
         if type(factor) is int and factor.bit_length() > 63:
-            raise Declined(f"{name} does not fit 64 bits")
+            return Declined(f"{name} does not fit 64 bits")
         if not _LEAST <= abs(factor) <= _MOST and (factor != 0 or name == "alpha"):
-            raise Declined(f"{name} is {factor}")
+            return Declined(f"{name} is {factor}")
+    return None
 
 
 def _judging(call: Call) -> Call:
@@ -168,7 +170,9 @@ def _judging(call: Call) -> Call:
 
     def judged(a, b, pa, pb, alpha, d, pd, beta, out=None):
         if not (least <= abs(alpha) <= most and (least <= abs(beta) <= most or beta == 0)):
-            judge(alpha, beta)
+            reason = judge(alpha, beta)
+            if reason is not None:
+                return reason
         if out is None:
             return call(a, b, pa, pb, alpha, d, pd, beta)
         return call(a, b, pa, pb, alpha, d, pd, beta, out)
@@ -176,7 +180,7 @@ def _judging(call: Call) -> Call:
 
 
 def _learn(op: Op, key: tuple, operands: Operands, judged: bool = False) -> Call:
-    """The callable of a new key, kept from now on. Raises Declined where the answer may change.
+    """The callable of a new key, kept from now on, unless the answer may change.
 
     It is kept with those that were known when this began, and so forgotten with them, should
     another thread change the settings meanwhile.
@@ -187,9 +191,9 @@ def _learn(op: Op, key: tuple, operands: Operands, judged: bool = False) -> Call
         if judged:
             call = _judging(call)
     except Declined as reason:
+        call = refusing(reason)
         if not reason.lasting:
-            raise
-        call = _refusing(reason)
+            return call
     return _keep(hits, key, call)
 
 
@@ -203,13 +207,6 @@ def _keep(hits: dict[tuple, Call], key: tuple, call: Call) -> Call:
                 del hits[old]
         hits[key] = call
     return call
-
-
-def _refusing(reason: Declined) -> Call:
-    def refuse(*_: object) -> torch.Tensor:
-        raise reason.fresh()
-    reason = reason.fresh()
-    return refuse
 
 
 def _forget_calls() -> None:
@@ -233,36 +230,3 @@ calls.on_refusal.append(_forget_calls)
 settings.when_changed(_forget_calls)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
-
-
-# -- torch's functions, as the dispatcher sees them ------------------------------------------------
-
-def mm(a: torch.Tensor, b: torch.Tensor, *, out_dtype: torch.dtype | None = None,
-       out: torch.Tensor | None = None) -> torch.Tensor:
-    """``torch.mm``: [M, K] @ [K, N]. Raises Declined."""
-    if out is None and out_dtype is None:
-        return product(MM, a, b)
-    return product_into(MM, a, b, out, out_dtype)
-
-
-def bmm(a: torch.Tensor, b: torch.Tensor, *, out_dtype: torch.dtype | None = None,
-        out: torch.Tensor | None = None) -> torch.Tensor:
-    """``torch.bmm``: [batch, M, K] @ [batch, K, N]. Raises Declined."""
-    if out is None and out_dtype is None:
-        return product(BMM, a, b)
-    return product_into(BMM, a, b, out, out_dtype)
-
-
-def addmm(input: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: float = 1,
-          alpha: float = 1, activation: str = "none",
-          out: torch.Tensor | None = None) -> torch.Tensor:
-    """``torch.addmm``, with an activation of :data:`ACTIVATIONS` after it. Raises Declined."""
-    if activation not in ADDMM:
-        raise Declined(f"activation {activation!r} is not one of {', '.join(ACTIVATIONS)}")
-    return fused(ADDMM[activation], input, a, b, beta, alpha, out)
-
-
-def baddbmm(input: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: float = 1,
-            alpha: float = 1, out: torch.Tensor | None = None) -> torch.Tensor:
-    """``torch.baddbmm``. Raises Declined."""
-    return fused(BADDBMM, input, a, b, beta, alpha, out)

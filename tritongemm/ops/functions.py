@@ -136,11 +136,11 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *,
     if bias is None:
         return _multiplied(theirs, op, input, weight, None, None, strict)
     if not _compiling() and (run := _way(input, weight)) and (run := _adding(run, bias)):
-        try:
-            return run(op, bias, input, weight)
-        except Declined:
-            if not (strict or settings.current().strict):
-                return theirs(input, weight, bias)
+        result = run(op, bias, input, weight)
+        if not isinstance(result, Declined):
+            return result
+        if not (strict or settings.current().strict):
+            return theirs(input, weight, bias)
     return _ruled(partial(theirs, input, weight, bias), op, (bias, input, weight), strict,
                   numbers=(1, 1))
 
@@ -149,7 +149,7 @@ def _activated_linear(activation: str, *operands: Tensor) -> Tensor:
     return ACTIVATE[activation](torch.nn.functional.linear(*operands))
 
 
-def _way(a: Tensor, b: Tensor) -> Callable[..., Tensor] | None:
+def _way(a: Tensor, b: Tensor) -> Callable[..., Tensor | Declined] | None:
     """What multiplies two plain tensors while no mode, transform or autocast has a say: kernels,
     or kernels with a gradient. None: that has to be sorted out."""
     if (type(a) in _PLAIN and type(b) in _PLAIN
@@ -162,7 +162,8 @@ def _way(a: Tensor, b: Tensor) -> Callable[..., Tensor] | None:
     return None
 
 
-def _adding(run: Callable[..., Tensor], d: Tensor) -> Callable[..., Tensor] | None:
+def _adding(run: Callable[..., Tensor | Declined],
+            d: Tensor) -> Callable[..., Tensor | Declined] | None:
     """The same with an input to add."""
     if type(d) not in _PLAIN or d.is_neg():
         return None
@@ -176,17 +177,16 @@ def _multiplied(theirs: Callable[..., Tensor], op: Op, a: Tensor, b: Tensor,
     """A product by ``op``, or by torch's function ``theirs``."""
     if out is None and out_dtype is None:
         if not _compiling() and (run := _way(a, b)) is not None:
-            try:
-                return run(op, a, b)
-            except Declined:
-                if not (strict or settings.current().strict):
-                    return theirs(a, b)
+            result = run(op, a, b)
+            if not isinstance(result, Declined):
+                return result
+            if not (strict or settings.current().strict):
+                return theirs(a, b)
         return _ruled(partial(theirs, a, b), op, (a, b), strict)
     if out is not None and not _compiling() and _way(a, b) is product and _writable(out):
-        try:
-            return _written(product_into(op, a, b, out, out_dtype))
-        except Declined:
-            pass
+        result = product_into(op, a, b, out, out_dtype)
+        if not isinstance(result, Declined):
+            return _written(result)
     return _ruled(partial(theirs, a, b, **_given(out_dtype, out)), op, (a, b), strict, out,
                   out_dtype)
 
@@ -198,13 +198,12 @@ def _added(theirs: Callable[..., Tensor], op: Op, d: Tensor, a: Tensor, b: Tenso
     if (out_dtype is None and not _compiling() and type(beta) in _NUMBERS
             and type(alpha) in _NUMBERS and (run := _way(a, b)) and (run := _adding(run, d))
             and (out is None or run is fused and _writable(out))):
-        try:
-            if out is None:
-                return run(op, d, a, b, beta, alpha)
-            return _written(fused(op, d, a, b, beta, alpha, out))
-        except Declined:
-            if not (strict or settings.current().strict):
-                return theirs(d, a, b, **_factors(beta, alpha), **_given(None, out))
+        result = (run(op, d, a, b, beta, alpha) if out is None
+                  else fused(op, d, a, b, beta, alpha, out))
+        if not isinstance(result, Declined):
+            return result if out is None else _written(result)
+        if not (strict or settings.current().strict):
+            return theirs(d, a, b, **_factors(beta, alpha), **_given(None, out))
     torchs = partial(theirs, d, a, b, **_factors(beta, alpha), **_given(out_dtype, out))
     return _ruled(torchs, op, (d, a, b), strict, out, out_dtype, (beta, alpha))
 
@@ -253,23 +252,24 @@ def _ruled(theirs: Callable[[], Tensor], op: Op, tensors: tuple[Tensor, ...], st
             raise UnsupportedError(f"tritongemm.{op.rule.name} would compile as torch's: no "
                                    "registered op is for such a call")
         return theirs() if result is None else result
-    try:
-        return _sorted_out(op, tensors, out, out_dtype, numbers)
-    except Declined as reason:
-        if strict or settings.current().strict:
-            if reason.by_choice and not op.rule.insisting:
-                return _ruled(theirs, op.insisting, tensors, strict, out, out_dtype, numbers)
-            raise UnsupportedError(
-                f"tritongemm.{op.rule.name} would call torch: {reason}") from None
+    result = _sorted_out(op, tensors, out, out_dtype, numbers)
+    if not isinstance(result, Declined):
+        return result if out is None else _written(result)
+    if strict or settings.current().strict:
+        if result.by_choice and not op.rule.insisting:
+            return _ruled(theirs, op.insisting, tensors, strict, out, out_dtype, numbers)
+        raise UnsupportedError(f"tritongemm.{op.rule.name} would call torch: {result}")
     return theirs()
 
 
 def _sorted_out(op: Op, tensors: tuple[Tensor, ...], out: Tensor | None,
-                out_dtype: torch.dtype | None, numbers: tuple[float, ...]) -> Tensor:
-    """By kernels. Raises Declined."""
-    _plain_only(tensors if out is None else (*tensors, out))
+                out_dtype: torch.dtype | None, numbers: tuple[float, ...]) -> Tensor | Declined:
+    """By kernels, where nothing else has a say."""
+    reason = _other_say(tensors if out is None else (*tensors, out))
+    if reason is not None:
+        return Declined(reason)
     if any(type(number) not in _NUMBERS for number in numbers):
-        raise Declined("alpha or beta is no number")
+        return Declined("alpha or beta is no number")
     if out is None and out_dtype is None:
         tensors = cast(op.rule.name, tensors)
         tensors = tuple(x.resolve_neg() for x in tensors)
@@ -277,26 +277,26 @@ def _sorted_out(op: Op, tensors: tuple[Tensor, ...], out: Tensor | None,
             return (autograd.fused if numbers else autograd.product)(op, *tensors, *numbers)
         return (fused if numbers else product)(op, *tensors, *numbers)
     if autograd.wanted(*tensors) or out is not None and not _writable(out):
-        raise Declined("out= or out_dtype= is given, and a gradient is required, or out= is not "
-                       "to be written")
+        return Declined("out= or out_dtype= is given, and a gradient is required, or out= is not "
+                        "to be written")
     tensors = tuple(x.resolve_neg() for x in tensors)
     if not numbers:
         a, b = tensors
-        result = product_into(op, a, b, out, out_dtype)
-        return result if out is None else _written(result)
+        return product_into(op, a, b, out, out_dtype)
     if out_dtype is not None:
-        raise Declined("out_dtype= is given")
+        return Declined("out_dtype= is given")
     (d, a, b), (beta, alpha) = tensors, numbers
-    return _written(fused(op, d, a, b, beta, alpha, out))
+    return fused(op, d, a, b, beta, alpha, out)
 
 
-def _plain_only(tensors: tuple[object, ...]) -> None:
-    """Raises Declined where something other than a kernel has a say."""
+def _other_say(tensors: tuple[object, ...]) -> str | None:
+    """What other than a kernel has a say; None: nothing."""
     if any(type(x) not in _PLAIN for x in tensors):
-        raise Declined("operands are " + " and ".join(type(x).__name__ for x in tensors))
+        return "operands are " + " and ".join(type(x).__name__ for x in tensors)
     modes = [mode for mode in _get_current_function_mode_stack()
              if not isinstance(mode, DeviceContext)]  # a default device makes tensors, no more
     if modes or _dispatch_modes():
-        raise Declined("a torch function or dispatch mode is active")
+        return "a torch function or dispatch mode is active"
     if _transforms() and any(layer.key() == _FUNCTIONALIZE for layer in get_interpreter_stack()):
-        raise Declined("torch.func.functionalize has no rule for an autograd function")
+        return "torch.func.functionalize has no rule for an autograd function"
+    return None

@@ -18,6 +18,8 @@ from tritongemm.problem import MAX_EXTENT, GemmProblem, alignment, dtype_of
 #: Launches that one call may be cut into, where its batch has no single stride.
 MAX_PARTS = 8
 
+NOTHING_TO_MULTIPLY = "an extent is 0"
+
 Strides = tuple[int, int, int]
 
 
@@ -92,7 +94,7 @@ def form_of(a: Operand, b: Operand, out: Operand | None = None, d: Operand | Non
         raise Declined(f"shapes are {tuple(a.shape)} and {tuple(b.shape)}")
     whole = (*batch, m, n)
     if 0 in whole or k == 0:
-        raise Declined("an extent is 0")
+        raise Declined(NOTHING_TO_MULTIPLY)
     shape = (*batch, *(() if row else (m,)), *(() if column else (n,)))
     c = gapless(whole) if out is None else _with_vectors(out, shape, row, column)
     added = expanded(d, whole) if d is not None else None

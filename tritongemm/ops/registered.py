@@ -39,56 +39,55 @@ _ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def _mm(self: Tensor, mat2: Tensor) -> Tensor:
-    try:
-        return execute.mm(self, mat2)
-    except Declined as reason:
-        return _declined(reason, execute.MM, lambda op: execute.product(op, self, mat2),
-                         lambda: aten.mm(self, mat2))
+    result = execute.product(execute.MM, self, mat2)
+    if not isinstance(result, Declined):
+        return result
+    return _declined(result, execute.MM, lambda op: execute.product(op, self, mat2),
+                     lambda: aten.mm(self, mat2))
 
 
 def _bmm(self: Tensor, mat2: Tensor) -> Tensor:
-    try:
-        return execute.bmm(self, mat2)
-    except Declined as reason:
-        return _declined(reason, execute.BMM, lambda op: execute.product(op, self, mat2),
-                         lambda: aten.bmm(self, mat2))
+    result = execute.product(execute.BMM, self, mat2)
+    if not isinstance(result, Declined):
+        return result
+    return _declined(result, execute.BMM, lambda op: execute.product(op, self, mat2),
+                     lambda: aten.bmm(self, mat2))
 
 
 def _addmm(self: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1,
            activation: str = "none") -> Tensor:
     activate = _activation(activation)
     op = execute.ADDMM[activation]
-    try:
-        return execute.fused(op, self, mat1, mat2, beta, alpha)
-    except Declined as reason:
-        return _declined(reason, op,
-                         lambda op: execute.fused(op, self, mat1, mat2, beta, alpha),
-                         lambda: activate(aten.addmm(self, mat1, mat2, beta=beta, alpha=alpha)))
+    result = execute.fused(op, self, mat1, mat2, beta, alpha)
+    if not isinstance(result, Declined):
+        return result
+    return _declined(result, op, lambda op: execute.fused(op, self, mat1, mat2, beta, alpha),
+                     lambda: activate(aten.addmm(self, mat1, mat2, beta=beta, alpha=alpha)))
 
 
 def _baddbmm(self: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1,
              alpha: float = 1) -> Tensor:
-    try:
-        return execute.baddbmm(self, batch1, batch2, beta=beta, alpha=alpha)
-    except Declined as reason:
-        return _declined(reason, execute.BADDBMM,
-                         lambda op: execute.fused(op, self, batch1, batch2, beta, alpha),
-                         lambda: aten.baddbmm(self, batch1, batch2, beta=beta, alpha=alpha))
+    result = execute.fused(execute.BADDBMM, self, batch1, batch2, beta, alpha)
+    if not isinstance(result, Declined):
+        return result
+    return _declined(result, execute.BADDBMM,
+                     lambda op: execute.fused(op, self, batch1, batch2, beta, alpha),
+                     lambda: aten.baddbmm(self, batch1, batch2, beta=beta, alpha=alpha))
 
 
-def _declined(reason: Declined, op: execute.Op, ours: Callable[[execute.Op], Tensor],
+def _declined(reason: Declined, op: execute.Op,
+              ours: Callable[[execute.Op], Tensor | Declined],
               theirs: Callable[[], Tensor]) -> Tensor:
     """A call that ``op`` declined: theirs, or under TRITONGEMM_STRICT=1 ours where only a choice
     spoke against it. Raises UnsupportedError under that setting otherwise."""
     if not settings.current().strict:
         return theirs()
     if reason.by_choice:
-        try:
-            return ours(op.insisting)
-        except Declined as final:
-            reason = final
-    raise UnsupportedError(f"torch.ops.tritongemm.{op.rule.name} would call torch: {reason}"
-                           ) from None
+        result = ours(op.insisting)
+        if not isinstance(result, Declined):
+            return result
+        reason = result
+    raise UnsupportedError(f"torch.ops.tritongemm.{op.rule.name} would call torch: {reason}")
 
 
 def _fake_addmm(self: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1,
