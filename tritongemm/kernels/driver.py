@@ -151,8 +151,8 @@ class Launcher:
         self._parameters = (ctypes.c_void_p * len(offsets))(*(base + o for o in offsets))
         #: What a call writes: into which view of the memory, where, which operand, plus what.
         self._written: list[tuple[memoryview, int, int, int]] = []
-        #: The same of maps that the driver has shown how to move.
-        self._moved: list[tuple[memoryview, int, int, int]] = []
+        #: Operands of maps among them, which begin at 16 bytes; the driver would refuse others.
+        self._mapped: list[int] = []
         self._last: tuple[int | float, ...] = ()
         memory = memoryview(self._memory).cast("B")[shift:shift + end // 8 * 8]
         words, floats = memory.cast("Q"), memory.cast("f")
@@ -194,12 +194,10 @@ class Launcher:
                 self._last = ()
                 for view, place, index, offset in self._written:
                     view[place] = operands[index] + offset
-                for view, place, index, offset in self._moved:
-                    address = int(operands[index]) + offset
-                    if address & 15:
+                for index in self._mapped:
+                    if operands[index] & 15:  # type: ignore[operator]
                         raise LaunchError(f"{self.symbol}: a tensor map cannot begin at "
-                                          f"{address:#x}, which 16 bytes do not divide")
-                    view[place] = address
+                                          f"{operands[index]:#x}, which 16 bytes do not divide")
                 if self._maps:
                     self._move_maps(operands)
                 self._last = operands
@@ -213,11 +211,13 @@ class Launcher:
     def _move_maps(self, operands: tuple[int | float, ...]) -> None:
         """Points maps at their operands by the driver, until that has shown how."""
         for tensor_map in tuple(self._maps):
-            tensor_map.point_at(int(operands[tensor_map.operand]) + tensor_map.offset)
-            if tensor_map.by_word:
+            index, offset = tensor_map.operand, tensor_map.offset
+            tensor_map.point_at(int(operands[index]) + offset)
+            if tensor_map.by_word and offset & 15 == 0:
                 self._maps.remove(tensor_map)
-                self._moved.append((tensor_map.words, tensor_map.place, tensor_map.operand,
-                                    tensor_map.offset))
+                self._written.append((tensor_map.words, tensor_map.place, index, offset))
+                if index not in self._mapped:
+                    self._mapped.append(index)
 
 
 class _TensorMap:
