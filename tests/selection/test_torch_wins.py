@@ -19,13 +19,13 @@ from tritongemm.records.calibration import (
 from tritongemm.records.tables import TableHeader, TunedRow, TunedTable, path_for, write_table
 from tritongemm.selection import choose, torch_wins
 
-PROBLEM = GemmProblem.contiguous(1024, 1024, 1024, layout="nt")
+PROBLEM = GemmProblem.contiguous(2048, 2048, 2048, layout="nt")
 
 
-def publish(device, ratio):
+def publish(device, ratio, time_us=100.0):
     header = TableHeader.of(PROBLEM, device=device.slug, arch=90, space_hash="s", torch="2.11.0",
                             triton="3.6.0")
-    row = TunedRow.of(PROBLEM, TILED, time_us=10.0, margin_vs_second=None, run_id=RUN,
+    row = TunedRow.of(PROBLEM, TILED, time_us=time_us, margin_vs_second=None, run_id=RUN,
                       vs_torch=ratio)
     write_table(path_for(PROBLEM, device.slug), TunedTable(header, {row.key: row}))
     selection.reload()
@@ -33,7 +33,7 @@ def publish(device, ratio):
 
 def measured_near_by(device, *ratios):
     section = calibrate(device, TILED, TMA)
-    neighbours = tuple(Neighbour(replace(PROBLEM, n=1024 + 8 * i), ratio, (0,), (0,))
+    neighbours = tuple(Neighbour(replace(PROBLEM, n=2048 + 8 * i), ratio, (0,), (0,))
                        for i, ratio in enumerate(ratios))
     write_calibration(calibration_path(device.slug), Calibration(device.slug, device.arch, (
         replace(section, configs=(TILED,), neighbours=neighbours),)))
@@ -47,6 +47,13 @@ def test_a_row_says_what_torch_took(ratio, wins, configs, h200):
     choice = choose(PROBLEM, h200)
     assert choice.source == "exact" and choice.vs_torch == ratio
     assert bool(torch_wins(choice)) is wins
+
+
+@pytest.mark.parametrize("time_us, wins", [(32.1, True), (31.9, False), (5.0, False)])
+def test_a_kernel_that_is_over_before_it_is_handed_over_stays_ours(time_us, wins, configs, h200):
+    publish(h200, 0.5, time_us)
+    choice = choose(PROBLEM, h200)
+    assert choice.torch_us == pytest.approx(time_us / 2) and bool(torch_wins(choice)) is wins
 
 
 def test_the_reason_says_how_much_and_where(configs, h200):
@@ -95,6 +102,6 @@ def test_a_ratio_of_the_plain_product_says_nothing_of_one_with_an_epilogue(confi
     assert torch_wins(choose(PROBLEM, h200)) is not None
     assert torch_wins(choose(replace(PROBLEM, epilogue="bias+gelu"), h200)) is None
     measured_near_by(h200, *[0.8] * 6)
-    other = replace(PROBLEM, n=1016)
+    other = replace(PROBLEM, n=2040)
     assert torch_wins(choose(other, h200)) is not None
     assert torch_wins(choose(replace(other, epilogue="relu"), h200)) is None
