@@ -83,7 +83,8 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("plan_cache_size", "TRITONGEMM_PLAN_CACHE_SIZE", "4096", _count,
              "plans kept in memory (least recently used are dropped)"),
     Variable("policy", "TRITONGEMM_POLICY", "auto", _policy,
-             "auto: torch's kernel runs where it was measured to be faster; own: never"),
+             "auto: torch's kernel runs where it was measured to be faster by more than handing a "
+             "call over costs; own: never"),
     Variable("num_sms", "TRITONGEMM_NUM_SMS", "", _budget,
              "SMs that products may fill, so that others (communication) have the rest"),
     Variable("batch_invariant", "TRITONGEMM_BATCH_INVARIANT", "0", _flag,

@@ -52,6 +52,16 @@ def test_kernels_part_is_noted(products):
     assert tg.override_report().active == ()
 
 
+def test_what_kernels_decline_when_asked_is_torchs_and_taken_down_once():
+    a, b = torch.ones(4, 4), torch.ones(4, 2)  # on the CPU, where nothing is a kernel's
+    with recording(min_flops=0) as seen:
+        results = [torch.mm(a, b), torch.mm(a, b, out=torch.empty(4, 2)), torch.addmm(b, a, b),
+                   torch.zeros(4, 2).addmm_(a, b)]
+        torch.mm(a[:0], b)
+    assert [x[0, 0].item() for x in results] == [4, 4, 5, 4] and seen.others == 1
+    assert [s.note for s in seen.shapes()] == ["mm; 0 of 2 taken", "addmm; 0 of 2 taken"]
+
+
 def test_gradients_are_seen():
     layer = torch.nn.Linear(4, 6)
     with recording() as seen:

@@ -210,8 +210,26 @@ def test_a_map_is_written_without_the_driver_once_that_has_shown_how(notes):
     assert maps_at(launch_it, launch) == [a, b + 128, c] and notes.moved[2:] == [b + 128]
     with pytest.raises(LaunchError, match="which 16 bytes do not divide"):
         launch_it((a + 2, b, c, 0), 0)
-    launch_it((a, b, c, 0), 0)
-    assert maps_at(launch_it, launch) == [a, b, c] and len(notes.launches) == 6
+    launch_it((a, b + 128, c, 0), 0)  # as before the refused one, which wrote nothing that lasts
+    assert maps_at(launch_it, launch) == [a, b + 128, c] and len(notes.launches) == 6
+
+
+def test_a_map_behind_an_offset_is_written_there_if_that_begins_at_16_bytes(notes):
+    notes.moves_by = (0,)
+    _, product, _ = launches_of(RAGGED, PADDED, H200)
+    offsets = [x.offset for x in product.arguments if isinstance(x, Descriptor)]
+    launch_it = launcher(notes, product)
+    for i in range(4):
+        launch_it((*ADDRESSES[:3], ADDRESSES[3] + 256 * i), 0)
+        assert maps_at(launch_it, product) == [ADDRESSES[3] + 256 * i + x for x in offsets]
+    assert len(notes.moved) == len(offsets)
+    odd = replace(product, arguments=tuple(
+        replace(x, offset=x.offset + 8) if isinstance(x, Descriptor) else x
+        for x in product.arguments))
+    launch_it, seen = launcher(notes, odd), len(notes.moved)
+    for i in range(4):
+        launch_it((*ADDRESSES[:3], ADDRESSES[3] + 256 * i), 0)
+    assert len(notes.moved) == seen + 3 * len(offsets)  # the driver's to refuse
 
 
 @pytest.mark.parametrize("words", [(), (1,), (0, 1)], ids=str)

@@ -250,6 +250,55 @@ def test_scratch_that_does_not_fit_goes_to_torch_this_time_only(plans, logged):
     assert len(plans.made) == 2 and not logged.said  # the second one takes no scratch
 
 
+@pytest.mark.parametrize("refused", ["plan", "launch"])
+def test_out_over_an_operand_is_left_alone_where_its_temporary_is_refused(refused, plans):
+    a, b = randn(4, 4), randn(4, 4)
+    tg.mm(a, b, out=torch.empty(4, 4))  # learnt
+    if refused == "plan":
+        plans.error = CompileError("no more")
+        kept.plans.clear()
+    else:
+        plans.launch_error = LaunchError("no more")
+    before = a.clone()
+    with pytest.raises(UnsupportedError, match="would call torch: no more"):
+        tg.mm(a, b, out=a, strict=True)
+    assert torch.equal(a, before)
+
+
+def test_scratch_that_does_not_fit_is_torchs_where_nothing_else_can_be_planned(plans):
+    plans.launch_error = torch.OutOfMemoryError("no 64 MiB")
+    a, b = pair()
+    tg.matmul(a, b)
+    kept.plans.clear()
+    plans.error = CompileError("no more")
+    assert torch.equal(tg.matmul(a, b), a @ b)
+    with pytest.raises(UnsupportedError, match="no more"):
+        tg.matmul(a, b, strict=True)
+
+
+@pytest.mark.parametrize("call", [
+    lambda: tg.linear(randn(7).requires_grad_(), randn(3, 7), randn(3), strict=True),
+    lambda: tg.matmul(randn(7).requires_grad_(), randn(7, 3), strict=True),
+    lambda: torch.func.vmap(lambda a, b: tg.matmul(a, b, strict=True))(
+        randn(2, 5, 7).requires_grad_(), randn(2, 7, 3)),
+    lambda: torch.func.vmap(lambda d, a, b: tg.addmm(d, a, b, strict=True))(
+        randn(2, 3).requires_grad_(), randn(2, 5, 7), randn(2, 7, 3)),
+    lambda: torch.func.vmap(lambda d: tg.addmm(d, torch.ones(5, 7), torch.ones(7, 3),
+                                               strict=True))(randn(2, 3).requires_grad_()),
+], ids=["linear", "vector", "vmap", "vmap-sum", "vmap-input"])
+def test_a_refused_plan_is_named_through_every_way_to_a_gradient(call, plans):
+    plans.error = CompileError("no more")
+    with pytest.raises(UnsupportedError, match="would call torch: no more"):
+        call()
+
+
+def test_out_counts_a_version_where_an_operand_is_negated_lazily(plans):
+    a, b, out = randn(5, 7), randn(7, 3), torch.empty(5, 3)
+    before = out._version
+    tg.mm(a._neg_view(), b, out=out, strict=True)
+    assert out._version > before and torch.equal(out, -a @ b)
+
+
 def test_a_damaged_table_is_a_warning_and_then_torch(plans, monkeypatch, logged):
     def damaged(*_):
         raise DataFileError("mm-fp32.json", "is not JSON", row=3)

@@ -49,11 +49,21 @@ def test_a_row_says_what_torch_took(ratio, wins, configs, h200):
     assert bool(torch_wins(choice)) is wins
 
 
-@pytest.mark.parametrize("time_us, wins", [(32.1, True), (31.9, False), (5.0, False)])
-def test_a_kernel_that_is_over_before_it_is_handed_over_stays_ours(time_us, wins, configs, h200):
+@pytest.mark.parametrize("time_us, wins", [(31.9, True), (17.0, True), (16.4, False),
+                                           (5.0, False)])
+def test_what_is_over_before_it_could_be_handed_over_stays_ours(time_us, wins, configs, h200):
     publish(h200, 0.5, time_us)
     choice = choose(PROBLEM, h200)
-    assert choice.torch_us == pytest.approx(time_us / 2) and bool(torch_wins(choice)) is wins
+    assert choice.time_us == time_us and bool(torch_wins(choice)) is wins
+
+
+def test_so_does_what_is_predicted_to_be_over(configs, h200):
+    small = replace(PROBLEM, m=1024, n=1024, k=1024)
+    measured_near_by(h200, *[0.8] * 6)
+    big, little = choose(replace(PROBLEM, n=2040), h200), choose(small, h200)
+    assert big.time_us > 17 and torch_wins(big)
+    assert little.source == "model" and little.time_us < 16
+    assert little.vs_torch is not None and torch_wins(little) is None
 
 
 def test_the_reason_says_how_much_and_where(configs, h200):

@@ -6,8 +6,9 @@ from __future__ import annotations
 class Declined(Exception):
     """A call that goes to torch, with the reason. Never leaves this package.
 
-    Raised by the steps that learn a call, once; a call returns it in the place of its result, for
-    an exception costs as much as finding out what is known of the call.
+    A call returns it in the place of its result, for an exception costs as much as finding out what
+    is known of the call. It is raised by the steps that learn a call, once, and inside of autograd
+    functions, which have no other way to end.
 
     Attributes:
         lasting: every call like this one is declined, so the answer may be kept.
