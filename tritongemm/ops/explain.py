@@ -12,7 +12,7 @@ from tritongemm.kernels import shared_bytes
 from tritongemm.measure.roofline import roof_time_us
 from tritongemm.problem import GemmProblem
 from tritongemm.selection import Estimate, candidates, choose, estimate, torch_wins
-from tritongemm.selection.policy import table_for
+from tritongemm.selection.policy import TORCH_WINS, table_for
 
 if TYPE_CHECKING:
     import torch
@@ -116,9 +116,11 @@ def explain_problem(problem: GemmProblem, device: DeviceSpec) -> Explanation:
     row = choice.row if choice.source == "exact" else None
     if row is not None and row.epilogue != problem.epilogue:
         row = None  # it was timed without the epilogue: that is no time of this problem
-    faster = torch_wins(choice)
-    note = f"{choice.note}; {faster}, so a call that is not strict is torch's" if faster else (
-        choice.note)
+    note = choice.note
+    if faster := torch_wins(choice):
+        note += f"; {faster}, so a call that is not strict is torch's"
+    elif choice.vs_torch is not None and choice.vs_torch < TORCH_WINS:
+        note += f"; torch's kernel takes {choice.vs_torch:.2f} of the time of ours"
     return Explanation(
         problem, device, choice.config, choice.source, note,
         estimate(problem, choice.config, device), shared_bytes(problem, choice.config), roof_us,
