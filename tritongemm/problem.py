@@ -17,6 +17,8 @@ LAYOUTS = ("nn", "nt", "tn", "tt")
 PRECISIONS = ("ieee", "tf32")
 #: Bytes; TMA and 128-bit loads need this alignment, and nothing needs more.
 FULL_ALIGNMENT = 16
+#: Why a product with an extent of 0 is torch's.
+NOTHING_TO_MULTIPLY = "an extent is 0"
 MAX_EXTENT = 2**31 - 1
 
 

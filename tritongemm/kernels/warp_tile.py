@@ -58,6 +58,7 @@ def piece_columns(config: KernelConfig) -> int:
 
 
 def is_power(width: int) -> bool:
+    """Whether a width is a power of two."""
     return part_of(width) == width
 
 
@@ -105,6 +106,7 @@ def exchanged_bytes(config: KernelConfig) -> int:
 
 
 def stores_by_tma(problem: GemmProblem, config: KernelConfig) -> bool:
+    """Whether the copy engine stores C."""
     return config.split_k == 1 and config.swap_ab != 1 and tma_store(problem)
 
 

@@ -24,13 +24,14 @@ from tritongemm.ops.declined import Declined, DeclinedByChoice
 from tritongemm.ops.execute import MATMUL, Op, judge
 from tritongemm.ops.execute import fused as run_fused
 from tritongemm.ops.execute import product as run_product
+from tritongemm.ops.operands import VECTORS_ARE_TORCHS
 
 _transforms = torch._C._are_functorch_transforms_active
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
-_VECTOR = DeclinedByChoice("products with a vector are torch's")
+_VECTOR = DeclinedByChoice(VECTORS_ARE_TORCHS)
 
 #: The activations as torch's own functions.
 ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {

@@ -15,6 +15,7 @@ from tritongemm.errors import LaunchError, UnsupportedError
 from tritongemm.kernels.launch import Geometry
 from tritongemm.ops.declined import Declined, DeclinedByChoice, DeclinedNow
 from tritongemm.ops.operands import (
+    VECTORS_ARE_TORCHS,
     Form,
     Operand,
     Strides,
@@ -130,7 +131,7 @@ def _check(rule: Rule, x: Operands, dtype_out: torch.dtype) -> None:
         raise Declined(f"the bias is of shape {tuple(d.shape)}")
     if 1 in ranks and not rule.insisting:
         # Bound by memory, which torch's gemv reads as fast as can be.
-        raise DeclinedByChoice("products with a vector are torch's")
+        raise DeclinedByChoice(VECTORS_ARE_TORCHS)
 
 
 def dtypes_reason(a: torch.Tensor, b: torch.Tensor) -> str:
@@ -217,12 +218,6 @@ def _into(rule: Rule, x: Operands, form: Form, key: Key, plan: AnyPlan) -> Call:
             return result if isinstance(result, Declined) else out.copy_(result)
         return write(a, b, out, d, alpha, beta) or out
     return call
-
-
-def refusing(reason: Declined) -> Call:
-    """A call that is torch's for ``reason``."""
-    reason = reason.fresh()
-    return lambda *_: reason
 
 
 def _guarded(form: Form, key: Key, plan: AnyPlan) -> Callable[..., Declined | None]:

@@ -19,7 +19,7 @@ import torch
 
 from tritongemm import settings
 from tritongemm.ops import calls
-from tritongemm.ops.calls import Call, Operands, Rule, bind, precision_setting, refusing
+from tritongemm.ops.calls import Call, Operands, Rule, bind, precision_setting
 from tritongemm.ops.declined import Declined
 from tritongemm.ops.plans import forget as forget_plans
 
@@ -67,7 +67,7 @@ def product(op: Op, a: torch.Tensor, b: torch.Tensor,
         key = (a.shape, b.shape, a.stride(), b.stride(), kind, b.dtype, a.device, b.device,
                pa & 15, pb & 15, alpha == 1.0)
     except RuntimeError:
-        return _not_strided()
+        return _NOT_STRIDED
     if not (pa and pb) and _without_memory(a, b):
         return _NOT_IN_MEMORY
     call = op.hits.get(key)
@@ -87,7 +87,7 @@ def product_into(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | N
         key = (a.shape, b.shape, a.stride(), b.stride(), kind, b.dtype, a.device, b.device,
                pa & 15, pb & 15, dtype_out, _out_key(out))
     except RuntimeError:
-        return _not_strided()
+        return _NOT_STRIDED
     if not (pa and pb) and _without_memory(a, b):
         return _NOT_IN_MEMORY
     call = op.hits.get(key)
@@ -110,7 +110,7 @@ def fused(op: Op, d: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: float
                d.dtype, a.device, b.device, d.device, pa & 15, pb & 15, pd & 15, beta == 0.0,
                beta == 1.0, alpha == 1.0, _out_key(out))
     except RuntimeError:
-        return _not_strided()
+        return _NOT_STRIDED
     if not (pa and pb and pd) and _without_memory(a, b, d):
         return _NOT_IN_MEMORY
     call = op.hits.get(key)
@@ -128,10 +128,7 @@ def _out_key(out: torch.Tensor | None) -> tuple | None:
     return out.shape, out.stride(), out.dtype, out.device, out.data_ptr() & 15
 
 
-def _not_strided() -> Declined:
-    return Declined("an operand is not strided, or has no storage")
-
-
+_NOT_STRIDED = Declined("an operand is not strided, or has no storage")
 _NOT_IN_MEMORY = Declined("an operand's values are not in memory")
 
 
@@ -146,7 +143,7 @@ def _learn_fused(op: Op, key: tuple, d: torch.Tensor, a: torch.Tensor, b: torch.
     if alpha == 1.0 and beta in (0.0, 1.0):
         return _learn(op, key, operands)
     reason = judge(alpha, beta)  # a problem that is torch's needs no plan
-    return _learn(op, key, operands, judged=True) if reason is None else refusing(reason)
+    return _learn(op, key, operands, judged=True) if reason is None else _refusing(reason)
 
 
 #: The least and the largest number that a kernel takes for a factor: float32's normal ones.
@@ -191,7 +188,7 @@ def _learn(op: Op, key: tuple, operands: Operands, judged: bool = False) -> Call
         if judged:
             call = _judging(call)
     except Declined as reason:
-        call = refusing(reason)
+        call = _refusing(reason)
         if not reason.lasting:
             return call
     return _keep(hits, key, call)
@@ -207,6 +204,12 @@ def _keep(hits: dict[tuple, Call], key: tuple, call: Call) -> Call:
                 del hits[old]
         hits[key] = call
     return call
+
+
+def _refusing(reason: Declined) -> Call:
+    """A call that is torch's for ``reason``."""
+    reason = reason.fresh()
+    return lambda *_: reason
 
 
 def _forget_calls() -> None:

@@ -13,12 +13,18 @@ from typing import NamedTuple
 
 from tritongemm.kernels.launch import Geometry
 from tritongemm.ops.declined import Declined
-from tritongemm.problem import MAX_EXTENT, GemmProblem, alignment, dtype_of
+from tritongemm.problem import (
+    MAX_EXTENT,
+    NOTHING_TO_MULTIPLY,
+    GemmProblem,
+    alignment,
+    dtype_of,
+)
 
 #: Launches that one call may be cut into, where its batch has no single stride.
 MAX_PARTS = 8
 
-NOTHING_TO_MULTIPLY = "an extent is 0"
+VECTORS_ARE_TORCHS = "products with a vector are torch's"
 
 Strides = tuple[int, int, int]
 

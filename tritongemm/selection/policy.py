@@ -34,10 +34,10 @@ _TWINS = {"bf16": "fp16", "fp16": "bf16"}
 #: Below this share of our time torch's kernel is taken instead, where the policy allows it: nearer
 #: to 1 an estimate is wrong as often as right (leave-one-out, 200 problems of an H200).
 TORCH_WINS = 0.97
-#: Microseconds of the host for a call that is handed to torch under an override, 4 to 5 more than
-#: for one of ours (perf/results/nvidia-h200/host-time.txt). A program cannot run such calls any
-#: faster, so a shorter kernel counts as that long; but in CUDA graphs, which the plans of a call
-#: know nothing of, it is not.
+#: Microseconds of the host that a call handed to torch takes at least under an override: 17.9, 4.9
+#: more than one of ours, in perf/results/nvidia-h200/host-time.txt. A program cannot run such calls
+#: any faster, so a shorter kernel counts as that long; but in CUDA graphs, which the plans of a
+#: call know nothing of, it is not.
 HANDED_OVER_US = 16.0
 
 

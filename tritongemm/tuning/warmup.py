@@ -18,7 +18,7 @@ from tritongemm.device import (
     within_budget,
 )
 from tritongemm.errors import CompileError, UnsupportedError, UsageError
-from tritongemm.problem import GemmProblem
+from tritongemm.problem import NOTHING_TO_MULTIPLY, GemmProblem
 from tritongemm.records.suites import Shape, read_suite, suite_path
 from tritongemm.selection import choose, torch_wins
 from tritongemm.tuning.builder import Builder
@@ -97,7 +97,7 @@ def warmup(what: What, *, dtype: str = "bf16", layout: str = "nn", precision: st
     builds: dict[str, tuple[GemmProblem, KernelConfig]] = {}
     for problem in problems:
         if problem.batch * problem.m * problem.n * problem.k == 0:
-            torchs.append((problem, "an extent is 0"))
+            torchs.append((problem, NOTHING_TO_MULTIPLY))
             continue
         try:
             choice = choose(problem, spec)
