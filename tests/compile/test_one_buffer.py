@@ -26,7 +26,8 @@ def wide(block_m, block_n, warps, **more):
                         **{"num_stages": 3, **more})
 
 
-CASES = [(wide(128, 144, 8), "bf16", "nt", 1),
+CASES = [(wide(128, 144, 8), "bf16", "nt", 1), (wide(64, 120, 4), "bf16", "nt", 1),
+         (wide(192, 136, 12), "fp16", "nn", 3), (wide(128, 88, 8, swap_ab=2), "bf16", "tt", 1),
          (wide(128, 112, 8, epilogue_subtile=2), "fp16", "tt", 1),
          (wide(192, 80, 12), "bf16", "nt", 3), (wide(64, 176, 8, pingpong=1), "fp16", "nt", 1),
          (wide(64, 48, 4, swap_ab=1), "bf16", "nn", 1),
@@ -46,6 +47,7 @@ SHARING = [(wide(128, 256, 8, cluster_m=2, epilogue_subtile=2), "bf16", "nt", 1)
            (wide(192, 80, 12, cluster_n=2, swap_ab=2), "bf16", "nn", 1),
            (wide(128, 192, 8, cluster_n=2), "fp16", "tn", 1),
            (wide(64, 96, 4, cluster_m=4, num_stages=6), "bf16", "tt", 3),
+           (wide(128, 120, 8, cluster_m=4, cluster_n=2), "bf16", "nt", 1),
            (wide(64, 48, 4, cluster_m=2, swap_ab=1), "bf16", "nt", 1),
            (wide(64, 128, 4, cluster_m=2, cluster_n=4, split_k=2), "bf16", "nt", 1)]
 
@@ -62,7 +64,14 @@ def test_the_operands_buffer_is_the_first_in_shared_memory(config, dtype, layout
     launch = gluon_launch(config, dtype, layout, batch)
     across = layout[0] == "t" if config.swap_ab else layout[1] == "n"
     columns = -(-config.block_n // 64) * 64 if across else config.block_n  # whole swizzled rows
-    assert launch.first_shared == config.num_stages * (config.block_m + columns) * 128
+    operands = config.num_stages * (config.block_m + columns) * 128
+    behind = 4 * config.block_m * config.block_n if config.cluster_k > 1 else 0  # sums sent
+    if config.split_k == 1 and config.swap_ab != 1:  # C's panels, one or all of a consumer's
+        stored = config.block_n // config.cluster_k
+        if config.epilogue_subtile == 2:
+            stored = min(stored & -stored, 32 if config.swap_ab else 64)
+        behind += 128 * stored * config.num_warps // 4
+    assert launch.first_shared == operands + behind
     binary = compile_launch(launch, 90)  # raises where it is not
     assert binary.shared_bytes > launch.first_shared and not binary.spills
     assert disassembled(binary).count(f"HGMMA.64x{config.block_n}x16") >= 4
@@ -116,9 +125,33 @@ def test_a_turned_tile_is_turned_on_its_way_to_shared_memory_and_stored_as_c_lie
     config, *rest = CASES[-3]
     launch = gluon_launch(config, *rest)
     c = launch.arguments[2]
-    assert c.shape == (1000, 2000) and c.box == (16, 64)  # rows, columns of C
+    assert c.shape == (1000, 2000) and c.loaded == (16, 64)  # rows, columns of C
     code = disassembled(compile_launch(launch, 90))
     assert code.count("STSM.16.MT88.4") == 2 * 144 * 64 // 1024 and code.count("UTMASTG") == 2 * 9
+
+
+@pytest.mark.parametrize("block_n, panel, inner", [
+    (120, 120, 8), (112, 112, 8), (160, 80, 8), (96, 48, 8), (192, 64, 64), (176, 176, 8)])
+def test_c_is_stored_in_panels_of_whole_sectors_by_each_warp(block_n, panel, inner):
+    # 16 rows a box; an inner side of 64 in the type swizzles rows of 128 bytes, one of 8 none
+    launch = gluon_launch(wide(64, block_n, 4), "bf16", "nt")
+    c = launch.arguments[2]
+    assert c.loaded == (16, panel) and c.box == (64, inner)
+    code = disassembled(compile_launch(launch, 90))
+    assert code.count("UTMASTG") == block_n // panel
+    assert "BAR.SYNC" not in code[code.index("STSM"):code.rindex("STSM")]  # no warp waits
+
+
+def test_the_loop_of_one_buffer_meets_no_barrier_and_issues_each_copy_once():
+    # Of the consumer's steps and the producer's: ptxas wraps a copy whose predicate it does not
+    # know to be one thread's in a loop (BRA.U.ANY).
+    for config in (wide(128, 112, 8), wide(128, 128, 8, cluster_m=2, cluster_n=2),
+                   wide(64, 160, 8, pingpong=1)):
+        code = disassembled(compile_launch(gluon_launch(config, "bf16", "nt"), 90))
+        assert "BRA.U.ANY" not in code
+        steps = [code[code.rindex("TRYWAIT", 0, end.start()):end.start()]
+                 for end in re.finditer(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x1", code)]
+        assert len(steps) == 2 and not any("BAR.SYNC" in step for step in steps)
 
 
 @pytest.mark.parametrize("batch", (1, 3))

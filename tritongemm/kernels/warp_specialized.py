@@ -47,8 +47,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     if config.swap_ab:
         problem, geometry = swapped(problem), swapped_geometry(geometry)
     store, split = tile.stores_by_tma(outer, config), config.split_k
-    rows, consumers = tile.rows_of(config), tile.consumers_of(config)
-    part, box = tile.piece_columns(config), tile.box_of(outer, config)
+    consumers = tile.consumers_of(config)
     for_consumers, for_producer = tile.registers_of(config)
     across_a, across_b = tile.across(outer, config)
     a, b = _maps(problem, outer, config, geometry)
@@ -57,10 +56,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     stored = outer_geometry if tile.turned(config) else geometry
     c = target_of(outer, config, stored)
     if store:
-        width = part if tile.one_buffer(config) else config.block_n // config.epilogue_subtile
-        shape = (width, rows) if tile.turned(config) else (rows, width)
-        c_desc = batched(outer, "c_desc", "c", outer.dtype_out, (outer.m, outer.n), stored.cm,
-                         shape, stored.cb, gluon=True)
+        c_desc = _map_of_c(outer, config, stored)
     else:
         c_desc = replace(c.pointer, name="c_desc")
     extra, epilogue = epilogue_of_launch(outer, stored) if split == 1 else ((), NO_EPILOGUE)
@@ -80,7 +76,8 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         ("VECTOR", tile.vector_of(outer, config) if _along_rows(stored) else 0),
         ("STORED", tile.PIECE if tile.turned(config) else tile.STORED_COLUMNS),
         ("SUBTILE", config.epilogue_subtile), ("BLOCK_M", config.block_m),
-        ("BLOCK_N", config.block_n), ("PART", part), ("BOX", box), ("BLOCK_K", config.block_k),
+        ("BLOCK_N", config.block_n), ("PART", tile.part_columns(outer, config)),
+        ("PANEL", tile.panel_columns(config)), ("BLOCK_K", config.block_k),
         ("GROUP_M", config.group_m), ("SPLIT_K", split), ("STAGES", config.num_stages),
         ("CONSUMERS", consumers), ("PINGPONG", bool(config.pingpong)),
         ("CLUSTER_K", config.cluster_k), ("CLUSTER_M", config.cluster_m),
@@ -97,7 +94,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         (clusters * tile.programs_of(config), 1, 1), 4, 1, symbol_of(outer, config),
         cluster=tile.programs_of(config),
         maxnreg=tile.START_REGISTERS[consumers], gluon=True,
-        first_shared=tile.operand_bytes(outer, config) if tile.one_buffer(config) else 0,
+        first_shared=tile.addressed_bytes(outer, config) if tile.one_buffer(config) else 0,
         **dependence(config, device),
         scratch_bytes=(padding.scratch_bytes if padding else partials_bytes(outer, split)))
     before = (padding.launch,) if padding else ()
@@ -110,18 +107,33 @@ def _maps(problem: GemmProblem, outer: GemmProblem, config: KernelConfig,
     """The tensor maps of A and B as the kernel sees them: ``problem`` and ``geometry`` are those of
     what it computes, ``outer`` what was asked for."""
     across_a, across_b = tile.across(outer, config)
+    one_buffer = tile.one_buffer(config)
     a = stored_operand(problem, "a", tile.rows_of(config), config.block_k, geometry, gluon=True)
-    b = stored_operand(problem, "b", tile.box_of(outer, config), config.block_k, geometry,
-                       gluon=True)
-    if tile.sharers_of(config) > 1:
-        a = loaded_in(a, _shared_box(config.block_m, config.cluster_n, across_a))
-        b = loaded_in(b, _shared_box(tile.columns_of_b(outer, config), config.cluster_m, across_b))
+    b = stored_operand(problem, "b", tile.PIECE if one_buffer else config.block_n, config.block_k,
+                       geometry, gluon=True)
+    if one_buffer:
+        a = loaded_in(a, _loaded_box(config.block_m, config.cluster_n, across_a))
+        b = loaded_in(b, _loaded_box(tile.columns_of_b(outer, config), config.cluster_m, across_b))
     if config.swap_ab:
         a, b = replace(a, operand="b"), replace(b, operand="a")
     return a, b
 
 
-def _shared_box(rows: int, programs: int, across: bool) -> int:
+def _map_of_c(problem: GemmProblem, config: KernelConfig, geometry: Geometry) -> Descriptor:
+    """The tensor map of C. The one buffer's panels are of any width: the type's box says whether
+    their rows are swizzled (128 bytes) or not (16 bytes)."""
+    rows, loaded = tile.rows_of(config), None
+    box = (rows, config.block_n // config.epilogue_subtile)
+    if tile.one_buffer(config):
+        panel = tile.panel_columns(config)
+        loaded = (panel, rows) if tile.turned(config) else (rows // 4, panel)  # a warp's
+        box = (8, rows) if tile.turned(config) else (rows, panel if panel == tile.PIECE else 8)
+    map_ = batched(problem, "c_desc", "c", problem.dtype_out, (problem.m, problem.n), geometry.cm,
+                   box, geometry.cb, gluon=True)
+    return replace(map_, loaded=(*map_.box[:-2], *loaded)) if loaded else map_
+
+
+def _loaded_box(rows: int, programs: int, across: bool) -> int:
     """The outer side of a box of an operand of which each of ``programs`` loads a part: its rows
     or, of a side stored across K, steps of K: all 64 where its pieces of 64 divide, else a part."""
     if not across:
@@ -143,9 +155,8 @@ def _consumers(problem, config, device):
 def _powers(problem, config, device):
     if config.block_k & (config.block_k - 1):
         return f"block_k={config.block_k} is not a power of two, which a box must be"
-    if not tile.is_power(config.block_n) and config.block_n % 16:
-        return (f"block_n={config.block_n} is neither a power of two nor a multiple of 16, which "
-                "boxes must be")
+    if config.block_n % 8:
+        return f"block_n={config.block_n} is not a multiple of 8, as the tensor instruction wants"
     if tile.is_power(config.block_n) and not tile.turned(config):
         return None
     if config.block_m != (1 if config.pingpong else tile.consumers_of(config)) * 64:
@@ -155,21 +166,16 @@ def _powers(problem, config, device):
     return None
 
 
-def _first(problem, config, device):
-    """Device code takes addresses from the operands' buffer: it must be the first."""
-    if not tile.one_buffer(config):
+def _one_buffer(problem, config, device):
+    """Device code takes addresses from the one buffer, which Gluon must let it."""
+    if not tile.one_buffer(config) or (reason := one_buffer_obstacle()) is None:
         return None
     what = f"block_n={config.block_n}"
     if tile.programs_of(config) > 1:
         what = f"a cluster of {tile.programs_of(config)} programs"
     elif tile.turned(config):
         what = "swap_ab=2"
-    if (reason := one_buffer_obstacle()) is not None:
-        return f"{what}: {reason}"
-    if tile.operand_bytes(problem, config) <= tile.piece_bytes(problem, config):
-        return (f"num_stages={config.num_stages} with {what}: the operands' buffer must be larger "
-                "than that of C's pieces; use more stages or epilogue_subtile=2")
-    return None
+    return f"{what}: {reason}"
 
 
 def _sharing(problem, config, device):
@@ -182,11 +188,6 @@ def _sharing(problem, config, device):
         return f"{what} goes with pingpong=0 and cluster_k=1"
     if config.block_m != 64 * tile.consumers_of(config):
         return f"{what}: a consumer must have 64 rows, not those of block_m={config.block_m}"
-    # What is stored across K divides by its steps, and a multiple of 64 rows of A always.
-    least = 8 * config.cluster_m
-    if not tile.across(problem, config)[1] and config.block_n % least:
-        return (f"{what}: block_n={config.block_n} does not divide among {config.cluster_m} "
-                f"programs in multiples of 8; use a multiple of {least}")
     return None
 
 
@@ -249,8 +250,12 @@ def _subtile(problem, config, device):
     if config.epilogue_subtile not in (1, 2, 4):
         return f"epilogue_subtile={config.epilogue_subtile} is not 1, 2 or 4"
     if tile.one_buffer(config):
-        return None if config.epilogue_subtile < 4 else (
-            "epilogue_subtile=4: a tile stored in parts has 1, a buffer each, or 2, one for all")
+        if config.epilogue_subtile == 4:
+            return "epilogue_subtile=4: panels have 1, a place for each, or 2, one for all"
+        if config.epilogue_subtile == 2 and config.block_n % 16:
+            return (f"epilogue_subtile=2: block_n={config.block_n} leaves panels of 8 columns, "
+                    "half a sector of memory; use a multiple of 16")
+        return None
     piece = config.block_n // config.epilogue_subtile
     if config.epilogue_subtile > 1 and piece < 32:
         return f"epilogue_subtile={config.epilogue_subtile} leaves {piece} columns; at least 32"
@@ -329,7 +334,7 @@ WARP_SPECIALIZED = KernelSpec(
         rules.flags_and_turned, rules.Constraint("powers", _powers),
         rules.Constraint("consumers", _consumers), rules.Constraint("tile", _tile),
         rules.Constraint("cluster", _cluster), rules.Constraint("sharing", _sharing),
-        rules.Constraint("first", _first), rules.Constraint("subtile", _subtile),
+        rules.Constraint("one_buffer", _one_buffer), rules.Constraint("subtile", _subtile),
         rules.Constraint(rules.WASTE, _oversized),
         rules.Constraint("alignment", _aligned_or_padded),
         rules.Constraint("swap", _not_swapped_for_nothing), rules.split_k, rules.grid,

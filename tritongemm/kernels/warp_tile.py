@@ -12,8 +12,11 @@ from tritongemm.problem import GemmProblem, dtype_of
 #: Registers a thread that the kernel starts with, by consumers: threads are 128 a consumer and
 #: 128 for the producer's group, and the sum must fit the SM (twice, for one consumer).
 START_REGISTERS = {1: 128, 2: 168, 3: 128}
-#: Registers a thread of the producer: it writes more out where it shares operands with a cluster.
-_PRODUCER_REGISTERS, _SHARING_PRODUCER_REGISTERS = 24, {1: 40, 2: 40, 3: 56}
+#: Registers a thread of the producer, by consumers: it writes its loads out where the operands
+#: share one buffer, and more of them in a cluster.
+_PRODUCER_REGISTERS = {1: 24, 2: 24, 3: 24}
+_WRITING_PRODUCER_REGISTERS = {1: 40, 2: 40, 3: 32}
+_SHARING_PRODUCER_REGISTERS = {1: 40, 2: 40, 3: 56}
 #: Registers that a consumer needs beside its accumulator and what it holds of D: with 56 some wide
 #: tiles spill (Triton 3.6).
 _OTHER_REGISTERS = 80
@@ -22,12 +25,14 @@ _OTHER_REGISTERS = 80
 _MATRIX_REGISTERS = 56
 #: Columns of a swizzled row of 128 bytes.
 PIECE = 64
+#: Columns that are finished and put into a panel of C at once, where they divide it.
+_FINISHED_COLUMNS = 16
 #: Columns of C that warps store along rows at once: a row of them a warp, element by element.
 STORED_COLUMNS = 32
 #: SMs of 132 that clusters of four and eight leave idle on an H200.
 _LEFT_OVER = 12
-#: The barriers' share of the one buffer of a cluster's program.
-_BARRIERS = 16 * 128
+#: The barriers' share of the one buffer: 32 of them.
+_BARRIERS = 8 * 32
 
 
 def programs_of(config: KernelConfig) -> int:
@@ -45,14 +50,31 @@ def consumers_of(config: KernelConfig) -> int:
     return config.num_warps // 4
 
 
-def part_of(block_n: int) -> int:
-    """The width of a box: the whole tile's where that is a power of two, else the largest power
-    of two that divides it."""
-    return block_n & -block_n
+def part_of(width: int) -> int:
+    """The largest power of two that divides a width."""
+    return width & -width
 
 
-def piece_columns(config: KernelConfig) -> int:
-    """Columns of a piece of C, where a tile is stored in parts."""
+def panel_columns(config: KernelConfig) -> int:
+    """Columns of a panel, in which C goes from the one buffer to memory. Those of a tile are stored
+    together: 64, a swizzled row, where they divide; else an odd number of times 16, whole sectors
+    of memory, a warp's lines in different pairs of banks; or all, where not even 16 divide.
+    Turned, and where one is stored after the other, a power of two, as many as divide."""
+    columns = config.block_n // config.cluster_k
+    if turned(config):
+        return min(part_of(columns), PIECE // 2)
+    if config.epilogue_subtile == 2 or columns % PIECE == 0:
+        return min(part_of(columns), PIECE)
+    if columns % 16:
+        return columns
+    odd = columns // part_of(columns // 16)
+    return 2 * odd if odd == 16 and columns % 32 == 0 else odd
+
+
+def part_columns(problem: GemmProblem, config: KernelConfig) -> int:
+    """Columns of C, a power of two, that the any-width path finishes at once."""
+    if stores_by_tma(problem, config):
+        return min(part_of(panel_columns(config)), _FINISHED_COLUMNS)
     part = part_of(config.block_n // config.cluster_k)
     return min(part, PIECE) if sharers_of(config) > 1 or turned(config) else part
 
@@ -73,14 +95,6 @@ def turned(config: KernelConfig) -> bool:
     return config.swap_ab == 2
 
 
-def box_of(problem: GemmProblem, config: KernelConfig) -> int:
-    """Columns of B that the copy engine brings at once: what the tile's width allows, but from one
-    buffer the tensor instruction reads a B stored across K in swizzled rows of 64."""
-    if not one_buffer(config):
-        return config.block_n
-    return PIECE if across(problem, config)[1] else part_of(config.block_n)
-
-
 def across(problem: GemmProblem, config: KernelConfig) -> tuple[bool, bool]:
     """Whether A and B, as the kernel sees them, are stored across K."""
     layout = swapped(problem).layout if config.swap_ab else problem.layout
@@ -88,9 +102,11 @@ def across(problem: GemmProblem, config: KernelConfig) -> tuple[bool, bool]:
 
 
 def columns_of_b(problem: GemmProblem, config: KernelConfig) -> int:
-    """Columns of B, of whole boxes, that a stage holds."""
-    box = box_of(problem, config)
-    return -(-config.block_n // box) * box
+    """Columns of B that a stage holds: in one buffer the tensor instruction reads a B stored
+    across K in swizzled rows of 64."""
+    if one_buffer(config) and across(problem, config)[1]:
+        return -(-config.block_n // PIECE) * PIECE
+    return config.block_n
 
 
 def chunks_a_stage(config: KernelConfig) -> int:
@@ -106,8 +122,9 @@ def exchanged_bytes(config: KernelConfig) -> int:
 
 
 def stores_by_tma(problem: GemmProblem, config: KernelConfig) -> bool:
-    """Whether the copy engine stores C."""
-    return config.split_k == 1 and config.swap_ab != 1 and tma_store(problem)
+    """Whether the copy engine stores C: from the one buffer 16-bit values."""
+    return (config.split_k == 1 and config.swap_ab != 1 and tma_store(problem)
+            and not (one_buffer(config) and dtype_of(problem.dtype_out).itemsize != 2))
 
 
 def vector_of(problem: GemmProblem, config: KernelConfig) -> int:
@@ -122,7 +139,7 @@ def vector_of(problem: GemmProblem, config: KernelConfig) -> int:
 
 
 def operand_bytes(problem: GemmProblem, config: KernelConfig) -> int:
-    """STAGES buffers of both operands, B's of whole boxes."""
+    """STAGES buffers of both operands."""
     rows = config.block_m + columns_of_b(problem, config)
     return config.num_stages * rows * config.block_k * dtype_of(problem.dtype_a).itemsize
 
@@ -131,19 +148,27 @@ def piece_bytes(problem: GemmProblem, config: KernelConfig) -> int:
     """What of C is in shared memory before it is stored, of all consumers."""
     rows, columns = rows_of(config), config.block_n // config.cluster_k
     if vector_of(problem, config):
-        stored = piece_columns(config) if turned(config) else min(STORED_COLUMNS, part_of(columns))
-        return rows * stored * dtype_of(problem.dtype_out).itemsize * consumers_of(config)
-    if not stores_by_tma(problem, config):
+        part = part_columns(problem, config) if one_buffer(config) else columns
+        columns = min(PIECE if turned(config) else STORED_COLUMNS, part)
+    elif not stores_by_tma(problem, config):
         return 0
-    width = columns // config.epilogue_subtile
-    if one_buffer(config) and config.epilogue_subtile > 1:
-        width = piece_columns(config)
-    return rows * width * dtype_of(problem.dtype_out).itemsize * consumers_of(config)
+    elif one_buffer(config):
+        columns = columns if config.epilogue_subtile == 1 else panel_columns(config)
+    else:
+        columns //= config.epilogue_subtile
+    return rows * columns * dtype_of(problem.dtype_out).itemsize * consumers_of(config)
+
+
+def addressed_bytes(problem: GemmProblem, config: KernelConfig) -> int:
+    """The one buffer's bytes before its barriers, which device code knows by address: operands,
+    what a cluster exchanges, panels of C."""
+    panels = piece_bytes(problem, config) if stores_by_tma(problem, config) else 0
+    return operand_bytes(problem, config) + exchanged_bytes(config) + panels
 
 
 def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
     """Bytes: the operands' buffers, what a cluster exchanges, the pieces of C, the barriers."""
-    barriers = _BARRIERS if programs_of(config) > 1 else 16 * config.num_stages + 16
+    barriers = _BARRIERS if one_buffer(config) else 16 * config.num_stages + 16
     return (operand_bytes(problem, config) + exchanged_bytes(config)
             + piece_bytes(problem, config) + barriers + 240)
 
@@ -165,9 +190,9 @@ def registers_of(config: KernelConfig) -> tuple[int, int]:
     """Registers a thread of the consumers and of the producer's group, in multiples of 8: together
     at most what the kernel starts with."""
     consumers = consumers_of(config)
-    producer = _PRODUCER_REGISTERS
-    if sharers_of(config) > 1:
-        producer = _SHARING_PRODUCER_REGISTERS[consumers]
+    producer = (_SHARING_PRODUCER_REGISTERS if sharers_of(config) > 1 else
+                _WRITING_PRODUCER_REGISTERS if one_buffer(config) else
+                _PRODUCER_REGISTERS)[consumers]
     rest = START_REGISTERS[consumers] * (consumers + 1) - producer
     return rest // consumers // 8 * 8, producer
 
@@ -183,7 +208,7 @@ def early_parts(problem: GemmProblem, config: KernelConfig, addend: object) -> i
                              or problem.dtype_out == "fp32"):
         spare -= _MATRIX_REGISTERS
     columns = spare * (2 if addend == "tile" else 4)
-    part = piece_columns(config)
+    part = part_columns(problem, config)
     return max(0, min(config.block_n // config.cluster_k // part, columns // part))
 
 

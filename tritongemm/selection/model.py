@@ -18,14 +18,18 @@ Constants, by owner:
         the device with the predecessor's tail lengthens the K loop).
     Times of launches have another constant, ``..._dependent``, for configs of dependent launch.
     a class of configs: peak_share (of the unit's rate that the tile reaches), pace_us (least time
-        of a program's step), unit_us (start and end of a unit).
+        of a program's step), unit_us (start and end of a unit). A class that was not measured has
+        those between the classes of the next widths.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
@@ -194,6 +198,23 @@ def factor_id(config: KernelConfig) -> str:
             f"_e{config.epilogue_subtile}")
 
 
+def _any_width(name: str) -> str:
+    """The name of a class without the width of its tile; any other owner's is as it is."""
+    return re.sub(r"x\d+x", "x*x", name, count=1)
+
+
+def _by_width(constants: Mapping[str, Mapping[str, float]]
+              ) -> dict[Key, list[tuple[int, float]]]:
+    """(width, value) of each constant of the classes that differ in the tile's width alone, by
+    (what they share of their names, constant), the narrowest first."""
+    found: dict[Key, list[tuple[int, float]]] = {}
+    for name, values in constants.items():
+        if width := re.search(r"x(\d+)x", name):
+            for constant, value in values.items():
+                found.setdefault((_any_width(name), constant), []).append((int(width[1]), value))
+    return {key: sorted(pairs) for key, pairs in found.items()}
+
+
 class Model:
     """The model of one kind of problem on one device, with what it looked up so far.
 
@@ -212,6 +233,7 @@ class Model:
         self.contenders = tuple(section.configs[i] for i in section.contenders
                                 ) if section is not None else ()
         self._rates: dict[tuple, Rates] = {}
+        self._of_width = _by_width(section.constants if section is not None else {})
 
     def knows(self, config: KernelConfig) -> bool:
         """Whether configs of this class, launched this way, were measured to calibrate it."""
@@ -220,12 +242,15 @@ class Model:
         early = "_dependent" if config.dependent_launch else ""
         return "fill_us" + early in self.section.constants.get(config.kernel, {})
 
-    def estimate(self, problem: GemmProblem, config: KernelConfig) -> Estimate:
+    def estimate(self, problem: GemmProblem, config: KernelConfig,
+                 cautious: bool = True) -> Estimate:
         """The terms of ``config`` for ``problem``."""
-        return self.estimates(problem, (config,))[0]
+        return self.estimates(problem, (config,), cautious)[0]
 
-    def estimates(self, problem: GemmProblem, alike: Sequence[KernelConfig]) -> list[Estimate]:
-        """The terms of configs that differ in ``dependent_launch`` alone: counted once."""
+    def estimates(self, problem: GemmProblem, alike: Sequence[KernelConfig],
+                  cautious: bool = True) -> list[Estimate]:
+        """The terms of configs that differ in ``dependent_launch`` alone: counted once. Not
+        ``cautious``: without what ``neighbours.CAUTION`` adds, for who is about to measure."""
         work, name = work_of(problem, alike[0], self._device), class_of(alike[0])
         factor = 1.0
         if self.section is not None:
@@ -235,8 +260,14 @@ class Model:
         if self.neighbours is None:
             return found
         return [e._replace(correction_us=e.total_us
-                           * (self.neighbours.correction(problem, config, name) - 1.0))
+                           * (self.neighbours.correction(problem, config, name, cautious) - 1.0))
                 for e, config in zip(found, alike, strict=True)]
+
+    def _between(self, key: Key, width: int) -> float | None:
+        """A constant of a class that was not measured, from those that differ in the tile's width
+        alone: between the nearest two, or the nearest one's; None: there is none."""
+        widths = self._of_width.get((_any_width(key[0]), key[1]))
+        return float(np.interp(width, *zip(*widths, strict=True))) if widths else None
 
     def _rates_of(self, config: KernelConfig, name: str, work: Work) -> Rates:
         key = (name, config.dependent_launch, work.store, work.loads_a, work.loads_b, work.pads)
@@ -244,6 +275,7 @@ class Model:
         if found is None:
             constants = self.section.constants if self.section is not None else {}
             values = (constants.get(owner, {}).get(constant)
+                      or self._between((owner, constant), config.block_n)
                       or usual((owner, constant), config, self._device, self._unit)
                       for owner, constant in keys_of(config, work))
             found = Rates(*(v * s for v, s in zip(values, self._scale, strict=True)))

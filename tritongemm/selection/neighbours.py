@@ -77,21 +77,25 @@ class Neighbours:
         self._by_config = _Level(miss, seen, _PRIOR)
         self._of = functools.lru_cache(maxsize=64)(self._look)
 
-    def _look(self, problem: GemmProblem) -> tuple[list[float], list[float]]:
-        """The misses of classes, and of configs with what caution adds."""
+    def _look(self, problem: GemmProblem) -> tuple[list[float], list[float], list[float]]:
+        """The misses of classes and of configs, and what caution adds to these."""
         weights = _weights(np.array(_place(problem)), self._where)
         kind = _code(_kind(problem))
         alike, _ = self._alike.mean((self._kinds == kind) * float(kind > 0))
         by_class, _ = self._by_class.mean(weights)
         by_config, support = self._by_config.mean(weights)
         caution = CAUTION * _PRIOR / (support + _PRIOR)
-        return (by_class + alike).tolist(), (by_config + caution).tolist()
+        return (by_class + alike).tolist(), by_config.tolist(), caution.tolist()
 
-    def correction(self, problem: GemmProblem, config: KernelConfig, name: str) -> float:
-        """The factor on the predicted time of ``config``, whose class is ``name``."""
-        by_class, by_config = self._of(problem)
+    def correction(self, problem: GemmProblem, config: KernelConfig, name: str,
+                   cautious: bool = True) -> float:
+        """The factor on the predicted time of ``config``, whose class is ``name``; with what is
+        added for want of measurements near by, if ``cautious``."""
+        by_class, by_config, caution = self._of(problem)
         place, number = self._places.get(config), self._classes.get(name)
-        miss = CAUTION if place is None else by_config[place]
+        miss = 0.0 if place is None else by_config[place]
+        if cautious:
+            miss += CAUTION if place is None else caution[place]
         return math.exp(miss if number is None else miss + by_class[number])
 
     def nearest(self, problem: GemmProblem, count: int) -> list[Near]:

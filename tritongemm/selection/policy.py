@@ -278,8 +278,10 @@ def candidates(problem: GemmProblem, device: DeviceSpec,
     return by_promise(problem, device, legal)[:top]
 
 
-def by_promise(problem: GemmProblem, device: DeviceSpec,
-               configs: Iterable[KernelConfig]) -> list[KernelConfig]:
-    """``configs``, the most promising by estimate first."""
+def by_promise(problem: GemmProblem, device: DeviceSpec, configs: Iterable[KernelConfig],
+               cautious: bool = True) -> list[KernelConfig]:
+    """``configs``, the most promising by estimate first: ``cautious`` for one that runs unmeasured;
+    without that, what was never measured near by comes among those that will be."""
     model = model_for(problem, device)  # looked up once: it asks for the file
-    return sorted(configs, key=lambda c: (model.estimate(problem, c).total_us, c.config_id))
+    return sorted(configs, key=lambda c: (model.estimate(problem, c, cautious).total_us,
+                                          c.config_id))

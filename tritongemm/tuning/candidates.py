@@ -63,7 +63,8 @@ class Planner:
 
     Args:
         kernels: names of kernels; None: every kernel that has a space.
-        top: only that many, the most promising by the selection's estimate.
+        top: only that many, the most promising by the selection's estimate, but for its caution
+            about what was not measured yet.
         subset: only that many, drawn at random with ``seed``.
 
     With ``top`` or ``subset`` the config that is in use now is always among them, so that a
@@ -108,7 +109,7 @@ class Planner:
                     legal.append(config)
                 else:
                     report.removed[space.kernel, broken.rule] += 1
-        ordered = selection.by_promise(problem, device, legal)
+        ordered = selection.by_promise(problem, device, legal, cautious=False)
         chosen = ordered
         if self._subset is not None and self._subset < len(ordered):
             drawn = set(random.Random(f"{self._seed} {problem_key(problem)}")

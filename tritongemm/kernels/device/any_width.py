@@ -56,13 +56,25 @@ def layout_of(columns):
                                      instr_shape=[16, columns, 16])
 
 
+@gluon.constexpr_function
+def _zeros(n):
+    return "\n".join(f"mov.b32 ${i}, 0;" for i in range(4 * n)) + f" // ${4 * n}"
+
+
+@gluon.constexpr_function
+def _made(n):
+    return ",".join(["=f"] * (4 * n) + ["f"] * 4)
+
+
 @gluon.jit
 def zeros(N8: gl.constexpr):
-    """An accumulator of 64 rows and 8 N8 columns."""
-    accs = ()
-    for _ in gl.static_range(N8):
-        accs = accs + (gl.zeros((64, 8), gl.float32, layout=layout_of(8)),)
-    return accs
+    """An accumulator of 64 rows and 8 N8 columns.
+
+    Written out, and so in one place: LLVM would write zeros again where a program has no step
+    along K, and ptxas let no two products be under way for it."""
+    like = gl.zeros((64, 8), gl.float32, layout=layout_of(8))
+    return gl.inline_asm_elementwise(_zeros(N8), _made(N8), (like,), dtype=floats(N8),
+                                     is_pure=False, pack=4)
 
 
 @gluon.jit
@@ -76,13 +88,11 @@ def descriptor(offset, ACROSS: gl.constexpr):
 
 
 @gluon.jit
-def multiply(accs, a_offset, b_offset, N8: gl.constexpr, A_T: gl.constexpr, B_T: gl.constexpr,
+def multiply(accs, a, b, N8: gl.constexpr, A_T: gl.constexpr, B_T: gl.constexpr,
              ELEMENT: gl.constexpr):
-    """accs + A @ B of the tiles at these offsets in bytes; waits until only this one is under
-    way."""
+    """accs + A @ B of the tiles with these descriptors; waits until only this one is under way."""
     return gl.inline_asm_elementwise(
-        _multiply(N8, A_T, not B_T, ELEMENT), _tied(N8, 8),
-        accs + (descriptor(a_offset, A_T), descriptor(b_offset, not B_T)), dtype=floats(N8),
+        _multiply(N8, A_T, not B_T, ELEMENT), _tied(N8, 8), accs + (a, b), dtype=floats(N8),
         is_pure=False, pack=4)
 
 

@@ -2,7 +2,8 @@
 
 3.6 and 3.7 store by ``tma.async_copy_shared_to_global`` and load by
 ``tma.async_copy_global_to_shared``; later versions name them ``async_store`` and ``async_load``
-and keep the old names only to raise an error. 3.9 names a buffer's ``_reinterpret`` without the
+and keep the old names only to raise an error. 3.7 has ``barrier`` where 3.6 has
+``thread_barrier``. 3.9 names a buffer's ``_reinterpret`` without the
 underscore.
 """
 
@@ -19,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 tma_store_wait = tma.store_wait
+thread_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
 if hasattr(gl.shared_memory_descriptor, "reinterpret"):
     @gluon.jit
@@ -47,5 +49,5 @@ def shared_address(offset):
                                               is_pure=True, pack=1)
 
 
-__all__ = ["fence_async_shared", "matrix_of", "mbarrier", "shared_address", "tma_load", "tma_store",
-           "tma_store_wait", "warpgroup_mma", "warpgroup_mma_wait"]
+__all__ = ["fence_async_shared", "matrix_of", "mbarrier", "shared_address", "thread_barrier",
+           "tma_load", "tma_store", "tma_store_wait", "warpgroup_mma", "warpgroup_mma_wait"]

@@ -22,51 +22,68 @@ from tritongemm.kernels.device.hopper import shared_address
 
 
 @gluon.constexpr_function
-def _load(symbol, map_, rank, many):
-    place = ", ".join(f"${i}" for i in range(4, 4 + rank))
+def _load(rank, many):
+    place = ", ".join(f"${i}" for i in range(5, 5 + rank))
     to_many, mask = (".multicast::cluster", ", sharers") if many else ("", "")
     return "\n".join([
-        "{", ".reg .pred p;", ".reg .b64 map;", ".reg .b16 sharers;", "elect.sync _|p, -1;",
-        f"mov.b64 map, {symbol}_param_{map_};", "cvta.param.u64 map, map;",
-        "cvt.u16.u32 sharers, $3;",
+        "{", ".reg .pred p;", ".reg .b16 sharers;", "cvt.u16.u32 sharers, $3;", "bar.warp.sync -1;",
+        "elect.sync _|p, -1;",
         f"@p cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier::complete_tx::bytes"
-        f"{to_many} [$1], [map, {{{place}}}], [$2]{mask};", "}", "// $0"])
+        f"{to_many} [$1], [$4, {{{place}}}], [$2]{mask};", "}", "// $0"])
+
+
+@gluon.constexpr_function
+def _map(symbol, number):
+    return f"mov.b64 $0, {symbol}_param_{number}; cvta.param.u64 $0, $0;"
+
+
+@gluon.jit
+def tensor_map(SYMBOL: gl.constexpr, NUMBER: gl.constexpr):
+    """The address of the tensor map that is parameter NUMBER of the kernel SYMBOL."""
+    return gl.inline_asm_elementwise(_map(SYMBOL, NUMBER), "=l", [], dtype=gl.int64, is_pure=True,
+                                     pack=1)
 
 
 @gluon.constexpr_function
 def _arrive():
     return "\n".join([
-        "{", ".reg .pred p;", ".reg .b32 lane, there;", "mov.u32 lane, %tid.x;",
-        "and.b32 lane, lane, 31;", "shr.b32 there, $2, lane;", "and.b32 there, there, 1;",
-        "bar.warp.sync -1;", "setp.ne.b32 p, there, 0;",
-        "@p mapa.shared::cluster.u32 there, $1, lane;",
+        "{", ".reg .pred p;", ".reg .b32 there;", "setp.ne.b32 p, $3, 0;",
+        "@p mapa.shared::cluster.u32 there, $1, $2;",
         "@p mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [there];", "}", "// $0"])
 
 
 @gluon.jit
-def load(offset, barrier, sharers, MANY: gl.constexpr, batch, outer, inner, SYMBOL: gl.constexpr,
-         MAP: gl.constexpr, BATCHED: gl.constexpr):
-    """Starts the copy of the box at (batch, outer, inner) of the tensor map that is parameter
-    MAP of the kernel SYMBOL, to byte ``offset`` of the shared memory of every program of
-    ``sharers``, a bit each, or, if these are not MANY, of this one; each one's barrier at byte
-    ``barrier`` counts it."""
+def load(map_, offset, barrier, sharers, MANY: gl.constexpr, batch, outer, inner,
+         BATCHED: gl.constexpr):
+    """Starts the copy of the box at (batch, outer, inner) of a tensor map to byte ``offset`` of the
+    shared memory of every program of ``sharers``, a bit each, or, if these are not MANY, of this
+    one; each one's barrier at byte ``barrier`` counts it."""
     if BATCHED:
         gl.inline_asm_elementwise(
-            _load(SYMBOL, MAP, 3, MANY), "=r,r,r,r,r,r,r",
-            (shared_address(offset), shared_address(barrier), sharers, inner, outer, batch),
+            _load(3, MANY), "=r,r,r,r,l,r,r,r",
+            (shared_address(offset), shared_address(barrier), sharers, map_, inner, outer, batch),
             dtype=gl.int32, is_pure=False, pack=1)
     else:
         gl.inline_asm_elementwise(
-            _load(SYMBOL, MAP, 2, MANY), "=r,r,r,r,r,r",
-            (shared_address(offset), shared_address(barrier), sharers, inner, outer),
+            _load(2, MANY), "=r,r,r,r,l,r,r",
+            (shared_address(offset), shared_address(barrier), sharers, map_, inner, outer),
             dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
-def arrive(barrier, programs):
-    """One arrival of each of the calling warps at the barrier of each of ``programs``, a bit each.
+def lane():
+    """The thread's place in its warp. Asked for outside of a loop: it takes a while."""
+    return gl.inline_asm_elementwise(
+        "{ .reg .b32 thread; mov.u32 thread, %tid.x; and.b32 $0, thread, 31; }", "=r", [],
+        dtype=gl.int32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def arrive(barrier, lane, wanted):
+    """Arrivals of those threads that have it ``wanted``, each at the barrier of the program that
+    its ``lane`` names.
 
     Relaxed: what was read is in registers or in the tensor instruction's past; with ``.release``
     ptxas makes a fence of the whole device of it, in every step."""
-    gl.inline_asm_elementwise(_arrive(), "=r,r,r", (shared_address(barrier), programs),
+    gl.inline_asm_elementwise(_arrive(), "=r,r,r,r", (shared_address(barrier), lane, wanted),
                               dtype=gl.int32, is_pure=False, pack=1)

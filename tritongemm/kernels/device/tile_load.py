@@ -24,26 +24,6 @@ def load(desc, batch, row, k, barrier, buffer, ACROSS: gl.constexpr, BATCHED: gl
 
 
 @gluon.jit
-def operand_a(desc, bufs, stage, piece, S: gl.constexpr):
-    """The buffer of a piece of A."""
-    if S.one_buffer:
-        unit = (stage * (S.block_m + S.rows_b) + piece * S.rows) // 16
-        return bufs.index(unit)._reinterpret(desc.dtype, desc.block_type.shape, desc.layout)
-    else:
-        return bufs.index(S.pieces * stage + piece)
-
-
-@gluon.jit
-def operand_b(desc, bufs, stage, box, S: gl.constexpr):
-    """The buffer of a box of B."""
-    if S.one_buffer:
-        unit = (stage * (S.block_m + S.rows_b) + S.block_m + box * S.box) // 16
-        return bufs.index(unit)._reinterpret(desc.dtype, desc.block_type.shape, desc.layout)
-    else:
-        return bufs.index(stage)
-
-
-@gluon.jit
 def sharers(rank, S: gl.constexpr):
     """The programs of the cluster, a bit each, that need this one's rows of A, and those that need
     its columns of B."""
@@ -53,35 +33,33 @@ def sharers(rank, S: gl.constexpr):
 
 
 @gluon.jit
-def load_a(desc, bufs, barrier, batch, row, k, stage, rank, S: gl.constexpr):
-    """Starts the copies of A's rows of a stage; of this program's part of them where a cluster
-    shares operands."""
-    if S.shares:
-        beside, _ = sharers(rank, S)
-        load_part(batch, row, k, stage, rank // S.cluster_m, beside, 0, S.block_m, S.cluster_n,
-                  S.a_t, 0, S)
-    else:
-        for piece in gl.static_range(S.pieces):
-            buffer = operand_a(desc, bufs, stage, piece, S)
-            load(desc, batch, row + piece * S.rows, k, barrier, buffer, S.a_t, S.batched)
+def load_a(desc, bufs, barrier, batch, row, k, stage, S: gl.constexpr):
+    """Starts the copies of A's rows of a stage."""
+    for piece in gl.static_range(S.pieces):
+        load(desc, batch, row + piece * S.rows, k, barrier, bufs.index(S.pieces * stage + piece),
+             S.a_t, S.batched)
 
 
 @gluon.jit
-def load_b(desc, bufs, barrier, batch, col, k, stage, rank, S: gl.constexpr):
+def load_b(desc, bufs, barrier, batch, col, k, stage, S: gl.constexpr):
     """The same of B's columns."""
-    if S.shares:
-        _, below = sharers(rank, S)
-        load_part(batch, col, k, stage, rank % S.cluster_m, below, S.block_m, S.rows_b,
-                  S.cluster_m, not S.b_t, S.map_of_b, S)
-    else:
-        for box in gl.static_range(S.boxes):
-            buffer = operand_b(desc, bufs, stage, box, S)
-            load(desc, batch, col + box * S.box, k, barrier, buffer, not S.b_t, S.batched)
+    load(desc, batch, col, k, barrier, bufs.index(stage), not S.b_t, S.batched)
 
 
 @gluon.jit
-def load_part(batch, first, k, stage, part, to, BEFORE: gl.constexpr, ROWS: gl.constexpr,
-              PARTS: gl.constexpr, ACROSS: gl.constexpr, MAP: gl.constexpr, S: gl.constexpr):
+def write_loads(a_map, b_map, batch, row, col, k, stage, rank, S: gl.constexpr):
+    """Starts the copies of a stage into the one buffer; of this program's part of what a cluster
+    shares."""
+    beside, below = sharers(rank, S)
+    load_part(a_map, batch, row, k, stage, rank // S.cluster_m % S.cluster_n, beside, 0, S.block_m,
+              S.cluster_n, S.a_t, S)
+    load_part(b_map, batch, col, k, stage, rank % S.cluster_m, below, S.block_m, S.rows_b,
+              S.cluster_m, not S.b_t, S)
+
+
+@gluon.jit
+def load_part(map_, batch, first, k, stage, part, to, BEFORE: gl.constexpr, ROWS: gl.constexpr,
+              PARTS: gl.constexpr, ACROSS: gl.constexpr, S: gl.constexpr):
     """Starts the copies of one of the PARTS of an operand's ROWS rows (of B: columns), which begin
     at ``first``, to the programs ``to``. BEFORE: rows of a stage before the operand's.
 
@@ -95,9 +73,9 @@ def load_part(batch, first, k, stage, part, to, BEFORE: gl.constexpr, ROWS: gl.c
         if WHOLE:
             at += part * SHARE
         place = S.stage_bytes * stage + 128 * (BEFORE + at + part * STEPS)
+        barrier = 8 * (S.readies + stage)
         if ACROSS:
-            multicast.load(place, S.barriers + 8 * stage, to, PARTS > 1, batch, k + part * STEPS,
-                           first + at, S.symbol, MAP, S.batched)
+            multicast.load(map_, place, barrier, to, PARTS > 1, batch, k + part * STEPS, first + at,
+                           S.batched)
         else:
-            multicast.load(place, S.barriers + 8 * stage, to, PARTS > 1, batch, first + at, k,
-                           S.symbol, MAP, S.batched)
+            multicast.load(map_, place, barrier, to, PARTS > 1, batch, first + at, k, S.batched)

@@ -3,12 +3,12 @@
 Persistent: each program walks over units (a tile of C, and with SPLIT_K > 1 a part of K). The
 producer runs ahead by up to STAGES buffers, across units too, so the loads of the next unit are
 under way while this one is stored. Sizes that powers of two miss fill the last wave: three
-CONSUMERS share 192 rows, and a tile has any multiple of 16 columns (``any_width``), stored in parts
-of PART, the power of two that divides it. With PINGPONG two consumers take units in turn: one
-multiplies while the other stores. A barrier keeps the turns in order: a group that waited for a
-stage two rounds ahead would take the parity of the wrong round. The programs of a cluster share a
-tile, CLUSTER_K of them a part of its K each, and do that one alone (``cluster``); or they do tiles
-below and beside each other, CLUSTER_M by CLUSTER_N, and share what these have in common
+CONSUMERS share 192 rows, and a tile has any multiple of 8 columns (``any_width``), finished in
+parts of PART and stored in panels of PANEL (``panels``). With PINGPONG two consumers take units in
+turn: one multiplies while the other stores. A barrier keeps the turns in order: a group that waited
+for a stage two rounds ahead would take the parity of the wrong round. The programs of a cluster
+share a tile, CLUSTER_K of them a part of its K each, and do that one alone (``cluster``); or they
+do tiles below and beside each other, CLUSTER_M by CLUSTER_N, and share what these have in common
 (``multicast``).
 """
 
@@ -17,19 +17,24 @@ from dataclasses import dataclass, fields
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tritongemm.kernels.device import any_width, cluster, multicast
+from tritongemm.kernels.device import any_width, barriers, cluster, multicast, panels
 from tritongemm.kernels.device.dependent_launch import gluon_release, gluon_wait
+from tritongemm.kernels.device.epilogue import gluon_finish
 from tritongemm.kernels.device.hopper import (
     fence_async_shared,
     matrix_of,
     mbarrier,
+    thread_barrier,
     tma_store_wait,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 from tritongemm.kernels.device.symbol import symbol
-from tritongemm.kernels.device.tile_load import load_a, load_b, sharers
+from tritongemm.kernels.device.tile_load import load_a, load_b, sharers, write_loads
 from tritongemm.kernels.device.tile_store import addend, write
+
+#: Room for barriers in one buffer: 12 stages, ready and empty, and two for each of three consumers.
+MOST_BARRIERS = gl.constexpr(32)
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,7 @@ class Constants:
     block_m: gl.constexpr
     block_n: gl.constexpr
     part: gl.constexpr
-    box: gl.constexpr
+    panel: gl.constexpr
     block_k: gl.constexpr
     group_m: gl.constexpr
     split_k: gl.constexpr
@@ -75,13 +80,12 @@ class Constants:
         return self.block_m // self.rows
 
     @property
-    def boxes(self):
-        return -(-self.block_n // self.box)
-
-    @property
     def rows_b(self):
-        """Columns of B that a stage has room for: whole boxes."""
-        return self.boxes * self.box
+        """Columns of B that a stage has room for: those stored across K come in whole rows of
+        64."""
+        if not self.one_buffer or self.b_t:
+            return self.block_n
+        return -(-self.block_n // 64) * 64
 
     @property
     def columns(self):
@@ -94,7 +98,7 @@ class Constants:
 
     @property
     def one_buffer(self):
-        return self.part < self.block_n or self.programs > 1 or self.turned
+        return self.block_n & (self.block_n - 1) != 0 or self.programs > 1 or self.turned
 
     @property
     def programs(self):
@@ -112,9 +116,41 @@ class Constants:
         return 7 if self.batched else 5
 
     @property
-    def barriers(self):
-        """The byte where a cluster's barriers begin, if it shares operands: behind the stages."""
-        return self.stages * self.stage_bytes
+    def map_of_c(self):
+        return 2 * self.map_of_b
+
+    @property
+    def exchanged(self):
+        """Bytes, behind the stages, of what the programs of a cluster that share K send."""
+        return 256 * self.block_n * self.consumers if self.cluster_k > 1 else 0
+
+    @property
+    def staged(self):
+        """The byte where the one buffer's panels of C begin, behind what is exchanged."""
+        return self.stages * self.stage_bytes + self.exchanged
+
+    @property
+    def staged_bytes(self):
+        """Bytes of a consumer's panels: of all its columns, or of one panel."""
+        return 128 * (self.columns if self.subtile == 1 else self.panel)
+
+    @property
+    def readies(self):
+        """The first barrier, of stages that are ready: in one buffer they lie behind the panels."""
+        if not self.one_buffer:
+            return 0
+        return (self.staged + (self.consumers * self.staged_bytes if self.tma_store else 0)) // 8
+
+    @property
+    def empties(self):
+        """The first barrier of stages that are empty: in one buffer all barriers are in one
+        place."""
+        return self.readies + self.stages if self.one_buffer else 0
+
+    @property
+    def others(self):
+        """Behind these in one buffer: a consumer's turn, or what a cluster exchanges."""
+        return self.empties + self.stages if self.one_buffer else 0
 
     @property
     def stage_bytes(self):
@@ -122,9 +158,12 @@ class Constants:
         return 128 * (self.block_m + self.rows_b)
 
     @property
-    def empties(self):
-        """Where the barriers of empty stages begin: in a cluster all barriers are in one place."""
-        return self.stages if self.programs > 1 else 0
+    def releases(self):
+        """Arrivals that empty a stage: of each consumer; in one buffer of its warps; in a cluster
+        of those of each program that loads into it or is loaded into by it."""
+        if self.shares:
+            return 4 * self.consumers * (self.cluster_m + self.cluster_n - 1)
+        return (4 if self.one_buffer else 1) * (1 if self.pingpong else self.consumers)
 
     def mangle(self):
         return "_".join(str(getattr(self, field.name).value) for field in fields(self))
@@ -181,6 +220,10 @@ def producer(a_desc, b_desc, buffers, sizes, S: gl.constexpr):
     if S.shares:
         cluster.meet()  # the others' barriers are there
     rank = gl.program_id(0) % S.programs
+    a_map, b_map = rank, rank  # never used
+    if S.one_buffer:
+        a_map = multicast.tensor_map(S.symbol, 0)
+        b_map = multicast.tensor_map(S.symbol, S.map_of_b)
     units = units_of(M, N, batches, S)
     it = 0
     for unit in range(gl.program_id(0) // S.programs, units, gl.num_programs(0) // S.programs):
@@ -188,11 +231,16 @@ def producer(a_desc, b_desc, buffers, sizes, S: gl.constexpr):
         for step in range(first, last):
             k = step * S.block_k
             stage = it % S.stages
+            # Gluon's own wait: who touched nothing of the one buffer would not have it kept.
             mbarrier.wait(empty.index(S.empties + stage), ((it // S.stages) & 1) ^ 1)
-            barrier = ready.index(stage)
-            mbarrier.expect(barrier, S.stage_bytes)
-            load_a(a_desc, a_bufs, barrier, batch, row, k, stage, rank, S)
-            load_b(b_desc, b_bufs, barrier, batch, col, k, stage, rank, S)
+            if S.one_buffer:
+                barriers.expect(8 * (S.readies + stage), S.stage_bytes)
+                write_loads(a_map, b_map, batch, row, col, k, stage, rank, S)
+            else:
+                barrier = ready.index(stage)
+                mbarrier.expect(barrier, S.stage_bytes)
+                load_a(a_desc, a_bufs, barrier, batch, row, k, stage, S)
+                load_b(b_desc, b_bufs, barrier, batch, col, k, stage, S)
             it += 1
     if S.release == 1:
         gluon_release()
@@ -222,50 +270,93 @@ def flat(buffer, OUTER: gl.constexpr, INNER: gl.constexpr, BATCHED: gl.constexpr
 
 
 @gluon.jit
-def release(empty, stage, wanted, others, S: gl.constexpr):
-    """This consumer lets go of a stage, if ``wanted``: of its program's, or, where operands are
-    shared, of that of ``others``."""
+def release(empty, stage, done, first, told, S: gl.constexpr):
+    """This consumer lets go of a stage, if the step ``done`` is beyond the ``first``; in a cluster
+    that shares operands it tells the programs that load into the stage or are loaded into by it:
+    ``told``, by lane.
+
+    Written out, the condition is a difference: for a comparison LLVM would take the first step out
+    of the loop."""
     if S.shares:
-        multicast.arrive(S.barriers + 8 * (S.empties + stage), others * wanted.to(gl.int32))
+        lane, telling = told
+        multicast.arrive(8 * (S.empties + stage), lane, telling * (done - first))
+    elif S.one_buffer:
+        barriers.arrive(8 * (S.empties + stage), done - first)
     else:
-        mbarrier.arrive(empty.index(S.empties + stage), count=1, pred=wanted)
+        mbarrier.arrive(empty.index(stage), count=1, pred=done > first)
 
 
 @gluon.jit
-def exchanged(acc, barriers, rank, S: gl.constexpr, WHICH: gl.constexpr):
+def await_phase(of, which, parity, S: gl.constexpr):
+    """A consumer waits for a phase of one of these barriers."""
+    if S.one_buffer:
+        barriers.wait(8 * which, parity)
+    else:
+        mbarrier.wait(of.index(which), parity)
+
+
+@gluon.jit
+def exchanged(acc, ready, rank, S: gl.constexpr, WHICH: gl.constexpr):
     """A consumer's accumulator summed over the cluster: this program's columns of it. What the
     others send comes to a place behind the operands' stages."""
     N8: gl.constexpr = S.block_n // 8
-    FULL: gl.constexpr = 2 * S.stages + WHICH
+    FULL: gl.constexpr = S.others + WHICH
     COME: gl.constexpr = FULL + S.consumers
     PLACE: gl.constexpr = S.stages * S.stage_bytes + 2048 * N8 * WHICH
-    BARRIERS: gl.constexpr = S.stages * S.stage_bytes + 2048 * N8 * S.consumers
-    mbarrier.expect(barriers.index(FULL), 2048 * N8 // S.cluster_k * (S.cluster_k - 1))
+    mbarrier.expect(ready.index(FULL), 2048 * N8 // S.cluster_k * (S.cluster_k - 1))
+    thread_barrier()  # no warp reads the operands any more, in whose place it puts what it gives
     cluster.meet()  # as late as can be: the others' barriers are there
-    cluster.give(acc, PLACE, BARRIERS + 8 * FULL, rank, N8, S.stage_bytes, S.room, S.cluster_k,
+    cluster.give(acc, PLACE, 8 * FULL, rank, N8, S.stage_bytes, S.room, S.cluster_k,
                  WHICH)
-    mbarrier.wait(barriers.index(FULL), 0)
-    cluster.arrive_at_all(BARRIERS + 8 * COME, S.cluster_k)
+    mbarrier.wait(ready.index(FULL), 0)
+    cluster.arrive_at_all(8 * COME, S.cluster_k)
     return cluster.take(acc[0], PLACE, N8, S.cluster_k)
 
 
 @gluon.jit
-def corner(row, col, part, M, N, S: gl.constexpr):
-    """Where a part of a consumer's tile begins in C, and C's extents."""
+def corner(row, col, START: gl.constexpr, M, N, S: gl.constexpr):
+    """Where a consumer's columns from START begin in C, and C's extents."""
     if S.turned:
-        return col + part * S.part, row, N, M
+        return col + START, row, N, M
     else:
-        return row, col + part * S.part, M, N
+        return row, col + START, M, N
 
 
 @gluon.jit
-def addend_of(epilogue, batch, row, col, part, M, N, S: gl.constexpr):
+def addend_of(epilogue, batch, row, col, part: gl.constexpr, M, N, S: gl.constexpr):
     """D of a part."""
     like = gl.zeros((64, S.part), gl.float32, layout=any_width.layout_of(S.part))
     if S.turned:
         like = like.permute((1, 0))
-    row, col, M, N = corner(row, col, part, M, N, S)
+    row, col, M, N = corner(row, col, part * S.part, M, N, S)
     return addend(like, epilogue, batch, row, col, M, N, S.addend)
+
+
+@gluon.jit
+def store_part(result, c_map, c_bufs, piece, value, place, M, N, START: gl.constexpr,
+               S: gl.constexpr, WHICH: gl.constexpr):
+    """Finishes a consumer's columns from START of the tile and stores them: by the copy engine, as
+    soon as their panel is complete; with SUBTILE 2 all panels from one place."""
+    c_desc, c, strides, epilogue = result
+    batch, part_of_k, row, col = place
+    PANEL: gl.constexpr = START // S.panel
+    PLACE: gl.constexpr = (S.staged + S.staged_bytes * WHICH
+                           + (128 * S.panel * PANEL if S.subtile == 1 else 0))
+    if S.turned:
+        piece = piece.permute((1, 0))
+    if S.tma_store:
+        d, alpha, beta, stride_db, stride_dm, stride_dn = epilogue
+        if START == 0 or (S.subtile > 1 and START % S.panel == 0):
+            panels.free(S)
+        piece = gluon_finish(piece, value, alpha, beta, S.addend, S.activation)
+        panels.put(piece.to(c_desc.dtype), PLACE, START % S.panel, S.part, S)
+        if (START + S.part) % S.panel == 0:
+            at_row, at_col, _, _ = corner(row, col, PANEL * S.panel, M, N, S)
+            panels.store(c_map, PLACE, batch, at_row, at_col, S)
+    else:
+        at_row, at_col, rows, cols = corner(row, col, START, M, N, S)
+        write(c_desc, c, c_bufs, piece, value, epilogue, batch, part_of_k, at_row, at_col, rows,
+              cols, strides, 1, False, S)
 
 
 @gluon.jit
@@ -277,15 +368,19 @@ def consumer(a_desc, result, buffers, sizes, S: gl.constexpr, WHICH: gl.constexp
     PIECE: gl.constexpr = 0 if S.pingpong else WHICH
     N8: gl.constexpr = S.block_n // 8
     ELEMENT: gl.constexpr = "bf16" if a_desc.dtype == gl.bfloat16 else "f16"
-    layout: gl.constexpr = any_width.layout_of(S.part)
+    layout: gl.constexpr = any_width.layout_of(S.block_n)
     if S.programs > 1:
         cluster.come()
     rank = gl.program_id(0) % S.programs
-    others = rank
+    told = rank, rank  # never used
     if S.shares:
         cluster.meet()
         beside, below = sharers(rank, S)
-        others = beside | below
+        lane = multicast.lane()
+        told = lane, (beside | below) >> lane & 1
+    c_map = rank  # never used
+    if S.one_buffer and S.tma_store:
+        c_map = multicast.tensor_map(S.symbol, S.map_of_c)
     units = units_of(M, N, batches, S)
     it = 0
     turn = 0
@@ -300,16 +395,17 @@ def consumer(a_desc, result, buffers, sizes, S: gl.constexpr, WHICH: gl.constexp
             else:
                 acc = gl.zeros((S.rows, S.block_n), gl.float32, layout=layout)
             if S.pingpong:
-                mbarrier.wait(turns.index(WHICH),
-                              ((turn // 2) & 1) ^ (1 - WHICH))
+                await_phase(turns, S.others + WHICH, ((turn // 2) & 1) ^ (1 - WHICH), S)
             for step in range(first, last):
                 stage = it % S.stages
-                mbarrier.wait(ready.index(stage), (it // S.stages) & 1)
                 if S.one_buffer:
                     at = S.stage_bytes * stage
-                    acc = any_width.multiply(acc, at + 128 * S.rows * PIECE,
-                                             at + 128 * S.block_m, N8, S.a_t, S.b_t, ELEMENT)
+                    a = any_width.descriptor(at + 128 * S.rows * PIECE, S.a_t)
+                    b = any_width.descriptor(at + 128 * S.block_m, not S.b_t)
+                    await_phase(ready, S.readies + stage, (it // S.stages) & 1, S)
+                    acc = any_width.multiply(acc, a, b, N8, S.a_t, S.b_t, ELEMENT)
                 else:
+                    await_phase(ready, stage, (it // S.stages) & 1, S)
                     a, b = a_bufs.index(S.pieces * stage + PIECE), b_bufs.index(stage)
                     if S.a_t:
                         a = flat(a, S.block_k, S.rows, S.batched).permute((1, 0))
@@ -321,7 +417,7 @@ def consumer(a_desc, result, buffers, sizes, S: gl.constexpr, WHICH: gl.constexp
                         b = flat(b, S.block_k, S.block_n, S.batched)
                     token = warpgroup_mma(a, b, acc, is_async=True)
                     acc = warpgroup_mma_wait(1, deps=(token,))
-                release(empty, (it + S.stages - 1) % S.stages, step > first, others, S)
+                release(empty, (it + S.stages - 1) % S.stages, step, first, told, S)
                 it += 1
             c_row, c_col = row + PIECE * S.rows, col + rank % S.cluster_k * S.columns
             # D is on its way while the last products are summed.
@@ -333,9 +429,12 @@ def consumer(a_desc, result, buffers, sizes, S: gl.constexpr, WHICH: gl.constexp
             else:
                 value = addend(acc, epilogue, batch, c_row, c_col, M, N, S.addend)
                 acc = warpgroup_mma_wait(0, deps=(acc,))
-            release(empty, (it + S.stages - 1) % S.stages, last > first, others, S)
+            release(empty, (it + S.stages - 1) % S.stages, last, first, told, S)
             if S.pingpong:
-                mbarrier.arrive(turns.index(1 - WHICH), count=1)
+                if S.one_buffer:
+                    barriers.arrive(8 * (S.others + 1 - WHICH), 1)
+                else:
+                    mbarrier.arrive(turns.index(1 - WHICH), count=1)
             if S.one_buffer:
                 if S.cluster_k > 1:
                     acc = exchanged(acc, ready, rank, S, WHICH)
@@ -344,12 +443,8 @@ def consumer(a_desc, result, buffers, sizes, S: gl.constexpr, WHICH: gl.constexp
                         values = values + (addend_of(epilogue, batch, c_row, c_col,
                                                      part + S.early, M, N, S),)
                     piece = any_width.columns_of(acc, part * S.part, S.part)
-                    if S.turned:
-                        piece = piece.permute((1, 0))
-                    at_row, at_col, rows, cols = corner(c_row, c_col, part, M, N, S)
-                    buffer = c_bufs.index(WHICH if S.subtile > 1 else WHICH * S.parts + part)
-                    write(c_desc, c, buffer, piece, values[part], epilogue, batch, part_of_k,
-                          at_row, at_col, rows, cols, strides, 1, S.subtile > 1 or part == 0, S)
+                    store_part(result, c_map, c_bufs, piece, values[part],
+                               (batch, part_of_k, c_row, c_col), M, N, part * S.part, S, WHICH)
             else:
                 write(c_desc, c, c_bufs.index(WHICH), acc, value, epilogue, batch, part_of_k,
                       c_row, c_col, M, N, strides, S.subtile, True, S)
@@ -363,7 +458,7 @@ def consumer(a_desc, result, buffers, sizes, S: gl.constexpr, WHICH: gl.constexp
         if last_turn:
             gluon_release()
     if S.cluster_k > 1:  # what it sent is read from its memory until it has come: then it may go
-        mbarrier.wait(ready.index(2 * S.stages + S.consumers + WHICH), 0)
+        mbarrier.wait(ready.index(S.others + S.consumers + WHICH), 0)
     if S.tma_store:
         tma_store_wait(0)
 
@@ -375,7 +470,7 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
                      TURNED: gl.constexpr, TMA_STORE: gl.constexpr,
                      VECTOR: gl.constexpr, STORED: gl.constexpr,
                      SUBTILE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-                     PART: gl.constexpr, BOX: gl.constexpr, BLOCK_K: gl.constexpr,
+                     PART: gl.constexpr, PANEL: gl.constexpr, BLOCK_K: gl.constexpr,
                      GROUP_M: gl.constexpr, SPLIT_K: gl.constexpr, STAGES: gl.constexpr,
                      CONSUMERS: gl.constexpr, PINGPONG: gl.constexpr, CLUSTER_K: gl.constexpr,
                      CLUSTER_M: gl.constexpr, CLUSTER_N: gl.constexpr, ROOM: gl.constexpr,
@@ -387,61 +482,43 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
     strides and D's are those of the transposed product: tiles are turned before they are stored.
 
     VECTOR elements are stored at once along rows of C that the copy engine cannot store, STORED
-    columns a piece; 0: those that a thread has. BOX columns of B are loaded at once. EARLY parts of
-    a tile's D are asked for before its last products are summed. Where PART, the width of C's
-    boxes, is less than BLOCK_N, in clusters and with TURNED the operands share one buffer, a
-    stage's rows of A before those of B, so that their addresses are known; in a cluster the parts
-    that are exchanged and the barriers lie behind them."""
+    columns a piece; 0: those that a thread has. EARLY parts of a tile's D are asked for before its
+    last products are summed. Where BLOCK_N is no power of two, in clusters and with TURNED the
+    operands share one buffer, a stage's rows of A before those of B, so that their addresses are
+    known; behind them lie what a cluster exchanges, the panels of C and the barriers."""
     S: gl.constexpr = constants_of(
         A_T, B_T, BATCHED, TURNED, TMA_STORE, VECTOR, STORED, SUBTILE, BLOCK_M, BLOCK_N, PART,
-        BOX, BLOCK_K, GROUP_M, SPLIT_K, STAGES, CONSUMERS, PINGPONG, CLUSTER_K, CLUSTER_M,
+        PANEL, BLOCK_K, GROUP_M, SPLIT_K, STAGES, CONSUMERS, PINGPONG, CLUSTER_K, CLUSTER_M,
         CLUSTER_N, ROOM, EARLY, ADDEND, ACTIVATION, RELEASE, SYMBOL)
     if S.one_buffer:
-        EXCHANGED: gl.constexpr = CONSUMERS * BLOCK_N // 8 if CLUSTER_K > 1 else 0
-        UNITS: gl.constexpr = STAGES * (BLOCK_M + S.rows_b) // 16 + EXCHANGED
-        rows_of_16: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128,
-                                                        element_bitwidth=16, rank=2)
-        a_bufs = gl.allocate_shared_memory(a_desc.dtype, [UNITS + (S.programs > 1), 16, BLOCK_K],
-                                           rows_of_16)
-        b_bufs = a_bufs
+        # Places of eight bytes, each of which may be a barrier; the rest is written by address.
+        a_bufs = gl.allocate_shared_memory(gl.int64, [S.readies + MOST_BARRIERS, 1],
+                                           mbarrier.MBarrierLayout())
+        b_bufs, c_bufs, ready, empty, turns = a_bufs, a_bufs, a_bufs, a_bufs, a_bufs
+        barriers.make(8 * S.readies, S)
     else:
         a_bufs = gl.allocate_shared_memory(
             a_desc.dtype, [S.pieces * STAGES] + a_desc.block_type.shape, a_desc.layout)
         b_bufs = gl.allocate_shared_memory(b_desc.dtype, [STAGES] + b_desc.block_type.shape,
                                            b_desc.layout)
-    # A stage is ready; a stage is empty, and in a cluster, in the same place, a consumer's parts
-    # have come, and each program's four warps know; a consumer's turn.
-    if S.programs > 1:
-        ready = a_bufs.index(UNITS)._reinterpret(gl.int64, [2 * STAGES + 2 * CONSUMERS, 1],
-                                                 mbarrier.MBarrierLayout())
-        empty = ready
-    else:
+        # A stage is ready; a stage is empty; a consumer's turn.
         ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
         empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    if PINGPONG:
-        turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    else:
-        turns = ready  # never touched
-    if TMA_STORE:
-        BUFFERS: gl.constexpr = CONSUMERS * (S.parts if SUBTILE == 1 else 1)
-        c_bufs = gl.allocate_shared_memory(c_desc.dtype, [BUFFERS] + c_desc.block_type.shape,
-                                           c_desc.layout)
-    else:
-        c_bufs = b_bufs  # never touched
-    # Triton 3.6 makes all warps meet between two of one allocation: those of several in turn.
-    for i in gl.static_range(STAGES):
-        mbarrier.init(ready.index(i), count=1)
-        if S.shares:
-            mbarrier.init(empty.index(S.empties + i),
-                          count=4 * CONSUMERS * (CLUSTER_M + CLUSTER_N - 1))
+        if PINGPONG:
+            turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
         else:
-            mbarrier.init(empty.index(S.empties + i), count=1 if PINGPONG else CONSUMERS)
-        if PINGPONG and i < 2:  # there are two stages at least
-            mbarrier.init(turns.index(i), count=1)
-    if CLUSTER_K > 1:
-        for i in gl.static_range(CONSUMERS):
-            mbarrier.init(ready.index(2 * STAGES + i), count=1)
-            mbarrier.init(ready.index(2 * STAGES + CONSUMERS + i), count=4 * CLUSTER_K)
+            turns = ready  # never touched
+        if TMA_STORE:
+            c_bufs = gl.allocate_shared_memory(c_desc.dtype, [CONSUMERS] + c_desc.block_type.shape,
+                                               c_desc.layout)
+        else:
+            c_bufs = b_bufs  # never touched
+        # Triton 3.6 makes all warps meet between two of one allocation: those of several in turn.
+        for i in gl.static_range(STAGES):
+            mbarrier.init(ready.index(i), count=1)
+            mbarrier.init(empty.index(i), count=S.releases)
+            if PINGPONG and i < 2:  # there are two stages at least
+                mbarrier.init(turns.index(i), count=1)
     if S.programs > 1:
         cluster.announce()
     fence_async_shared()
