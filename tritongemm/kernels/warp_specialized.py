@@ -252,7 +252,7 @@ def _subtile(problem, config, device):
     if tile.one_buffer(config):
         if config.epilogue_subtile == 4:
             return "epilogue_subtile=4: panels have 1, a place for each, or 2, one for all"
-        if config.epilogue_subtile == 2 and config.block_n % 16:
+        if config.epilogue_subtile == 2 and config.block_n % 16 and not tile.turned(config):
             return (f"epilogue_subtile=2: block_n={config.block_n} leaves panels of 8 columns, "
                     "half a sector of memory; use a multiple of 16")
         return None

@@ -14,7 +14,7 @@ from tritongemm.problem import GemmProblem, dtype_of
 START_REGISTERS = {1: 128, 2: 168, 3: 128}
 #: Registers a thread of the producer, by consumers: it writes its loads out where the operands
 #: share one buffer, and more of them in a cluster.
-_PRODUCER_REGISTERS = {1: 24, 2: 24, 3: 24}
+_PRODUCER_REGISTERS = 24
 _WRITING_PRODUCER_REGISTERS = {1: 40, 2: 40, 3: 32}
 _SHARING_PRODUCER_REGISTERS = {1: 40, 2: 40, 3: 56}
 #: Registers that a consumer needs beside its accumulator and what it holds of D: with 56 some wide
@@ -58,17 +58,17 @@ def part_of(width: int) -> int:
 def panel_columns(config: KernelConfig) -> int:
     """Columns of a panel, in which C goes from the one buffer to memory. Those of a tile are stored
     together: 64, a swizzled row, where they divide; else an odd number of times 16, whole sectors
-    of memory, a warp's lines in different pairs of banks; or all, where not even 16 divide.
-    Turned, and where one is stored after the other, a power of two, as many as divide."""
+    of memory and a warp's lines two in a bank at most; or all, where not even 16 divide, and of 32.
+    Where one is stored after the other, and turned, where several small ones are stored faster
+    than a large one, the power of two that divides."""
     columns = config.block_n // config.cluster_k
     if turned(config):
         return min(part_of(columns), PIECE // 2)
     if config.epilogue_subtile == 2 or columns % PIECE == 0:
         return min(part_of(columns), PIECE)
-    if columns % 16:
+    if columns % 16 or columns == 32:
         return columns
-    odd = columns // part_of(columns // 16)
-    return 2 * odd if odd == 16 and columns % 32 == 0 else odd
+    return columns // part_of(columns // 16)
 
 
 def part_columns(problem: GemmProblem, config: KernelConfig) -> int:
@@ -190,9 +190,10 @@ def registers_of(config: KernelConfig) -> tuple[int, int]:
     """Registers a thread of the consumers and of the producer's group, in multiples of 8: together
     at most what the kernel starts with."""
     consumers = consumers_of(config)
-    producer = (_SHARING_PRODUCER_REGISTERS if sharers_of(config) > 1 else
-                _WRITING_PRODUCER_REGISTERS if one_buffer(config) else
-                _PRODUCER_REGISTERS)[consumers]
+    producer = _PRODUCER_REGISTERS
+    if one_buffer(config):
+        producer = (_SHARING_PRODUCER_REGISTERS if sharers_of(config) > 1 else
+                    _WRITING_PRODUCER_REGISTERS)[consumers]
     rest = START_REGISTERS[consumers] * (consumers + 1) - producer
     return rest // consumers // 8 * 8, producer
 
@@ -204,8 +205,7 @@ def early_parts(problem: GemmProblem, config: KernelConfig, addend: object) -> i
     if addend in ("none", "scale") or not one_buffer(config):
         return 0
     spare = registers_of(config)[0] - config.block_n // 2 - _OTHER_REGISTERS
-    if addend == "tile" and (turned(config) or not stores_by_tma(problem, config)
-                             or problem.dtype_out == "fp32"):
+    if addend == "tile" and (turned(config) or not stores_by_tma(problem, config)):
         spare -= _MATRIX_REGISTERS
     columns = spare * (2 if addend == "tile" else 4)
     part = part_columns(problem, config)

@@ -1,4 +1,5 @@
-"""Operands that the programs of a cluster share, loaded once for all of them (TMA multicast).
+"""Operands of the one buffer, loaded by written-out copies; what the programs of a cluster share is
+loaded once for all of them (TMA multicast).
 
 Programs below each other need the same columns of B, programs beside each other the same rows of
 A. Each loads its part of these into the shared memory of all that share it, at the place where it
