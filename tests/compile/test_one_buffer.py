@@ -179,5 +179,5 @@ def test_something_before_it_is_a_compile_error():
     config, dtype, layout, batch = CASES[0]
     problem = GemmProblem.contiguous(1000, 2000, 512, dtype=dtype, layout=layout)
     launch = next(x for x in launches_of(problem, config, H200) if x.gluon)
-    with pytest.raises(CompileError, match="must lie behind 200000 that are the first"):
+    with pytest.raises(CompileError, match="of which 200000 bytes from the first are kept"):
         compile_launch(replace(launch, first_shared=200_000), 90)

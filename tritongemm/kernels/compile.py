@@ -37,8 +37,6 @@ from tritongemm.problem import GemmProblem, dtype_of
 from tritongemm.records.atomic import write_atomic
 
 _log = logging.getLogger("tritongemm")
-#: At least what the barriers of a launch take that has ``first_shared``.
-_BARRIER_BYTES = 8 * 32
 #: Changes when the layout of a stored binary changes.
 _STORE_VERSION = 1
 
@@ -216,12 +214,10 @@ def compile_launch(launch: Launch, arch: int) -> Binary:
     if metadata.global_scratch_size:
         raise CompileError(f"{launch.symbol} asks for {metadata.global_scratch_size} bytes of "
                            "Triton's global scratch a program, which the launcher does not give")
-    if launch.first_shared:  # behind it lie barriers, all that the compiler's code names of it
-        within = min(shared_offsets(kernel.asm["ptx"]), default=launch.first_shared)
-        if not launch.first_shared <= within < launch.first_shared + _BARRIER_BYTES:
-            raise CompileError(f"{launch.symbol}: the compiler's code begins at byte {within} of "
-                               "shared memory, where barriers must lie behind "
-                               f"{launch.first_shared} that are the first")
+    within = min(shared_offsets(kernel.asm["ptx"]), default=launch.first_shared)
+    if within < launch.first_shared:
+        raise CompileError(f"{launch.symbol}: something lies at byte {within} of shared memory, "
+                           f"of which {launch.first_shared} bytes from the first are kept")
     cubin = kernel.asm["cubin"]
     registers, spills = _resources(cubin)
     return Binary(metadata.name, cubin, metadata.num_warps, metadata.num_ctas, metadata.shared,

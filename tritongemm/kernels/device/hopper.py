@@ -41,9 +41,9 @@ def shared_address(offset):
     """The address ``offset`` bytes into the program's shared memory.
 
     Gluon tells no addresses: who needs one keeps what it points to in the buffer that is first in
-    shared memory, the largest. A binary in which it is not is refused (``Launch.first_shared``):
-    no space after the comma tells this instruction from the compiler's own, whose offsets are those
-    of other buffers (``compile.shared_offsets``).
+    shared memory, the largest, as Triton's allocator has it. A binary in which something else lies
+    there is refused (``Launch.first_shared``): no space after the comma tells this instruction from
+    the compiler's own, whose offsets are those of other buffers (``compile.shared_offsets``).
     """
     return offset + gl.inline_asm_elementwise("mov.u32 $0,global_smem;", "=r", [], dtype=gl.int32,
                                               is_pure=True, pack=1)
