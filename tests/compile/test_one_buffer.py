@@ -181,3 +181,11 @@ def test_something_before_it_is_a_compile_error():
     launch = next(x for x in launches_of(problem, config, H200) if x.gluon)
     with pytest.raises(CompileError, match="of which 200000 bytes from the first are kept"):
         compile_launch(replace(launch, first_shared=200_000), 90)
+
+
+@pytest.mark.xfail(strict=True, reason="LLVM takes D's places from the thread number of the "
+                                       "kernel's start, and ptxas loops around the copies")
+def test_an_epilogue_that_loads_d_issues_each_copy_once():
+    problem = GemmProblem.contiguous(1000, 2000, 512, layout="nt", epilogue="bias")
+    launch, = launches_of(problem, wide(128, 112, 8), H200)
+    assert "BRA.U.ANY" not in disassembled(compile_launch(launch, 90))

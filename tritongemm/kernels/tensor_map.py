@@ -35,10 +35,11 @@ def stored_operand(problem: GemmProblem, operand: str, box_rows: int, box_k: int
                    gluon)
 
 
-def loaded_in(map_: Descriptor, rows: int) -> Descriptor:
-    """The map with boxes of ``rows`` rows of whatever size, for instructions written out: the
-    type's box, which Gluon's instructions load, has powers of two for sides."""
-    return replace(map_, loaded=(*map_.box[:-2], rows, map_.box[-1]))
+def loaded_in(map_: Descriptor, rows: int, columns: int | None = None) -> Descriptor:
+    """The map with boxes of ``rows`` rows, and columns (None: as many as the type's), of whatever
+    size, for instructions written out: the type's box, which Gluon's own instructions take, has
+    powers of two for sides."""
+    return replace(map_, loaded=(*map_.box[:-2], rows, columns or map_.box[-1]))
 
 
 def batched(problem, name, operand, dtype, shape, outer, box, batch_stride,

@@ -122,15 +122,17 @@ def _maps(problem: GemmProblem, outer: GemmProblem, config: KernelConfig,
 def _map_of_c(problem: GemmProblem, config: KernelConfig, geometry: Geometry) -> Descriptor:
     """The tensor map of C. The one buffer's panels are of any width: the type's box says whether
     their rows are swizzled (128 bytes) or not (16 bytes)."""
-    rows, loaded = tile.rows_of(config), None
+    rows, panel = tile.rows_of(config), tile.panel_columns(config)
     box = (rows, config.block_n // config.epilogue_subtile)
     if tile.one_buffer(config):
-        panel = tile.panel_columns(config)
-        loaded = (panel, rows) if tile.turned(config) else (rows // 4, panel)  # a warp's
         box = (8, rows) if tile.turned(config) else (rows, panel if panel == tile.PIECE else 8)
-    map_ = batched(problem, "c_desc", "c", problem.dtype_out, (problem.m, problem.n), geometry.cm,
-                   box, geometry.cb, gluon=True)
-    return replace(map_, loaded=(*map_.box[:-2], *loaded)) if loaded else map_
+    c = batched(problem, "c_desc", "c", problem.dtype_out, (problem.m, problem.n), geometry.cm,
+                box, geometry.cb, gluon=True)
+    if not tile.one_buffer(config):
+        return c
+    if tile.turned(config):
+        return loaded_in(c, panel)
+    return loaded_in(c, rows // 4, panel)  # a warp's rows
 
 
 def _loaded_box(rows: int, programs: int, across: bool) -> int:

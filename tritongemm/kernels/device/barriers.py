@@ -46,7 +46,7 @@ def _elected(instruction, wanted):
     """One thread of each warp does it, if ``wanted``. The predicate is to be seen as that of
     ``elect.sync`` right behind a meeting of the warp: by any other ptxas takes the whole loop
     around it for divergent, keeps no address in uniform registers, and writes a loop around each
-    instruction of the copy engine (a load of the producer: 70 clocks instead of 10)."""
+    instruction of the copy engine (with nine copies a step 26 products ran at 0.84 of before)."""
     return "\n".join(["{", ".reg .pred p;", "bar.warp.sync -1;", "elect.sync _|p, -1;",
                       *(["setp.ne.and.u32 p, $2, 0, p;"] if wanted else []),
                       f"@p {instruction}", "}", "// $0"])

@@ -8,9 +8,10 @@ once for what several SMs take in. That counts where rows of an operand are no w
 all where they begin inside a sector: the copy engine asks two and a half times a row.
 
 Such a part is one box wherever it can be: the copy engine shares small boxes slowly (4088 cubed,
-128x256 tiles, halves of B in one box 200 us, in two 209, in four 285). Gluon's types have powers
-of two for sides, so the instruction is written out and takes the tensor map from the kernel's
-parameters; its box need not be that of the parameter's type (``Descriptor.loaded``).
+128x256 tiles, halves of B in one box 200 us, in two 209, in four 285; that was when ptxas wrote a
+loop around each copy, see ``barriers``, and has not been measured without). Gluon's types have
+powers of two for sides, so the instruction is written out and takes the tensor map from the
+kernel's parameters; its box need not be that of the parameter's type (``Descriptor.loaded``).
 
 A stage is free when the consumers of every program that loads into it, or is loaded into by it,
 have let go of it: they arrive at each one's barrier.

@@ -6,7 +6,7 @@ their place in a panel (PTX ISA, stmatrix), and the copy engine stores a panel a
 width is that of the tensor map and not of the parameter's type (``Descriptor.loaded``).
 
 Rows of a panel are whole sectors of memory where the tile's are: stored 80 bytes at a time, tiles
-of 160 columns took up to 12 % longer than 160 at a time. Those that a warp writes at once lie in
+of 160 columns took up to 8 % longer than 160 at a time. Those that a warp writes at once lie in
 different banks, or two in one, where a panel is 64 columns wide and swizzled or an odd number of
 times 8 or 16; four in one where it is 32. A turned tile has the columns of its accumulator as rows,
 each the 64 of a consumer, swizzled.

@@ -1,7 +1,7 @@
 """How a tile of the Hopper kernel leaves its accumulator: its epilogue, and its way to memory.
 
-By the copy engine through shared memory; along the rows of C where these are not aligned; or as the
-accumulator lies, where C is transposed or float32.
+By the copy engine through shared memory (from the one buffer: ``panels``); along the rows of C
+where these are not aligned; or as the accumulator lies, where C is transposed or float32.
 """
 
 from triton.experimental import gluon
@@ -17,10 +17,9 @@ from tritongemm.kernels.device.hopper import (
 
 
 @gluon.jit
-def put(c_desc, buffer, value, batch, row, col, BATCHED: gl.constexpr, REUSED: gl.constexpr):
+def put(c_desc, buffer, value, batch, row, col, BATCHED: gl.constexpr):
     """Stores a piece of the tile through shared memory by the copy engine."""
-    if REUSED:
-        tma_store_wait(0)  # the piece before this one has left the buffer
+    tma_store_wait(0)  # the piece before this one has left the buffer
     if BATCHED:
         matrix_of(buffer, value.shape[0], value.shape[1]).store(value.to(c_desc.dtype))
         fence_async_shared()
@@ -87,7 +86,7 @@ def store_rows(base, stride, value, rows, cols, VECTOR: gl.constexpr):
 
 @gluon.jit
 def write(c_desc, c, buffer, acc, value, epilogue, batch, part, row, col, M, N, strides,
-          SUBTILE: gl.constexpr, REUSED: gl.constexpr, S: gl.constexpr):
+          SUBTILE: gl.constexpr, S: gl.constexpr):
     """Finishes and stores a consumer's rows of the tile: by the copy engine in SUBTILE pieces;
     along rows, in pieces too, where rows of C are not aligned; or as the accumulator lies, where C
     is transposed or float32."""
@@ -97,14 +96,14 @@ def write(c_desc, c, buffer, acc, value, epilogue, batch, part, row, col, M, N, 
         if S.addend != "none" and S.addend != "scale":
             left_d, right_d = halves(value)
         write(c_desc, c, buffer, left, left_d, epilogue, batch, part, row, col, M, N, strides,
-              SUBTILE // 2, REUSED, S)
+              SUBTILE // 2, S)
         write(c_desc, c, buffer, right, right_d, epilogue, batch, part, row,
-              col + acc.shape[1] // 2, M, N, strides, SUBTILE // 2, REUSED, S)
+              col + acc.shape[1] // 2, M, N, strides, SUBTILE // 2, S)
     else:
         d, alpha, beta, stride_db, stride_dm, stride_dn = epilogue
         acc = gluon_finish(acc, value, alpha, beta, S.addend, S.activation)
         if S.tma_store:
-            put(c_desc, buffer, acc, batch, row, col, S.batched, REUSED)
+            put(c_desc, buffer, acc, batch, row, col, S.batched)
         else:
             value = acc.to(c.dtype.element_ty)
             stride_cb, stride_cm, stride_cn, stride_cs = strides
