@@ -36,6 +36,12 @@ CASES = [(wide(128, 144, 8), "bf16", "nt", 1), (wide(64, 120, 4), "bf16", "nt", 
          (wide(128, 144, 8, swap_ab=2), "bf16", "nt", 1),
          (wide(192, 128, 12, swap_ab=2, epilogue_subtile=2), "fp16", "tn", 3),
          (wide(64, 112, 8, swap_ab=2, pingpong=1), "bf16", "nt", 1)]
+HALVES = [(wide(256, 144, 8, epilogue_subtile=2), "bf16", "nt", 1),  # two accumulators a group
+          (wide(256, 120, 8), "fp16", "tn", 3), (wide(128, 104, 4, num_stages=5), "bf16", "nn", 1),
+          (wide(256, 128, 8, cluster_m=2), "bf16", "nt", 1),
+          (wide(256, 112, 8, swap_ab=2), "bf16", "tt", 1),
+          (wide(128, 152, 8, pingpong=1), "bf16", "nt", 1),
+          (wide(256, 152, 8, split_k=2), "fp16", "nt", 1)]
 CLUSTERS = [(wide(64, 16, 4, cluster_k=2, swap_ab=1, num_stages=8), "bf16", "nt", 1),
             (wide(64, 64, 4, cluster_k=4, num_stages=6), "fp16", "tn", 3),
             (wide(128, 128, 8, cluster_k=4, num_stages=4), "bf16", "nn", 1),
@@ -59,7 +65,8 @@ def gluon_launch(config, dtype, layout, batch=1):
     return next(x for x in launches_of(problem, config, H200) if x.gluon)
 
 
-@pytest.mark.parametrize("config, dtype, layout, batch", [*CASES, *CLUSTERS, *SHARING], ids=str)
+@pytest.mark.parametrize("config, dtype, layout, batch", [*CASES, *HALVES, *CLUSTERS, *SHARING],
+                         ids=str)
 def test_the_operands_buffer_is_the_first_in_shared_memory(config, dtype, layout, batch):
     launch = gluon_launch(config, dtype, layout, batch)
     across = layout[0] == "t" if config.swap_ab else layout[1] == "n"
@@ -68,13 +75,17 @@ def test_the_operands_buffer_is_the_first_in_shared_memory(config, dtype, layout
     behind = 4 * config.block_m * config.block_n if config.cluster_k > 1 else 0  # sums sent
     if config.split_k == 1 and config.swap_ab != 1:  # C's panels, one or all of a consumer's
         stored = config.block_n // config.cluster_k
-        if config.epilogue_subtile == 2:
-            stored = min(stored & -stored, 32 if config.swap_ab else 64)
-        behind += 128 * stored * config.num_warps // 4
+        rows = config.block_m if config.pingpong else config.block_m * 4 // config.num_warps
+        if config.epilogue_subtile == 2:  # one panel of 64 rows, the most columns that divide
+            stored = max(x for x in (16, 32, 48, 64)
+                         if stored % x == 0 and (x <= 32 or not config.swap_ab))
+            rows = 64
+        behind += 2 * rows * stored * config.num_warps // 4
     assert launch.first_shared == operands + behind
     binary = compile_launch(launch, 90)  # raises where it is not
     assert binary.shared_bytes > launch.first_shared and not binary.spills
-    assert disassembled(binary).count(f"HGMMA.64x{config.block_n}x16") >= 4
+    halves = 2 if (config, dtype, layout, batch) in HALVES else 1
+    assert disassembled(binary).count(f"HGMMA.64x{config.block_n}x16") >= 4 * halves
 
 
 @pytest.mark.parametrize("config, dtype, layout, batch", CLUSTERS, ids=str)
@@ -183,9 +194,22 @@ def test_something_before_it_is_a_compile_error():
         compile_launch(replace(launch, first_shared=200_000), 90)
 
 
-@pytest.mark.xfail(strict=True, reason="LLVM takes D's places from the thread number of the "
-                                       "kernel's start, and ptxas loops around the copies")
-def test_an_epilogue_that_loads_d_issues_each_copy_once():
-    problem = GemmProblem.contiguous(1000, 2000, 512, layout="nt", epilogue="bias")
-    launch, = launches_of(problem, wide(128, 112, 8), H200)
+@pytest.mark.parametrize("config", [
+    wide(128, 112, 8), wide(192, 136, 12), wide(64, 160, 8, pingpong=1), wide(256, 120, 8),
+    wide(128, 120, 8, swap_ab=2)], ids=str)
+@pytest.mark.parametrize("epilogue, n", [("bias", 2000), ("add", 2000), ("bias", 2001)])
+def test_an_epilogue_that_loads_d_issues_each_copy_once(config, epilogue, n):
+    problem = GemmProblem.contiguous(1000, n, 512, layout="nt", epilogue=epilogue)
+    launch, = launches_of(problem, config, H200)
     assert "BRA.U.ANY" not in disassembled(compile_launch(launch, 90))
+
+
+@pytest.mark.parametrize("epilogue", ("bias", "add"))
+def test_every_consumer_loads_two_values_of_d_at_once(epilogue):
+    problem = GemmProblem.contiguous(1000, 2000, 512, layout="nt", epilogue=epilogue)
+    for config in (wide(192, 128, 12), wide(128, 144, 8)):
+        launch, = launches_of(problem, config, H200)
+        code = disassembled(compile_launch(launch, 90))
+        assert "LDG.E.U16" not in code and code.count("LDG.E ") >= config.num_warps // 4 * 16
+    launch, = launches_of(replace(problem, n=2001, align_c=2), wide(192, 128, 12), H200)
+    assert "LDG.E.U16" in disassembled(compile_launch(launch, 90))

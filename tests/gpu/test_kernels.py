@@ -98,6 +98,11 @@ def hopper(block_m: int, block_n: int, **more: int) -> KernelConfig:
     return KernelConfig("warp_specialized", block_m, block_n, 64, num_warps=block_m // 16, **more)
 
 
+def doubled(block_m: int, block_n: int, **more: int) -> KernelConfig:
+    """The same with two accumulators a group."""
+    return replace(hopper(block_m, block_n, **more), num_warps=block_m // 32)
+
+
 def prove_unless(rules: tuple[str, ...], problem: GemmProblem, config: KernelConfig,
                  seed: int) -> bool:
     """Proves the config, or is False where one of ``rules``, and no other, forbids it."""
@@ -148,13 +153,19 @@ SHARING = (hopper(64, 96, num_stages=6, cluster_m=4), hopper(64, 128, num_stages
            hopper(192, 64, num_stages=6, cluster_n=8), hopper(192, 128, num_stages=4, cluster_m=2),
            hopper(192, 80, num_stages=4, cluster_n=2, swap_ab=2),
            hopper(128, 112, num_stages=4, cluster_m=2, cluster_n=2, swap_ab=2),
-           hopper(64, 160, num_stages=4, cluster_m=4, swap_ab=2, epilogue_subtile=2))
+           hopper(64, 160, num_stages=4, cluster_m=4, swap_ab=2, epilogue_subtile=2),
+           doubled(256, 128, num_stages=3, cluster_m=2),
+           doubled(256, 144, num_stages=3, cluster_n=4, epilogue_subtile=2),
+           doubled(128, 120, num_stages=6, cluster_m=2, cluster_n=2))
 #: Turned tiles of each number of consumers.
 TURNED = (hopper(64, 80, num_stages=6, swap_ab=2), hopper(128, 128, num_stages=4, swap_ab=2),
           hopper(128, 208, num_stages=4, swap_ab=2, epilogue_subtile=2),
           hopper(192, 144, num_stages=3, swap_ab=2), hopper(128, 64, num_stages=4, cluster_k=2,
                                                             swap_ab=2),
-          replace(hopper(64, 112, num_stages=4, swap_ab=2), num_warps=8, pingpong=1))
+          replace(hopper(64, 112, num_stages=4, swap_ab=2), num_warps=8, pingpong=1),
+          doubled(256, 112, num_stages=3, swap_ab=2),
+          doubled(256, 160, num_stages=3, swap_ab=2, epilogue_subtile=2),
+          doubled(128, 72, num_stages=4, swap_ab=2))
 
 
 @pytest.mark.parametrize("layout", ("nn", "nt", "tn", "tt"))
@@ -206,7 +217,9 @@ def test_a_cluster_that_shares_operands_repeats_bit_for_bit(config):
 @pytest.mark.parametrize("layout", ("nn", "tn"))
 def test_any_width_of_a_side_stored_across_k_is_right(layout):
     for config in (hopper(128, 144, num_stages=4), hopper(192, 96, num_stages=4),
-                   hopper(64, 80, num_stages=8), hopper(64, 48, num_stages=6, swap_ab=1)):
+                   hopper(64, 80, num_stages=8), hopper(64, 48, num_stages=6, swap_ab=1),
+                   doubled(256, 120, num_stages=3), doubled(128, 96, num_stages=6),
+                   replace(doubled(256, 152, num_stages=3), block_m=128, pingpong=1)):
         m = 48 if config.swap_ab else 1000
         for dtype, batch in (("bf16", 1), ("fp16", 2)):
             problem = GemmProblem.contiguous(m, 1048, 520, layout=layout, dtype=dtype, batch=batch)
@@ -224,7 +237,8 @@ TILES = (hopper(64, 16, num_stages=4), hopper(64, 128, num_stages=6),
          hopper(64, 96, num_stages=8, cluster_k=2),
          hopper(128, 128, num_stages=4, cluster_m=2, cluster_n=2),
          hopper(64, 176, num_stages=4, cluster_m=2), hopper(128, 112, num_stages=4, swap_ab=2),
-         hopper(192, 64, num_stages=4, swap_ab=2))
+         hopper(192, 64, num_stages=4, swap_ab=2), doubled(256, 152, num_stages=3),
+         doubled(128, 88, num_stages=4), doubled(256, 96, num_stages=4, swap_ab=2))
 
 
 @pytest.mark.parametrize("columns", (999, 1001, 1002, 1004))

@@ -25,7 +25,7 @@ from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.swap import swapped, swapped_geometry
 from tritongemm.kernels.symbol import symbol_of
 from tritongemm.kernels.tensor_map import batched, loaded_in, stored_operand, tma_store
-from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
+from tritongemm.problem import EPILOGUES, FULL_ALIGNMENT, GemmProblem, dtype_of
 
 _MAX_STAGES = 12
 
@@ -84,6 +84,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         ("CLUSTER_N", config.cluster_n),
         ("ROOM", tile.chunks_a_stage(config) if config.cluster_k > 1 else 0),
         ("EARLY", tile.early_parts(outer, config, dict(epilogue)["ADDEND"])),
+        ("PAIRS", split == 1 and not tile.turned(config) and _pairs_of_d(problem, geometry)),
         ("CONSUMER_REGISTERS", for_consumers), ("PRODUCER_REGISTERS", for_producer), *epilogue)
     # Programs that share K do one tile: they send their sums from where its operands were.
     clusters = units if config.cluster_k > 1 else min(
@@ -125,14 +126,21 @@ def _map_of_c(problem: GemmProblem, config: KernelConfig, geometry: Geometry) ->
     rows, panel = tile.rows_of(config), tile.panel_columns(config)
     box = (rows, config.block_n // config.epilogue_subtile)
     if tile.one_buffer(config):
-        box = (8, rows) if tile.turned(config) else (rows, panel if panel == tile.PIECE else 8)
+        box = (8, 64) if tile.turned(config) else (64, panel if panel == tile.PIECE else 8)
     c = batched(problem, "c_desc", "c", problem.dtype_out, (problem.m, problem.n), geometry.cm,
                 box, geometry.cb, gluon=True)
     if not tile.one_buffer(config):
         return c
     if tile.turned(config):
         return loaded_in(c, panel)
-    return loaded_in(c, rows // 4, panel)  # a warp's rows
+    return loaded_in(c, 16, panel)  # a warp's rows
+
+
+def _pairs_of_d(problem: GemmProblem, geometry: Geometry) -> bool:
+    """Whether 16-bit values of a row of D may be loaded two at once."""
+    g = geometry
+    return (EPILOGUES[problem.epilogue].reads_d and dtype_of(problem.dtype_out).itemsize == 2
+            and problem.n % 2 == 0 and g.dn == 1 and (g.db | g.dm) % 2 == 0 and g.align_d >= 4)
 
 
 def _loaded_box(rows: int, programs: int, across: bool) -> int:
@@ -159,12 +167,8 @@ def _powers(problem, config, device):
         return f"block_k={config.block_k} is not a power of two, which a box must be"
     if config.block_n % 8:
         return f"block_n={config.block_n} is not a multiple of 8, as the tensor instruction wants"
-    if tile.is_power(config.block_n) and not tile.turned(config):
-        return None
-    if config.block_m != (1 if config.pingpong else tile.consumers_of(config)) * 64:
-        what = ("swap_ab=2" if tile.turned(config) else
-                f"block_n={config.block_n} is not a power of two")
-        return f"{what}: a consumer must have 64 rows, not those of block_m={config.block_m}"
+    if config.block_m > 256 and tile.one_buffer(config):
+        return f"block_m={config.block_m} is more than the 256 rows that one box of A may have"
     return None
 
 
@@ -188,8 +192,6 @@ def _sharing(problem, config, device):
         return f"{what}: a cluster has 2, 4 or 8 programs, each side a power of two"
     if config.pingpong or config.cluster_k > 1:
         return f"{what} goes with pingpong=0 and cluster_k=1"
-    if config.block_m != 64 * tile.consumers_of(config):
-        return f"{what}: a consumer must have 64 rows, not those of block_m={config.block_m}"
     return None
 
 
@@ -232,9 +234,10 @@ def _tile(problem, config, device):
     if rows * tile.consumers_of(config) != config.block_m and not config.pingpong:
         return (f"block_m={config.block_m} does not divide among {tile.consumers_of(config)} "
                 "consumers")
-    if rows * config.block_n > 128 * 128:
+    most = 160 if tile.one_buffer(config) and tile.consumers_of(config) == 2 else 128
+    if rows * config.block_n > 128 * most:
         return (f"{rows}x{config.block_n} a consumer is {rows * config.block_n // 128} "
-                "accumulator registers a thread; at most 128")
+                f"accumulator registers a thread; at most {most}")
     most = 192 if tile.consumers_of(config) != 2 else 256 if tile.is_power(config.block_n) else 224
     if config.block_n > most:
         return (f"block_n={config.block_n} on {config.num_warps} warps: one tensor instruction "
@@ -254,9 +257,9 @@ def _subtile(problem, config, device):
     if tile.one_buffer(config):
         if config.epilogue_subtile == 4:
             return "epilogue_subtile=4: panels have 1, a place for each, or 2, one for all"
-        if config.epilogue_subtile == 2 and config.block_n % 16 and not tile.turned(config):
-            return (f"epilogue_subtile=2: block_n={config.block_n} leaves panels of 8 columns, "
-                    "half a sector of memory; use a multiple of 16")
+        if config.epilogue_subtile == 2 and tile.panel_columns(config) == config.block_n:
+            return (f"epilogue_subtile=2: a tile of block_n={config.block_n} is one panel, which "
+                    "has a place of its own anyway")
         return None
     piece = config.block_n // config.epilogue_subtile
     if config.epilogue_subtile > 1 and piece < 32:

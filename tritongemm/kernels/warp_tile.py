@@ -20,6 +20,8 @@ _SHARING_PRODUCER_REGISTERS = {1: 40, 2: 40, 3: 56}
 #: Registers that a consumer needs beside its accumulator and what it holds of D: with 56 some wide
 #: tiles spill (Triton 3.6).
 _OTHER_REGISTERS = 80
+#: And with two accumulators (Triton 3.6 and 3.7).
+_HALF_REGISTERS = 24
 #: More of them for a matrix D that is float32, turned, or lies where the copy engine cannot store
 #: C: with 24, 208 and 224 columns spill.
 _MATRIX_REGISTERS = 56
@@ -59,15 +61,18 @@ def panel_columns(config: KernelConfig) -> int:
     """Columns of a panel, in which C goes from the one buffer to memory. Those of a tile are stored
     together: 64, a swizzled row, where they divide; else an odd number of times 16, whole sectors
     of memory and a warp's lines two in a bank at most; or all, where not even 16 divide, and of 32.
-    Where one is stored after the other, and turned, where several small ones are stored faster
-    than a large one, the power of two that divides."""
+    Where one is stored after the other, the most times 16 that divide, at most 64. Turned, where
+    several small ones are stored faster than a large one, the power of two that divides, at most
+    32."""
     columns = config.block_n // config.cluster_k
     if turned(config):
         return min(part_of(columns), PIECE // 2)
-    if config.epilogue_subtile == 2 or columns % PIECE == 0:
-        return min(part_of(columns), PIECE)
+    if columns % PIECE == 0:
+        return PIECE
     if columns % 16 or columns == 32:
         return columns
+    if config.epilogue_subtile == 2:
+        return max(panel for panel in (16, 32, 48) if columns % panel == 0)
     return columns // part_of(columns // 16)
 
 
@@ -147,6 +152,8 @@ def operand_bytes(problem: GemmProblem, config: KernelConfig) -> int:
 def piece_bytes(problem: GemmProblem, config: KernelConfig) -> int:
     """What of C is in shared memory before it is stored, of all consumers."""
     rows, columns = rows_of(config), config.block_n // config.cluster_k
+    if one_buffer(config) and (config.epilogue_subtile == 2 or not stores_by_tma(problem, config)):
+        rows = 64  # one accumulator after the other
     if vector_of(problem, config):
         part = part_columns(problem, config) if one_buffer(config) else columns
         columns = min(PIECE if turned(config) else STORED_COLUMNS, part)
@@ -204,12 +211,14 @@ def early_parts(problem: GemmProblem, config: KernelConfig, addend: object) -> i
     and two of a vector at most."""
     if addend in ("none", "scale") or not one_buffer(config):
         return 0
-    spare = registers_of(config)[0] - config.block_n // 2 - _OTHER_REGISTERS
+    halves = rows_of(config) // 64
+    others = _OTHER_REGISTERS + (halves - 1) * _HALF_REGISTERS
+    spare = registers_of(config)[0] - halves * config.block_n // 2 - others
     if addend == "tile" and (turned(config) or not stores_by_tma(problem, config)):
         spare -= _MATRIX_REGISTERS
     columns = spare * (2 if addend == "tile" else 4)
     part = part_columns(problem, config)
-    return max(0, min(config.block_n // config.cluster_k // part, columns // part))
+    return max(0, min(halves * config.block_n // config.cluster_k // part, columns // part))
 
 
 def sms_of(config: KernelConfig, device: DeviceSpec) -> int:

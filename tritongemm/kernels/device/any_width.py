@@ -18,22 +18,26 @@ from tritongemm.kernels.device.hopper import shared_address
 
 
 @gluon.constexpr_function
-def _multiply(n, a_across, b_across, element):
-    """The four instructions of a step of 64 along K, of 4 n accumulator registers; ``*_across``:
-    the operand is stored across K."""
-    outputs = 4 * n
-    registers = ", ".join(f"${i}" for i in range(outputs))
+def _multiply(n, halves, a_across, b_across, element):
+    """The instructions of a step of 64 along K, four for each 64 rows and their 4 n accumulator
+    registers; ``*_across``: the operand is stored across K."""
+    outputs = 4 * n * halves
     # From one 16 of K to the next, in units of 16 bytes: 32 bytes of a swizzled row, or, with K
     # outermost, 16 rows of 128 bytes.
     advance_a, advance_b = (128 if across else 2 for across in (a_across, b_across))
     lines = ["{", ".reg .b64 da, db;", ".reg .pred p;", "setp.ne.b32 p, 1, 0;",
              f"mov.b64 da, ${2 * outputs};", f"mov.b64 db, ${2 * outputs + 4};",
              "wgmma.fence.sync.aligned;"]
-    for k in range(4):
-        if k:
-            lines += [f"add.s64 da, da, {advance_a};", f"add.s64 db, db, {advance_b};"]
-        lines.append(f"wgmma.mma_async.sync.aligned.m64n{8 * n}k16.f32.{element}.{element} "
-                     f"{{{registers}}}, da, db, p, 1, 1, {int(a_across)}, {int(b_across)};")
+    for half in range(halves):
+        registers = ", ".join(f"${4 * n * half + i}" for i in range(4 * n))
+        if half:  # the next 64 rows of A, 8,192 bytes on, with the same columns of B
+            lines += [f"add.s64 da, da, {512 - 3 * advance_a};",
+                      f"sub.s64 db, db, {3 * advance_b};"]
+        for k in range(4):
+            if k:
+                lines += [f"add.s64 da, da, {advance_a};", f"add.s64 db, db, {advance_b};"]
+            lines.append(f"wgmma.mma_async.sync.aligned.m64n{8 * n}k16.f32.{element}.{element} "
+                         f"{{{registers}}}, da, db, p, 1, 1, {int(a_across)}, {int(b_across)};")
     return "\n".join([*lines, "wgmma.commit_group.sync.aligned;",
                       "wgmma.wait_group.sync.aligned 1;", "}"])
 
@@ -88,12 +92,13 @@ def descriptor(offset, ACROSS: gl.constexpr):
 
 
 @gluon.jit
-def multiply(accs, a, b, N8: gl.constexpr, A_T: gl.constexpr, B_T: gl.constexpr,
-             ELEMENT: gl.constexpr):
-    """accs + A @ B of the tiles with these descriptors; waits until only this one is under way."""
+def multiply(accs, a, b, N8: gl.constexpr, HALVES: gl.constexpr, A_T: gl.constexpr,
+             B_T: gl.constexpr, ELEMENT: gl.constexpr):
+    """accs + A @ B of the tiles with these descriptors, HALVES times 64 rows of A; waits until only
+    this one is under way."""
     return gl.inline_asm_elementwise(
-        _multiply(N8, A_T, not B_T, ELEMENT), _tied(N8, 8), accs + (a, b), dtype=floats(N8),
-        is_pure=False, pack=4)
+        _multiply(N8, HALVES, A_T, not B_T, ELEMENT), _tied(N8 * HALVES, 8), accs + (a, b),
+        dtype=floats(N8 * HALVES), is_pure=False, pack=4)
 
 
 @gluon.jit

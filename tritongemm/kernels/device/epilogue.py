@@ -11,19 +11,34 @@ from triton.experimental import gluon
 
 
 @triton.jit
-def load_d(d, batch, rows, cols, M, N, stride_db, stride_dm, stride_dn, ADDEND: tl.constexpr):
-    """D at ``rows`` and ``cols``, one of them of length 1 where D is a vector; 0 where there is
-    none. ``batch`` is 64 bits wide; rows and cols are where D's offsets need it."""
+def places_of_d(d, batch, rows, cols, M, N, stride_db, stride_dm, stride_dn, ADDEND: tl.constexpr):
+    """Pointers to D at ``rows`` and ``cols``, and which of them are inside. ``batch`` is 64 bits
+    wide; rows and cols are where D's offsets need it."""
     if ADDEND == "columns":
-        return tl.load(d + batch * stride_db + cols * stride_dn, mask=cols < N, other=0.0)[None, :]
+        return d + batch * stride_db + cols * stride_dn, cols < N
     elif ADDEND == "rows":
-        return tl.load(d + batch * stride_db + rows * stride_dm, mask=rows < M, other=0.0)[:, None]
-    elif ADDEND == "tile":
-        return tl.load(d + batch * stride_db
-                       + (rows[:, None] * stride_dm + cols[None, :] * stride_dn),
-                       mask=(rows[:, None] < M) & (cols[None, :] < N), other=0.0)
+        return d + batch * stride_db + rows * stride_dm, rows < M
     else:
+        return (d + batch * stride_db + (rows[:, None] * stride_dm + cols[None, :] * stride_dn),
+                (rows[:, None] < M) & (cols[None, :] < N))
+
+
+@triton.jit
+def load_d(d, batch, rows, cols, M, N, stride_db, stride_dm, stride_dn, ADDEND: tl.constexpr):
+    """D at ``rows`` and ``cols`` (``places_of_d``), one of them of length 1 where D is a vector; 0
+    where there is none."""
+    if ADDEND == "none" or ADDEND == "scale":
         return 0.0
+    else:
+        places, inside = places_of_d(d, batch, rows, cols, M, N, stride_db, stride_dm, stride_dn,
+                                     ADDEND)
+        value = tl.load(places, mask=inside, other=0.0)
+        if ADDEND == "columns":
+            return value[None, :]
+        elif ADDEND == "rows":
+            return value[:, None]
+        else:
+            return value
 
 
 @triton.jit
@@ -69,3 +84,4 @@ def finish(acc, value, alpha, beta, ADDEND: tl.constexpr, ACTIVATION: tl.constex
 
 
 gluon_load_d, gluon_finish = gluon.jit(load_d.fn), gluon.jit(finish.fn)
+gluon_places_of_d = gluon.jit(places_of_d.fn)

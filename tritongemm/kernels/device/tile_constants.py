@@ -39,6 +39,7 @@ class Constants:
     cluster_n: gl.constexpr
     room: gl.constexpr
     early: gl.constexpr
+    pairs: gl.constexpr
     addend: gl.constexpr
     activation: gl.constexpr
     release: gl.constexpr
@@ -52,6 +53,11 @@ class Constants:
     @property
     def pieces(self):
         return self.block_m // self.rows
+
+    @property
+    def halves(self):
+        """Accumulators of 64 rows of a consumer, in one buffer."""
+        return self.rows // 64
 
     @property
     def rows_b(self):
@@ -68,7 +74,8 @@ class Constants:
 
     @property
     def parts(self):
-        return self.columns // self.part
+        """Parts that a consumer finishes, of all its rows."""
+        return self.halves * self.columns // self.part
 
     @property
     def one_buffer(self):
@@ -106,7 +113,7 @@ class Constants:
     @property
     def staged_bytes(self):
         """Bytes of a consumer's panels: of all its columns, or of one panel."""
-        return 128 * (self.columns if self.subtile == 1 else self.panel)
+        return 128 * (self.columns * self.halves if self.subtile == 1 else self.panel)
 
     @property
     def readies(self):

@@ -7,7 +7,7 @@ where these are not aligned; or as the accumulator lies, where C is transposed o
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tritongemm.kernels.device.epilogue import gluon_finish, gluon_load_d
+from tritongemm.kernels.device.epilogue import gluon_finish, gluon_load_d, gluon_places_of_d
 from tritongemm.kernels.device.hopper import (
     fence_async_shared,
     matrix_of,
@@ -30,17 +30,76 @@ def put(c_desc, buffer, value, batch, row, col, BATCHED: gl.constexpr):
         tma_store(c_desc, [row, col], buffer)
 
 
+@gluon.constexpr_function
+def _registers(linear):
+    """Elements that a thread has of a linear layout."""
+    return 1 << len(linear.reg_bases)
+
+
+@gluon.constexpr_function
+def _numbers(linear):
+    """Each element's place, by the bits of the thread's number and of its register's."""
+    count = 1 << len(linear.reg_bases)
+    lines = ["{", ".reg .b32 thread, bit, first;", "mov.u32 thread, %tid.x;", "mov.b32 first, 0;"]
+    for i, step in enumerate([*linear.lane_bases, *linear.warp_bases]):
+        if step[0]:
+            lines += [f"bfe.u32 bit, thread, {i}, 1;", f"mad.lo.u32 first, bit, {step[0]}, first;"]
+    for register in range(count):
+        place = sum(step[0] for i, step in enumerate(linear.reg_bases) if register >> i & 1)
+        lines.append(f"add.u32 ${register}, first, {place};")
+    return "\n".join([*lines, "}", f"// ${count}"])
+
+
+@gluon.constexpr_function
+def _numbers_registers(linear):
+    count = 1 << len(linear.reg_bases)
+    return ",".join(["=r"] * count + ["r"] * count)
+
+
 @gluon.jit
-def addend(acc, epilogue, batch, row, col, M, N, ADDEND: gl.constexpr):
+def numbers(COUNT: gl.constexpr, layout: gl.constexpr):
+    """0 to COUNT, as ``gl.arange``, but by a thread number that is asked for here: where LLVM takes
+    that of the kernel's start, ptxas sees no more that partitions are made of whole warps, and
+    writes a loop around each instruction of the copy engine."""
+    like = gl.full([COUNT], 0, gl.int32, layout=layout)
+    return gl.inline_asm_elementwise(
+        _numbers(gl.to_linear_layout(layout, [COUNT])),
+        _numbers_registers(gl.to_linear_layout(layout, [COUNT])), (like,), dtype=gl.int32,
+        is_pure=True, pack=_registers(gl.to_linear_layout(layout, [COUNT])))
+
+
+@gluon.jit
+def load_pairs(places, inside):
+    """Values of 16 bits at ``places``, two of a row at once; 0 outside. Triton 3.6 does not see in
+    a partition that it may: it loads each by itself in all consumers but the first."""
+    return gl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.b32 p, $3, 0; mov.b32 $0, 0; @p ld.global.b32 $0, [$1]; }",
+        "=r,l,l,r,r", (places, inside.to(gl.int32)), dtype=places.dtype.element_ty,
+        is_pure=False, pack=2)
+
+
+@gluon.jit
+def addend(acc, epilogue, batch, row, col, M, N, WRITTEN: gl.constexpr, S: gl.constexpr):
     """D beside ``acc``, in its shape and layout: a vector's copies take no registers. 0 where
-    there is none."""
+    there is none. WRITTEN: copies of C are written out (``numbers``)."""
     d, alpha, beta, stride_db, stride_dm, stride_dn = epilogue
     layout: gl.constexpr = acc.type.layout
-    rows = row + gl.arange(0, acc.shape[0], layout=gl.SliceLayout(1, layout))
-    cols = col + gl.arange(0, acc.shape[1], layout=gl.SliceLayout(0, layout))
-    value = gluon_load_d(d, batch.to(gl.int64), rows.to(gl.int64), cols.to(gl.int64), M, N,
-                         stride_db, stride_dm, stride_dn, ADDEND)
-    if ADDEND == "none" or ADDEND == "scale":
+    if WRITTEN:
+        rows = row + numbers(acc.shape[0], gl.SliceLayout(1, layout))
+        cols = col + numbers(acc.shape[1], gl.SliceLayout(0, layout))
+    else:
+        rows = row + gl.arange(0, acc.shape[0], layout=gl.SliceLayout(1, layout))
+        cols = col + gl.arange(0, acc.shape[1], layout=gl.SliceLayout(0, layout))
+    batch, rows, cols = batch.to(gl.int64), rows.to(gl.int64), cols.to(gl.int64)
+    if S.pairs:
+        value = load_pairs(*gluon_places_of_d(d, batch, rows, cols, M, N, stride_db, stride_dm,
+                                              stride_dn, S.addend))
+        if S.addend == "columns":
+            value = value[None, :]
+    else:
+        value = gluon_load_d(d, batch, rows, cols, M, N, stride_db, stride_dm, stride_dn,
+                             S.addend)
+    if S.addend == "none" or S.addend == "scale":
         return value
     else:
         return gl.broadcast(value, acc)[0]

@@ -172,6 +172,18 @@ def exchanged(acc, ready, rank, S: gl.constexpr, WHICH: gl.constexpr):
     return cluster.take(acc[0], PLACE, N8, S.cluster_k)
 
 
+@gluon.constexpr_function
+def half_of(S, part):
+    """Which 64 of a consumer's rows a part is of."""
+    return part // (S.parts.value // S.halves.value)
+
+
+@gluon.constexpr_function
+def start_of(S, part):
+    """The first column of a part."""
+    return part * S.part.value % S.columns.value
+
+
 @gluon.jit
 def corner(row, col, START: gl.constexpr, M, N, S: gl.constexpr):
     """Where a consumer's columns from START begin in C, and C's extents."""
@@ -187,35 +199,39 @@ def addend_of(epilogue, batch, row, col, part: gl.constexpr, M, N, S: gl.constex
     like = gl.zeros((64, S.part), gl.float32, layout=any_width.layout_of(S.part))
     if S.turned:
         like = like.permute((1, 0))
-    row, col, M, N = corner(row, col, part * S.part, M, N, S)
-    return addend(like, epilogue, batch, row, col, M, N, S.addend)
+    row, col, M, N = corner(row + 64 * half_of(S, part), col, start_of(S, part), M, N, S)
+    return addend(like, epilogue, batch, row, col, M, N, S.tma_store, S)
 
 
 @gluon.jit
-def store_part(result, c_map, c_bufs, piece, value, place, M, N, START: gl.constexpr,
-               S: gl.constexpr, WHICH: gl.constexpr):
-    """Finishes a consumer's columns from START of the tile and stores them: by the copy engine, as
-    soon as their panel is complete; with SUBTILE 2 all panels from one place."""
+def store_part(result, c_map, acc, value, place, M, N, PART: gl.constexpr, S: gl.constexpr,
+               WHICH: gl.constexpr):
+    """Finishes a part of a consumer's tile and stores it: by the copy engine, as soon as its panel
+    is complete; with SUBTILE 2 all panels from one place."""
     c_desc, c, strides, epilogue = result
     batch, part_of_k, row, col = place
-    PANEL: gl.constexpr = START // S.panel
-    PLACE: gl.constexpr = (S.staged + S.staged_bytes * WHICH
-                           + (128 * S.panel * PANEL if S.subtile == 1 else 0))
+    HALF: gl.constexpr = half_of(S, PART)
+    START: gl.constexpr = start_of(S, PART)
+    row += 64 * HALF
+    piece = any_width.columns_of(acc, S.block_n // S.cluster_k * HALF + START, S.part)
     if S.turned:
         piece = piece.permute((1, 0))
+    at_row, at_col, rows, cols = corner(row, col, START, M, N, S)
     if S.tma_store:
+        IN_PANEL: gl.constexpr = PART * S.part % S.panel
+        PLACE: gl.constexpr = S.staged + S.staged_bytes * WHICH + (
+            128 * (PART * S.part - IN_PANEL) if S.subtile == 1 else 0)
         d, alpha, beta, stride_db, stride_dm, stride_dn = epilogue
-        if START == 0 or (S.subtile > 1 and START % S.panel == 0):
+        if PART == 0 or (S.subtile > 1 and IN_PANEL == 0):
             panels.free(S)
         piece = gluon_finish(piece, value, alpha, beta, S.addend, S.activation)
-        panels.put(piece.to(c_desc.dtype), PLACE, START % S.panel, S.part, S)
-        if (START + S.part) % S.panel == 0:
-            at_row, at_col, _, _ = corner(row, col, PANEL * S.panel, M, N, S)
+        panels.put(piece.to(c_desc.dtype), PLACE, IN_PANEL, S.part, S)
+        if IN_PANEL + S.part == S.panel:
+            at_row, at_col, _, _ = corner(row, col, START - IN_PANEL, M, N, S)
             panels.store(c_map, PLACE, batch, at_row, at_col, S)
     else:
-        at_row, at_col, rows, cols = corner(row, col, START, M, N, S)
-        write(c_desc, c, c_bufs, piece, value, epilogue, batch, part_of_k, at_row, at_col, rows,
-              cols, strides, 1, S)
+        write(c_desc, c, 0, piece, value, epilogue, batch, part_of_k, at_row, at_col, rows, cols,
+              strides, 1, S)
 
 
 @gluon.jit
@@ -250,7 +266,7 @@ def consumer(a_desc, result, buffers, sizes, S: gl.constexpr, WHICH: gl.constexp
             mine = turn % 2 == WHICH
         if mine:
             if S.one_buffer:
-                acc = any_width.zeros(N8)
+                acc = any_width.zeros(N8 * S.halves)
             else:
                 acc = gl.zeros((S.rows, S.block_n), gl.float32, layout=layout)
             if S.pingpong:
@@ -262,7 +278,7 @@ def consumer(a_desc, result, buffers, sizes, S: gl.constexpr, WHICH: gl.constexp
                     a = any_width.descriptor(at + 128 * S.rows * PIECE, S.a_t)
                     b = any_width.descriptor(at + 128 * S.block_m, not S.b_t)
                     await_phase(ready, S.readies + stage, (it // S.stages) & 1, S)
-                    acc = any_width.multiply(acc, a, b, N8, S.a_t, S.b_t, ELEMENT)
+                    acc = any_width.multiply(acc, a, b, N8, S.halves, S.a_t, S.b_t, ELEMENT)
                 else:
                     await_phase(ready, stage, (it // S.stages) & 1, S)
                     a, b = a_bufs.index(S.pieces * stage + PIECE), b_bufs.index(stage)
@@ -284,9 +300,9 @@ def consumer(a_desc, result, buffers, sizes, S: gl.constexpr, WHICH: gl.constexp
                 values = ()
                 for part in gl.static_range(S.early):
                     values = values + (addend_of(epilogue, batch, c_row, c_col, part, M, N, S),)
-                acc = any_width.settle(acc, N8)
+                acc = any_width.settle(acc, N8 * S.halves)
             else:
-                value = addend(acc, epilogue, batch, c_row, c_col, M, N, S.addend)
+                value = addend(acc, epilogue, batch, c_row, c_col, M, N, False, S)
                 acc = warpgroup_mma_wait(0, deps=(acc,))
             release(empty, (it + S.stages - 1) % S.stages, last, first, told, S)
             if S.pingpong:
@@ -301,9 +317,8 @@ def consumer(a_desc, result, buffers, sizes, S: gl.constexpr, WHICH: gl.constexp
                     if part + S.early < S.parts:
                         values = values + (addend_of(epilogue, batch, c_row, c_col,
                                                      part + S.early, M, N, S),)
-                    piece = any_width.columns_of(acc, part * S.part, S.part)
-                    store_part(result, c_map, c_bufs, piece, values[part],
-                               (batch, part_of_k, c_row, c_col), M, N, part * S.part, S, WHICH)
+                    store_part(result, c_map, acc, values[part], (batch, part_of_k, c_row, c_col),
+                               M, N, part, S, WHICH)
             else:
                 write(c_desc, c, c_bufs.index(WHICH), acc, value, epilogue, batch, part_of_k,
                       c_row, c_col, M, N, strides, S.subtile, S)
@@ -333,22 +348,24 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
                      GROUP_M: gl.constexpr, SPLIT_K: gl.constexpr, STAGES: gl.constexpr,
                      CONSUMERS: gl.constexpr, PINGPONG: gl.constexpr, CLUSTER_K: gl.constexpr,
                      CLUSTER_M: gl.constexpr, CLUSTER_N: gl.constexpr, ROOM: gl.constexpr,
-                     EARLY: gl.constexpr, ADDEND: gl.constexpr, ACTIVATION: gl.constexpr,
-                     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
-                     RELEASE: gl.constexpr, SYMBOL: gl.constexpr):
+                     EARLY: gl.constexpr, PAIRS: gl.constexpr, ADDEND: gl.constexpr,
+                     ACTIVATION: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr,
+                     PRODUCER_REGISTERS: gl.constexpr, RELEASE: gl.constexpr,
+                     SYMBOL: gl.constexpr):
     """C[batch, M, N] = A @ B and its epilogue. A is stored [M, K] or, with A_T, [K, M]; B [K, N]
     or, with B_T, [N, K]. With SPLIT_K > 1, C is [SPLIT_K, batch, M, N] float32. With TURNED, C, its
     strides and D's are those of the transposed product: tiles are turned before they are stored.
 
     VECTOR elements are stored at once along rows of C that the copy engine cannot store, STORED
     columns a piece; 0: those that a thread has. EARLY parts of a tile's D are asked for before its
-    last products are summed. Where BLOCK_N is no power of two, in clusters and with TURNED the
-    operands share one buffer, a stage's rows of A before those of B, so that their addresses are
-    known; behind them lie what a cluster exchanges, the panels of C and the barriers."""
+    last products are summed, with PAIRS two values of a row at once. Where BLOCK_N is no power of
+    two, in clusters and with TURNED the operands share one buffer, a stage's rows of A before those
+    of B, so that their addresses are known; behind them lie what a cluster exchanges, the panels of
+    C and the barriers."""
     S: gl.constexpr = constants_of(
         A_T, B_T, BATCHED, TURNED, TMA_STORE, VECTOR, STORED, SUBTILE, BLOCK_M, BLOCK_N, PART,
         PANEL, BLOCK_K, GROUP_M, SPLIT_K, STAGES, CONSUMERS, PINGPONG, CLUSTER_K, CLUSTER_M,
-        CLUSTER_N, ROOM, EARLY, ADDEND, ACTIVATION, RELEASE, SYMBOL)
+        CLUSTER_N, ROOM, EARLY, PAIRS, ADDEND, ACTIVATION, RELEASE, SYMBOL)
     if S.one_buffer:
         # Places of eight bytes, each of which may be a barrier; the rest is written by address.
         a_bufs = gl.allocate_shared_memory(gl.int64, [S.readies + MOST_BARRIERS, 1],
