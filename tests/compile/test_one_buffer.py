@@ -69,6 +69,7 @@ def gluon_launch(config, dtype, layout, batch=1):
                          ids=str)
 def test_the_operands_buffer_is_the_first_in_shared_memory(config, dtype, layout, batch):
     launch = gluon_launch(config, dtype, layout, batch)
+    assert all(x.loaded[-1] == 64 for x in launch.arguments[:2])  # a swizzled row of 128 bytes
     across = layout[0] == "t" if config.swap_ab else layout[1] == "n"
     columns = -(-config.block_n // 64) * 64 if across else config.block_n  # whole swizzled rows
     operands = config.num_stages * (config.block_m + columns) * 128

@@ -109,9 +109,10 @@ def _maps(problem: GemmProblem, outer: GemmProblem, config: KernelConfig,
     what it computes, ``outer`` what was asked for."""
     across_a, across_b = tile.across(outer, config)
     one_buffer = tile.one_buffer(config)
-    a = stored_operand(problem, "a", tile.rows_of(config), config.block_k, geometry, gluon=True)
-    b = stored_operand(problem, "b", tile.PIECE if one_buffer else config.block_n, config.block_k,
-                       geometry, gluon=True)
+    rows, columns = (tile.PIECE, tile.PIECE) if one_buffer else (tile.rows_of(config),
+                                                                 config.block_n)
+    a = stored_operand(problem, "a", rows, config.block_k, geometry, gluon=True)
+    b = stored_operand(problem, "b", columns, config.block_k, geometry, gluon=True)
     if one_buffer:
         a = loaded_in(a, _loaded_box(config.block_m, config.cluster_n, across_a))
         b = loaded_in(b, _loaded_box(tile.columns_of_b(outer, config), config.cluster_m, across_b))
