@@ -51,7 +51,7 @@ _PROBLEM_SPREAD, _NOISE = 0.02, 0.08
 _ITERATIONS, _STEP = 30, 1e-4
 #: Timings slower than the best by more than this, as a logarithm, say nothing about the best of
 #: another problem: neighbours leave them out.
-_FAR_BEHIND = 0.6
+_FAR_BEHIND = 0.5
 #: The same of configs that some problem should take: they are half of all, and leaving the
 #: others out costs no choice that leave-one-out can see, and most of the time of choosing.
 _NEARLY_BEST = 0.1
