@@ -77,6 +77,17 @@ def test_what_is_left_unwritten_or_written_outside_is_counted():
     assert operands.blemishes() == (2 * 24, 6)
 
 
+@pytest.mark.parametrize("most", [1, 5, 24, 100, 10_000])
+def test_a_count_in_pieces_misses_none(most, monkeypatch):
+    monkeypatch.setattr("tritongemm.measure.operands._COUNTED", most)
+    operands = draw(GemmProblem(5, 7, 8, batch=3, align_c=2), sets=4)
+    for one in operands:
+        one.out.zero_()
+    assert operands.blemishes() == (0, 0)
+    operands[3].out[2, 4, 6] = operands[0].out[0, 0, 0] = float("nan")
+    assert operands.blemishes() == (2, 0)
+
+
 def test_what_lies_around_the_inputs_is_nan():
     one = draw(GemmProblem(5, 7, 3, dtype_a="fp32", dtype_b="fp32", dtype_out="fp32"))[0]
     assert one.a.stride(0) == 4  # 12 bytes a row do not keep 16-byte alignment

@@ -31,6 +31,8 @@ _GUARD_BYTES = 256
 MOST_SETS = 1000
 #: The sets together exceed this many times the cache, or the cache counts as warm.
 CACHE_MULTIPLE = 3
+#: Elements that one step of a count widens: bounds the scratch memory (2 GiB).
+_COUNTED = 2**28
 #: Alpha of a product that is only scaled.
 _SCALE = 0.5
 
@@ -135,10 +137,18 @@ class Operands(Sequence[OperandSet]):
 
         Waits for the device.
         """
-        everywhere, inside = torch.stack((self._out.storage.isnan().sum(),
-                                          self._out.every.isnan().sum())).tolist()
+        everywhere, inside = torch.stack((_nans(self._out.storage),
+                                          _nans(self._out.every))).tolist()
         outside = self._out.storage.numel() - self._out.elements
         return inside, outside - (everywhere - inside)
+
+
+def _nans(x: torch.Tensor) -> torch.Tensor:
+    """How many elements are NaN, piece by piece: torch widens what it counts to eight bytes."""
+    if x.numel() <= _COUNTED:
+        return x.isnan().sum()
+    step = max(1, _COUNTED * len(x) // x.numel())
+    return torch.stack([_nans(part) for part in (x.unbind() if step == 1 else x.split(step))]).sum()
 
 
 def draw(problem: GemmProblem, *, sets: int = 1, seed: int = 0,
