@@ -13,7 +13,7 @@ Chosen by leaving problems out (``tritongemm regret``, H200, 184 problems, ten p
 best config's speed, 0.950 without. A Gaussian process over problems and configs, which is this with
 a matrix to invert, reached 0.973 too; ridge regression on what the model counts, 0.965. Later, on
 all journals, a fifth left out: 0.970, and 0.975 with another :data:`DOUBLINGS` (1.25 for 1.5) and
-:data:`CAUTION` (0.08 for 0.03); in five parts (perf/results/nvidia-h200/regret.csv): 0.972.
+:data:`CAUTION` (0.08 for 0.03); in five parts (perf/results/nvidia-h200/regret.csv): 0.973.
 """
 
 from __future__ import annotations
