@@ -156,6 +156,7 @@ SHARING = (hopper(64, 96, num_stages=6, cluster_m=4), hopper(64, 128, num_stages
            hopper(64, 160, num_stages=4, cluster_m=4, swap_ab=2, epilogue_subtile=2),
            doubled(256, 128, num_stages=3, cluster_m=2),
            doubled(256, 144, num_stages=3, cluster_n=4, epilogue_subtile=2),
+           doubled(256, 152, num_stages=3, cluster_m=2, epilogue_subtile=2),
            doubled(128, 120, num_stages=6, cluster_m=2, cluster_n=2))
 #: Turned tiles of each number of consumers.
 TURNED = (hopper(64, 80, num_stages=6, swap_ab=2), hopper(128, 128, num_stages=4, swap_ab=2),

@@ -258,7 +258,8 @@ def _subtile(problem, config, device):
     if tile.one_buffer(config):
         if config.epilogue_subtile == 4:
             return "epilogue_subtile=4: panels have 1, a place for each, or 2, one for all"
-        if config.epilogue_subtile == 2 and tile.panel_columns(config) == config.block_n:
+        if (config.epilogue_subtile == 2 and tile.panel_columns(config) == config.block_n
+                and tile.rows_of(config) == 64):
             return (f"epilogue_subtile=2: a tile of block_n={config.block_n} is one panel, which "
                     "has a place of its own anyway")
         return None

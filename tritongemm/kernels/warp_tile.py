@@ -20,8 +20,8 @@ _SHARING_PRODUCER_REGISTERS = {1: 40, 2: 40, 3: 56}
 #: Registers that a consumer needs beside its accumulator and what it holds of D: with 56 some wide
 #: tiles spill (Triton 3.6).
 _OTHER_REGISTERS = 80
-#: And with two accumulators (Triton 3.6 and 3.7).
-_HALF_REGISTERS = 24
+#: And of a second accumulator (Triton 3.6 and 3.7).
+_SECOND_ACCUMULATOR_REGISTERS = 24
 #: More of them for a matrix D that is float32, turned, or lies where the copy engine cannot store
 #: C: with 24, 208 and 224 columns spill.
 _MATRIX_REGISTERS = 56
@@ -211,14 +211,14 @@ def early_parts(problem: GemmProblem, config: KernelConfig, addend: object) -> i
     and two of a vector at most."""
     if addend in ("none", "scale") or not one_buffer(config):
         return 0
-    halves = rows_of(config) // 64
-    others = _OTHER_REGISTERS + (halves - 1) * _HALF_REGISTERS
-    spare = registers_of(config)[0] - halves * config.block_n // 2 - others
+    accumulators = rows_of(config) // 64
+    others = _OTHER_REGISTERS + (accumulators - 1) * _SECOND_ACCUMULATOR_REGISTERS
+    spare = registers_of(config)[0] - accumulators * config.block_n // 2 - others
     if addend == "tile" and (turned(config) or not stores_by_tma(problem, config)):
         spare -= _MATRIX_REGISTERS
     columns = spare * (2 if addend == "tile" else 4)
     part = part_columns(problem, config)
-    return max(0, min(halves * config.block_n // config.cluster_k // part, columns // part))
+    return max(0, min(accumulators * config.block_n // config.cluster_k // part, columns // part))
 
 
 def sms_of(config: KernelConfig, device: DeviceSpec) -> int:

@@ -18,19 +18,19 @@ from tritongemm.kernels.device.hopper import shared_address
 
 
 @gluon.constexpr_function
-def _multiply(n, halves, a_across, b_across, element):
+def _multiply(n, accumulators, a_across, b_across, element):
     """The instructions of a step of 64 along K, four for each 64 rows and their 4 n accumulator
     registers; ``*_across``: the operand is stored across K."""
-    outputs = 4 * n * halves
+    outputs = 4 * n * accumulators
     # From one 16 of K to the next, in units of 16 bytes: 32 bytes of a swizzled row, or, with K
     # outermost, 16 rows of 128 bytes.
     advance_a, advance_b = (128 if across else 2 for across in (a_across, b_across))
     lines = ["{", ".reg .b64 da, db;", ".reg .pred p;", "setp.ne.b32 p, 1, 0;",
              f"mov.b64 da, ${2 * outputs};", f"mov.b64 db, ${2 * outputs + 4};",
              "wgmma.fence.sync.aligned;"]
-    for half in range(halves):
-        registers = ", ".join(f"${4 * n * half + i}" for i in range(4 * n))
-        if half:  # the next 64 rows of A, 8,192 bytes on, with the same columns of B
+    for which in range(accumulators):
+        registers = ", ".join(f"${4 * n * which + i}" for i in range(4 * n))
+        if which:  # the next 64 rows of A, 8,192 bytes on, with the same columns of B
             lines += [f"add.s64 da, da, {512 - 3 * advance_a};",
                       f"sub.s64 db, db, {3 * advance_b};"]
         for k in range(4):
@@ -92,13 +92,13 @@ def descriptor(offset, ACROSS: gl.constexpr):
 
 
 @gluon.jit
-def multiply(accs, a, b, N8: gl.constexpr, HALVES: gl.constexpr, A_T: gl.constexpr,
+def multiply(accs, a, b, N8: gl.constexpr, ACCUMULATORS: gl.constexpr, A_T: gl.constexpr,
              B_T: gl.constexpr, ELEMENT: gl.constexpr):
-    """accs + A @ B of the tiles with these descriptors, HALVES times 64 rows of A; waits until only
-    this one is under way."""
+    """accs + A @ B of the tiles with these descriptors, 64 rows of A for each of ACCUMULATORS;
+    waits until only this one is under way."""
     return gl.inline_asm_elementwise(
-        _multiply(N8, HALVES, A_T, not B_T, ELEMENT), _tied(N8 * HALVES, 8), accs + (a, b),
-        dtype=floats(N8 * HALVES), is_pure=False, pack=4)
+        _multiply(N8, ACCUMULATORS, A_T, not B_T, ELEMENT), _tied(N8 * ACCUMULATORS, 8),
+        accs + (a, b), dtype=floats(N8 * ACCUMULATORS), is_pure=False, pack=4)
 
 
 @gluon.jit

@@ -55,7 +55,7 @@ class Constants:
         return self.block_m // self.rows
 
     @property
-    def halves(self):
+    def accumulators(self):
         """Accumulators of 64 rows of a consumer, in one buffer."""
         return self.rows // 64
 
@@ -75,7 +75,7 @@ class Constants:
     @property
     def parts(self):
         """Parts that a consumer finishes, of all its rows."""
-        return self.halves * self.columns // self.part
+        return self.accumulators * self.columns // self.part
 
     @property
     def one_buffer(self):
@@ -113,7 +113,7 @@ class Constants:
     @property
     def staged_bytes(self):
         """Bytes of a consumer's panels: of all its columns, or of one panel."""
-        return 128 * (self.columns * self.halves if self.subtile == 1 else self.panel)
+        return 128 * (self.columns * self.accumulators if self.subtile == 1 else self.panel)
 
     @property
     def readies(self):

@@ -39,7 +39,7 @@ def _registers(linear):
 @gluon.constexpr_function
 def _numbers(linear):
     """Each element's place, by the bits of the thread's number and of its register's."""
-    count = 1 << len(linear.reg_bases)
+    count = _registers(linear)
     lines = ["{", ".reg .b32 thread, bit, first;", "mov.u32 thread, %tid.x;", "mov.b32 first, 0;"]
     for i, step in enumerate([*linear.lane_bases, *linear.warp_bases]):
         if step[0]:
@@ -52,7 +52,7 @@ def _numbers(linear):
 
 @gluon.constexpr_function
 def _numbers_registers(linear):
-    count = 1 << len(linear.reg_bases)
+    count = _registers(linear)
     return ",".join(["=r"] * count + ["r"] * count)
 
 
@@ -60,7 +60,8 @@ def _numbers_registers(linear):
 def numbers(COUNT: gl.constexpr, layout: gl.constexpr):
     """0 to COUNT, as ``gl.arange``, but by a thread number that is asked for here: where LLVM takes
     that of the kernel's start, ptxas sees no more that partitions are made of whole warps, and
-    writes a loop around each instruction of the copy engine."""
+    writes a loop around each instruction of the copy engine. For code that nothing else makes take
+    it: one use of ``gl.arange`` in a partition, and the loops are back."""
     like = gl.full([COUNT], 0, gl.int32, layout=layout)
     return gl.inline_asm_elementwise(
         _numbers(gl.to_linear_layout(layout, [COUNT])),

@@ -173,9 +173,9 @@ def exchanged(acc, ready, rank, S: gl.constexpr, WHICH: gl.constexpr):
 
 
 @gluon.constexpr_function
-def half_of(S, part):
-    """Which 64 of a consumer's rows a part is of."""
-    return part // (S.parts.value // S.halves.value)
+def accumulator_of(S, part):
+    """Which accumulator, of 64 of a consumer's rows, a part is of."""
+    return part // (S.parts.value // S.accumulators.value)
 
 
 @gluon.constexpr_function
@@ -199,7 +199,7 @@ def addend_of(epilogue, batch, row, col, part: gl.constexpr, M, N, S: gl.constex
     like = gl.zeros((64, S.part), gl.float32, layout=any_width.layout_of(S.part))
     if S.turned:
         like = like.permute((1, 0))
-    row, col, M, N = corner(row + 64 * half_of(S, part), col, start_of(S, part), M, N, S)
+    row, col, M, N = corner(row + 64 * accumulator_of(S, part), col, start_of(S, part), M, N, S)
     return addend(like, epilogue, batch, row, col, M, N, S.tma_store, S)
 
 
@@ -210,10 +210,10 @@ def store_part(result, c_map, acc, value, place, M, N, PART: gl.constexpr, S: gl
     is complete; with SUBTILE 2 all panels from one place."""
     c_desc, c, strides, epilogue = result
     batch, part_of_k, row, col = place
-    HALF: gl.constexpr = half_of(S, PART)
+    WHOSE: gl.constexpr = accumulator_of(S, PART)
     START: gl.constexpr = start_of(S, PART)
-    row += 64 * HALF
-    piece = any_width.columns_of(acc, S.block_n // S.cluster_k * HALF + START, S.part)
+    row += 64 * WHOSE
+    piece = any_width.columns_of(acc, S.block_n // S.cluster_k * WHOSE + START, S.part)
     if S.turned:
         piece = piece.permute((1, 0))
     at_row, at_col, rows, cols = corner(row, col, START, M, N, S)
@@ -266,7 +266,7 @@ def consumer(a_desc, result, buffers, sizes, S: gl.constexpr, WHICH: gl.constexp
             mine = turn % 2 == WHICH
         if mine:
             if S.one_buffer:
-                acc = any_width.zeros(N8 * S.halves)
+                acc = any_width.zeros(N8 * S.accumulators)
             else:
                 acc = gl.zeros((S.rows, S.block_n), gl.float32, layout=layout)
             if S.pingpong:
@@ -278,7 +278,7 @@ def consumer(a_desc, result, buffers, sizes, S: gl.constexpr, WHICH: gl.constexp
                     a = any_width.descriptor(at + 128 * S.rows * PIECE, S.a_t)
                     b = any_width.descriptor(at + 128 * S.block_m, not S.b_t)
                     await_phase(ready, S.readies + stage, (it // S.stages) & 1, S)
-                    acc = any_width.multiply(acc, a, b, N8, S.halves, S.a_t, S.b_t, ELEMENT)
+                    acc = any_width.multiply(acc, a, b, N8, S.accumulators, S.a_t, S.b_t, ELEMENT)
                 else:
                     await_phase(ready, stage, (it // S.stages) & 1, S)
                     a, b = a_bufs.index(S.pieces * stage + PIECE), b_bufs.index(stage)
@@ -300,7 +300,7 @@ def consumer(a_desc, result, buffers, sizes, S: gl.constexpr, WHICH: gl.constexp
                 values = ()
                 for part in gl.static_range(S.early):
                     values = values + (addend_of(epilogue, batch, c_row, c_col, part, M, N, S),)
-                acc = any_width.settle(acc, N8 * S.halves)
+                acc = any_width.settle(acc, N8 * S.accumulators)
             else:
                 value = addend(acc, epilogue, batch, c_row, c_col, M, N, False, S)
                 acc = warpgroup_mma_wait(0, deps=(acc,))
