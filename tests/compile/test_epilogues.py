@@ -26,7 +26,7 @@ from test_tables import TABLES, rows_of, spill
 from tritongemm.config import KernelConfig
 from tritongemm.device import representative
 from tritongemm.kernels import shared_bytes, violation
-from tritongemm.kernels.compile import build_launches, launches_of
+from tritongemm.kernels.compile import build_launches, compile_launch, launches_of
 from tritongemm.kernels.launch import Geometry
 from tritongemm.problem import EPILOGUES, OPERAND_DTYPES, GemmProblem
 from tritongemm.records.spaces import load_space
@@ -54,6 +54,16 @@ def test_strides_of_d_that_are_not_one_or_need_64_bits_are_packed_too():
                                                                                       dn=0)):
         for config in (ROWS_64, replace(ROWS_64, split_k=2)):
             check(launches_of(shape(epilogue="add"), config, representative(90), geometry), 90)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.config} sm_{case.arch}")
+@pytest.mark.parametrize("epilogue", ["gelu", "scale+gelu"])
+def test_a_d_that_is_not_added_is_not_read(case, epilogue):
+    problem = replace(case.problem, epilogue=epilogue)
+    geometry = replace(Geometry.contiguous(problem), dm=problem.n, dn=1)
+    for launch in launches_of(problem, case.config, representative(case.arch), geometry):
+        compile_launch(launch, case.arch)
+        assert "d" not in {argument.name for argument in launch.arguments}
 
 
 @pytest.mark.parametrize("config", [SHARED, PERSISTENT, replace(PERSISTENT, epilogue_subtile=2)],

@@ -25,7 +25,7 @@ from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.swap import swapped, swapped_geometry
 from tritongemm.kernels.symbol import symbol_of
 from tritongemm.kernels.tensor_map import batched, loaded_in, stored_operand, tma_store
-from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
+from tritongemm.problem import EPILOGUES, FULL_ALIGNMENT, GemmProblem, dtype_of
 
 _MAX_STAGES = 12
 
@@ -138,9 +138,10 @@ def _map_of_c(problem: GemmProblem, config: KernelConfig, geometry: Geometry) ->
 
 
 def _pairs_of_d(problem: GemmProblem, geometry: Geometry) -> bool:
-    """Whether 16-bit values of a row of D may be loaded two at once."""
+    """Whether D is read, and 16-bit values of a row of it may be loaded two at once."""
     g = geometry
-    return (g.dn == 1 and problem.n % 2 == 0 and (g.db | g.dm) % 2 == 0 and g.align_d >= 4
+    return (EPILOGUES[problem.epilogue].reads_d and g.dn == 1 and problem.n % 2 == 0
+            and (g.db | g.dm) % 2 == 0 and g.align_d >= 4
             and dtype_of(problem.dtype_out).itemsize == 2)
 
 
