@@ -11,7 +11,9 @@ from tritongemm.errors import DataFileError
 from tritongemm.problem import GemmProblem
 from tritongemm.records.calibration import (
     Calibration,
+    Layer,
     Neighbour,
+    NetworkRecord,
     Section,
     read_calibration,
     read_shipped,
@@ -21,10 +23,12 @@ from tritongemm.records.calibration import (
 SECTION = Section(("bf16", "fp16"), ("20260101T000000Z-abcdef",), "3.6.0", 3, 100, 0.1,
                   {"memory": {"dram_gbps": 4000.0}, "tiled": {"fill_us": 1.0}},
                   {"tiled_64x64x64_w4_s3_g8_e1": 1.02},
-                  (KernelConfig("tiled", 64, 64, 64), KernelConfig("tiled", 64, 32, 64)), (1,),
-                  (Neighbour(GemmProblem(64, 64, 33, layout="nt", align_a=2), 1.25, (0, 1),
-                             (-12, 40)),
-                   Neighbour(GemmProblem(64, 64, 64), None, (1,), (0,))))
+                  (KernelConfig("tiled", 64, 64, 64), KernelConfig("tiled", 64, 32, 64)),
+                  (Neighbour(GemmProblem(64, 64, 33, layout="nt", align_a=2), 1.25),
+                   Neighbour(GemmProblem(64, 64, 64), None)),
+                  NetworkRecord((0.0, 1.0), (1.0, 0.5), (
+                      (Layer((0.5, -2.0, 1.0, 0.25), (0.0, 1.0)), Layer((1.0, -1.0), (0.125,))),
+                      (Layer((0.5, 0.25), (0.0,)),))))
 MADE = Calibration("nvidia-h200", 90, (SECTION,))
 
 
@@ -41,12 +45,13 @@ def test_written_and_read_again(path):
     assert found.section("fp16") == SECTION and found.section("fp32") is None
 
 
-def test_a_file_from_before_there_were_neighbours_is_read(path):
+def test_a_section_of_constants_alone_is_read(path):
     data = json.loads(path.read_text())
-    for name in ("configs", "contenders", "neighbours"):
+    for name in ("contenders", "neighbours", "network"):
         del data["sections"][0][name]
     path.write_text(json.dumps(data))
-    assert read_calibration(path).section("bf16").neighbours == ()
+    section = read_calibration(path).section("bf16")
+    assert (section.contenders, section.neighbours, section.network) == ((), (), None)
 
 
 def test_one_owner_a_line_so_that_a_diff_reads(path):
@@ -99,23 +104,33 @@ def _drop(*where):
     (_set("sections", 0, "constants", "tiled", "fill_us", "1"), "not a number"),
     (_set("sections", 0, "constants", "tiled", "fill_us", True), "not a number"),
     (_set("sections", 0, "factors", "x", None), "not a number"),
-    (_set("sections", 0, "configs", 3), "not a list"),
-    (_set("sections", 0, "configs", 0, {"kernel": "tiled"}), "block_m"),
-    (_set("sections", 0, "configs", 0, 7), "not an object"),
-    (_set("sections", 0, "contenders", [2]), "0 to 1"),
+    (_set("sections", 0, "contenders", 3), "not a list"),
+    (_set("sections", 0, "contenders", 0, {"kernel": "tiled"}), "block_m"),
+    (_set("sections", 0, "contenders", 0, 7), "not an object"),
+    (_set("sections", 0, "configs", []), "configs"),
     (_set("sections", 0, "neighbours", {}), "not a list"),
     (_set("sections", 0, "neighbours", 0, 1), "neighbour 1"),
-    (_set("sections", 0, "neighbours", 0, "gaps", [0]), "not as many"),
-    (_set("sections", 0, "neighbours", 0, "gaps", [1, 0]), "different"),
-    (_set("sections", 0, "neighbours", 0, "gaps", [0, 2]), "0 to 1"),
-    (_set("sections", 0, "neighbours", 0, "gaps", [0, True]), "0 to 1"),
-    (_set("sections", 0, "neighbours", 0, "gaps", [1, 1]), "config 2 is not one of 0 to 1"),
-    (_set("sections", 0, "neighbours", 0, "of", [0, 1]), "of"),
-    (_set("sections", 0, "neighbours", 0, "permille", [0, 1e9]), "permille"),
+    (_set("sections", 0, "neighbours", 0, "permille", [0]), "permille"),
     (_set("sections", 0, "neighbours", 0, "vs_torch", 0), "vs_torch"),
     (_set("sections", 0, "neighbours", 0, "m", -1), "m=-1"),
     (_set("sections", 0, "neighbours", 0, "layout", "xy"), "layout"),
     (_drop("sections", 0, "neighbours", 0, "k"), "k of the problem"),
+    (_set("sections", 0, "network", 3), "not a list"),
+    (_set("sections", 0, "network", 0, "mean", [0.0]), "1 means, 2 scales and 2 members"),
+    (_set("sections", 0, "network", 0, "mean", [0.0, "1"]), "'1' is not a number"),
+    (_set("sections", 0, "network", 0, "mean", [0.0, 1e300]), "1e+300 is not a number"),
+    (_set("sections", 0, "network", 0, "scale", [0.0, 1.0]), "one scale above 0"),
+    (_drop("sections", 0, "network", 0, "scale"), "scale"),
+    (_set("sections", 0, "network", 1, []), "member 1 is not layers that end in one output"),
+    (_set("sections", 0, "network", 1, 7), "member 1 is not layers"),
+    (_drop("sections", 0, "network", 1, 1), "member 1 is not layers that end in one output"),
+    (_set("sections", 0, "network", 2, 0, "biases", ""), "member 2: a layer of 2 weights and 0"),
+    (_set("sections", 0, "network", 1, 0, "weights", "AAAA"), "not base64 of float16"),
+    (_set("sections", 0, "network", 1, 0, "weights", "!"), "not base64 of float16"),
+    (_set("sections", 0, "network", 1, 0, "weights", [1.0]), "not base64 of float16"),
+    (_set("sections", 0, "network", 1, 0, "biases", "AHwAAA=="), "not finite"),
+    (_drop("sections", 0, "network", 1, 0, "biases"), "biases"),
+    (_set("schema_version", 2), "is older than 3; remove the file and run `tritongemm calibrate`"),
 ])
 def test_a_malformed_field_is_named(change, says, path):
     data = json.loads(path.read_text())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, strategies
 from hypothesis import settings as hypothesis_settings
@@ -15,8 +16,9 @@ from tritongemm.device import device_named, interpreter_device
 from tritongemm.ops.explain import explain_problem
 from tritongemm.problem import GemmProblem
 from tritongemm.selection import candidates, estimate
-from tritongemm.selection.model import Rates, factor_id, keys_of, model_for, predict, scales
+from tritongemm.selection.model import Rates, keys_of, model_for, predict, scales
 from tritongemm.selection.work import class_of, resident_programs, work_of
+from tritongemm.tuning.calibrate import Fit, Table, Timing, corrected
 
 H200 = device_named("nvidia-h200")
 SQUARE = GemmProblem.contiguous(4096, 4096, 4096, layout="nt")
@@ -206,19 +208,19 @@ def test_a_dependent_launch_has_constants_of_its_own(config, configs, h200):
     assert early.k_loop_us > late.k_loop_us
 
 
-def test_the_fitted_terms_are_the_terms_of_a_call(h200):
-    """What calibration sums over arrays and what a call sums over numbers is one function."""
-    model = model_for(SQUARE, h200)
-    assert model.section is not None
-    compared = 0
-    for config in candidates(SQUARE, h200, 30):
-        work = work_of(SQUARE, config, h200)
-        values = [model.section.constants[owner][name] for owner, name in keys_of(config, work)
-                  if name in model.section.constants.get(owner, {})]
-        if len(values) == len(Rates._fields):
-            rates = Rates(*(v * s for v, s in zip(values, scales(SQUARE, h200), strict=True)))
-            factor = model.section.factors.get(factor_id(config), 1.0)
-            assert predict(work, rates, factor) == estimate(SQUARE, config, h200)._replace(
-                correction_us=0.0)
-            compared += 1
-    assert compared > 5
+@pytest.mark.parametrize("problem", [SQUARE, GemmProblem.contiguous(31, 4096, 777, layout="nn"),
+                                     GemmProblem.contiguous(1000, 520, 2056, batch=3, layout="tt",
+                                                            dtype="fp16")], ids=str)
+def test_what_calibration_predicts_is_what_a_call_predicts(problem, h200):
+    """The same terms and the same inputs of the network, though one counts many problems at once
+    and the other one."""
+    section = model_for(problem, h200).section
+    configs = candidates(problem, h200, 60)
+    table = Table([Timing(problem, config, 1.0) for config in configs], h200)
+    constants = [model_for(problem, h200)._rates_of(c, class_of(c), work_of(problem, c, h200))
+                 for c in configs]
+    fitted = Fit(np.zeros(len(table.keys)), dict(section.factors))
+    fitted.constants[table.index] = np.log(constants) - table.scale
+    found = [estimate(problem, config, h200).total_us for config in configs]
+    assert section.network is not None
+    assert found == pytest.approx(corrected(table, fitted, section.network), rel=1e-3)

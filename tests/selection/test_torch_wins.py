@@ -33,10 +33,10 @@ def publish(device, ratio, time_us=100.0):
 
 def measured_near_by(device, *ratios):
     section = calibrate(device, TILED, TMA)
-    neighbours = tuple(Neighbour(replace(PROBLEM, n=2048 + 8 * i), ratio, (0,), (0,))
+    neighbours = tuple(Neighbour(replace(PROBLEM, n=2048 + 8 * i), ratio)
                        for i, ratio in enumerate(ratios))
     write_calibration(calibration_path(device.slug), Calibration(device.slug, device.arch, (
-        replace(section, configs=(TILED,), neighbours=neighbours),)))
+        replace(section, neighbours=neighbours),)))
     selection.reload()
 
 

@@ -2,29 +2,34 @@
 
 A file holds sections, one for each group of units (dtypes) whose kernels run alike::
 
-    {"schema_version": 2, "device": "nvidia-h200", "arch": 90, "sections": [
+    {"schema_version": 3, "device": "nvidia-h200", "arch": 90, "sections": [
       {"units": ["bf16", "fp16"], "run_ids": [...], "triton": "3.6.0", "problems": 62,
        "results": 17127, "rms_log_error": 0.15,
        "constants": {"memory": {"dram_gbps": 4100.0, ...}, "tiled": {...},
                      "tiled_128x128x64_w8": {...}, ...},
        "factors": {"tiled_128x128x64_w8_s3_g8": 1.02, ...},
-       "configs": [{"kernel": "tiled", "block_m": 128, ...}, ...], "contenders": [0, 3, ...],
+       "contenders": [{"kernel": "tiled", "block_m": 128, ...}, ...],
        "neighbours": [{"m": 978, "n": 199, "k": 1543, "dtype_a": "bf16", "layout": "nt", ...,
-                       "vs_torch": 1.137, "gaps": [0, 3, ...], "permille": [-12, 40, ...]}]}]}
+                       "vs_torch": 1.137}, ...],
+       "network": [{"mean": [...], "scale": [...]},
+                   [{"weights": "...", "biases": "..."}, ...], ...]}]}
 
-What the constants mean is said in ``tritongemm.selection.model``; configs and neighbours, which may
-be absent, are what ``tritongemm.selection.neighbours`` corrects by, and contenders what is chosen
-from.
+What the constants mean is said in ``tritongemm.selection.model``. The last three may be absent:
+contenders are what is chosen from, neighbours the measured problems, and a network, its norms and
+then the layers of each member, what ``tritongemm.selection.network`` corrects by: its numbers are
+base64 of float16, least byte first.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
+
+import numpy as np
 
 from tritongemm import settings
 from tritongemm.config import KernelConfig
@@ -39,35 +44,51 @@ from tritongemm.records.codec import (
 )
 from tritongemm.records.reading import Fields, read_json
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 _TOP = ("schema_version", "device", "arch", "sections")
 _SECTION = ("units", "run_ids", "triton", "problems", "results", "rms_log_error", "constants",
             "factors")
 #: Of a section too; absent in files from before there was one of them.
-_LATER = ("configs", "contenders", "neighbours")
+_LATER = ("contenders", "neighbours", "network")
 _UNITS = (*DTYPES, "tf32")
 #: A bound against damage: times are microseconds, rates GB/s, shares of a peak.
 _HIGHEST = 1e9
-#: The same for the logarithm of a ratio, in thousandths.
-_MOST_PERMILLE = 10_000
+#: The same of a network's numbers, which are about 1.
+_LARGEST = 1e6
 
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A measured problem, and by how much the constants alone miss its timings.
+    """A measured problem.
 
     Attributes:
         vs_torch: torch's time over that of the fastest config, in the same rounds; None: not
             measured.
-        of: which of the section's configs were measured, in ascending order. The file has the
-            gaps between them: half as many digits.
-        permille: of each of those, the logarithm of measured over predicted time, in thousandths.
     """
 
     problem: GemmProblem
     vs_torch: float | None
-    of: tuple[int, ...]
-    permille: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer: outputs = inputs @ weights + biases; weights of an input after each other.
+    All are numbers of float16."""
+
+    weights: tuple[float, ...]
+    biases: tuple[float, ...]
+
+
+Member = tuple[Layer, ...]
+
+
+@dataclass(frozen=True)
+class NetworkRecord:
+    """Networks of one output whose mean is taken; mean and scale of each input, as trained on."""
+
+    mean: tuple[float, ...]
+    scale: tuple[float, ...]
+    members: tuple[Member, ...]
 
 
 @dataclass(frozen=True)
@@ -82,10 +103,10 @@ class Section:
             their problem's best.
         constants: owner (``memory``, a kernel, or a class of configs) -> name -> value.
         factors: config without its split and copies -> measured over predicted time.
-        configs: those that neighbours were measured with.
-        contenders: which of them were the best of some problem, or nearly; a choice is made among
-            these.
+        contenders: the configs that were the best of some problem, or nearly, those of many
+            problems first; a choice is made among these.
         neighbours: the measured problems.
+        network: what corrects the times; None: too little was measured to learn from.
     """
 
     units: tuple[str, ...]
@@ -96,9 +117,9 @@ class Section:
     rms_log_error: float
     constants: Mapping[str, Mapping[str, float]]
     factors: Mapping[str, float] = field(default_factory=dict)
-    configs: tuple[KernelConfig, ...] = ()
-    contenders: tuple[int, ...] = ()
+    contenders: tuple[KernelConfig, ...] = ()
     neighbours: tuple[Neighbour, ...] = ()
+    network: NetworkRecord | None = None
 
     def __hash__(self) -> int:
         return id(self)
@@ -129,7 +150,9 @@ def read_calibration(path: str | os.PathLike[str]) -> Calibration:
         DataFileError: naming the file, the section (1 is the first) and the field.
     """
     top = Fields(path, read_json(path), what="calibration").only(_TOP)
-    top.version(SCHEMA_VERSION)
+    if top.version(SCHEMA_VERSION) < SCHEMA_VERSION:
+        raise top.error("schema_version", f"is older than {SCHEMA_VERSION}; remove the file and "
+                        "run `tritongemm calibrate` on its journals")
     entries = top.values["sections"]
     if not isinstance(entries, list):
         raise top.error("sections", "is not a list")
@@ -155,17 +178,16 @@ def _section(entry: Fields) -> Section:
         raise entry.error("constants", "is not an object")
     constants = {owner: _numbers(entry, f"constants.{owner}"[:80], values)
                  for owner, values in owners.items()}
-    configs = tuple(_config(entry, number, value)
-                    for number, value in enumerate(_list(entry, "configs"), 1))
+    contenders = tuple(_config(entry, number, value)
+                       for number, value in enumerate(_list(entry, "contenders"), 1))
     neighbours = tuple(
-        _neighbour(entry, Fields(entry.path, value, entry.row, f"neighbour {number}"),
-                   len(configs))
+        _neighbour(entry, Fields(entry.path, value, entry.row, f"neighbour {number}"))
         for number, value in enumerate(_list(entry, "neighbours"), 1))
     return Section(units, _words(entry, "run_ids"), entry.word("triton"),
                    entry.integer("problems", 1, 10**9), entry.integer("results", 1, 10**9),
                    entry.number("rms_log_error", 0.0), constants,
-                   _numbers(entry, "factors", entry.values["factors"]), configs,
-                   _integers(entry, "contenders", 0, len(configs) - 1), neighbours)
+                   _numbers(entry, "factors", entry.values["factors"]), contenders, neighbours,
+                   _network(entry))
 
 
 def _list(entry: Fields, name: str) -> list:
@@ -179,34 +201,68 @@ def _config(entry: Fields, number: int, value: Mapping[str, object]) -> KernelCo
     try:
         return config_from_json(value)
     except ConfigError as error:
-        raise entry.error("configs", f"number {number}: {error}"[:500]) from error
+        raise entry.error("contenders", f"number {number}: {error}"[:500]) from error
 
 
-def _neighbour(entry: Fields, fields: Fields, configs: int) -> Neighbour:
+def _neighbour(entry: Fields, fields: Fields) -> Neighbour:
     values = dict(fields.values)
     vs_torch = fields.number("vs_torch", 1e-6) if "vs_torch" in values else None
-    gaps, permille = (_integers(fields, "gaps", 0, configs - 1),
-                      _integers(fields, "permille", -_MOST_PERMILLE, _MOST_PERMILLE))
-    of = tuple(accumulate(gaps))
-    if len(of) != len(permille) or 0 in gaps[1:]:
-        raise entry.error("neighbours", f"{len(of)} configs, not all different, or not as many "
-                          f"as the {len(permille)} values")
-    if of and of[-1] >= configs:
-        raise entry.error("neighbours", f"config {of[-1]} is not one of 0 to {configs - 1}")
-    for name in ("vs_torch", "gaps", "permille"):
-        values.pop(name, None)
+    values.pop("vs_torch", None)
     try:
-        return Neighbour(problem_from_json(values), vs_torch, of, permille)
+        return Neighbour(problem_from_json(values), vs_torch)
     except ProblemError as error:
         raise entry.error("neighbours", str(error)[:500]) from error
 
 
-def _integers(fields: Fields, name: str, low: int, high: int) -> tuple[int, ...]:
+def _network(entry: Fields) -> NetworkRecord | None:
+    """The network, whose layers must fit each other."""
+    parts = _list(entry, "network")
+    if not parts:
+        return None
+    norms = Fields(entry.path, parts[0], entry.row, "network").only(("mean", "scale"))
+    mean, scale = _floats(norms, "mean"), _floats(norms, "scale")
+    if len(mean) != len(scale) or min(scale, default=0.0) <= 0.0 or len(parts) < 2:
+        raise entry.error("network", f"{len(mean)} means, {len(scale)} scales and {len(parts) - 1} "
+                          "members; one scale above 0 for each mean, and a member at least")
+    members = []
+    for number, layers in enumerate(parts[1:], 1):
+        member, inputs = [], len(mean)
+        for values in layers if isinstance(layers, list) else ():
+            fields = Fields(entry.path, values, entry.row, f"member {number}")
+            fields.only(("weights", "biases"))
+            layer = Layer(_halves(fields, "weights"), _halves(fields, "biases"))
+            if not layer.biases or len(layer.weights) != inputs * len(layer.biases):
+                raise entry.error("network", f"member {number}: a layer of {len(layer.weights)} "
+                                  f"weights and {len(layer.biases)} biases for {inputs} inputs")
+            member.append(layer)
+            inputs = len(layer.biases)
+        if not member or inputs != 1:
+            raise entry.error("network", f"member {number} is not layers that end in one output")
+        members.append(tuple(member))
+    return NetworkRecord(mean, scale, tuple(members))
+
+
+def _floats(fields: Fields, name: str) -> tuple[float, ...]:
     values = _list(fields, name)
     for value in values:
-        if type(value) is not int or not low <= value <= high:
-            raise fields.error(name, f"{value!r:.80} is not an integer from {low} to {high}")
-    return tuple(values)
+        if type(value) not in (int, float) or not abs(value) <= _LARGEST:
+            raise fields.error(name, f"{value!r:.80} is not a number of at most {_LARGEST:g}")
+    return tuple(map(float, values))
+
+
+def _halves(fields: Fields, name: str) -> tuple[float, ...]:
+    text = fields.values[name]
+    try:
+        found = np.frombuffer(base64.b64decode(text, validate=True), "<f2")  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise fields.error(name, f"is not base64 of float16: {error}") from error
+    if not np.isfinite(found).all():
+        raise fields.error(name, "holds a number that is not finite")
+    return tuple(found.tolist())
+
+
+def _text(halves: tuple[float, ...]) -> str:
+    return base64.b64encode(np.array(halves, "<f2").tobytes()).decode()
 
 
 def _words(entry: Fields, name: str) -> tuple[str, ...]:
@@ -251,14 +307,19 @@ def _values(section: Section) -> dict[str, object]:
     values.update(units=list(section.units), run_ids=list(section.run_ids),
                   constants={k: dict(v) for k, v in sorted(section.constants.items())},
                   factors=dict(sorted(section.factors.items())))
+    if section.contenders:
+        values["contenders"] = [config_to_json(c) for c in section.contenders]
     if section.neighbours:
-        values["configs"] = [config_to_json(c) for c in section.configs]
-        values["contenders"] = list(section.contenders)
         values["neighbours"] = [
             {**problem_to_json(x.problem),
-             **({} if x.vs_torch is None else {"vs_torch": x.vs_torch}),
-             "gaps": [place - before for before, place in zip((0, *x.of), x.of)],
-             "permille": list(x.permille)} for x in section.neighbours]
+             **({} if x.vs_torch is None else {"vs_torch": x.vs_torch})}
+            for x in section.neighbours]
+    if section.network is not None:
+        net = section.network
+        values["network"] = [
+            {"mean": list(net.mean), "scale": list(net.scale)},
+            *([{"weights": _text(layer.weights), "biases": _text(layer.biases)}
+               for layer in member] for member in net.members)]
     return values
 
 
@@ -275,8 +336,7 @@ def _lines(section: Section) -> str:
         if name in values:
             each = (json.dumps(v, allow_nan=False, separators=(",", ":"))
                     for v in values[name])  # type: ignore[attr-defined]
-            between = "," if name == "contenders" else ",\n"
-            lines.append(f"{json.dumps(name)}: [\n" + between.join(each) + "\n]")
+            lines.append(f"{json.dumps(name)}: [\n" + ",\n".join(each) + "\n]")
     return "{" + ",\n".join(lines) + "}"
 
 

@@ -1,7 +1,7 @@
 """The time of a config for a problem: the sum that a person would write, term by term.
 
 launch + fill + K loop + units + store + pass over a split's parts + copies of unaligned operands,
-and a correction: what that sum misses at measured problems near by (``neighbours.py``). The counts
+and a correction: what that sum misses, as learned from measured problems (``network.py``). Counts
 come from ``work.py``, the constants from a calibration of the device (``tritongemm calibrate`` fits
 them to the sweep's timings) or, where there is none, from the datasheet's peaks and usual shares of
 them. The K loop takes as long as the slowest of what bounds it: the unit's rate at this tile, the
@@ -27,16 +27,20 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
+from tritongemm.errors import DataFileError
 from tritongemm.problem import GemmProblem
 from tritongemm.records.calibration import Section, calibration_path, read_shipped
+from tritongemm.selection.inputs import WIDTH, inputs_of
 from tritongemm.selection.neighbours import Neighbours
-from tritongemm.selection.work import CUDA_CORES, PERSISTENT, Work, class_of, work_of
+from tritongemm.selection.network import Network
+from tritongemm.selection.work import CUDA_CORES, NUMBERS, PERSISTENT, Work, class_of, work_of
 
 #: Microseconds of an empty kernel in a CUDA graph on Hopper.
 LAUNCH_US = 1.5
@@ -50,8 +54,8 @@ _UNKNOWN_TFLOPS, _UNKNOWN_GBPS = {"fp32": 50.0}, 2000.0
 class Estimate(NamedTuple):
     """The terms, each in microseconds, and what they are made of.
 
-    Each is at least 0 but ``correction_us``, which is negative where measured problems near by
-    ran faster than the others say.
+    Each is at least 0 but ``correction_us``, which is negative where measured problems ran faster
+    than the others say. Fields are arrays where several configs are estimated at once.
     """
 
     tiles: int
@@ -131,12 +135,7 @@ def predict(work: Work, rates: Rates, factor: float = 1.0) -> Estimate:
         factor: measured over predicted time of what the product's kernel does.
     """
     p = _SHARPNESS
-    k_loop = ((work.per_sm * work.steps * work.step_flops / rates.flops) ** p
-              + (work.waves * work.steps
-                 * (rates.pace_us + rates.latency_us / work.stages)) ** p
-              + (work.sm_bytes / rates.sm_bytes) ** p
-              + (work.l2_bytes / rates.l2_bytes) ** p
-              + (work.dram_bytes / rates.dram_bytes) ** p) ** (1.0 / p)
+    k_loop = sum(bound ** p for bound in bounds_of(work, rates)) ** (1.0 / p)
     k_loop = (k_loop + work.load_a * rates.load_a_us + work.load_b * rates.load_b_us
               + work.spilled * rates.spill_us) * (1.0 + work.dependent * rates.drag)
     return Estimate(
@@ -145,6 +144,15 @@ def predict(work: Work, rates: Rates, factor: float = 1.0) -> Estimate:
         (work.split > 1) * rates.split_us + work.split_bytes / rates.split_bytes,
         (work.pad_bytes > 0) * rates.pad_us + work.pad_bytes / rates.pad_bytes
         + work.pad_elements * rates.pad_element_us)
+
+
+def bounds_of(work: Work, rates: Rates) -> tuple[float, ...]:
+    """What bounds the K loop, each in microseconds: the unit, the pace of dependent steps, what an
+    SM loads, what the L2 and what the memory delivers."""
+    return (work.per_sm * work.steps * work.step_flops / rates.flops,
+            work.waves * work.steps * (rates.pace_us + rates.latency_us / work.stages),
+            work.sm_bytes / rates.sm_bytes, work.l2_bytes / rates.l2_bytes,
+            work.dram_bytes / rates.dram_bytes)
 
 
 def usual(key: Key, config: KernelConfig, device: DeviceSpec, unit: str) -> float:
@@ -220,18 +228,27 @@ class Model:
 
     Attributes:
         section: its calibration; None: usual constants.
-        neighbours: what corrects it; None: nothing was measured.
-        contenders: the configs that were the best of some measured problem, or nearly; empty where
-            a calibration does not say.
+        neighbours: the problems that were measured; None: none.
+        contenders: the configs that were the best of some measured problem, or nearly, those of
+            many problems first; empty where a calibration does not say.
+
+    Raises:
+        DataFileError: the calibration's network has other inputs than this version makes.
     """
 
     def __init__(self, section: Section | None, device: DeviceSpec, unit: str,
                  scale: Rates) -> None:
         self.section, self._device, self._unit, self._scale = section, device, unit, scale
-        self.neighbours = (Neighbours(section.configs, section.neighbours)
+        self.neighbours = (Neighbours(section.neighbours)
                            if section is not None and section.neighbours else None)
-        self.contenders = tuple(section.configs[i] for i in section.contenders
-                                ) if section is not None else ()
+        self.contenders = section.contenders if section is not None else ()
+        self._places = {config: place for place, config in enumerate(self.contenders)}
+        self._network = (Network(section.network)
+                         if section is not None and section.network is not None else None)
+        if self._network is not None and self._network.width != WIDTH:
+            raise DataFileError(calibration_path(device.slug), f"its network has "
+                                f"{self._network.width} inputs, this release makes {WIDTH}; run "
+                                "`tritongemm calibrate` on the journals again", field="network")
         self._rates: dict[tuple, Rates] = {}
         self._of_width = _by_width(section.constants if section is not None else {})
 
@@ -242,26 +259,45 @@ class Model:
         early = "_dependent" if config.dependent_launch else ""
         return "fill_us" + early in self.section.constants.get(config.kernel, {})
 
-    def estimate(self, problem: GemmProblem, config: KernelConfig,
-                 cautious: bool = True) -> Estimate:
-        """The terms of ``config`` for ``problem``."""
-        return self.estimates(problem, (config,), cautious)[0]
+    def place(self, config: KernelConfig) -> int:
+        """Its place among the contenders; behind them if it is none."""
+        return self._places.get(config, len(self._places))
 
-    def estimates(self, problem: GemmProblem, alike: Sequence[KernelConfig],
-                  cautious: bool = True) -> list[Estimate]:
-        """The terms of configs that differ in ``dependent_launch`` alone: counted once. Not
-        ``cautious``: without what ``neighbours.CAUTION`` adds, for who is about to measure."""
-        work, name = work_of(problem, alike[0], self._device), class_of(alike[0])
-        factor = 1.0
-        if self.section is not None:
-            factor = self.section.factors.get(factor_id(alike[0]), 1.0)
-        found = [predict(work._replace(dependent=min(config.dependent_launch, 1)),
-                         self._rates_of(config, name, work), factor) for config in alike]
-        if self.neighbours is None:
-            return found
-        return [e._replace(correction_us=e.total_us
-                           * (self.neighbours.correction(problem, config, name, cautious) - 1.0))
-                for e, config in zip(found, alike, strict=True)]
+    def estimate(self, problem: GemmProblem, config: KernelConfig) -> Estimate:
+        """The terms of ``config`` for ``problem``."""
+        terms = self._estimates(problem, ((config,),))
+        numbers = (np.broadcast_to(x, (1,))[0].item() for x in terms)
+        tiles, waves, *rest = numbers
+        return Estimate(round(tiles), round(waves), *rest)
+
+    def times(self, problem: GemmProblem, alike: Sequence[Sequence[KernelConfig]]) -> np.ndarray:
+        """The predicted times of many configs, microseconds: of each of ``alike`` in turn, whose
+        members differ in ``dependent_launch`` alone, so that their work is counted once."""
+        return np.asarray(self._estimates(problem, alike).total_us)
+
+    def _estimates(self, problem: GemmProblem,
+                   alike: Sequence[Sequence[KernelConfig]]) -> Estimate:
+        """The terms of many configs, as arrays."""
+        counts, rates, factors, configs = [], [], [], []
+        known: Mapping[str, float] = self.section.factors if self.section is not None else {}
+        for few in alike:
+            work, name = work_of(problem, few[0], self._device), class_of(few[0])
+            for config in few:
+                counts.append(work[:len(NUMBERS)])
+                rates.append(self._rates_of(config, name, work))
+                factors.append(known.get(factor_id(config), 1.0))
+                configs.append(config)
+        columns = dict(zip(NUMBERS, np.array(counts, float).reshape(-1, len(NUMBERS)).T))
+        columns["dependent"] = np.array([min(c.dependent_launch, 1) for c in configs])
+        works: Any = SimpleNamespace(**columns)
+        of: Any = Rates(*np.array(rates, float).reshape(-1, len(Rates._fields)).T)
+        terms = predict(works, of, np.array(factors))
+        if self._network is None or not configs:
+            return terms
+        miss = self._network(inputs_of(
+            configs, (problem,), np.zeros(len(configs), int), works,
+            bounds_of(works, of), terms, self._device.num_sms))  # type: ignore[arg-type]
+        return terms._replace(correction_us=terms.total_us * np.expm1(miss))
 
     def _between(self, key: Key, width: int) -> float | None:
         """A constant of a class that was not measured, from those that differ in the tile's width

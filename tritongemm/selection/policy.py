@@ -8,6 +8,7 @@ to the budget is taken, where something does. Under batch invariance ``invarianc
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -30,6 +31,9 @@ NEAREST_LIMIT = 4.0
 #: A family whose first member is predicted to take this many times the fastest's is not looked at:
 #: its members lie nearer to each other.
 _HOPEFUL = 1.5
+#: Predictions within this of the least are as good: of them the calibration's first is taken, so
+#: that problems near each other share binaries (perf/results/nvidia-h200/exploratory/learned.txt).
+AS_GOOD = 1.01
 _TWINS = {"bf16": "fp16", "fp16": "bf16"}
 #: Below this share of our time torch's kernel is taken instead, where the policy allows it: nearer
 #: to 1 an estimate is wrong as often as right (leave-one-out, 200 problems of an H200).
@@ -183,7 +187,7 @@ def _without(problem: GemmProblem, row: TunedRow) -> str:
 
 
 def by_model(problem: GemmProblem, device: DeviceSpec) -> Choice | None:
-    """The legal contender with the least predicted time, ties by the calibration's order.
+    """The legal contender with the least predicted time, of those as good the calibration's first.
 
     None where no calibration of ``device`` holds problems of this kind, or none of the config
     classes that it measured is legal.
@@ -191,18 +195,21 @@ def by_model(problem: GemmProblem, device: DeviceSpec) -> Choice | None:
     model = model_for(problem, device)
     if model.section is None or problem.batch * problem.m * problem.n * problem.k == 0:
         return None
-    families = [(model.estimates(problem, family[0])[0].total_us, family)
-                for family in shipped.families(problem, device, model)]
-    limit = _HOPEFUL * min((first_us for first_us, _ in families), default=0.0)
+    families = list(shipped.families(problem, device, model))
+    firsts = model.times(problem, [family[0][:1] for family in families]).tolist()
+    limit = _HOPEFUL * min(firsts, default=0.0)
     for hopeful in (True, False):  # the others only where no hopeful one is legal
-        predicted = [(e.total_us, config) for first_us, family in families
-                     if (first_us <= limit) is hopeful for alike in family
-                     for e, config in zip(model.estimates(problem, alike), alike, strict=True)]
-        predicted.sort(key=lambda x: x[0])
-        for total_us, config in predicted:  # few are asked: the first legal one is the choice
-            if (violation(problem, config, device) is None
-                    and keeps_to_the_budget(problem, config, device)):
-                return _chosen(problem, config, model, total_us)
+        some = [alike for first_us, family in zip(firsts, families, strict=True)
+                if (first_us <= limit) is hopeful for alike in family]
+        predicted = zip(model.times(problem, some).tolist(),
+                        (config for alike in some for config in alike), strict=True)
+        legal = (x for x in sorted(predicted, key=lambda x: x[0])
+                 if violation(problem, x[1], device) is None
+                 and keeps_to_the_budget(problem, x[1], device))  # few are asked
+        if (first := next(legal, None)) is not None:
+            as_good = itertools.takewhile(lambda x: x[0] <= AS_GOOD * first[0], legal)
+            total_us, config = min((first, *as_good), key=lambda x: model.place(x[1]))
+            return _chosen(problem, config, model, total_us)
     return None
 
 
@@ -278,10 +285,11 @@ def candidates(problem: GemmProblem, device: DeviceSpec,
     return by_promise(problem, device, legal)[:top]
 
 
-def by_promise(problem: GemmProblem, device: DeviceSpec, configs: Iterable[KernelConfig],
-               cautious: bool = True) -> list[KernelConfig]:
-    """``configs``, the most promising by estimate first: ``cautious`` for one that runs unmeasured;
-    without that, what was never measured near by comes among those that will be."""
-    model = model_for(problem, device)  # looked up once: it asks for the file
-    return sorted(configs, key=lambda c: (model.estimate(problem, c, cautious).total_us,
-                                          c.config_id))
+def by_promise(problem: GemmProblem, device: DeviceSpec,
+               configs: Iterable[KernelConfig]) -> list[KernelConfig]:
+    """``configs``, the most promising by estimate first."""
+    listed = list(configs)
+    model = model_for(problem, device)
+    times = model.times(problem, [(config,) for config in listed]).tolist()
+    return [config for _, config in sorted(zip(times, listed, strict=True),
+                                           key=lambda x: (x[0], x[1].config_id))]

@@ -1,7 +1,7 @@
 """Sweep journals -> the constants of the selection's model, by least squares on logarithms.
 
-What the constants still miss is written beside them, problem by problem, for
-``selection.neighbours`` to correct by, with torch's time in the same rounds.
+What the constants still miss is learned by a network (``training.py``), written beside them with
+the problems and torch's time in the same rounds.
 
 Damped Gauss-Newton over the logarithms of the constants, each held near its usual value by a
 prior, so that what the timings do not show stays where it was. Each problem may be off by a
@@ -30,6 +30,7 @@ from tritongemm.records import atomic
 from tritongemm.records.calibration import (
     Calibration,
     Neighbour,
+    NetworkRecord,
     Section,
     calibration_path,
     read_calibration,
@@ -37,9 +38,21 @@ from tritongemm.records.calibration import (
 )
 from tritongemm.records.codec import config_from_json, problem_from_json
 from tritongemm.records.journal import read_journal
-from tritongemm.selection.model import Key, Rates, factor_id, keys_of, predict, scales, usual
+from tritongemm.selection.inputs import inputs_of
+from tritongemm.selection.model import (
+    Key,
+    Rates,
+    bounds_of,
+    factor_id,
+    keys_of,
+    predict,
+    scales,
+    usual,
+)
+from tritongemm.selection.network import Network
 from tritongemm.selection.work import NUMBERS, work_of
 from tritongemm.tuning.jobs import COARSE
+from tritongemm.tuning.training import train
 
 #: Units whose kernels run alike, so that one section serves both.
 TOGETHER = (("bf16", "fp16"), ("fp32",), ("tf32",))
@@ -49,12 +62,12 @@ _SPREAD_ELSE = 0.7
 #: Of a problem's own factor, and of a timing near the best about the model.
 _PROBLEM_SPREAD, _NOISE = 0.02, 0.08
 _ITERATIONS, _STEP = 30, 1e-4
-#: Timings slower than the best by more than this, as a logarithm, say nothing about the best of
-#: another problem: neighbours leave them out.
-_FAR_BEHIND = 0.5
-#: The same of configs that some problem should take: they are half of all, and leaving the
-#: others out costs no choice that leave-one-out can see, and most of the time of choosing.
+#: A config that is slower than the best of every problem by more than this, as a logarithm, is
+#: chosen for none: leaving half of all out costs no choice that leave-one-out can see, and saves
+#: most of the time of choosing.
 _NEARLY_BEST = 0.1
+#: How far behind the best a config counts as much as the best for the contenders' order.
+_AS_GOOD = 0.03
 #: Timings that a config's own factor is taken to have had before it is seen.
 _FACTOR_PRIOR = 4.0
 
@@ -160,6 +173,7 @@ class Table:
         self.behind = self.log_time - self.best[self.problem]
         self.factor_ids = [factor_id(t.config) for t in timings]
         self.configs = [t.config for t in timings]
+        self.num_sms = device.num_sms
 
     def rows(self, chosen: Any) -> Table:
         """The rows of an index or mask, with the same constants and numbers of problems."""
@@ -191,33 +205,41 @@ class Fit:
 
 
 def fit(table: Table) -> Fit:
-    """Fits the constants, then the factors of single configs to what is left."""
-    weight = np.exp(-table.behind) / _NOISE
-    count = len(table.problems)
-    per_problem = np.bincount(table.problem, weight ** 2, count) + _PROBLEM_SPREAD ** -2
+    """Fits the constants, then the factors of single configs to what is left.
 
-    def centred(values: np.ndarray) -> np.ndarray:
-        """Weighted, less what the problem's own factor explains."""
-        own = np.bincount(table.problem, weight ** 2 * values, count) / per_problem
-        return (values - own[table.problem]) * weight
+    A timing depends on few of the constants, so the normal equations are summed timing by timing;
+    what a problem's own factor explains is taken out of them problem by problem.
+    """
+    squared = (np.exp(-table.behind) / _NOISE) ** 2
+    count, keys, prior = len(table.problems), len(table.usual), _PROBLEM_SPREAD ** -2
+    per_problem = np.bincount(table.problem, squared, count) + prior
+    explained = 1 / per_problem + prior / per_problem ** 2  # of the product of two weighted sums
+    of = table.index.T
+
+    def by_problem(values: np.ndarray) -> np.ndarray:
+        return np.bincount(table.problem, squared * values, count)
 
     def cost(x: np.ndarray) -> float:
-        misses = centred(table.log_predicted(x) - table.log_time)
-        return float(misses @ misses + (((x - table.usual) / table.spread) ** 2).sum())
+        misses = table.log_predicted(x) - table.log_time
+        return float(squared @ misses ** 2 - explained @ by_problem(misses) ** 2
+                     + (((x - table.usual) / table.spread) ** 2).sum())
 
     x, damping = table.usual.copy(), 1e-2
     at = cost(x)
-    every = np.arange(len(table.log_time))
     for _ in range(_ITERATIONS):
         here = table.log_predicted(x)
-        jacobian = np.zeros((len(every), len(x)))
-        for column in range(table.index.shape[1]):
-            slope = (table.log_predicted(x, column) - here) / _STEP
-            np.add.at(jacobian, (every, table.index[:, column]), slope)
-        for column in range(len(x)):
-            jacobian[:, column] = centred(jacobian[:, column])
-        normal = jacobian.T @ jacobian + np.diag(table.spread ** -2)
-        slope = jacobian.T @ centred(here - table.log_time) + (x - table.usual) / table.spread ** 2
+        misses = here - table.log_time
+        slopes = [(table.log_predicted(x, column) - here) / _STEP for column in range(len(of))]
+        normal, slope, sums = np.zeros(keys * keys), np.zeros(keys), np.zeros(count * keys)
+        for one, values in zip(of, slopes, strict=True):
+            np.add.at(slope, one, squared * values * misses)
+            np.add.at(sums, table.problem * keys + one, squared * values)
+            for other, others in zip(of, slopes, strict=True):
+                np.add.at(normal, one * keys + other, squared * values * others)
+        sums = sums.reshape(count, keys)
+        normal = (normal.reshape(keys, keys) - (sums * explained[:, None]).T @ sums
+                  + np.diag(table.spread ** -2))
+        slope += (x - table.usual) / table.spread ** 2 - sums.T @ (explained * by_problem(misses))
         before = at
         while damping < 1e6:
             step = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), -slope)
@@ -249,32 +271,48 @@ def _factors(table: Table, constants: np.ndarray) -> dict[str, float]:
 
 
 def predicted(table: Table, fitted: Fit) -> np.ndarray:
-    """Predicted times of the table's rows, microseconds."""
+    """Predicted times of the table's rows, microseconds, by the constants alone."""
+    return np.asarray(_terms(table, fitted).total_us)
+
+
+def _rates(table: Table, fitted: Fit) -> Any:
+    return Rates(*np.exp(table.scale + fitted.constants[table.index]).T)
+
+
+def _terms(table: Table, fitted: Fit) -> Any:
     factors: Any = np.array([fitted.factors.get(name, 1.0) for name in table.factor_ids])
-    rates: Any = Rates(*np.exp(table.scale + fitted.constants[table.index]).T)
     work: Any = table.work
-    return np.asarray(predict(work, rates, factors).total_us)
+    return predict(work, _rates(table, fitted), factors)
 
 
-def contenders_of(table: Table) -> set[KernelConfig]:
-    """The configs that were the best of some problem of the table's rows, or nearly."""
-    return {table.configs[row] for row in np.flatnonzero(table.behind <= _NEARLY_BEST)}
+def inputs(table: Table, fitted: Fit) -> np.ndarray:
+    """What the network sees of the table's rows."""
+    work, rates = table.work, _rates(table, fitted)
+    return inputs_of(table.configs, table.problems, table.problem, work, bounds_of(work, rates),
+                     _terms(table, fitted), table.num_sms)
 
 
-def neighbours_of(table: Table, fitted: Fit, vs_torch: Mapping[GemmProblem, float]
-                  ) -> tuple[tuple[KernelConfig, ...], tuple[Neighbour, ...]]:
-    """The configs and problems of the table's rows, and what ``fitted`` misses of their times."""
-    miss = np.rint(1000 * (table.log_time - np.log(predicted(table, fitted)))).astype(int)
-    near = np.flatnonzero(table.behind < _FAR_BEHIND)
-    known = sorted({table.configs[row] for row in near}, key=lambda c: c.config_id)
-    places = {config: place for place, config in enumerate(known)}
-    rows: dict[int, dict[int, int]] = {}
-    for row in near:
-        of = rows.setdefault(int(table.problem[row]), {})
-        of[places[table.configs[row]]] = int(miss[row])
-    return tuple(known), tuple(
-        Neighbour(problem, _rounded(vs_torch.get(problem)), *zip(*sorted(of.items()), strict=True))
-        for number, of in rows.items() for problem in [table.problems[number]])
+def learned(table: Table, fitted: Fit) -> NetworkRecord | None:
+    """The network of what ``fitted`` misses of the table's rows."""
+    return train(inputs(table, fitted), table.log_time - np.log(predicted(table, fitted)),
+                 table.behind)
+
+
+def corrected(table: Table, fitted: Fit, network: NetworkRecord | None) -> np.ndarray:
+    """Predicted times of the table's rows with what the network corrects, microseconds."""
+    if network is None:
+        return predicted(table, fitted)
+    return predicted(table, fitted) * np.exp(Network(network)(inputs(table, fitted)))
+
+
+def contenders_of(table: Table) -> tuple[KernelConfig, ...]:
+    """The configs that were the best of some problem of the table's rows, or nearly; those of many
+    problems first, by the sum of exp(-behind / :data:`_AS_GOOD`)."""
+    found: dict[KernelConfig, float] = {}
+    for row in np.flatnonzero(table.behind <= _NEARLY_BEST):
+        config, share = table.configs[row], math.exp(-table.behind[row] / _AS_GOOD)
+        found[config] = found.get(config, 0.0) + share
+    return tuple(sorted(found, key=lambda c: (-found[c], c.config_id)))
 
 
 def _rounded(ratio: float | None) -> float | None:
@@ -284,17 +322,18 @@ def _rounded(ratio: float | None) -> float | None:
 def section_of(table: Table, units: tuple[str, ...], source: Source) -> Section:
     """The fitted section for ``units``."""
     fitted = fit(table)
+    network = learned(table, fitted)
     good = table.behind < math.log(1.3)
-    miss = np.log(predicted(table, fitted))[good] - table.log_time[good]
+    miss = np.log(corrected(table, fitted, network))[good] - table.log_time[good]
     constants: dict[str, dict[str, float]] = {}
     for (owner, name), value in zip(table.keys, np.exp(fitted.constants), strict=True):
         constants.setdefault(owner, {})[name] = float(f"{value:.5g}")
-    configs, neighbours = neighbours_of(table, fitted, source.vs_torch)
-    contenders = contenders_of(table)
     return Section(units, source.run_ids, source.triton, len(table.problems),
                    len(table.log_time), round(float(np.sqrt((miss ** 2).mean())), 4), constants,
                    {name: round(value, 4) for name, value in fitted.factors.items()},
-                   configs, tuple(i for i, c in enumerate(configs) if c in contenders), neighbours)
+                   contenders_of(table),
+                   tuple(Neighbour(problem, _rounded(source.vs_torch.get(problem)))
+                         for problem in table.problems), network)
 
 
 def calibrate(journals: Iterable[str | os.PathLike[str]], device: str | None = None,

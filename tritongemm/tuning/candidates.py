@@ -109,7 +109,7 @@ class Planner:
                     legal.append(config)
                 else:
                     report.removed[space.kernel, broken.rule] += 1
-        ordered = selection.by_promise(problem, device, legal, cautious=False)
+        ordered = selection.by_promise(problem, device, legal)
         chosen = ordered
         if self._subset is not None and self._subset < len(ordered):
             drawn = set(random.Random(f"{self._seed} {problem_key(problem)}")

@@ -102,8 +102,9 @@ class Wide:
         ordered = selection.candidates(problem, device)
         chosen = dict.fromkeys((chosen_by_model(problem, device), *ordered[:self._top]))
         model = model_for(problem, device)
-        limit = HOPELESS * model.estimate(problem, ordered[0]).total_us
-        hopeful = [c for c in ordered if model.estimate(problem, c).total_us <= limit]
+        times = model.times(problem, [(config,) for config in ordered])
+        hopeful = [c for c, time_us in zip(ordered, times, strict=True)
+                   if time_us <= HOPELESS * times[0]]
         chosen.update(dict.fromkeys({class_of(c): c for c in reversed(hopeful)}.values()))
         rest = [config for config in hopeful if config not in chosen]
         rng = random.Random(f"{self._seed} {problem_key(problem)}")

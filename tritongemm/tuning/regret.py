@@ -24,18 +24,16 @@ from tritongemm.errors import UsageError
 from tritongemm.problem import GemmProblem
 from tritongemm.records.atomic import write_atomic
 from tritongemm.records.tables import TableHeader, TunedRow, TunedTable, path_for
-from tritongemm.selection.neighbours import Neighbours
-from tritongemm.selection.policy import nearest_row
-from tritongemm.selection.work import class_of
+from tritongemm.selection.policy import AS_GOOD, nearest_row
 from tritongemm.tuning.calibrate import (
     TOGETHER,
     Source,
     Table,
     Timing,
     contenders_of,
+    corrected,
     fit,
-    neighbours_of,
-    predicted,
+    learned,
     read_timings,
 )
 
@@ -112,26 +110,24 @@ def _judge(timings: list[Timing], source: Source, folds: int | None) -> list[Reg
     parts = min(folds or len(extents), len(extents))
     part_of = {x: number % parts for number, x in enumerate(extents)}
     part = np.array([part_of[_extents(t.problem)] for t in timings])
-    expected = np.full(len(timings), np.inf)
+    expected, place = np.full(len(timings), np.inf), np.zeros(len(timings), int)
     for one in range(parts):
         others, these = np.flatnonzero(part != one), np.flatnonzero(part == one)
         if len(others):
             training = table.rows(others)
-            contenders = contenders_of(training)
-            known = np.array([timings[i].config in contenders for i in these])
+            places = {config: number for number, config in enumerate(contenders_of(training))}
+            place[these] = [places.get(timings[i].config, -1) for i in these]
             fitted = fit(training)
-            near = Neighbours(*neighbours_of(training, fitted, source.vs_torch))
-            corrections = [near.correction(t.problem, t.config, class_of(t.config))
-                           for t in (timings[i] for i in these)]
-            expected[these] = np.where(known, predicted(table.rows(these), fitted) * corrections,
-                                       np.inf)
+            times = corrected(table.rows(these), fitted, learned(training, fitted))
+            expected[these] = np.where(place[these] < 0, np.inf, times)
     best = {p: min((t for t in timings if t.problem == p), key=lambda t: t.time_us)
             for p in table.problems}
     rows = np.argsort(table.problem, kind="stable")
     found = []
     for mine in np.split(rows, np.flatnonzero(np.diff(table.problem[rows])) + 1):
         problem = timings[mine[0]].problem
-        first = mine[np.argmin(expected[mine])]
+        as_good = mine[expected[mine] <= AS_GOOD * expected[mine].min()]
+        first = as_good[np.argmin(place[as_good])]
         chosen = timings[first] if np.isfinite(expected[first]) else None
         away = {p: t for p, t in best.items() if _extents(p) != _extents(problem)}
         nearest = _nearest(problem, device, [timings[i] for i in mine], away)

@@ -1,0 +1,97 @@
+"""The network: what it computes, what it is shown, and how the model takes what it says."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from selection_made import TILED, TMA, calibrate
+
+from tritongemm import selection
+from tritongemm.errors import DataFileError
+from tritongemm.kernels import SPECS
+from tritongemm.ops.explain import explain_problem
+from tritongemm.problem import GemmProblem
+from tritongemm.records.calibration import (
+    Calibration,
+    Layer,
+    NetworkRecord,
+    calibration_path,
+    read_calibration,
+    write_calibration,
+)
+from tritongemm.selection import estimate
+from tritongemm.selection.inputs import WIDTH
+from tritongemm.selection.model import model_for
+from tritongemm.selection.network import FARTHEST, Network
+
+SQUARE = GemmProblem.contiguous(1024, 1024, 1024, layout="nt")
+
+
+def says(value, width=WIDTH):
+    """A network that says ``value`` of everything."""
+    return NetworkRecord((0.0,) * width, (1.0,) * width, ((Layer((0.0,) * width, (value,)),),))
+
+
+def with_network(device, network):
+    section = replace(calibrate(device, TILED, TMA), network=network)
+    write_calibration(calibration_path(device.slug),
+                      Calibration(device.slug, device.arch, (section,)))
+    selection.reload()
+
+
+def test_it_is_the_mean_of_its_members():
+    # Of 3: (3 - 1) / 0.5 = 4; in the first member 4 * 0.5 - 1 = 1, sigmoid(1) * 2; in the second 4.
+    record = NetworkRecord((1.0,), (0.5,), (
+        (Layer((0.5,), (-1.0,)), Layer((2.0,), (0.0,))), (Layer((1.0,), (0.0,)),)))
+    found = Network(record)(np.array([[3.0]], np.float32))
+    assert found == pytest.approx([(2 / (1 + math.exp(-1)) + 4) / 2])
+
+
+def test_an_input_far_from_all_that_it_was_trained_on_says_no_more_than_one_at_the_edge():
+    record = NetworkRecord((0.0,), (2.0,), ((Layer((1.0,), (0.0,)),),))
+    found = Network(record)(np.array([[2 * FARTHEST], [1e6], [-1e6]], np.float32))
+    assert found.tolist() == [FARTHEST, FARTHEST, -FARTHEST]
+
+
+def test_the_model_adds_what_it_says_and_explain_shows_it(configs, h200):
+    with_network(h200, says(0.0))
+    plain = estimate(SQUARE, TILED, h200)
+    assert plain.correction_us == 0
+    with_network(h200, says(-0.5))
+    corrected = estimate(SQUARE, TILED, h200)
+    assert corrected.total_us == pytest.approx(plain.total_us * math.exp(-0.5))
+    assert corrected._replace(correction_us=0.0) == plain
+    assert "correction -" in str(explain_problem(SQUARE, h200))
+
+
+def test_a_network_with_other_inputs_is_refused(configs, h200):
+    with_network(h200, says(0.0, WIDTH + 1))
+    with pytest.raises(DataFileError, match=f"{WIDTH + 1} inputs.*makes {WIDTH}.*calibrate"):
+        estimate(SQUARE, TILED, h200)
+
+
+@pytest.mark.parametrize("dtype", ("bf16", "fp32"))
+def test_every_kernel_can_be_shown_to_it(dtype, h200):
+    problem = GemmProblem.contiguous(8, 4096, 4096, dtype=dtype, layout="nt")
+    model = model_for(problem, h200)
+    every = [spec.default(problem, h200) for spec in SPECS.values() if spec.by_rule]
+    assert np.isfinite(model.times(problem, [(c,) for c in every])).all()
+
+
+def test_empty_extents_are_finite_too(h200):
+    for m, n, k in ((0, 64, 64), (64, 0, 64), (64, 64, 0)):
+        e = estimate(GemmProblem.contiguous(m, n, k, layout="nt"), TILED, h200)
+        assert all(math.isfinite(x) for x in e)
+
+
+def test_what_is_shipped_stays_small_and_bounded():
+    """A choice counts the work of each contender and runs the network on it: that is its cost."""
+    path = calibration_path("nvidia-h200")
+    assert path.stat().st_size < 1_500_000
+    section = read_calibration(path).section("bf16")
+    assert 100 < len(section.neighbours) and len(section.contenders) < 4500
+    assert sum(len(layer.weights) for member in section.network.members
+               for layer in member) < 100_000

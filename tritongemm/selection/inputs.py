@@ -1,0 +1,77 @@
+"""What the network sees of configs at problems: the problem, the config, what work it makes of the
+problem, and the terms that the constants give. Numbers that span decades enter as logarithms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from tritongemm.config import KernelConfig
+from tritongemm.kernels import SPECS
+from tritongemm.problem import GemmProblem, dtype_of
+from tritongemm.selection.work import NUMBERS
+
+_KERNELS = tuple(sorted(SPECS))
+_SIZES = ("block_m", "block_n", "block_k", "num_warps", "num_stages", "group_m", "split_k",
+          "epilogue_subtile", "cluster_k", "cluster_m", "cluster_n")
+#: Ways of doing, each with its values beside the first.
+_WAYS = {"swap_ab": (1, 2), "pad_operands": (1, 2), "dependent_launch": (1, 2), "pingpong": (1,)}
+_axes = attrgetter("kernel", *_SIZES, *_WAYS)
+#: Of the counts of work; the others are ways of doing or the config's own.
+_COUNTS = tuple(name for name in NUMBERS if name not in ("stages", "dependent", "split"))
+_TERMS = ("fill_us", "k_loop_us", "unit_us", "store_us", "split_us", "pad_us")
+#: The largest power of two that is told apart in the bytes from row to row: two lines of the L2.
+_MOST_LEAD = 256
+#: Inputs.
+WIDTH = (len(_KERNELS) + len(_SIZES) + sum(map(len, _WAYS.values())) + 12 + 4 + len(_COUNTS) + 3
+         + 1 + len(_TERMS) + 5)
+
+
+def inputs_of(configs: Sequence[KernelConfig], problems: Sequence[GemmProblem], which: np.ndarray,
+              work: Any, bounds: Sequence[np.ndarray], terms: Any, num_sms: int) -> np.ndarray:
+    """[configs, inputs] in float32.
+
+    Args:
+        which: of each config, the number of its problem.
+        work: :class:`~tritongemm.selection.work.Work` of arrays; terms: the ``Estimate`` that is
+            to be corrected; bounds: what bounds the K loop, each in microseconds.
+    """
+    axes = np.array([(_KERNELS.index(kernel), *rest) for kernel, *rest in map(_axes, configs)],
+                    float).T
+    sizes = dict(zip(_SIZES, axes[1:]))
+    ways = dict(zip(_WAYS, axes[1 + len(_SIZES):]))
+    of = np.array([_of_problem(p) for p in problems], float)[which].T
+    m, n = of[0], of[1]
+    turned = ways["swap_ab"] > 0
+    rows, cols = np.where(turned, n, m), np.where(turned, m, n)
+    down, along = np.ceil(rows / sizes["block_m"]), np.ceil(cols / sizes["block_n"])
+    total = terms.total_us
+    columns = [
+        *(axes[0] == i for i in range(len(_KERNELS))),
+        *map(np.log2, sizes.values()),
+        *(ways[name] == value for name, values in _WAYS.items() for value in values),
+        *np.log2(of[:10]), *of[10:],
+        rows / (down * sizes["block_m"]), cols / (along * sizes["block_n"]),
+        np.log2(down), np.log2(along),
+        *(np.log2(getattr(work, name) + 1e-3) for name in _COUNTS),
+        work.tiles / (work.waves * num_sms), work.tiles / num_sms % 1,
+        np.minimum(work.steps / work.stages, 8),
+        np.log(total), *(getattr(terms, name) / total for name in _TERMS),
+        *(bound / total for bound in bounds)]
+    return np.stack([np.broadcast_to(x, len(axes[0])) for x in columns], 1).astype(np.float32)
+
+
+def _of_problem(problem: GemmProblem) -> tuple[int, ...]:
+    """Extents, of which 0 counts as 1; alignments, then what divides the bytes from row to row, of
+    A, B and C; layouts."""
+    lead_a, lead_b = problem.leading_dimensions()
+    size, out = dtype_of(problem.dtype_a).itemsize, dtype_of(problem.dtype_out).itemsize
+    extents = (max(x, 1) for x in (problem.m, problem.n, problem.k, problem.batch))
+    leads = (lead_a * size, lead_b * size, problem.n * out)
+    return (*extents, problem.align_a, problem.align_b, problem.align_c,
+            *(min(x & -x, _MOST_LEAD) or _MOST_LEAD for x in leads),
+            problem.layout[0] == "t", problem.layout[1] == "t")
