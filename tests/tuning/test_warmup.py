@@ -74,7 +74,7 @@ def test_what_is_made_is_what_a_call_of_gapless_operands_looks_for(faked):
 @pytest.mark.parametrize("what", [
     (64, 512, 512), [(64, 512, 512)], [Shape(m=64, n=512, k=512)],
     GemmProblem.contiguous(64, 512, 512), [GemmProblem.contiguous(64, 512, 512)],
-    iter([(1, 64, 512, 512)])], ids=repr)
+    iter([(1, 64, 512, 512)])], ids=lambda said: type(said).__name__)
 def test_a_problem_is_said_in_many_ways(what, faked):
     report = tg.warmup(what, device="nvidia-h200")
     assert (report.problems, report.compiled) == (1, 1)

@@ -63,8 +63,7 @@ class Planner:
 
     Args:
         kernels: names of kernels; None: every kernel that has a space.
-        top: only that many, the most promising by the selection's estimate, but for its caution
-            about what was not measured yet.
+        top: only that many, the most promising by the selection's estimate.
         subset: only that many, drawn at random with ``seed``.
 
     With ``top`` or ``subset`` the config that is in use now is always among them, so that a
