@@ -119,7 +119,7 @@ def _drop(*where):
     (_set("sections", 0, "network", 0, "mean", [0.0]), "1 means, 2 scales and 2 members"),
     (_set("sections", 0, "network", 0, "mean", [0.0, "1"]), "'1' is not a number"),
     (_set("sections", 0, "network", 0, "mean", [0.0, 1e300]), "1e+300 is not a number"),
-    (_set("sections", 0, "network", 0, "scale", [0.0, 1.0]), "one scale above 0"),
+    (_set("sections", 0, "network", 0, "scale", [0.0, 1.0]), "one scale of at least 1e-06"),
     (_drop("sections", 0, "network", 0, "scale"), "scale"),
     (_set("sections", 0, "network", 1, []), "member 1 is not layers that end in one output"),
     (_set("sections", 0, "network", 1, 7), "member 1 is not layers"),

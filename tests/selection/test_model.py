@@ -208,19 +208,28 @@ def test_a_dependent_launch_has_constants_of_its_own(config, configs, h200):
     assert early.k_loop_us > late.k_loop_us
 
 
-@pytest.mark.parametrize("problem", [SQUARE, GemmProblem.contiguous(31, 4096, 777, layout="nn"),
-                                     GemmProblem.contiguous(1000, 520, 2056, batch=3, layout="tt",
-                                                            dtype="fp16")], ids=str)
-def test_what_calibration_predicts_is_what_a_call_predicts(problem, h200):
+def test_what_calibration_predicts_is_what_a_call_predicts(h200):
     """The same terms and the same inputs of the network, though one counts many problems at once
     and the other one."""
-    section = model_for(problem, h200).section
-    configs = candidates(problem, h200, 60)
-    table = Table([Timing(problem, config, 1.0) for config in configs], h200)
-    constants = [model_for(problem, h200)._rates_of(c, class_of(c), work_of(problem, c, h200))
-                 for c in configs]
+    section = model_for(SQUARE, h200).section
+    problems = (SQUARE, GemmProblem.contiguous(31, 4096, 777, layout="nn"),
+                GemmProblem.contiguous(1000, 520, 2056, batch=3, layout="tt", dtype="fp16"))
+    timings = [Timing(problem, config, 1.0) for problem in problems
+               for config in candidates(problem, h200, 60)]
+    table = Table(timings, h200)
+    constants = [model_for(t.problem, h200)._rates_of(
+        t.config, class_of(t.config), work_of(t.problem, t.config, h200)) for t in timings]
     fitted = Fit(np.zeros(len(table.keys)), dict(section.factors))
     fitted.constants[table.index] = np.log(constants) - table.scale
-    found = [estimate(problem, config, h200).total_us for config in configs]
+    rows = np.random.default_rng(1).permutation(len(timings))
+    found = [estimate(timings[i].problem, timings[i].config, h200).total_us for i in rows]
     assert section.network is not None
-    assert found == pytest.approx(corrected(table, fitted, section.network), rel=1e-3)
+    assert found == pytest.approx(corrected(table.rows(rows), fitted, section.network), rel=1e-3)
+
+
+def test_configs_that_differ_in_their_launch_alone_are_counted_once_and_timed_apart(h200):
+    model = model_for(SQUARE, h200)
+    pair = (PAIR, replace(PAIR, dependent_launch=2))
+    together = model.times(SQUARE, [pair, (TMA,)])
+    assert together == pytest.approx([model.estimate(SQUARE, c).total_us for c in (*pair, TMA)])
+    assert together[0] != together[1]

@@ -15,7 +15,9 @@ from tritongemm.errors import DataFileError, UnsupportedError
 from tritongemm.kernels import SPECS, violation
 from tritongemm.ops.explain import explain_problem
 from tritongemm.problem import GemmProblem
+from tritongemm.records.calibration import Calibration, calibration_path, write_calibration
 from tritongemm.selection import candidates, choose, default_config, estimate, policy, reload
+from tritongemm.selection.model import factor_id
 from tritongemm.selection.policy import NEAREST_LIMIT, by_model, distance
 from tritongemm.selection.work import work_of
 
@@ -297,3 +299,20 @@ def test_every_shipped_choice_is_legal_and_the_same_again(m, n, k, batch, dtype,
     assert violation(problem, choice.config, device) is None
     reload()
     assert choose(problem, device) == choice
+
+
+@pytest.mark.parametrize("miss, first", [(0.005, True), (0.02, False)])
+def test_of_predictions_as_good_the_calibrations_first_is_taken(miss, first, configs, h200):
+    """So that problems near each other share binaries; beyond a hundredth the faster one is."""
+    slower, faster = TILED, replace(TILED, num_stages=4)
+    section = calibrate(h200, TILED)
+    constants = {owner: {name: value for name, value in values.items()}
+                 for owner, values in section.constants.items()}
+    constants["tiled"]["latency_us"] = 1e-6  # stages make no difference by themselves
+    write_calibration(calibration_path(h200.slug), Calibration(h200.slug, h200.arch, (replace(
+        section, constants=constants, contenders=(slower, faster),
+        factors={factor_id(faster): 1.0 - miss}),)))
+    reload()
+    problem = GemmProblem.contiguous(8192, 8192, 8192)
+    assert choose(problem, h200).source == "model"
+    assert choose(problem, h200).config == (slower if first else faster)

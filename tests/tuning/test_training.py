@@ -50,3 +50,12 @@ def test_from_too_little_nothing_is_learned(drawn):
     inputs, misses = drawn
     few = training.LEAST - 1
     assert training.train(inputs[:few], misses[:few], np.zeros(few)) is None
+
+
+def test_an_input_that_never_moved_says_nothing(drawn):
+    inputs, misses = drawn
+    still = np.concatenate([inputs, np.full((len(inputs), 1), 16.0, np.float32)], 1)
+    network = Network(training.train(still[:1500], misses[:1500], np.zeros(1500)))
+    moved = still[1500:].copy()
+    moved[:, -1] = 2.0
+    assert network(moved) == pytest.approx(network(still[1500:]), abs=1e-3)

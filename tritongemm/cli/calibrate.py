@@ -1,4 +1,4 @@
-"""``tritongemm calibrate``: sweep journals -> the constants of the selection's model."""
+"""``tritongemm calibrate``: sweep journals -> constants and networks of the selection's model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Fits, writes, and says how well the constants describe the timings."""
+    """Fits, trains, writes, and says how well the model describes what it was made of."""
     from tritongemm.tuning.calibrate import calibrate
 
     path, calibration = calibrate(args.journals, args.device, args.out)

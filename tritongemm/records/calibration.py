@@ -48,13 +48,15 @@ SCHEMA_VERSION = 3
 _TOP = ("schema_version", "device", "arch", "sections")
 _SECTION = ("units", "run_ids", "triton", "problems", "results", "rms_log_error", "constants",
             "factors")
-#: Of a section too; absent in files from before there was one of them.
+#: Of a section too; absent where there is none.
 _LATER = ("contenders", "neighbours", "network")
 _UNITS = (*DTYPES, "tf32")
 #: A bound against damage: times are microseconds, rates GB/s, shares of a peak.
 _HIGHEST = 1e9
 #: The same of a network's numbers, which are about 1.
 _LARGEST = 1e6
+#: Of a network's scales: smaller ones make a difference of rounding a large one.
+_LEAST_SCALE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class Section:
         run_ids: of the sweeps whose timings were fitted; triton: what they ran with.
         problems, results: how many were fitted.
         rms_log_error: root mean square of log(predicted / measured) over configs within 1.3 of
-            their problem's best.
+            their problem's best, of the timings that it was made of.
         constants: owner (``memory``, a kernel, or a class of configs) -> name -> value.
         factors: config without its split and copies -> measured over predicted time.
         contenders: the configs that were the best of some problem, or nearly, those of many
@@ -221,9 +223,10 @@ def _network(entry: Fields) -> NetworkRecord | None:
         return None
     norms = Fields(entry.path, parts[0], entry.row, "network").only(("mean", "scale"))
     mean, scale = _floats(norms, "mean"), _floats(norms, "scale")
-    if len(mean) != len(scale) or min(scale, default=0.0) <= 0.0 or len(parts) < 2:
+    if len(mean) != len(scale) or min(scale, default=0.0) < _LEAST_SCALE or len(parts) < 2:
         raise entry.error("network", f"{len(mean)} means, {len(scale)} scales and {len(parts) - 1} "
-                          "members; one scale above 0 for each mean, and a member at least")
+                          "members; one scale of at least "
+                          f"{_LEAST_SCALE:g} for each mean, and a member at least")
     members = []
     for number, layers in enumerate(parts[1:], 1):
         member, inputs = [], len(mean)

@@ -32,7 +32,8 @@ NEAREST_LIMIT = 4.0
 #: its members lie nearer to each other.
 _HOPEFUL = 1.5
 #: Predictions within this of the least are as good: of them the calibration's first is taken, so
-#: that problems near each other share binaries (perf/results/nvidia-h200/exploratory/learned.txt).
+#: that problems near each other share binaries: 71 for 136 M of one N and K, 87 without
+#: (perf/results/nvidia-h200/exploratory/learned.txt).
 AS_GOOD = 1.01
 _TWINS = {"bf16": "fp16", "fp16": "bf16"}
 #: Below this share of our time torch's kernel is taken instead, where the policy allows it: nearer

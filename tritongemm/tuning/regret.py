@@ -1,6 +1,6 @@
 """What choosing without measuring costs: leave-one-out over the problems of sweep journals.
 
-For every measured problem the model is fitted to the timings of the other problems alone, and its
+For every measured problem the model is fitted to the timings of other problems alone, and its
 choice among the problem's measured configs is looked up in the journal: best time / chosen time,
 1 where the choice is the best. The nearest tuned row, made of the other problems' best configs,
 is judged the same way. Problems of equal extents are left out together, whatever their dtype.
@@ -86,7 +86,7 @@ def regret(journals: Iterable[str | os.PathLike[str]], device: str | None = None
 
     Args:
         folds: parts into which the problems are dealt, each left out at a time; None: as many as
-            there are extents, so that one is left out at a time (slow: a fit each).
+            there are extents, so that one is left out at a time (days: a fit and a training each).
 
     Raises:
         UsageError: fewer than two folds. DataFileError: a bad journal.
