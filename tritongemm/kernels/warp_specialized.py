@@ -140,9 +140,8 @@ def _map_of_c(problem: GemmProblem, config: KernelConfig, geometry: Geometry) ->
 def _pairs_of_d(problem: GemmProblem, geometry: Geometry) -> bool:
     """Whether D is read, and 16-bit values of a row of it may be loaded two at once."""
     g = geometry
-    return (EPILOGUES[problem.epilogue].reads_d and g.dn == 1 and problem.n % 2 == 0
-            and (g.db | g.dm) % 2 == 0 and g.align_d >= 4
-            and dtype_of(problem.dtype_out).itemsize == 2)
+    return (EPILOGUES[problem.epilogue].reads_d and dtype_of(problem.dtype_out).itemsize == 2
+            and problem.n % 2 == 0 and g.dn == 1 and (g.db | g.dm) % 2 == 0 and g.align_d >= 4)
 
 
 def _loaded_box(rows: int, programs: int, across: bool) -> int:
