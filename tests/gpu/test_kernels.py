@@ -67,12 +67,13 @@ def test_default_config_is_right_on_every_shape(kernel, dtype, layout):
     assert ran or isinstance(unsupported, Violation)
 
 
+@pytest.mark.parametrize("part", range(6))
 @pytest.mark.parametrize("kernel", SPECS)
-def test_random_configs_of_the_space_are_right(kernel):
-    device, rng = current_device(), random.Random(SEED)
+def test_random_configs_of_the_space_are_right(kernel, part):
+    device, rng = current_device(), random.Random(f"{SEED} {part}")
     configs = list(load_space(kernel).configs())
     tried = 0
-    for _ in range(400):
+    for _ in range(70):
         dtype = rng.choice(("bf16", "fp16", "fp32"))
         size = 8 if rng.random() < 0.6 else 1
         m, n, k = (size * int(2 ** rng.uniform(3, 11) / size + 1) for _ in range(3))
@@ -89,9 +90,9 @@ def test_random_configs_of_the_space_are_right(kernel):
         if legal:
             prove(problem, legal[0], seed=rng.randrange(2**31))
             tried += 1
-        if tried == 60:
+        if tried == 10:
             break
-    assert tried >= 20, f"seed {SEED}: only {tried} of 400 draws were legal"
+    assert tried >= 3, f"seed {SEED}, part {part}: only {tried} of 70 draws were legal"
 
 
 def hopper(block_m: int, block_n: int, **more: int) -> KernelConfig:

@@ -35,7 +35,8 @@ def test_the_most_promising_come_first():
     model = model_for(LARGE, H200)
     found = Planner()(LARGE, H200).configs
     times = [model.estimate(LARGE, c).total_us for c in found]
-    assert times == sorted(times)
+    # numpy sums a product of one row in another order than one of many: 1e-7 of a network in float32
+    assert times == pytest.approx(sorted(times), rel=1e-6)
 
 
 def test_top_takes_the_first_and_the_present_choice():

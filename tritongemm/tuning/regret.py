@@ -120,40 +120,42 @@ def _judge(timings: list[Timing], source: Source, folds: int | None) -> list[Reg
             fitted = fit(training)
             times = corrected(table.rows(these), fitted, learned(training, fitted))
             expected[these] = np.where(place[these] < 0, np.inf, times)
-    best = {p: min((t for t in timings if t.problem == p), key=lambda t: t.time_us)
-            for p in table.problems}
     rows = np.argsort(table.problem, kind="stable")
+    by_problem = np.split(rows, np.flatnonzero(np.diff(table.problem[rows])) + 1)
+    best = [min((timings[i] for i in mine), key=lambda t: t.time_us) for mine in by_problem]
+    tuned = [(path_for(t.problem, device.slug), _row(t)) for t in best]
     found = []
-    for mine in np.split(rows, np.flatnonzero(np.diff(table.problem[rows])) + 1):
-        problem = timings[mine[0]].problem
+    for mine, fastest in zip(by_problem, best, strict=True):
+        problem = fastest.problem
         as_good = mine[expected[mine] <= AS_GOOD * expected[mine].min()]
         first = as_good[np.argmin(place[as_good])]
         chosen = timings[first] if np.isfinite(expected[first]) else None
-        away = {p: t for p, t in best.items() if _extents(p) != _extents(problem)}
-        nearest = _nearest(problem, device, [timings[i] for i in mine], away)
-        found.append(Regret(problem, len(mine), best[problem], chosen,
+        nearest = _nearest(problem, device, [timings[i] for i in mine], tuned)
+        found.append(Regret(problem, len(mine), fastest, chosen,
                             float(expected[first]) if chosen else None, nearest))
     return found
 
 
-def _extents(problem: GemmProblem) -> tuple[int, ...]:
-    return problem.batch, problem.m, problem.n, problem.k
+def _extents(of: GemmProblem | TunedRow) -> tuple[int, ...]:
+    return of.batch, of.m, of.n, of.k
+
+
+def _row(best: Timing) -> TunedRow:
+    """The row of a table that is made of ``best``."""
+    return TunedRow.of(best.problem, best.config, time_us=best.time_us, margin_vs_second=None,
+                       run_id="-")
 
 
 def _nearest(problem: GemmProblem, device: DeviceSpec, measured: list[Timing],
-             best: dict[GemmProblem, Timing]) -> Timing | None:
-    """The choice of a table of the other problems' best configs."""
+             tuned: Sequence[tuple[Path, TunedRow]]) -> Timing | None:
+    """The choice of a table of the other problems' best configs, of those with its path."""
     times = {t.config: t for t in measured}
+    path = path_for(problem, device.slug)
     header = TableHeader.of(problem, device=device.slug, arch=device.arch, space_hash="-",
                             torch="-", triton="-")
-    table = TunedTable(header)
-    for other, timing in best.items():
-        if path_for(other, device.slug) == path_for(problem, device.slug) and (
-                timing.config in times):
-            row = TunedRow.of(other, timing.config, time_us=timing.time_us,
-                              margin_vs_second=None, run_id="-")
-            table.rows[row.key] = row
-    near = nearest_row(problem, device, table)
+    rows = {row.key: row for of, row in tuned
+            if of == path and _extents(row) != _extents(problem) and row.config in times}
+    near = nearest_row(problem, device, TunedTable(header, rows))
     return None if near is None else times[near[1].config]
 
 
