@@ -35,7 +35,7 @@ def test_the_most_promising_come_first():
     model = model_for(LARGE, H200)
     found = Planner()(LARGE, H200).configs
     times = [model.estimate(LARGE, c).total_us for c in found]
-    # numpy sums a product of one row in another order than one of many: 1e-7 of a network in float32
+    # numpy sums the product of one row in another order than that of many: 1e-7, in float32
     assert times == pytest.approx(sorted(times), rel=1e-6)
 
 
