@@ -357,6 +357,10 @@ def test_a_parameter_and_no_grad(plans):
         assert not tg.linear(x, layer.weight, layer.bias, strict=True).requires_grad
     with torch.inference_mode():
         assert tg.linear(x, layer.weight, layer.bias, strict=True).is_inference()
+    with torch.inference_mode(), torch.enable_grad():
+        for result in (tg.linear(x, layer.weight, layer.bias, strict=True),
+                       tg.matmul(x, layer.weight.T, strict=True)):
+            assert result.is_inference() and not result.requires_grad
 
 
 def test_transforms_of_the_public_functions(plans):

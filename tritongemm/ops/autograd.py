@@ -123,9 +123,15 @@ def _of_vectors(op: Op, a: Tensor, b: Tensor, alpha: float) -> Tensor | Declined
     return result
 
 
+def recording() -> bool:
+    """Whether torch records here and now what is done to tensors that require gradients; inference
+    mode, unlike ``no_grad``, wins over an ``enable_grad`` inside it."""
+    return torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+
+
 def wanted(*tensors: Tensor) -> bool:
     """Whether a function of them must be differentiable here and now."""
-    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors) or _transformed()
+    return recording() and any(x.requires_grad for x in tensors) or _transformed()
 
 
 def multiply(op: Op, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:

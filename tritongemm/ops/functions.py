@@ -47,7 +47,6 @@ _NUMBERS = frozenset((int, float))
 _any_autocast = torch._C._is_any_autocast_enabled
 _compiling = torch.compiler.is_dynamo_compiling
 _dispatch_modes = torch._C._len_torch_dispatch_stack
-_grad_mode = torch.is_grad_enabled
 _transforms = torch._C._are_functorch_transforms_active
 
 
@@ -156,7 +155,7 @@ def _way(a: Tensor, b: Tensor) -> Callable[..., Tensor | Declined] | None:
             and not has_torch_function_variadic(a, b)  # it sees function modes
             and not _dispatch_modes() and not _transforms() and not _any_autocast()
             and forward_ad._current_level < 0 and not a.is_neg() and not b.is_neg()):
-        if (a.requires_grad or b.requires_grad) and _grad_mode():
+        if (a.requires_grad or b.requires_grad) and autograd.recording():
             return autograd.eager_product
         return product
     return None
@@ -167,7 +166,7 @@ def _adding(run: Callable[..., Tensor | Declined],
     """The same with an input to add."""
     if type(d) not in _PLAIN or d.is_neg():
         return None
-    if run is not product or d.requires_grad and _grad_mode():
+    if run is not product or d.requires_grad and autograd.recording():
         return autograd.eager_fused
     return fused
 
