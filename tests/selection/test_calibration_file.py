@@ -10,6 +10,7 @@ from tritongemm.config import KernelConfig
 from tritongemm.errors import DataFileError
 from tritongemm.problem import GemmProblem
 from tritongemm.records.calibration import (
+    SCHEMA_VERSION,
     Calibration,
     Layer,
     Neighbour,
@@ -26,7 +27,7 @@ SECTION = Section(("bf16", "fp16"), ("20260101T000000Z-abcdef",), "3.6.0", 3, 10
                   (KernelConfig("tiled", 64, 64, 64), KernelConfig("tiled", 64, 32, 64)),
                   (Neighbour(GemmProblem(64, 64, 33, layout="nt", align_a=2), 1.25),
                    Neighbour(GemmProblem(64, 64, 64), None)),
-                  NetworkRecord((0.0, 1.0), (1.0, 0.5), (
+                  NetworkRecord(("m", "n"), (0.0, 1.0), (1.0, 0.5), (
                       (Layer((0.5, -2.0, 1.0, 0.25), (0.0, 1.0)), Layer((1.0, -1.0), (0.125,))),
                       (Layer((0.5, 0.25), (0.0,)),))))
 MADE = Calibration("nvidia-h200", 90, (SECTION,))
@@ -116,11 +117,13 @@ def _drop(*where):
     (_set("sections", 0, "neighbours", 0, "layout", "xy"), "layout"),
     (_drop("sections", 0, "neighbours", 0, "k"), "k of the problem"),
     (_set("sections", 0, "network", 3), "not a list"),
-    (_set("sections", 0, "network", 0, "mean", [0.0]), "1 means, 2 scales and 2 members"),
+    (_set("sections", 0, "network", 0, "mean", [0.0]), "2 names, 1 means, 2 scales and 2 members"),
     (_set("sections", 0, "network", 0, "mean", [0.0, "1"]), "'1' is not a number"),
     (_set("sections", 0, "network", 0, "mean", [0.0, 1e300]), "1e+300 is not a number"),
-    (_set("sections", 0, "network", 0, "scale", [0.0, 1.0]), "one scale of at least 1e-06"),
+    (_set("sections", 0, "network", 0, "scale", [0.0, 1.0]), "a scale of at least 1e-06"),
     (_drop("sections", 0, "network", 0, "scale"), "scale"),
+    (_set("sections", 0, "network", 0, "names", ["m"]), "1 names, 2 means"),
+    (_set("sections", 0, "network", 0, "names", ["m", 7]), "names"),
     (_set("sections", 0, "network", 1, []), "member 1 is not layers that end in one output"),
     (_set("sections", 0, "network", 1, 7), "member 1 is not layers"),
     (_drop("sections", 0, "network", 1, 1), "member 1 is not layers that end in one output"),
@@ -130,7 +133,8 @@ def _drop(*where):
     (_set("sections", 0, "network", 1, 0, "weights", [1.0]), "not base64 of float16"),
     (_set("sections", 0, "network", 1, 0, "biases", "AHwAAA=="), "not finite"),
     (_drop("sections", 0, "network", 1, 0, "biases"), "biases"),
-    (_set("schema_version", 2), "is older than 3; remove the file and run `tritongemm calibrate`"),
+    (_set("schema_version", SCHEMA_VERSION - 1),
+     f"is older than {SCHEMA_VERSION}; remove the file and run `tritongemm calibrate`"),
 ])
 def test_a_malformed_field_is_named(change, says, path):
     data = json.loads(path.read_text())

@@ -23,7 +23,7 @@ from tritongemm.records.calibration import (
     write_calibration,
 )
 from tritongemm.selection import estimate
-from tritongemm.selection.inputs import WIDTH
+from tritongemm.selection.inputs import NAMES
 from tritongemm.selection.model import model_for
 from tritongemm.selection.network import FARTHEST, Network
 from tritongemm.selection.shipped import configs as shipped_configs
@@ -31,9 +31,11 @@ from tritongemm.selection.shipped import configs as shipped_configs
 SQUARE = GemmProblem.contiguous(1024, 1024, 1024, layout="nt")
 
 
-def says(value, width=WIDTH):
+def says(value, names=NAMES):
     """A network that says ``value`` of everything."""
-    return NetworkRecord((0.0,) * width, (1.0,) * width, ((Layer((0.0,) * width, (value,)),),))
+    width = len(names)
+    return NetworkRecord(names, (0.0,) * width, (1.0,) * width,
+                         ((Layer((0.0,) * width, (value,)),),))
 
 
 def with_network(device, network):
@@ -45,14 +47,14 @@ def with_network(device, network):
 
 def test_it_is_the_mean_of_its_members():
     # Of 3: (3 - 1) / 0.5 = 4; in the first member 4 * 0.5 - 1 = 1, sigmoid(1) * 2; in the second 4.
-    record = NetworkRecord((1.0,), (0.5,), (
+    record = NetworkRecord(("x",), (1.0,), (0.5,), (
         (Layer((0.5,), (-1.0,)), Layer((2.0,), (0.0,))), (Layer((1.0,), (0.0,)),)))
     found = Network(record)(np.array([[3.0]], np.float32))
     assert found == pytest.approx([(2 / (1 + math.exp(-1)) + 4) / 2])
 
 
 def test_an_input_far_from_all_that_it_was_trained_on_says_no_more_than_one_at_the_edge():
-    record = NetworkRecord((0.0,), (2.0,), ((Layer((1.0,), (0.0,)),),))
+    record = NetworkRecord(("x",), (0.0,), (2.0,), ((Layer((1.0,), (0.0,)),),))
     found = Network(record)(np.array([[2 * FARTHEST], [1e6], [-1e6]], np.float32))
     assert found.tolist() == [FARTHEST, FARTHEST, -FARTHEST]
 
@@ -68,10 +70,16 @@ def test_the_model_adds_what_it_says_and_explain_shows_it(configs, h200):
     assert "correction -" in str(explain_problem(SQUARE, h200))
 
 
-def test_a_network_with_other_inputs_is_refused(configs, h200):
-    with_network(h200, says(0.0, WIDTH + 1))
-    with pytest.raises(DataFileError, match=f"{WIDTH + 1} inputs.*makes {WIDTH}.*calibrate"):
+@pytest.mark.parametrize(("names", "found"), (
+    ((*NAMES, "moon"), "moon"), (NAMES[1:], NAMES[0]), (NAMES[::-1], "their order")))
+def test_a_network_with_other_inputs_is_refused(configs, h200, names, found):
+    with_network(h200, says(0.0, names))
+    with pytest.raises(DataFileError, match=f"other inputs .*{found}.*calibrate"):
         estimate(SQUARE, TILED, h200)
+
+
+def test_each_input_has_a_name_of_its_own():
+    assert len(set(NAMES)) == len(NAMES)
 
 
 @pytest.mark.parametrize("dtype", ("bf16", "fp32"))

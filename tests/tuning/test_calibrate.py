@@ -90,6 +90,15 @@ def test_sections_of_other_units_stay(journal, tmp_path):
     assert read_calibration(out).section("fp32").problems == 2
 
 
+def test_a_file_that_cannot_be_kept_is_refused_before_anything_is_fitted(journal, tmp_path,
+                                                                         monkeypatch):
+    path = tmp_path / "nvidia-h200.json"
+    path.write_text('{"schema_version": 1, "device": "nvidia-h200", "arch": 90, "sections": []}')
+    monkeypatch.setattr("tritongemm.tuning.calibrate.section_of", lambda *_: pytest.fail("fitted"))
+    with pytest.raises(DataFileError, match="remove the file"):
+        calibrate([journal], path=path)
+
+
 def test_the_policy_follows_what_was_fitted(journal, tmp_path):
     for name in ("spaces", "devices"):
         shutil.copytree(settings.config_root() / name, tmp_path / "configs" / name)

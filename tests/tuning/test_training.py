@@ -10,6 +10,8 @@ from tritongemm.tuning import training
 
 torch = pytest.importorskip("torch")
 
+NAMES = tuple("abcdef")
+
 
 @pytest.fixture(scope="module")
 def drawn():
@@ -22,7 +24,7 @@ def drawn():
 @pytest.fixture(scope="module")
 def trained(drawn):
     inputs, misses = drawn
-    return training.train(inputs[:1500], misses[:1500], np.zeros(1500))
+    return training.train(NAMES, inputs[:1500], misses[:1500], np.zeros(1500))
 
 
 def test_it_says_of_others_what_it_saw(drawn, trained):
@@ -34,7 +36,7 @@ def test_it_says_of_others_what_it_saw(drawn, trained):
 def test_the_same_timings_give_the_same_network_and_no_draw_of_the_users(drawn, trained):
     inputs, misses = drawn
     state = torch.random.get_rng_state()
-    assert training.train(inputs[:1500], misses[:1500], np.zeros(1500)) == trained
+    assert training.train(NAMES, inputs[:1500], misses[:1500], np.zeros(1500)) == trained
     assert torch.equal(state, torch.random.get_rng_state())
 
 
@@ -42,20 +44,21 @@ def test_timings_far_behind_weigh_less(drawn):
     inputs, _ = drawn
     one = np.repeat(inputs[:1], 1000, 0)
     behind = np.where(np.arange(1000) % 2, 3.0, 0.0)
-    found = Network(training.train(one, np.where(behind > 0, 1.0, 0.0), behind))(one[:1])
+    found = Network(training.train(NAMES, one, np.where(behind > 0, 1.0, 0.0), behind))(one[:1])
     assert found[0] == pytest.approx(0.0, abs=0.05)
 
 
 def test_from_too_little_nothing_is_learned(drawn):
     inputs, misses = drawn
     few = training.LEAST - 1
-    assert training.train(inputs[:few], misses[:few], np.zeros(few)) is None
+    assert training.train(NAMES, inputs[:few], misses[:few], np.zeros(few)) is None
 
 
 def test_an_input_that_never_moved_says_nothing(drawn):
     inputs, misses = drawn
     still = np.concatenate([inputs, np.full((len(inputs), 1), 16.0, np.float32)], 1)
-    network = Network(training.train(still[:1500], misses[:1500], np.zeros(1500)))
+    network = Network(training.train((*NAMES, "still"), still[:1500], misses[:1500],
+                                     np.zeros(1500)))
     moved = still[1500:].copy()
     moved[:, -1] = 2.0
     assert network(moved) == pytest.approx(network(still[1500:]), abs=1e-3)

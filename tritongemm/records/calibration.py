@@ -2,7 +2,7 @@
 
 A file holds sections, one for each group of units (dtypes) whose kernels run alike::
 
-    {"schema_version": 3, "device": "nvidia-h200", "arch": 90, "sections": [
+    {"schema_version": 4, "device": "nvidia-h200", "arch": 90, "sections": [
       {"units": ["bf16", "fp16"], "run_ids": [...], "triton": "3.6.0", "problems": 62,
        "results": 17127, "rms_log_error": 0.15,
        "constants": {"memory": {"dram_gbps": 4100.0, ...}, "tiled": {...},
@@ -11,7 +11,7 @@ A file holds sections, one for each group of units (dtypes) whose kernels run al
        "contenders": [{"kernel": "tiled", "block_m": 128, ...}, ...],
        "neighbours": [{"m": 978, "n": 199, "k": 1543, "dtype_a": "bf16", "layout": "nt", ...,
                        "vs_torch": 1.137}, ...],
-       "network": [{"mean": [...], "scale": [...]},
+       "network": [{"names": [...], "mean": [...], "scale": [...]},
                    [{"weights": "...", "biases": "..."}, ...], ...]}]}
 
 What the constants mean is said in ``tritongemm.selection.model``. The last three may be absent:
@@ -44,7 +44,7 @@ from tritongemm.records.codec import (
 )
 from tritongemm.records.reading import Fields, read_json
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 _TOP = ("schema_version", "device", "arch", "sections")
 _SECTION = ("units", "run_ids", "triton", "problems", "results", "rms_log_error", "constants",
             "factors")
@@ -86,8 +86,10 @@ Member = tuple[Layer, ...]
 
 @dataclass(frozen=True)
 class NetworkRecord:
-    """Networks of one output whose mean is taken; mean and scale of each input, as trained on."""
+    """Networks of one output whose mean is taken; name, mean and scale of each input, as trained
+    on."""
 
+    names: tuple[str, ...]
     mean: tuple[float, ...]
     scale: tuple[float, ...]
     members: tuple[Member, ...]
@@ -221,12 +223,14 @@ def _network(entry: Fields) -> NetworkRecord | None:
     parts = _list(entry, "network")
     if not parts:
         return None
-    norms = Fields(entry.path, parts[0], entry.row, "network").only(("mean", "scale"))
-    mean, scale = _floats(norms, "mean"), _floats(norms, "scale")
-    if len(mean) != len(scale) or min(scale, default=0.0) < _LEAST_SCALE or len(parts) < 2:
-        raise entry.error("network", f"{len(mean)} means, {len(scale)} scales and {len(parts) - 1} "
-                          "members; one scale of at least "
-                          f"{_LEAST_SCALE:g} for each mean, and a member at least")
+    norms = Fields(entry.path, parts[0], entry.row, "network").only(
+        ("names", "mean", "scale"))
+    names, mean, scale = _words(norms, "names"), _floats(norms, "mean"), _floats(norms, "scale")
+    if (not len(names) == len(mean) == len(scale) or min(scale, default=0.0) < _LEAST_SCALE
+            or len(parts) < 2):
+        raise entry.error("network", f"{len(names)} names, {len(mean)} means, {len(scale)} scales "
+                          f"and {len(parts) - 1} members; a mean and a scale of at least "
+                          f"{_LEAST_SCALE:g} for each name, and a member at least")
     members = []
     for number, layers in enumerate(parts[1:], 1):
         member, inputs = [], len(mean)
@@ -242,7 +246,7 @@ def _network(entry: Fields) -> NetworkRecord | None:
         if not member or inputs != 1:
             raise entry.error("network", f"member {number} is not layers that end in one output")
         members.append(tuple(member))
-    return NetworkRecord(mean, scale, tuple(members))
+    return NetworkRecord(names, mean, scale, tuple(members))
 
 
 def _floats(fields: Fields, name: str) -> tuple[float, ...]:
@@ -320,7 +324,7 @@ def _values(section: Section) -> dict[str, object]:
     if section.network is not None:
         net = section.network
         values["network"] = [
-            {"mean": list(net.mean), "scale": list(net.scale)},
+            {"names": list(net.names), "mean": list(net.mean), "scale": list(net.scale)},
             *([{"weights": _text(layer.weights), "biases": _text(layer.biases)}
                for layer in member] for member in net.members)]
     return values

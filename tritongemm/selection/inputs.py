@@ -24,16 +24,22 @@ _axes = attrgetter("kernel", *_SIZES, *_WAYS)
 #: Of the counts of work; the others are ways of doing or the config's own.
 _COUNTS = tuple(name for name in NUMBERS if name not in ("stages", "dependent", "split"))
 _TERMS = ("fill_us", "k_loop_us", "unit_us", "store_us", "split_us", "pad_us")
-#: The largest power of two that is told apart in the bytes from row to row: two lines of the L2.
-_MOST_LEAD = 256
-#: Inputs.
-WIDTH = (len(_KERNELS) + len(_SIZES) + sum(map(len, _WAYS.values())) + 12 + 4 + len(_COUNTS) + 3
-         + 1 + len(_TERMS) + 5)
+_BOUNDS = ("unit", "pace", "sm", "l2", "dram")
+_OF_PROBLEM = ("m", "n", "k", "batch", "align_a", "align_b", "align_c", "lead_a", "lead_b",
+               "lead_c", "a_turned", "b_turned")
+#: The largest power of two that is told apart in a tile's sides and in the bytes from row to row:
+#: two lines of the L2. What is stored and swizzled in powers of two is slower at other widths.
+_MOST_SIDE, _MOST_LEAD = 128, 256
+#: What each input is.
+NAMES = (*_KERNELS, *_SIZES, "block_m_power", "block_n_power",
+         *(f"{name}.{value}" for name, values in _WAYS.items() for value in values), *_OF_PROBLEM,
+         "rows_used", "cols_used", "tiles_down", "tiles_along", *_COUNTS, "waves_used", "last_wave",
+         "steps_a_stage", "total_us", *_TERMS, *_BOUNDS)
 
 
 def inputs_of(configs: Sequence[KernelConfig], problems: Sequence[GemmProblem], which: np.ndarray,
               work: Any, bounds: Sequence[np.ndarray], terms: Any, num_sms: int) -> np.ndarray:
-    """[configs, inputs] in float32.
+    """[configs, inputs] in float32, the inputs by :data:`NAMES`.
 
     Args:
         which: of each config, the number of its problem.
@@ -53,6 +59,7 @@ def inputs_of(configs: Sequence[KernelConfig], problems: Sequence[GemmProblem], 
     columns = [
         *(axes[0] == i for i in range(len(_KERNELS))),
         *map(np.log2, sizes.values()),
+        *(np.log2(_power(sizes[side].astype(int), _MOST_SIDE)) for side in ("block_m", "block_n")),
         *(ways[name] == value for name, values in _WAYS.items() for value in values),
         *np.log2(of[:10]), *of[10:],
         rows / (down * sizes["block_m"]), cols / (along * sizes["block_n"]),
@@ -73,5 +80,10 @@ def _of_problem(problem: GemmProblem) -> tuple[int, ...]:
     extents = (max(x, 1) for x in (problem.m, problem.n, problem.k, problem.batch))
     leads = (lead_a * size, lead_b * size, problem.n * out)
     return (*extents, problem.align_a, problem.align_b, problem.align_c,
-            *(min(x & -x, _MOST_LEAD) or _MOST_LEAD for x in leads),
+            *(_power(x, _MOST_LEAD) or _MOST_LEAD for x in leads),
             problem.layout[0] == "t", problem.layout[1] == "t")
+
+
+def _power(of: Any, most: int) -> Any:
+    """The largest power of two that divides, ``most`` at most; 0 of 0."""
+    return np.minimum(of & -of, most)

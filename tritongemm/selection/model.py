@@ -37,7 +37,7 @@ from tritongemm.device import DeviceSpec
 from tritongemm.errors import DataFileError
 from tritongemm.problem import GemmProblem
 from tritongemm.records.calibration import Section, calibration_path, read_shipped
-from tritongemm.selection.inputs import WIDTH, inputs_of
+from tritongemm.selection.inputs import NAMES, inputs_of
 from tritongemm.selection.neighbours import Neighbours
 from tritongemm.selection.network import Network
 from tritongemm.selection.work import CUDA_CORES, NUMBERS, PERSISTENT, Work, class_of, work_of
@@ -245,9 +245,10 @@ class Model:
         self._places = {config: place for place, config in enumerate(self.contenders)}
         self._network = (Network(section.network)
                          if section is not None and section.network is not None else None)
-        if self._network is not None and self._network.width != WIDTH:
-            raise DataFileError(calibration_path(device.slug), f"its network has "
-                                f"{self._network.width} inputs, this release makes {WIDTH}; run "
+        if self._network is not None and self._network.names != NAMES:
+            other = ", ".join(sorted({*self._network.names} ^ {*NAMES})) or "their order"
+            raise DataFileError(calibration_path(device.slug), "its network was trained on other "
+                                f"inputs than this release makes ({other}); run "
                                 "`tritongemm calibrate` on the journals again", field="network")
         self._rates: dict[tuple, Rates] = {}
         self._of_width = _by_width(section.constants if section is not None else {})

@@ -23,11 +23,11 @@ class Network:
     """The networks of a section, ready to run.
 
     Attributes:
-        width: inputs.
+        names: of the inputs.
     """
 
     def __init__(self, record: NetworkRecord) -> None:
-        self.width = len(record.mean)
+        self.names = record.names
         self._mean = np.array(record.mean, np.float32)
         self._scale = np.array(record.scale, np.float32)
         self._members = [layers_of(member) for member in record.members]

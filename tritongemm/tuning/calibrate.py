@@ -38,7 +38,7 @@ from tritongemm.records.calibration import (
 )
 from tritongemm.records.codec import config_from_json, problem_from_json
 from tritongemm.records.journal import read_journal
-from tritongemm.selection.inputs import inputs_of
+from tritongemm.selection.inputs import NAMES, inputs_of
 from tritongemm.selection.model import (
     Key,
     Rates,
@@ -300,8 +300,8 @@ def learned(table: Table, fitted: Fit) -> NetworkRecord | None:
     problems."""
     if len(np.unique(table.problem)) < _LEAST_PROBLEMS:
         return None
-    return train(inputs(table, fitted), table.log_time - np.log(predicted(table, fitted)),
-                 table.behind)
+    return train(NAMES, inputs(table, fitted),
+                 table.log_time - np.log(predicted(table, fitted)), table.behind)
 
 
 def corrected(table: Table, fitted: Fit, network: NetworkRecord | None) -> np.ndarray:
@@ -354,6 +354,8 @@ def calibrate(journals: Iterable[str | os.PathLike[str]], device: str | None = N
     """
     source = read_timings(journals, device)
     path = Path(path) if path is not None else calibration_path(source.device.slug)
+    if path.exists():
+        read_calibration(path)  # one that cannot be kept is refused before minutes of fitting
     sections: list[Section] = []
     for units in TOGETHER:
         timings = [t for t in source.timings if t.problem.unit in units]

@@ -32,11 +32,13 @@ _CONSTANT, _UNSEEN = 1e-3, 1e6
 _HUBER = 0.1
 
 
-def train(inputs: np.ndarray, misses: np.ndarray, behind: np.ndarray) -> NetworkRecord | None:
+def train(names: tuple[str, ...], inputs: np.ndarray, misses: np.ndarray,
+          behind: np.ndarray) -> NetworkRecord | None:
     """The networks for ``misses``, the logarithms of measured over predicted time; None for fewer
     than :data:`LEAST`.
 
     Args:
+        names: of the inputs.
         inputs: [timings, inputs], as ``selection.inputs`` makes them.
         behind: logarithm of each time over its problem's best.
     """
@@ -49,7 +51,7 @@ def train(inputs: np.ndarray, misses: np.ndarray, behind: np.ndarray) -> Network
     weights = np.exp(-_BEHIND * behind).astype(np.float32)
     members = tuple(_member(at, misses.astype(np.float32), weights, seed)
                     for seed in range(_MEMBERS))
-    return NetworkRecord(tuple(mean.tolist()), tuple(scale.tolist()), members)
+    return NetworkRecord(names, tuple(mean.tolist()), tuple(scale.tolist()), members)
 
 
 def _member(inputs: np.ndarray, misses: np.ndarray, weights: np.ndarray, seed: int) -> Member:
