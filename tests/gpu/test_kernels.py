@@ -92,7 +92,7 @@ def test_random_configs_of_the_space_are_right(kernel, part):
             tried += 1
         if tried == 10:
             break
-    assert tried >= 3, f"seed {SEED}, part {part}: only {tried} of 70 draws were legal"
+    assert tried >= 4, f"seed {SEED}, part {part}: only {tried} of 70 draws were legal"
 
 
 def hopper(block_m: int, block_n: int, **more: int) -> KernelConfig:

@@ -10,6 +10,7 @@ import pytest
 from selection_made import TILED, TMA, calibrate
 
 from tritongemm import selection
+from tritongemm.config import KernelConfig
 from tritongemm.errors import DataFileError
 from tritongemm.kernels import SPECS
 from tritongemm.ops.explain import explain_problem
@@ -78,8 +79,28 @@ def test_a_network_with_other_inputs_is_refused(configs, h200, names, found):
         estimate(SQUARE, TILED, h200)
 
 
-def test_each_input_has_a_name_of_its_own():
+def test_each_input_is_what_its_name_says(configs, h200):
+    """A network that repeats one input, a hundredth of it."""
     assert len(set(NAMES)) == len(NAMES)
+    problem = GemmProblem.contiguous(100, 520, 2056, layout="nt")
+    config = KernelConfig("tiled", 64, 96, 32, num_warps=8, num_stages=3, split_k=2)
+    with_network(h200, says(0.0))
+    plain = estimate(problem, config, h200)
+    expected = {"tiled": 1, "gemv": 0, "block_m": 6, "block_n": math.log2(96), "block_k": 5,
+                "num_warps": 3, "split_k": 1, "block_m_power": 6, "block_n_power": 5,
+                "swap_ab.1": 0, "m": math.log2(100), "n": math.log2(520), "k": math.log2(2056),
+                "batch": 0, "align_a": 4, "align_c": 4, "lead_a": 4, "lead_b": 4, "lead_c": 4,
+                "a_turned": 0, "b_turned": 1, "rows_used": 100 / 128, "cols_used": 520 / 576,
+                "tiles_down": 1, "tiles_along": math.log2(6), "tiles": math.log2(24),
+                "total_us": math.log(plain.total_us),
+                "store_us": plain.store_us / plain.total_us,
+                "pad_us": 0}
+    for name, value in expected.items():
+        only = tuple(float(each == name) for each in NAMES)
+        with_network(h200, replace(says(0.0), scale=(100.0,) * len(NAMES),
+                                   members=((Layer(only, (0.0,)),),)))
+        said = math.log(estimate(problem, config, h200).total_us / plain.total_us)
+        assert 100 * said == pytest.approx(value, abs=1e-3), name
 
 
 @pytest.mark.parametrize("dtype", ("bf16", "fp32"))

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="use only what this device measured, e.g. nvidia-h200")
     parser.add_argument("--folds", type=int, metavar="N",
                         help="leave out N parts of the problems in turn instead of one problem "
-                             "at a time (an hour for thousands of problems, else days)")
+                             "at a time (half an hour for thousands of problems, else days)")
     parser.add_argument("--out", metavar="CSV", help="write one row a problem")
     fresh = parser.add_argument_group(
         "fresh shapes", "bf16 nt, each side log-uniform 128 to 8192, every other one aligned")

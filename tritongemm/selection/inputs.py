@@ -12,6 +12,7 @@ import numpy as np
 
 from tritongemm.config import KernelConfig
 from tritongemm.kernels import SPECS
+from tritongemm.kernels.launch import divisor_of
 from tritongemm.problem import GemmProblem, dtype_of
 from tritongemm.selection.work import NUMBERS
 
@@ -27,8 +28,8 @@ _TERMS = ("fill_us", "k_loop_us", "unit_us", "store_us", "split_us", "pad_us")
 _BOUNDS = ("unit", "pace", "sm", "l2", "dram")
 _OF_PROBLEM = ("m", "n", "k", "batch", "align_a", "align_b", "align_c", "lead_a", "lead_b",
                "lead_c", "a_turned", "b_turned")
-#: The largest power of two that is told apart in a tile's sides and in the bytes from row to row:
-#: two lines of the L2. What is stored and swizzled in powers of two is slower at other widths.
+#: The largest power of two that is told apart in a tile's sides (what is stored and swizzled in
+#: powers of two is slower at other widths) and in the bytes from row to row: two lines of the L2.
 _MOST_SIDE, _MOST_LEAD = 128, 256
 #: What each input is.
 NAMES = (*_KERNELS, *_SIZES, "block_m_power", "block_n_power",
@@ -49,6 +50,7 @@ def inputs_of(configs: Sequence[KernelConfig], problems: Sequence[GemmProblem], 
     axes = np.array([(_KERNELS.index(kernel), *rest) for kernel, *rest in map(_axes, configs)],
                     float).T
     sizes = dict(zip(_SIZES, axes[1:]))
+    sides = axes[1:3].astype(int)  # block_m, block_n
     ways = dict(zip(_WAYS, axes[1 + len(_SIZES):]))
     of = np.array([_of_problem(p) for p in problems], float)[which].T
     m, n = of[0], of[1]
@@ -59,7 +61,7 @@ def inputs_of(configs: Sequence[KernelConfig], problems: Sequence[GemmProblem], 
     columns = [
         *(axes[0] == i for i in range(len(_KERNELS))),
         *map(np.log2, sizes.values()),
-        *(np.log2(_power(sizes[side].astype(int), _MOST_SIDE)) for side in ("block_m", "block_n")),
+        *np.log2(np.minimum(sides & -sides, _MOST_SIDE)),
         *(ways[name] == value for name, values in _WAYS.items() for value in values),
         *np.log2(of[:10]), *of[10:],
         rows / (down * sizes["block_m"]), cols / (along * sizes["block_n"]),
@@ -80,10 +82,5 @@ def _of_problem(problem: GemmProblem) -> tuple[int, ...]:
     extents = (max(x, 1) for x in (problem.m, problem.n, problem.k, problem.batch))
     leads = (lead_a * size, lead_b * size, problem.n * out)
     return (*extents, problem.align_a, problem.align_b, problem.align_c,
-            *(_power(x, _MOST_LEAD) or _MOST_LEAD for x in leads),
+            *(divisor_of(x, _MOST_LEAD) for x in leads),
             problem.layout[0] == "t", problem.layout[1] == "t")
-
-
-def _power(of: Any, most: int) -> Any:
-    """The largest power of two that divides, ``most`` at most; 0 of 0."""
-    return np.minimum(of & -of, most)
