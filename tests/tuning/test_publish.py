@@ -104,6 +104,15 @@ def test_what_beat_the_row_in_the_same_rounds_of_a_later_run_replaces_it(tmp_pat
     assert publish([tmp_path / "j.jsonl"]).replaced == 0
 
 
+@pytest.mark.parametrize(("number", "replaced"), [(51, 0), (52, 1)])  # 2 % slower, 4 %
+def test_what_lost_clearly_before_a_later_runs_final_is_replaced(tmp_path, number, replaced):
+    flattered = {"config": fakes.config(number), "time_us": 820.0, "ratio_vs_torch": 1.5,
+                 "run_id": "20200101T000000Z-0a1b2c"}
+    publish([journal(tmp_path / "a.jsonl", flattered)])
+    fakes.run(tmp_path / "j.jsonl", [fakes.config(50), fakes.config(number)], finalists=1)
+    assert publish([tmp_path / "j.jsonl"]).replaced == replaced
+
+
 def test_force_replaces_whatever_is_there(tmp_path):
     publish([journal(tmp_path / "a.jsonl", {})])
     report = publish([journal(tmp_path / "b.jsonl", {"time_us": 99.0}, run=2)], force=True)
