@@ -113,6 +113,17 @@ def test_what_lost_clearly_before_a_later_runs_final_is_replaced(tmp_path, numbe
     assert publish([tmp_path / "j.jsonl"]).replaced == replaced
 
 
+def test_of_two_journals_what_beat_the_other_later_gets_in_whatever_their_order(tmp_path):
+    flattered = {"config": fakes.config(52), "time_us": 820.0, "ratio_vs_torch": 1.5,
+                 "run_id": "20200101T000000Z-0a1b2c"}
+    early, late = journal(tmp_path / "a.jsonl", flattered), tmp_path / "j.jsonl"
+    fakes.run(late, [fakes.config(50), fakes.config(52)])
+    for order in ([early, late], [late, early]):
+        path_for(fakes.problem(64), "nvidia-h200").unlink(missing_ok=True)
+        publish(order)
+        assert row().config == fakes.config(50)
+
+
 def test_force_replaces_whatever_is_there(tmp_path):
     publish([journal(tmp_path / "a.jsonl", {})])
     report = publish([journal(tmp_path / "b.jsonl", {"time_us": 99.0}, run=2)], force=True)

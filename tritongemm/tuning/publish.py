@@ -102,7 +102,7 @@ def publish(journals: Iterable[str | os.PathLike[str]], *, force: bool = False) 
             rung = winner.row.config.kernel if header.op == LADDER else ""
             key = (table, (winner.problem, rung))
             known = winners.get(key)
-            if known is None or _why_keep(known.row, winner.row) is None:
+            if known is None or _is_better(winner, known):
                 winners[key] = winner
     report = PublishReport(winners=len(winners))
     groups: dict[tuple[Path, TableHeader], list[_Winner]] = {}
@@ -113,6 +113,13 @@ def publish(journals: Iterable[str | os.PathLike[str]], *, force: bool = False) 
             str(item[0][0]), _age(item[0][1].torch, item[0][1].triton))):
         _merge(report, path, header, group, force)
     return report
+
+
+def _is_better(new: _Winner, known: _Winner) -> bool:
+    """Whatever the order in which two journals are read."""
+    if new.row.config in known.beaten and known.row.run_id > new.row.run_id:
+        return False
+    return _why_keep(known.row, new.row, new.beaten) is None
 
 
 def _merge(report: PublishReport, path: Path, header: TableHeader, group: list[_Winner],
