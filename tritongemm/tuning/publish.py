@@ -177,11 +177,11 @@ def _version(text: str) -> tuple[int, ...]:
 
 def _winners(path: Path) -> Iterable[_Winner]:
     """The winners of one journal, checked: a file may come from anywhere."""
-    runs: dict[tuple[object, GemmProblem], _Run] = {}
+    runs: dict[tuple[str, GemmProblem], _Run] = {}
     for number, record in enumerate(read_journal(path), 1):
         if record["kind"] == "result" and record.get("status") == "ok":
-            run = runs.setdefault((record.get("run_id"), problem_from_json(record["problem"])),
-                                  _Run())
+            run = runs.setdefault((str(record.get("run_id")),
+                                   problem_from_json(record["problem"])), _Run())
             config = config_from_json(record["config"])
             if record.get("stage") == FINAL:
                 run.finalists.add(config)
@@ -206,7 +206,7 @@ class _Run:
 
 
 def _winner(path: Path, number: int, record: Mapping[str, object],
-            runs: Mapping[tuple[object, GemmProblem], _Run]) -> _Winner:
+            runs: Mapping[tuple[str, GemmProblem], _Run]) -> _Winner:
     def bad(name: str, what: str) -> DataFileError:
         return DataFileError(path, f"{record.get(name)!r:.80} {what}", row=number, field=name)
 
@@ -244,5 +244,5 @@ def _winner(path: Path, number: int, record: Mapping[str, object],
                       margin_vs_second=None if margin is None else round(float(margin), 5),
                       run_id=str(record["run_id"]), **words,
                       vs_torch=None if ratio is None else round(float(ratio), 4))
-    run = runs.get((record["run_id"], problem), _Run())
+    run = runs.get((str(record["run_id"]), problem), _Run())
     return _Winner(problem, header, row, run.beaten_by(config))
