@@ -21,7 +21,8 @@ from tritongemm.records.tables import LADDER, TableHeader, TunedRow, merge, path
 from tritongemm.tuning.jobs import COARSE, FINAL
 
 #: A config this many times slower than the winner in the coarse stage has lost without a final: of
-#: 768 pairs of finalists on an H200, the coarse stage said so much too much of 0.3 %.
+#: 768 pairs of finalists on an H200 (the first runs of the journals ``bf16_again_*``), the coarse
+#: stage said so much too much of 0.3 %.
 _CLEARLY_SLOWER = 1.02
 
 #: A device's slug becomes a folder's name.
