@@ -284,6 +284,39 @@ def test_a_kernel_that_may_start_early_waits_before_it_touches_memory(case):
         if not launch.dependent:
             assert case.arch < 90 and "ACQBULK" not in order
             continue
-        assert order.count("ACQBULK") == 1, launch.symbol
-        if launch.function != "warp_specialized":  # whose text lists other warps' code first
-            assert order[0] == "ACQBULK", order[:3]
+        roles = 1
+        if launch.function == "warp_specialized":  # producer and consumers each wait
+            roles += max(1, case.config.num_warps // 4)
+        assert order[0] == "ACQBULK" and order.count("ACQBULK") == roles, order
+        loading = [part for part in " ".join(order).split("ACQBULK") if "UTMALDG" in part]
+        assert len(loading) == (launch.function in ("warp_specialized", "persistent_tma")), order
+
+
+#: A copy-engine request for the L2, and the wait.
+_PREFETCH_OR_WAIT = re.compile(r"\bUBLKPF\b|\bACQBULK\b")
+
+
+@pytest.mark.parametrize(("arch", "config", "problem"), (
+    (90, SKINNY, FEW), (90, replace(SKINNY, dependent_launch=0), FEW),
+    (90, replace(SKINNY_SWAPPED, split_k=2), COLUMNS), (90, STREAM, replace(THIN, batch=3)),
+    (90, replace(STREAM, swap_ab=1), TALL), (100, STREAM, THIN),
+    (90, STREAM, replace(THIN, dtype_a="fp32", dtype_b="fp32", dtype_out="fp32"))), ids=str)
+def test_weights_along_k_are_asked_for_before_the_wait(arch, config, problem):
+    binary, _ = main_of(Case(arch, config, problem))
+    order = [match.group() for match in _PREFETCH_OR_WAIT.finditer(disassembled(binary))]
+    assert order == ["UBLKPF", "ACQBULK"]
+    launch = launches_of(problem, config, representative(arch))[0]
+    constants = dict(launch.constants)
+    assert constants["PREFETCHERS"] == 4 * representative(arch).num_sms
+    assert constants["PREFETCH"] == 1024
+
+
+@pytest.mark.parametrize(("arch", "config", "problem"), (
+    (80, STREAM, THIN), (90, ALONG_N, replace(THIN, layout="nn")),
+    (90, STREAM, replace(THIN, align_b=8)), (90, STREAM, replace(THIN, k=THIN.k + 4))), ids=str)
+def test_weights_that_are_no_stretches_of_16_bytes_or_of_a_kernel_that_does_not_wait_are_not(
+        arch, config, problem):
+    launch = launches_of(problem, config, representative(arch))[0]
+    assert dict(launch.constants)["PREFETCH"] == 0
+    binary, opcodes = main_of(Case(arch, config, problem))
+    assert not count(opcodes, "UBLKPF", "CCTL")

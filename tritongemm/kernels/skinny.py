@@ -8,7 +8,15 @@ from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.kernels import constraints as rules
 from tritongemm.kernels.epilogue import NO_EPILOGUE, epilogue_of_launch
-from tritongemm.kernels.launch import Geometry, Launch, Pointer, Scalar, dependence, divisor_of
+from tritongemm.kernels.launch import (
+    Geometry,
+    Launch,
+    Pointer,
+    Scalar,
+    dependence,
+    divisor_of,
+    prefetched,
+)
 from tritongemm.kernels.reduce import (
     REDUCE_BYTES,
     partials_bytes,
@@ -68,7 +76,8 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         ("BLOCK_M", config.block_m), ("BLOCK_N", config.block_n), ("WARPS", config.num_warps),
         ("WARP_K", config.block_k // config.num_warps), ("SPLIT_K", split),
         ("STAGES", config.num_stages),
-        ("EVEN_K", problem.k % config.block_k == 0 and steps % split == 0), *epilogue)
+        ("EVEN_K", problem.k % config.block_k == 0 and steps % split == 0),
+        *prefetched(problem, device), *epilogue)
     product = Launch(
         "tritongemm.kernels.device.skinny", "skinny", (*arguments, *extra), constants,
         (-(-problem.n // config.block_n) * problem.batch, split, 1), config.num_warps, 1,

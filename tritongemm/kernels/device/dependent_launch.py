@@ -2,8 +2,9 @@
 
 A kernel launched so may start before the one in front of it in the stream has ended, and must
 wait for it before it touches memory: ``wait`` returns once that one is complete and what it wrote
-is visible. Every kernel of this package waits first of all, so "complete" goes back through the
-whole stream. ``release`` lets the next kernel start its own set-up; it is called once a program's
+is visible. Every kernel of this package waits, with all threads that touch memory, so "complete"
+goes back through the whole stream. Before that it may only ask the L2 for what it will load
+(``prefetch``). ``release`` lets the next kernel start its own set-up; it is called once a program's
 last loads are under way, because a waiting kernel takes room on the SMs.
 """
 

@@ -78,6 +78,7 @@ def producer(a_desc, b_desc, buffers, sizes, S: gl.constexpr):
         cluster.come()
     if S.shares:
         cluster.meet()  # the others' barriers are there
+    gluon_wait()
     rank = gl.program_id(0) % S.programs
     a_map, b_map = rank, rank  # never used
     if S.one_buffer:
@@ -246,6 +247,7 @@ def consumer(a_desc, result, buffers, sizes, S: gl.constexpr, WHICH: gl.constexp
     layout: gl.constexpr = any_width.layout_of(S.block_n)
     if S.programs > 1:
         cluster.come()
+    gluon_wait()
     rank = gl.program_id(0) % S.programs
     told = rank, rank  # never used
     if S.shares:
@@ -398,7 +400,6 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
     if S.programs > 1:
         cluster.announce()
     fence_async_shared()
-    gluon_wait()
     buffers = (a_bufs, b_bufs, c_bufs, ready, empty, turns)
     sizes = (M, N, K, batches)
     result = (c_desc, c, (stride_cb, stride_cm, stride_cn, stride_cs),
