@@ -373,6 +373,38 @@ def test_few_rows_repeat_bit_for_bit(way, k):
                       skinny(rows, **changes), 100)
 
 
+#: Products that start before the kernel that writes their weights has ended.
+CHAINED = (skinny(8), skinny(8, 32, 512, num_stages=1, split_k=2),
+           KernelConfig("gemv", 8, 8, 256, num_stages=2),
+           KernelConfig("gemv", 8, 8, 1024, num_stages=3, split_k=2),
+           hopper(64, 64), hopper(64, 16, num_stages=8, cluster_k=2, swap_ab=1))
+
+
+@pytest.mark.parametrize("release", (0, 1))
+@pytest.mark.parametrize("config", CHAINED, ids=str)
+def test_weights_that_the_kernel_before_has_just_written_are_what_is_read(config, release):
+    m, n, k, rounds, device = 8, 4096, 2048, 20, current_device()
+    making = GemmProblem.contiguous(n, k, 64, layout="nt")
+    problem = GemmProblem.contiguous(m, n, k, layout="nt")
+    config = replace(config, dependent_launch=release)
+    write = bind_config(making, SPECS["tiled"].default(making, device), device)
+    read = bind_config(problem, config, device)
+    drawn = [draw(making, sets=1, seed=seed, device=torch.device("cuda"))[0]
+             for seed in range(rounds)]
+    weights = torch.empty(n, k, dtype=torch.bfloat16, device="cuda")
+    rows = draw(problem, sets=1, seed=0, device=torch.device("cuda"))[0].a
+    found = torch.full((2, rounds, m, n), float("nan"), dtype=torch.bfloat16, device="cuda")
+    for alone, results in enumerate(found):
+        for one, result in zip(drawn, results, strict=True):
+            write(one.a, one.b, weights)
+            if alone:
+                torch.cuda.synchronize()
+            read(rows, weights.t(), result)
+            if alone:
+                torch.cuda.synchronize()
+    assert torch.equal(*found) and not torch.equal(found[0, 0], found[0, 1])
+
+
 @pytest.mark.parametrize("k", (1, 7, 65, 1001))
 @pytest.mark.parametrize("kernel", SPECS)
 def test_rows_kept_apart_may_end_anywhere(kernel, k):
