@@ -29,7 +29,7 @@ def prefetch_columns(b, N, K, stride_bb, stride_bn, BLOCK_N: tl.constexpr, BLOCK
     num_n = tl.cdiv(N, BLOCK_N)
     program, split = tl.program_id(0), tl.program_id(1)
     col = (program % num_n) * BLOCK_N
-    k = split * tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K) * BLOCK_K
+    k = (split * tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K)).to(tl.int64) * BLOCK_K
     columns = tl.minimum(BLOCK_N, N - col)
     if (program + split * tl.num_programs(0) >= PROGRAMS) | (k >= K):
         columns = 0
@@ -37,5 +37,6 @@ def prefetch_columns(b, N, K, stride_bb, stride_bn, BLOCK_N: tl.constexpr, BLOCK
     at = b + ((program // num_n).to(tl.int64) * stride_bb + col * apart + k)
     tl.inline_asm_elementwise(
         _ROW_A_THREAD, "=r,l,l,r,r",
-        [at.to(tl.int64, bitcast=True), apart * SIZE, columns, tl.minimum(BYTES, (K - k) * SIZE)],
+        [at.to(tl.int64, bitcast=True), apart * SIZE, columns,
+         (tl.minimum(BYTES // SIZE, K - k) * SIZE).to(tl.int32)],
         dtype=tl.int32, is_pure=False, pack=1)
