@@ -314,8 +314,8 @@ def test_weights_along_k_are_asked_for_before_the_wait(arch, config, problem):
 @pytest.mark.parametrize(("arch", "config", "problem"), (
     (80, STREAM, THIN), (90, ALONG_N, replace(THIN, layout="nn")),
     (90, STREAM, replace(THIN, align_b=8)), (90, STREAM, replace(THIN, k=THIN.k + 4))), ids=str)
-def test_weights_that_are_no_stretches_of_16_bytes_or_of_a_kernel_that_does_not_wait_are_not(
-        arch, config, problem):
+def test_weights_in_no_stretches_of_16_bytes_or_with_no_wait_are_not_asked_for(arch, config,
+                                                                              problem):
     launch = launches_of(problem, config, representative(arch))[0]
     assert dict(launch.constants)["PREFETCH"] == 0
     binary, opcodes = main_of(Case(arch, config, problem))
