@@ -296,27 +296,12 @@ def test_a_kernel_that_may_start_early_waits_before_it_touches_memory(case):
 _PREFETCH_OR_WAIT = re.compile(r"\bUBLKPF\b|\bACQBULK\b")
 
 
-@pytest.mark.parametrize(("arch", "config", "problem"), (
-    (90, SKINNY, FEW), (90, replace(SKINNY, dependent_launch=0), FEW),
-    (90, replace(SKINNY_SWAPPED, split_k=2), COLUMNS), (90, STREAM, replace(THIN, batch=3)),
-    (90, replace(STREAM, swap_ab=1), TALL), (100, STREAM, THIN),
-    (90, STREAM, replace(THIN, dtype_a="fp32", dtype_b="fp32", dtype_out="fp32"))), ids=str)
-def test_weights_along_k_are_asked_for_before_the_wait(arch, config, problem):
-    binary, _ = main_of(Case(arch, config, problem))
+@pytest.mark.parametrize(("config", "problem"), (
+    (SKINNY, FEW), (replace(SKINNY, dependent_launch=0), FEW),
+    (replace(SKINNY_SWAPPED, split_k=2), COLUMNS), (SKINNY, replace(FEW, batch=3))), ids=str)
+def test_skinny_asks_for_weights_before_it_waits(config, problem):
+    binary, _ = main_of(Case(90, config, problem))
     order = [match.group() for match in _PREFETCH_OR_WAIT.finditer(disassembled(binary))]
     assert order == ["UBLKPF", "ACQBULK"]
-    launch = launches_of(problem, config, representative(arch))[0]
-    constants = dict(launch.constants)
-    assert constants["PREFETCHERS"] == 4 * representative(arch).num_sms
-    assert constants["PREFETCH"] == 1024
-
-
-@pytest.mark.parametrize(("arch", "config", "problem"), (
-    (80, STREAM, THIN), (90, ALONG_N, replace(THIN, layout="nn")),
-    (90, STREAM, replace(THIN, align_b=8)), (90, STREAM, replace(THIN, k=THIN.k + 4))), ids=str)
-def test_weights_in_no_stretches_of_16_bytes_or_with_no_wait_are_not_asked_for(arch, config,
-                                                                              problem):
-    launch = launches_of(problem, config, representative(arch))[0]
-    assert dict(launch.constants)["PREFETCH"] == 0
-    binary, opcodes = main_of(Case(arch, config, problem))
-    assert not count(opcodes, "UBLKPF", "CCTL")
+    launch = launches_of(problem, config, representative(90))[0]
+    assert dict(launch.constants)["PREFETCHERS"] == 4 * representative(90).num_sms

@@ -17,7 +17,6 @@ from tritongemm.kernels.launch import (
     dependence,
     divisor_of,
     operand_strides,
-    prefetched,
 )
 from tritongemm.kernels.reduce import (
     REDUCE_BYTES,
@@ -161,7 +160,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         ("STAGES", config.num_stages),
         ("EVEN_K", k % config.block_k == 0 and steps % split == 0),
         ("INDEX64", g.max_offset(problem) >= 2**31 or m * n >= 2**31),
-        *prefetched(problem, device), *epilogue)
+        *epilogue)
     programs = -(-m // config.block_m) * -(-n // config.block_n) * problem.batch
     product = Launch(
         "tritongemm.kernels.device.gemv", "gemv", (*arguments, *extra), constants,

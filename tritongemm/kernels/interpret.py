@@ -37,8 +37,6 @@ def interpret(launch: Launch, operands: Mapping[str, torch.Tensor],
         raise LaunchError("TRITON_INTERPRET=1 must be set before the kernels are loaded")
     values: dict[str, object] = dict(launch.constants)
     values["SYMBOL"], values["DEPENDENT"] = launch.symbol, False
-    if "PREFETCH" in values:
-        values["PREFETCH"] = 0  # PTX, which the interpreter cannot run
     if "INTERPRETED" in values:
         values["INTERPRETED"] = True
     for x in launch.arguments:

@@ -13,11 +13,6 @@ from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.problem import EPILOGUES, FULL_ALIGNMENT, GemmProblem, alignment, dtype_of
 
-#: Bytes of each of its columns that a program asks the L2 for before it waits, and programs per SM
-#: that do, the first ones. Measured on an H200: 2,048 bytes are as good, 4,096 and all programs of
-#: a long grid cost more than they give (perf/HOPPER.md).
-_PREFETCHED, _PREFETCHERS = 1024, 4
-
 
 @dataclass(frozen=True)
 class Geometry:
@@ -206,19 +201,6 @@ def dependence(config: KernelConfig, device: DeviceSpec) -> dict[str, Any]:
     """``waits``, ``dependent`` and ``release`` of a config's launches: only from sm_90 on."""
     waits = device.arch >= 90
     return {"waits": waits, "dependent": waits, "release": config.dependent_launch * waits}
-
-
-def prefetched(problem: GemmProblem, device: DeviceSpec) -> tuple[tuple[str, int], ...]:
-    """The constants ``PREFETCH``, bytes of each column of B that a program asks the L2 for before
-    it waits, and ``PREFETCHERS``, the programs that do. ``problem``: as computed.
-
-    0 bytes for a kernel that does not wait, and where a column is no stretch of 16-byte units. A
-    step of K must be of such units too, which rules about whole lines see to.
-    """
-    stretches = (problem.layout[1] == "t" and problem.align_b == FULL_ALIGNMENT
-                 and problem.k * dtype_of(problem.dtype_b).itemsize % FULL_ALIGNMENT == 0)
-    bytes_ = _PREFETCHED if stretches and device.arch >= 90 else 0
-    return (("PREFETCH", bytes_), ("PREFETCHERS", _PREFETCHERS * device.num_sms if bytes_ else 0))
 
 
 def operand_strides(g: Geometry, block_k: int, align_a: int, align_b: int) -> tuple[Scalar, ...]:

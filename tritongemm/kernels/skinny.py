@@ -15,7 +15,6 @@ from tritongemm.kernels.launch import (
     Scalar,
     dependence,
     divisor_of,
-    prefetched,
 )
 from tritongemm.kernels.reduce import (
     REDUCE_BYTES,
@@ -31,6 +30,9 @@ from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
 
 #: Rows of A at most: more are for tiles that share what they load.
 MAX_ROWS = 32
+#: Programs per SM that ask the L2 for weights before they wait, the first ones: as measured on an
+#: H200 with weights of which nothing is left in the cache (perf/HOPPER.md).
+_PREFETCHERS = 4
 #: Elements along K that a warp's threads load at once, 16 bytes each, of one column.
 _LOAD = 32
 #: Registers of addresses and counts, and the most that :func:`registers_needed` may come to: as
@@ -77,7 +79,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         ("WARP_K", config.block_k // config.num_warps), ("SPLIT_K", split),
         ("STAGES", config.num_stages),
         ("EVEN_K", problem.k % config.block_k == 0 and steps % split == 0),
-        *prefetched(problem, device), *epilogue)
+        ("PREFETCHERS", _PREFETCHERS * device.num_sms), *epilogue)
     product = Launch(
         "tritongemm.kernels.device.skinny", "skinny", (*arguments, *extra), constants,
         (-(-problem.n // config.block_n) * problem.batch, split, 1), config.num_warps, 1,

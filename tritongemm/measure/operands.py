@@ -29,8 +29,13 @@ _BASE_BYTES = 256
 #: NaN bytes after each set, at least.
 _GUARD_BYTES = 256
 MOST_SETS = 1000
-#: The sets together exceed this many times the cache, or the cache counts as warm.
-CACHE_MULTIPLE = 3
+#: The sets together exceed this many times the cache, where so many are not too many. A cache that
+#: threw out what is oldest would keep nothing of sets three times its size. The L2 of an H200, with
+#: requests of some kinds, keeps up to 13 % of them; from here on times change no more
+#: (perf/HOPPER.md).
+CACHE_MULTIPLE = 24
+#: Sets that together do not exceed this many times the cache leave it warm.
+WARM_MULTIPLE = 3
 #: Elements that one step of a count widens: bounds the scratch memory (2 GiB).
 _COUNTED = 2**28
 #: Alpha of a product that is only scaled.
@@ -67,17 +72,19 @@ class Rotation(NamedTuple):
     cold: bool
 
 
-def sets_for(problem: GemmProblem, l2_bytes: int, *, free_bytes: int | None = None) -> Rotation:
-    """Sets of ``problem`` that total more than three times a cache of ``l2_bytes``.
+def sets_for(problem: GemmProblem, l2_bytes: int, *, free_bytes: int | None = None,
+             most: int = MOST_SETS) -> Rotation:
+    """Sets of ``problem`` that total more than 24 times a cache of ``l2_bytes``.
 
-    At least 2, at most 1,000, and within half of ``free_bytes`` (then one may remain).
+    At least 2, at most ``most``, and within half of ``free_bytes`` (then one may remain); cold from
+    three times the cache on.
     """
     each = max(problem.bytes(), 1)
     wanted = CACHE_MULTIPLE * l2_bytes // each + 1
-    sets = min(max(wanted, 2), MOST_SETS)
+    sets = min(max(wanted, 2), most)
     if free_bytes is not None:
         sets = max(1, min(sets, free_bytes // 2 // each))
-    return Rotation(sets, sets * each > CACHE_MULTIPLE * l2_bytes)
+    return Rotation(sets, sets * each > WARM_MULTIPLE * l2_bytes)
 
 
 class _Pool:

@@ -296,9 +296,7 @@ class ProblemBench:
 
     def _rotation(self) -> Rotation:
         if not self._on_gpu:
-            rotation = sets_for(self.problem, host.cache_bytes())
-            return (rotation if rotation.sets <= _MOST_HOST_SETS
-                    else Rotation(_MOST_HOST_SETS, False))
+            return sets_for(self.problem, host.cache_bytes(), most=_MOST_HOST_SETS)
         free = torch.cuda.mem_get_info()[0]
         free += torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         return sets_for(self.problem, devices.cuda_device(self.device.index).l2_bytes,

@@ -12,7 +12,6 @@ import triton.language as tl
 
 from tritongemm.kernels.device.dependent_launch import release, wait
 from tritongemm.kernels.device.epilogue import finish, load_d
-from tritongemm.kernels.device.prefetch import prefetch_columns
 from tritongemm.kernels.device.symbol import symbol
 
 
@@ -51,8 +50,8 @@ def gemv(a, b, c, M, N, K, stride_ab, stride_am, stride_ak, stride_bb, stride_bk
          stride_dn, VEC_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
          BLOCK_K: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, VEC_K: tl.constexpr,
          SPLIT_K: tl.constexpr, STAGES: tl.constexpr, EVEN_K: tl.constexpr, INDEX64: tl.constexpr,
-         PREFETCH: tl.constexpr, PREFETCHERS: tl.constexpr, ADDEND: tl.constexpr,
-         ACTIVATION: tl.constexpr, DEPENDENT: tl.constexpr, SYMBOL: tl.constexpr):
+         ADDEND: tl.constexpr, ACTIVATION: tl.constexpr, DEPENDENT: tl.constexpr,
+         SYMBOL: tl.constexpr):
     """C[batch, M, N] = A[batch, M, K] @ B[batch, K, N] and its epilogue, M at most BLOCK_M; with
     SPLIT_K > 1, C is [SPLIT_K, batch, M, N] float32 and each part holds the sum over its steps of
     K. BLOCK_K is a multiple of LANES * VEC_K, what the threads load at a time.
@@ -61,9 +60,6 @@ def gemv(a, b, c, M, N, K, stride_ab, stride_am, stride_ak, stride_bb, stride_bk
     this one's, so that ptxas cannot put a load off to save registers; from 3 on B goes through
     STAGES - 1 buffers in shared memory, asynchronously.
     """
-    if PREFETCH > 0:
-        prefetch_columns(b, N, K, stride_bb, stride_bn, BLOCK_N, BLOCK_K, SPLIT_K, PREFETCH,
-                         PREFETCHERS)
     if DEPENDENT:
         wait()
     num_n = tl.cdiv(N, BLOCK_N)

@@ -108,8 +108,8 @@ def skinny(a, b, c, M, N, K, stride_ab, stride_am, stride_bb, stride_bn, stride_
            stride_cn, stride_cs, d, alpha, beta, stride_db, stride_dm, stride_dn,
            BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, WARPS: gl.constexpr, WARP_K: gl.constexpr,
            SPLIT_K: gl.constexpr, STAGES: gl.constexpr, EVEN_K: gl.constexpr,
-           PREFETCH: gl.constexpr, PREFETCHERS: gl.constexpr, ADDEND: gl.constexpr,
-           ACTIVATION: gl.constexpr, RELEASE: gl.constexpr, SYMBOL: gl.constexpr):
+           PREFETCHERS: gl.constexpr, ADDEND: gl.constexpr, ACTIVATION: gl.constexpr,
+           RELEASE: gl.constexpr, SYMBOL: gl.constexpr):
     """C[batch, M, N] = A[batch, M, K] @ B[batch, K, N] and its epilogue, M at most BLOCK_M, both
     operands contiguous along K; with SPLIT_K > 1, C is [SPLIT_K, batch, M, N] float32."""
     threads: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
@@ -120,9 +120,7 @@ def skinny(a, b, c, M, N, K, stride_ab, stride_am, stride_bb, stride_bn, stride_
     B_ROWS: gl.constexpr = BLOCK_N // 8
     SUMS: gl.constexpr = BLOCK_M * BLOCK_N // 32
     PASSING: gl.constexpr = ".L1::evict_first.L2::128B"  # B is read once, A by all programs
-    if PREFETCH > 0:
-        prefetch_columns(b, N, K, stride_bb, stride_bn, BLOCK_N, STEP, SPLIT_K, PREFETCH,
-                         PREFETCHERS)
+    prefetch_columns(b, N, K, stride_bb, stride_bn, BLOCK_N, STEP, SPLIT_K, PREFETCHERS)
     gluon_wait()
     num_n = gl.cdiv(N, BLOCK_N)
     program = gl.program_id(0)
