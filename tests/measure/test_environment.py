@@ -42,6 +42,7 @@ def test_a_commit_does_not_make_times_stale_but_a_driver_does(record):
     assert fingerprint(record) == fingerprint({**record, "git_revision": "0" * 40, "python": "4"})
     assert fingerprint(record) != fingerprint({**record, "driver": "0.0"})
     assert fingerprint(record) != fingerprint({**record, "triton": "0.0"})
+    assert fingerprint(record) != fingerprint({**record, "cache_multiple": 3})
 
 
 def test_a_devices_times_do_not_depend_on_the_cpu_and_a_hosts_do(record):

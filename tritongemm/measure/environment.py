@@ -16,18 +16,21 @@ from pathlib import Path
 from tritongemm.measure import clocks
 
 #: What must be equal for two times to be comparable.
-_COMPARABLE = ("device", "arch", "driver", "cuda", "torch", "triton", "cpu")
+_COMPARABLE = ("device", "arch", "driver", "cuda", "torch", "triton", "cpu", "cache_multiple")
 _PACKAGES = ("tritongemm", "torch", "triton", "numpy", "cuda-core", "cuda-bindings",
              "nvidia-ml-py", "numba")
 
 
 def capture(index: int | None = None) -> dict[str, object]:
-    """Versions of Python, packages, CUDA and driver; device; git revision of a checkout.
+    """Versions of Python, packages, CUDA and driver; device; git revision of a checkout; how many
+    times the cache the operands that are rotated over total (``cache_multiple``).
 
     Args:
         index: the CUDA device; by default the current one. Without CUDA the device is the CPU.
     """
     import torch
+
+    from tritongemm.measure.operands import CACHE_MULTIPLE
 
     record: dict[str, object] = {
         "python": platform.python_version(),
@@ -39,6 +42,7 @@ def capture(index: int | None = None) -> dict[str, object]:
         "cuda": torch.version.cuda,
         "driver": clocks.driver_version(),
         "cpu": _cpu_model(),
+        "cache_multiple": CACHE_MULTIPLE,
         **_revision(),
     }
     if torch.cuda.is_available():
@@ -55,7 +59,8 @@ def capture(index: int | None = None) -> dict[str, object]:
 
 
 def fingerprint(environment: Mapping[str, object]) -> str:
-    """12 hex digits of what makes times comparable: device, driver, CUDA, torch, triton, CPU.
+    """12 hex digits of what makes times comparable: device, driver, CUDA, torch, triton, CPU, and
+    how cold the operands are.
 
     The revision is not among it: a commit does not make every measured time stale.
     """
