@@ -35,7 +35,7 @@ from tritongemm.problem import (
     EPILOGUES,
     LAYOUTS,
     GemmProblem,
-    alignment,
+    divisor_of,
     dtype_of,
     epilogue_of,
 )
@@ -106,11 +106,12 @@ def test_a_problem_that_cannot_exist_is_refused(changes, says):
         replace(GemmProblem(8, 8, 8), **changes)
 
 
-@given(st.integers(0, 2**40))
-def test_alignment_divides_and_is_the_most_up_to_16_bytes(value):
-    found = alignment(value)
-    assert value % found == 0 and found in (1, 2, 4, 8, 16)
-    assert found == 16 or value % (2 * found)
+@given(st.integers(0, 2**40), st.sampled_from((1, 2, 4, 8, 16, 64)))
+def test_a_divisor_divides_and_is_the_largest_up_to_its_limit(value, limit):
+    found = divisor_of(value, limit)
+    assert value % found == 0 and found <= limit and found & (found - 1) == 0
+    assert found == limit or value % (2 * found) != 0
+    assert divisor_of(value) == min(divisor_of(value, 64), 16)
 
 
 @given(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 5000), st.sampled_from(LAYOUTS),

@@ -111,10 +111,10 @@ def epilogue_of(name: str) -> Epilogue:
         ) from None
 
 
-def alignment(value: int) -> int:
-    """The largest power of two, at most 16, that divides ``value`` (16 for 0)."""
+def divisor_of(value: int, limit: int = FULL_ALIGNMENT) -> int:
+    """The largest power of two up to ``limit`` that divides ``value`` (``limit`` for 0)."""
     low = value & -value
-    return FULL_ALIGNMENT if low == 0 or low > FULL_ALIGNMENT else low
+    return limit if low == 0 or low > limit else low
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +181,8 @@ class GemmProblem:
                       epilogue=epilogue, precision=precision)
         size, size_out = dtype_of(dtype).itemsize, dtype_of(problem.dtype_out).itemsize
         lead_a, lead_b = problem.leading_dimensions()
-        return replace(problem, align_a=alignment(lead_a * size), align_b=alignment(lead_b * size),
-                       align_c=alignment(n * size_out))
+        return replace(problem, align_a=divisor_of(lead_a * size),
+                       align_b=divisor_of(lead_b * size), align_c=divisor_of(n * size_out))
 
     def leading_dimensions(self) -> tuple[int, int]:
         """Elements between rows of A and of B as stored, without gaps."""

@@ -16,10 +16,10 @@ from tritongemm.kernels import SPECS, violation
 from tritongemm.kernels.compile import binary_key, launches_of
 from tritongemm.kernels.driver import _fields
 from tritongemm.kernels.ladder import RUNG_SPECS
-from tritongemm.kernels.launch import Descriptor, Geometry, Number, Pointer, Scalar, divisor_of
+from tritongemm.kernels.launch import Descriptor, Geometry, Number, Pointer, Scalar
 from tritongemm.kernels.padding import pad_operands, padded_bytes
 from tritongemm.kernels.symbol import symbol_of
-from tritongemm.problem import EPILOGUES, LAYOUTS, GemmProblem, alignment, dtype_of
+from tritongemm.problem import EPILOGUES, LAYOUTS, GemmProblem, divisor_of, dtype_of
 
 H200 = representative(90)
 CONFIGS = {
@@ -155,13 +155,6 @@ def test_tritons_own_cache_knows_a_kernel_by_all_device_code_too(monkeypatch, co
     assert seen[0] == seen[2] != seen[1]
 
 
-@given(st.integers(0, 2**40), st.sampled_from((1, 2, 4, 8, 16)))
-def test_a_divisor_divides_and_is_the_largest_up_to_its_limit(value, limit):
-    found = divisor_of(value, limit)
-    assert value % found == 0 and found <= limit and found & (found - 1) == 0
-    assert found == limit or value % (2 * found) != 0
-
-
 @st.composite
 def operands(draw) -> tuple[GemmProblem, Geometry]:
     """A problem and strides such as torch may hand over, with the alignment that they have."""
@@ -178,7 +171,7 @@ def operands(draw) -> tuple[GemmProblem, Geometry]:
         lead = (cols if letter == "n" else rows) * inner + draw(gap)
         whole = (rows if letter == "n" else cols) * lead + draw(gap)
         align = max(size, draw(base))
-        align = min(align, alignment(lead * size), alignment(whole * size))
+        align = min(align, divisor_of(lead * size), divisor_of(whole * size))
         if inner != 1:
             align = size
         outer_inner = (lead, inner) if letter == "n" else (inner, lead)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st  # noqa: E402
 
 from tritongemm.errors import ProblemError  # noqa: E402
 from tritongemm.measure.operands import MOST_SETS, draw, sets_for  # noqa: E402
-from tritongemm.problem import GemmProblem, alignment  # noqa: E402
+from tritongemm.problem import GemmProblem, divisor_of  # noqa: E402
 
 
 def aligned_to(tensor, leading: int) -> int:
@@ -20,7 +20,7 @@ def aligned_to(tensor, leading: int) -> int:
     value = tensor.data_ptr() | leading * size
     if tensor.dim() == 3:
         value |= tensor.stride(0) * size
-    return alignment(value)
+    return divisor_of(value)
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])

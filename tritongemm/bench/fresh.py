@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from tritongemm.errors import UsageError
+from tritongemm.problem import divisor_of
 from tritongemm.records.suites import Shape, known_suites, read_suite, suite_path
 
 #: Drawing gives up after this many repeats in a row: the family has no more shapes.
@@ -143,7 +144,7 @@ def _moved(size: int, rng: random.Random, largest: int) -> int:
     """``size`` times a factor from 0.7 to 1.4, with the same power of two in it (at most 64)."""
     if size < _SMALL:
         return size
-    step = min(size & -size, _GRID)
+    step = divisor_of(size, _GRID)
     factor = math.exp(rng.uniform(-math.log(1.4), math.log(1.4)))
     parts = max(round(min(size * factor, largest) / step), 1)
     if step < _GRID and parts % 2 == 0:

@@ -11,9 +11,9 @@ from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.kernels import spec_named
 from tritongemm.kernels.compile import BuildReport, build_launches
-from tritongemm.kernels.launch import Launch, Pointer, Scalar, divisor_of
+from tritongemm.kernels.launch import Launch, Pointer, Scalar
 from tritongemm.ops.plan import bind_config
-from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
+from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, divisor_of, dtype_of
 
 _BLOCK = 1024
 _OPERANDS = ("product", "c", "scalars")

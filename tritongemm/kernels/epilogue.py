@@ -7,8 +7,8 @@ argument more and compiles to the same code as a kernel that knows of none.
 
 from __future__ import annotations
 
-from tritongemm.kernels.launch import Argument, Geometry, Number, Pointer, Scalar, divisor_of
-from tritongemm.problem import EPILOGUES, GemmProblem, dtype_of
+from tritongemm.kernels.launch import Argument, Geometry, Number, Pointer, Scalar
+from tritongemm.problem import EPILOGUES, GemmProblem, divisor_of, dtype_of
 
 _PARAMETERS = ("d", "alpha", "beta", "stride_db", "stride_dm", "stride_dn")
 Constants = tuple[tuple[str, object], ...]

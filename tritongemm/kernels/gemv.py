@@ -15,7 +15,6 @@ from tritongemm.kernels.launch import (
     Pointer,
     Scalar,
     dependence,
-    divisor_of,
     operand_strides,
 )
 from tritongemm.kernels.reduce import (
@@ -28,7 +27,7 @@ from tritongemm.kernels.reduce import (
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.swap import computed, swapped_geometry
 from tritongemm.kernels.symbol import symbol_of
-from tritongemm.problem import GemmProblem, dtype_of
+from tritongemm.problem import GemmProblem, divisor_of, dtype_of
 
 #: Rows of A that a thread multiplies what it loads of B with: more are for tensor cores.
 MAX_ROWS = 8

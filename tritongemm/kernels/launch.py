@@ -11,7 +11,7 @@ from typing import Any
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
-from tritongemm.problem import EPILOGUES, FULL_ALIGNMENT, GemmProblem, alignment, dtype_of
+from tritongemm.problem import EPILOGUES, FULL_ALIGNMENT, GemmProblem, divisor_of, dtype_of
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Geometry:
         db, dm, dn = {"bias": (0, 0, 1), "add": (walked * m * n, n, 1)}.get(
             EPILOGUES[problem.epilogue].addend, (0, 0, 0))
         return cls(walked * m * k, am, ak, walked * k * n, bk, bn, walked * m * n, n, 1, db, dm, dn,
-                   alignment(dm * dtype_of(problem.dtype_out).itemsize))
+                   divisor_of(dm * dtype_of(problem.dtype_out).itemsize))
 
     def max_offset(self, problem: GemmProblem) -> int:
         """The largest element offset inside one matrix of the batch."""
@@ -218,9 +218,3 @@ def operand_strides(g: Geometry, block_k: int, align_a: int, align_b: int) -> tu
         Scalar("stride_bk", g.bk, divisor_of(g.bk, align_b), fold=True,
                wide=block_k * g.bk >= 2**31),
         Scalar("stride_bn", g.bn, divisor_of(g.bn, align_b), fold=True))
-
-
-def divisor_of(value: int, limit: int = 16) -> int:
-    """The largest power of two up to ``limit`` that divides ``value``."""
-    low = value & -value
-    return limit if low == 0 or low > limit else low

@@ -14,12 +14,11 @@ from tritongemm.kernels.launch import (
     Pointer,
     Scalar,
     dependence,
-    divisor_of,
 )
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.symbol import symbol_of
 from tritongemm.kernels.tensor_map import batched, stored_operand, tma_store
-from tritongemm.problem import EPILOGUES, GemmProblem, dtype_of
+from tritongemm.problem import EPILOGUES, GemmProblem, divisor_of, dtype_of
 
 
 def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:

@@ -13,10 +13,9 @@ from tritongemm.kernels.launch import (
     Pointer,
     Scalar,
     dependence,
-    divisor_of,
 )
 from tritongemm.kernels.symbol import epilogue_words
-from tritongemm.problem import GemmProblem, dtype_of
+from tritongemm.problem import GemmProblem, divisor_of, dtype_of
 
 #: Elements of the result that a program of 128 threads adds, and parts of them that it loads.
 _MAX_BLOCK, _MIN_BLOCK, _LOADS = 1024, 64, 8192

@@ -14,7 +14,6 @@ from tritongemm.kernels.launch import (
     Pointer,
     Scalar,
     dependence,
-    divisor_of,
 )
 from tritongemm.kernels.reduce import (
     REDUCE_BYTES,
@@ -26,7 +25,7 @@ from tritongemm.kernels.reduce import (
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.swap import computed, swapped_geometry
 from tritongemm.kernels.symbol import symbol_of
-from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
+from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, divisor_of, dtype_of
 
 #: Rows of A at most: more are for tiles that share what they load.
 MAX_ROWS = 32

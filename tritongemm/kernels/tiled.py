@@ -14,13 +14,12 @@ from tritongemm.kernels.launch import (
     Pointer,
     Scalar,
     dependence,
-    divisor_of,
     operand_strides,
 )
 from tritongemm.kernels.reduce import partials_bytes, reduce_launch, split_to_fill, target_of
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.symbol import symbol_of
-from tritongemm.problem import GemmProblem, dtype_of
+from tritongemm.problem import GemmProblem, divisor_of, dtype_of
 
 
 def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:

@@ -17,7 +17,6 @@ from tritongemm.kernels.launch import (
     Launch,
     Scalar,
     dependence,
-    divisor_of,
 )
 from tritongemm.kernels.padding import copied, pad_operands, padded_bytes
 from tritongemm.kernels.reduce import partials_bytes, reduce_launch, split_to_fill, target_of
@@ -25,7 +24,7 @@ from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.swap import swapped, swapped_geometry
 from tritongemm.kernels.symbol import symbol_of
 from tritongemm.kernels.tensor_map import batched, loaded_in, stored_operand, tma_store
-from tritongemm.problem import EPILOGUES, FULL_ALIGNMENT, GemmProblem, dtype_of
+from tritongemm.problem import EPILOGUES, FULL_ALIGNMENT, GemmProblem, divisor_of, dtype_of
 
 _MAX_STAGES = 12
 

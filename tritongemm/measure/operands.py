@@ -19,7 +19,7 @@ from tritongemm.errors import ProblemError
 from tritongemm.problem import (
     FULL_ALIGNMENT,
     GemmProblem,
-    alignment,
+    divisor_of,
     epilogue_of,
     torch_dtype,
 )
@@ -98,8 +98,10 @@ class _Pool:
                                "no tensor is aligned so")
         # Rows that are too close for the alignment are kept apart; then, if all would be better
         # aligned than stated, the base moves off.
-        lead = cols if align <= alignment(cols * size) else -(-cols * size // align) * align // size
-        offset = align // size if align < alignment(lead * size) else 0
+        lead = cols
+        if align > divisor_of(cols * size):
+            lead = -(-cols * size // align) * align // size
+        offset = align // size if align < divisor_of(lead * size) else 0
         used = offset + batch * rows * lead
         stride = -(-(used * size + _GUARD_BYTES) // _BASE_BYTES) * _BASE_BYTES // size
         self.storage = torch.full((sets * stride,), math.nan, dtype=dtype, device=device)

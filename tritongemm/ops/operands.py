@@ -17,7 +17,7 @@ from tritongemm.problem import (
     MAX_EXTENT,
     NOTHING_TO_MULTIPLY,
     GemmProblem,
-    alignment,
+    divisor_of,
     dtype_of,
 )
 
@@ -275,9 +275,9 @@ def _rows(form: Form, index: int, strides: Strides, rows: int, cols: int, base: 
     batch, row, col = strides
     if col != 1 and cols > 1:
         return size
-    found = alignment(base)
+    found = divisor_of(base)
     if rows > 1:
-        found = min(found, alignment(row * size))
+        found = min(found, divisor_of(row * size))
     if form.batch > 1:
-        found = min(found, alignment(batch * size))
-    return min(found, *(alignment(part[index] * size) for part in form.parts))
+        found = min(found, divisor_of(batch * size))
+    return min(found, *(divisor_of(part[index] * size) for part in form.parts))

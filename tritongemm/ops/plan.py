@@ -17,7 +17,7 @@ from tritongemm.device import DeviceSpec
 from tritongemm.errors import LaunchError
 from tritongemm.kernels.compile import BuildReport, build_launches, launches_of
 from tritongemm.kernels.launch import Geometry
-from tritongemm.problem import GemmProblem, alignment, epilogue_of
+from tritongemm.problem import GemmProblem, divisor_of, epilogue_of
 
 if TYPE_CHECKING:
     from tritongemm.kernels.driver import Launcher
@@ -193,4 +193,4 @@ def strides_of_d(d: torch.Tensor) -> tuple[int, int, int, int]:
     size = d.element_size()
     if column > 1:
         return batch, row, column, size
-    return batch, row, column, alignment(d.data_ptr() | batch * size | row * size)
+    return batch, row, column, divisor_of(d.data_ptr() | batch * size | row * size)

@@ -12,8 +12,7 @@ import numpy as np
 
 from tritongemm.config import KernelConfig
 from tritongemm.kernels import SPECS
-from tritongemm.kernels.launch import divisor_of
-from tritongemm.problem import GemmProblem, dtype_of
+from tritongemm.problem import GemmProblem, divisor_of, dtype_of
 from tritongemm.selection.work import NUMBERS
 
 _KERNELS = tuple(sorted(SPECS))

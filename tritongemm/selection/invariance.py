@@ -19,7 +19,7 @@ from tritongemm.device import DeviceSpec
 from tritongemm.errors import UnsupportedError
 from tritongemm.kernels import gluon_support, violation
 from tritongemm.kernels.constraints import WASTE
-from tritongemm.problem import GemmProblem, alignment, dtype_of
+from tritongemm.problem import GemmProblem, divisor_of, dtype_of
 from tritongemm.selection import shipped
 from tritongemm.selection.model import model_for
 from tritongemm.selection.work import keeps_to_the_budget
@@ -47,9 +47,9 @@ def _of_every_m(problem: GemmProblem) -> GemmProblem:
     """``problem`` with the M that stands for all, and the alignment that A has at every M: one row
     is aligned as its base is, several as their leading dimension allows; the same of C."""
     size, out = dtype_of(problem.dtype_a).itemsize, dtype_of(problem.dtype_out).itemsize
-    rows = alignment(problem.k * size) if problem.layout[0] == "n" else size
+    rows = divisor_of(problem.k * size) if problem.layout[0] == "n" else size
     return replace(problem, m=STAND_INS[-1], align_a=min(problem.align_a, rows),
-                   align_c=min(problem.align_c, alignment(problem.n * out)))
+                   align_c=min(problem.align_c, divisor_of(problem.n * out)))
 
 
 @functools.lru_cache(maxsize=1024)
