@@ -8,7 +8,7 @@ looks, the kernel in front may still be writing them.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-#: Of each column: a line. With 1,024 bytes the same kernels took 1 to 3 % longer on an H200
+#: Of each column: a line. With 1,024 bytes the same kernels took up to 4 % longer on an H200
 #: (perf/HOPPER.md).
 BYTES = gl.constexpr(128)
 #: A column for each thread: its address, if there are so many columns, and its bytes.
