@@ -51,29 +51,39 @@ def blocks(**changes):
 
 def test_blocks_alternate_and_each_lasts_as_long_as_asked():
     timer = Timer()
-    blocks().compare(Timed("a", 2000.0), Timed("b", 1000.0), timer, Counter())
+    blocks().compare([Timed("a", 2000.0), Timed("b", 1000.0)], timer, Counter())
     assert [name for name, _ in timer.log] == ["a", *"abbaabba"]
     assert dict(timer.log[1:]) == {"a": 5, "b": 10}
 
 
 def test_the_ratio_is_of_neighbouring_blocks_and_drift_cancels():
-    found = blocks().compare(Timed("a", 2000.0), Timed("b", 1000.0), Timer(), Counter())
-    assert found.pairs == 4
-    assert found.ratio.low < found.ratio.value < found.ratio.high
-    assert found.ratio.value == pytest.approx(2.0, rel=1e-3)
+    a, b = blocks().compare([Timed("a", 2000.0), Timed("b", 1000.0)], Timer(), Counter())
+    assert b.pairs == 4
+    assert b.ratio.low < b.ratio.value < b.ratio.high
+    assert b.ratio.value == pytest.approx(2.0, rel=1e-3)
+    assert a.ratio.value == a.ratio.low == a.ratio.high == 1.0
+
+
+def test_several_run_forth_and_back_so_that_drift_cancels_for_each():
+    timer = Timer()
+    found = blocks(cycles=1).compare(
+        [Timed("a", 2000.0), Timed("b", 1000.0), Timed("c", 500.0)], timer, Counter())
+    assert [name for name, _ in timer.log] == ["a", *"abccba"]
+    assert [one.ratio.value for one in found] == [pytest.approx(x, rel=1e-3) for x in (1, 2, 4)]
 
 
 def test_energy_is_of_one_call_and_the_card_is_read_inside_a_block():
-    found = blocks().compare(Timed("a", 2000.0), Timed("b", 1000.0), Timer(), Counter())
-    assert found.a.energy_mj == pytest.approx(100 / (2 * 5))
-    assert found.b.energy_mj == pytest.approx(100 / (2 * 10))
-    assert found.a.reading.throttled == "sw_power_cap"
+    a, b = blocks().compare([Timed("a", 2000.0), Timed("b", 1000.0)], Timer(), Counter())
+    assert a.energy_mj == pytest.approx(100 / (2 * 5))
+    assert b.energy_mj == pytest.approx(100 / (2 * 10))
+    assert a.reading.throttled == "sw_power_cap"
 
 
 def test_without_a_counter_there_is_no_energy():
-    found = blocks(cycles=1).compare(Timed("a", 2000.0), Timed("b", 1000.0), Timer(), Sampler())
-    assert found.a.energy_mj is None and found.pairs == 2
+    a, b = blocks(cycles=1).compare([Timed("a", 2000.0), Timed("b", 1000.0)], Timer(), Sampler())
+    assert a.energy_mj is None and b.pairs == 2
 
 
 def test_the_cost_is_stated():
-    assert PowerBlocks(block_s=0.5, warm_s=1.0, cycles=2).cost_s == 5.0
+    assert PowerBlocks(block_s=0.5, warm_s=1.0, cycles=2).cost_s() == 5.0
+    assert PowerBlocks(block_s=0.2, warm_s=0.5, cycles=2).cost_s(5) == 4.5

@@ -150,23 +150,20 @@ class Comparing:
         return bool(cap and drawn and drawn >= NEAR_CAP * cap) or bool(self._reading.throttled)
 
     def _alternate(self, entries: list[Entry]) -> None:
-        """Replaces ratios and times by those of alternating blocks, each contender with the
-        baseline."""
+        """Replaces ratios and times by those of alternating blocks of the baseline and of all
+        others but torch's own further appearances."""
         base = next((e for e in entries if e.name == self.baseline and e.ok), None)
-        if base is None:
+        others = [e for e in entries if e.ok and e.name not in (self.baseline, TORCH, CONTROL)]
+        if base is None or not others:
             return
-        timer = self.bench.timer("graph")
-        for entry in entries:
-            if not entry.ok or entry.name in (self.baseline, TORCH, CONTROL):
-                continue
-            found = self.blocks.compare(base.timed, entry.timed, timer,  # type: ignore[arg-type]
-                                        self.bench.sampler)
-            shared = {"n_rounds": found.pairs, "timer": "blocks"}
+        group = [base, *others]
+        sides = self.blocks.compare([e.timed for e in group],  # type: ignore[misc]
+                                    self.bench.timer("graph"), self.bench.sampler)
+        for entry, side in zip(group, sides):
+            ratio = {} if entry is base else {
+                "ratio_vs_torch": side.ratio.value, "ratio_low": side.ratio.low,
+                "ratio_high": side.ratio.high}
             entry.result = replace(
-                entry.result, **time_fields(found.b.time_us),  # type: ignore[type-var]
-                ratio_vs_torch=found.ratio.value, ratio_low=found.ratio.low,
-                ratio_high=found.ratio.high, energy_mj=found.b.energy_mj,
-                **card_fields(found.b.reading), **shared)
-            base.result = replace(
-                base.result, **time_fields(found.a.time_us),  # type: ignore[type-var]
-                energy_mj=found.a.energy_mj, **card_fields(found.a.reading), **shared)
+                entry.result, **time_fields(side.time_us), **ratio,  # type: ignore[type-var]
+                energy_mj=side.energy_mj, **card_fields(side.reading), n_rounds=side.pairs,
+                timer="blocks")

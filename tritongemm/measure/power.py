@@ -1,15 +1,15 @@
 """Alternating blocks for large problems, which share the card's power budget.
 
-A contender that draws more power lowers the clock, and in quick rounds it lowers its rival's
-too. So blocks of half a second run A B B A after a second of the problem itself, the ratio is
-of blocks, and each block's energy is read from the card's counter.
+A contender that draws more power lowers the clock, and in quick rounds it lowers its rivals'
+too. So blocks of half a second run A B B A (of three: A B C C B A) after a second of the problem
+itself, the ratio is of blocks, and each block's energy is read from the card's counter.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,21 +34,14 @@ class BlockTimer(Protocol):
 
 @dataclass(frozen=True)
 class Side:
-    """One contender's blocks: time of a call, energy of a call, and the card meanwhile."""
+    """One contender's blocks: time of a call, energy of a call, the card meanwhile, and the
+    baseline's time over its own, in as many pairs as it has blocks."""
 
     time_us: Quantiles
     energy_mj: float | None
     reading: Reading
-
-
-@dataclass(frozen=True)
-class BlockComparison:
-    """``ratio`` is A's time / B's over ``pairs`` pairs of neighbouring blocks."""
-
     ratio: Ratio
     pairs: int
-    a: Side
-    b: Side
 
 
 @dataclass(frozen=True)
@@ -58,7 +51,7 @@ class PowerBlocks:
     Attributes:
         block_s: length of a block.
         warm_s: the problem itself, before the first block.
-        cycles: repetitions of A B B A, two pairs each.
+        cycles: times that all run forth and back, two blocks of each.
         from_us: calls shorter than this do not draw enough to need blocks.
     """
 
@@ -67,41 +60,37 @@ class PowerBlocks:
     cycles: int = 2
     from_us: float = 1000.0
 
-    @property
-    def cost_s(self) -> float:
-        """Device time of one comparison, about."""
-        return self.warm_s + 4 * self.cycles * self.block_s
+    def cost_s(self, contenders: int = 2) -> float:
+        """Device time of a comparison of so many, about."""
+        return self.warm_s + 2 * contenders * self.cycles * self.block_s
 
-    def compare(self, a: Timed, b: Timed, timer: BlockTimer, sampler: Sampler) -> BlockComparison:
-        """Runs A B B A, ``cycles`` times, after warming with A."""
-        replays = {id(item): self._replays(item, self.block_s) for item in (a, b)}
-        timer.block(a, self._replays(a, self.warm_s))
-        times: dict[int, list[float]] = {id(a): [], id(b): []}
-        energies: dict[int, list[float]] = {id(a): [], id(b): []}
-        readings: dict[int, Reading] = {id(a): Reading(), id(b): Reading()}
+    def compare(self, items: Sequence[Timed], timer: BlockTimer, sampler: Sampler) -> list[Side]:
+        """Runs all of them forth and back, ``cycles`` times, after warming with the first, the
+        baseline: each one's blocks, in the order of ``items``."""
+        replays = [self._replays(item, self.block_s) for item in items]
+        timer.block(items[0], self._replays(items[0], self.warm_s))
+        times: list[list[float]] = [[] for _ in items]
+        energies: list[list[float]] = [[] for _ in items]
+        readings = [Reading() for _ in items]
 
-        def block(item: Timed) -> None:
+        def block(i: int) -> None:
             def look() -> None:
                 time.sleep(self.block_s / 2)  # the middle of the block, the device busy
-                readings[id(item)] = sampler.read()
+                readings[i] = sampler.read()
 
             before = sampler.energy_mj()
-            times[id(item)].append(timer.block(item, replays[id(item)], look))
+            times[i].append(timer.block(items[i], replays[i], look))
             after = sampler.energy_mj()
             if before is not None and after is not None:
-                energies[id(item)].append((after - before) / (item.calls * replays[id(item)]))
+                energies[i].append((after - before) / (items[i].calls * replays[i]))
 
+        forth = range(len(items))
         for _ in range(self.cycles):
-            for item in (a, b, b, a):
-                block(item)
-        ratio = _paired(np.array(times[id(a)]) / np.array(times[id(b)]))
-
-        def side(item: Timed) -> Side:
-            energy = energies[id(item)]
-            return Side(Quantiles.of(times[id(item)]),
-                        float(np.median(energy)) if energy else None, readings[id(item)])
-
-        return BlockComparison(ratio, 2 * self.cycles, side(a), side(b))
+            for i in (*forth, *reversed(forth)):
+                block(i)
+        return [Side(Quantiles.of(times[i]), float(np.median(energies[i])) if energies[i] else None,
+                     readings[i], _paired(np.array(times[0]) / np.array(times[i])), len(times[i]))
+                for i in forth]
 
     def _replays(self, item: Timed, seconds: float) -> int:
         return max(1, math.ceil(seconds * 1e6 / (item.calls * max(item.estimate_us, 0.1))))

@@ -18,7 +18,14 @@ from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.errors import DeviceError
 from tritongemm.measure import environment
-from tritongemm.measure.protocol import Contender, Measurement, OperandSet, ProblemBench, Rounds
+from tritongemm.measure.protocol import (
+    Contender,
+    Measurement,
+    OperandSet,
+    PowerBlocks,
+    ProblemBench,
+    Rounds,
+)
 from tritongemm.ops.plan import bind_config
 from tritongemm.problem import GemmProblem
 from tritongemm.tuning.builder import build_values
@@ -27,7 +34,9 @@ from tritongemm.tuning.jobs import COARSE, FINAL, Outcome, failure, one_line
 #: Journal fields of a measurement, beside its status and reason.
 _VALUES = ("time_us_p20", "time_us_p80", "ratio_vs_torch", "ratio_low", "ratio_high", "n_rounds",
            "timer", "l2_state", "torch_backend", "max_err_ratio", "rms_err_ratio", "sm_clock_mhz",
-           "power_w", "throttled")
+           "power_w", "throttled", "energy_mj")
+#: Shorter than a bench's: nine finalists and torch take eight seconds so.
+_BLOCKS = PowerBlocks(block_s=0.2, warm_s=0.4)
 
 
 class Bound(Protocol):
@@ -93,7 +102,9 @@ class Measurer:
         return _outcome(self._bench.coarse(_contender(config, bound)), bound)
 
     def together(self, problem: GemmProblem, configs: Sequence[KernelConfig]) -> list[Outcome]:
-        """Times the finalists and torch in the same rounds. Raises :class:`DeviceError`."""
+        """Times the finalists and torch in the same rounds, and once more in blocks where the
+        card's power bounds them: rounds would give all of them one clock. Raises
+        :class:`DeviceError`."""
         assert self._bench is not None
         outcomes: dict[KernelConfig, Outcome] = {}
         bound: dict[KernelConfig, Bound] = {}
@@ -101,10 +112,9 @@ class Measurer:
             one, outcomes[config] = self._bind(problem, config, FINAL)
             if one is not None:
                 bound[config] = one
-        # Blocks for the card's power are the bench's business: rounds pair the finalists.
         found = self._bench.compare(
             [_contender(config, one) for config, one in bound.items()], control=False,
-            power="never", rounds=replace(Rounds(), budget_s=self._final_s))
+            blocks=_BLOCKS, rounds=replace(Rounds(), budget_s=self._final_s))
         for config, one in bound.items():
             outcomes[config] = _outcome(found[config.config_id], one)
         return [outcomes[config] for config in configs]
