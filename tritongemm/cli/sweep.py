@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                       help="only the N most promising of each problem")
     what.add_argument("--random", type=int, metavar="N",
                       help="only N of each problem, drawn with --seed")
-    what.add_argument("--finalists", type=int, default=4, metavar="N",
+    what.add_argument("--finalists", type=int, default=9, metavar="N",
                       help="measured again, interleaved with torch (default %(default)s)")
     what.add_argument("--seed", type=int, default=0, help="of operands, orders and --random")
     parser.add_argument("--plain", action="store_true",
