@@ -32,6 +32,8 @@ _OPCODE = re.compile(r"^\s+(?:/\*\w+\*/\s+)?(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]+)"
 _LABEL = re.compile(r"\.L_\w+:$")
 _BRANCH = re.compile(r"\bBRA\b.*`\((\.L_\w+)\)")
 _LOCAL = re.compile(r"\b(?:LDL|STL)\b")
+_PRODUCT = re.compile(r"\bHGMMA\.64x(\d+)x16\.F32\S*\s+R(\d+),")
+_ALL_DONE = re.compile(r"\bWARPGROUP\.DEPBAR\.LE gsb0, 0x0\b|\bUSETMAXREG\b|\bEXIT\b")
 
 
 def compiled(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> tuple[Binary, ...]:
@@ -108,6 +110,21 @@ def in_loops(text: str) -> list[str]:
 def local_accesses_in_loops(text: str) -> list[str]:
     """Instructions on local memory in a loop."""
     return [line.strip() for line in in_loops(text) if _LOCAL.search(line)]
+
+
+def reads_too_soon(text: str) -> list[str]:
+    """Instructions that name an accumulator between its last product and the wait for all of them:
+    what they read may lack products. ptxas has moved conversions there."""
+    found, pending = [], set()
+    for line in text.splitlines():
+        if product := _PRODUCT.search(line):
+            columns, first = map(int, product.groups())
+            pending |= set(range(first, first + columns // 2))
+        elif _ALL_DONE.search(line):
+            pending.clear()
+        elif pending & {int(x) for x in re.findall(r"\bR(\d+)\b", line)}:
+            found.append(line.strip())
+    return found
 
 
 def opcodes_in_loops(text: str) -> Counter:

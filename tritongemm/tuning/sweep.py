@@ -28,8 +28,8 @@ MEASURER = "tritongemm.tuning.measurer:Measurer"
 BUILDER = "tritongemm.tuning.builder:Builder"
 PER_CONFIG_TIMEOUT_S = 20.0
 COMPILE_TIMEOUT_S = 120.0
-#: The coarse stage ranks configs that are 1 % apart by chance: of 95 problems of ``bf16_cold_mid-top``
-#: 59 have a winner behind its first four, 0.9 % faster than the best of these, 5 % at the most.
+#: The coarse stage ranks configs that are 1 % apart by chance: of the 95 problems of
+#: ``bf16_cold_mid-top`` 59 have a winner behind its first four, 0.9 % faster than these.
 FINALISTS = 9
 
 
