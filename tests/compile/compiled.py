@@ -115,6 +115,7 @@ def local_accesses_in_loops(text: str) -> list[str]:
 def reads_too_soon(text: str) -> list[str]:
     """Instructions that name an accumulator between its last product and the wait for all of them:
     what they read may lack products. ptxas has moved conversions there."""
+    assert _PRODUCT.search(text), "this disassembly cannot be read"
     found, pending = [], set()
     for line in text.splitlines():
         if product := _PRODUCT.search(line):

@@ -160,10 +160,8 @@ class Comparing:
         sides = self.blocks.compare([e.timed for e in group],  # type: ignore[misc]
                                     self.bench.timer("graph"), self.bench.sampler)
         for entry, side in zip(group, sides):
-            ratio = {} if entry is base else {
-                "ratio_vs_torch": side.ratio.value, "ratio_low": side.ratio.low,
-                "ratio_high": side.ratio.high}
             entry.result = replace(
-                entry.result, **time_fields(side.time_us), **ratio,  # type: ignore[type-var]
-                energy_mj=side.energy_mj, **card_fields(side.reading), n_rounds=side.pairs,
-                timer="blocks")
+                entry.result, **time_fields(side.time_us),  # type: ignore[type-var]
+                ratio_vs_torch=side.ratio.value, ratio_low=side.ratio.low,
+                ratio_high=side.ratio.high, energy_mj=side.energy_mj,
+                **card_fields(side.reading), n_rounds=side.pairs, timer="blocks")
