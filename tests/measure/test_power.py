@@ -82,8 +82,3 @@ def test_energy_is_of_one_call_and_the_card_is_read_inside_a_block():
 def test_without_a_counter_there_is_no_energy():
     a, b = blocks(cycles=1).compare([Timed("a", 2000.0), Timed("b", 1000.0)], Timer(), Sampler())
     assert a.energy_mj is None and b.pairs == 2
-
-
-def test_the_cost_is_stated():
-    assert PowerBlocks(block_s=0.5, warm_s=1.0, cycles=2).cost_s() == 5.0
-    assert PowerBlocks(block_s=0.2, warm_s=0.5, cycles=2).cost_s(5) == 4.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,8 +14,11 @@ from tritongemm.device import device_named, representative
 from tritongemm.errors import DataFileError, UsageError
 from tritongemm.kernels import SPECS, violation
 from tritongemm.problem import OPERAND_DTYPES, GemmProblem
+from tritongemm.records.codec import config_to_json
+from tritongemm.records.spaces import read_space
 from tritongemm.selection import choose
 from tritongemm.selection.model import model_for
+from tritongemm.tuning import candidates
 from tritongemm.tuning.candidates import Planner
 
 H200 = device_named("nvidia-h200")
@@ -45,6 +49,17 @@ def test_top_takes_the_first_and_the_present_choice():
     assert set(everything[:5]) <= set(found.configs)
     assert set(found.configs) - set(everything[:5]) <= {choose(LARGE, H200).config}
     assert found.report.not_chosen >= len(everything) - 6
+
+
+def test_the_present_choice_is_measured_where_the_space_has_it_no_more(tmp_path, monkeypatch):
+    present = choose(LARGE, H200).config
+    other = replace(present, num_stages=present.num_stages - 1)
+    axes = {name: [value] for name, value in config_to_json(other).items()
+            if name != "kernel"}
+    path = tmp_path / f"{present.kernel}.json"
+    path.write_text(json.dumps({"schema_version": 1, "kernel": present.kernel, "axes": axes}))
+    monkeypatch.setattr(candidates, "load_space", lambda kernel: read_space(path))
+    assert set(Planner([present.kernel])(LARGE, H200).configs) == {present, other}
 
 
 def test_a_random_subset_is_the_same_for_a_seed_and_differs_between_seeds():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
+import inspect
 import os
 import signal
 import subprocess
@@ -15,6 +17,7 @@ from test_interrupts import wait_for
 
 import tritongemm.tuning.sweep as door
 from tritongemm.cli import main
+from tritongemm.cli.sweep import add_arguments
 from tritongemm.records.journal import read_journal
 
 HERE = Path(__file__).resolve().parent
@@ -50,6 +53,15 @@ def test_a_suite_file_and_kernels_and_a_random_subset(faked, tmp_path, capsys):
                  "--seed", "7", "--journal", "j.jsonl"]) == 0
     kernels = {r["config"]["kernel"] for r in read_journal("j.jsonl") if r["kind"] == "result"}
     assert kernels == {"tiled"}
+
+
+def test_what_is_not_said_is_what_the_door_takes():
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    said, door_takes = parser.parse_args([]), inspect.signature(door.sweep).parameters
+    for ours, theirs in (("timeout", "per_config_timeout_s"), ("finalists", "finalists"),
+                         ("compile_timeout", "compile_timeout_s"), ("seed", "seed")):
+        assert getattr(said, ours) == door_takes[theirs].default
 
 
 def test_without_a_name_the_journal_is_named_after_the_run(faked, tmp_path, capsys):

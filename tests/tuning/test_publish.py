@@ -104,6 +104,22 @@ def test_what_beat_the_row_in_the_same_rounds_of_a_later_run_replaces_it(tmp_pat
     assert publish([tmp_path / "j.jsonl"]).replaced == 0
 
 
+def test_a_config_that_won_again_is_as_fast_as_the_later_run_says(tmp_path):
+    """A lucky ratio must not keep out what is faster than the config is otherwise."""
+    def won(name: str, number: int, ratio: float, day: int) -> Path:
+        return journal(tmp_path / f"{name}.jsonl", {
+            "config": fakes.config(number), "ratio_vs_torch": ratio,
+            "run_id": f"202611{day}T000000Z-0a1b2c"})
+    lucky, again, other = won("a", 4, 1.5, 10), won("b", 4, 1.1, 12), won("c", 5, 1.2, 14)
+    for order in ([lucky, again, other], [other, again, lucky]):
+        path_for(fakes.problem(64), "nvidia-h200").unlink(missing_ok=True)
+        publish(order)
+        assert (row().config, row().vs_torch) == (fakes.config(5), 1.2)
+    publish([again], force=True)
+    (kept,) = publish([lucky]).kept
+    assert "a later run measured this config again" in kept.reason and row().vs_torch == 1.1
+
+
 @pytest.mark.parametrize(("number", "replaced"), [(51, 0), (52, 1)])  # 2 % slower, 4 %
 def test_what_lost_clearly_before_a_later_runs_final_is_replaced(tmp_path, number, replaced):
     flattered = {"config": fakes.config(number), "time_us": 820.0, "ratio_vs_torch": 1.5,

@@ -60,10 +60,6 @@ class PowerBlocks:
     cycles: int = 2
     from_us: float = 1000.0
 
-    def cost_s(self, contenders: int = 2) -> float:
-        """Device time of a comparison of so many, about."""
-        return self.warm_s + 2 * contenders * self.cycles * self.block_s
-
     def compare(self, items: Sequence[Timed], timer: BlockTimer, sampler: Sampler) -> list[Side]:
         """Runs all of them forth and back, ``cycles`` times, after warming with the first, the
         baseline: each one's blocks, in the order of ``items``."""

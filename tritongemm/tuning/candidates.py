@@ -66,8 +66,8 @@ class Planner:
         top: only that many, the most promising by the selection's estimate.
         subset: only that many, drawn at random with ``seed``.
 
-    With ``top`` or ``subset`` the config that is in use now is always among them, so that a
-    sweep compares with what it would replace.
+    The config that is in use now is always among them where its kernel is, in the spaces or not,
+    so that a sweep compares with what it would replace.
 
     Raises:
         UsageError: an unknown kernel, or counts below 1. DataFileError: a bad space.
@@ -116,8 +116,7 @@ class Planner:
             chosen = [config for config in ordered if config in drawn]
         if self._top is not None:
             chosen = chosen[:self._top]
-        if len(chosen) < len(ordered):
-            chosen = self._with_present(problem, device, chosen)
+        chosen = self._with_present(problem, device, chosen)
         report.kept = len(chosen)
         report.not_chosen = len(set(ordered) - set(chosen))
         return Candidates(tuple(chosen), report)

@@ -85,7 +85,7 @@ def publish(journals: Iterable[str | os.PathLike[str]], *, force: bool = False) 
     A row is replaced by one that is faster and was made with a torch and Triton at least as new;
     whatever else is offered is reported as kept. Faster is what beat the row's config in a later
     run, in the rounds of the finals or clearly before, and of two runs what is more times as fast
-    as torch.
+    as torch. Of two runs that a config won the later tells how fast it is.
 
     Args:
         force: replace rows whatever they hold; the report's ``replaced`` counts them.
@@ -95,16 +95,17 @@ def publish(journals: Iterable[str | os.PathLike[str]], *, force: bool = False) 
             they were before or as they are after.
     """
     winners: dict[tuple[Path, tuple], _Winner] = {}
-    for path in journals:
-        for winner in _winners(Path(path)):
-            header = winner.header
-            table = path_for(winner.problem, header.device, header.op)
-            # A ladder's table holds one winner a rung, the others one a problem.
-            rung = winner.row.config.kernel if header.op == LADDER else ""
-            key = (table, (winner.problem, rung))
-            known = winners.get(key)
-            if known is None or _is_better(winner, known):
-                winners[key] = winner
+    # By the time of their runs, whatever the order of the files: an id begins with it.
+    for winner in sorted((winner for path in journals for winner in _winners(Path(path))),
+                         key=lambda winner: winner.row.run_id):
+        header = winner.header
+        table = path_for(winner.problem, header.device, header.op)
+        # A ladder's table holds one winner a rung, the others one a problem.
+        rung = winner.row.config.kernel if header.op == LADDER else ""
+        key = (table, (winner.problem, rung))
+        known = winners.get(key)
+        if known is None or _why_keep(known.row, winner.row, winner.beaten) is None:
+            winners[key] = winner
     report = PublishReport(winners=len(winners))
     groups: dict[tuple[Path, TableHeader], list[_Winner]] = {}
     for (path, _), winner in winners.items():
@@ -114,13 +115,6 @@ def publish(journals: Iterable[str | os.PathLike[str]], *, force: bool = False) 
             str(item[0][0]), _age(item[0][1].torch, item[0][1].triton))):
         _merge(report, path, header, group, force)
     return report
-
-
-def _is_better(new: _Winner, known: _Winner) -> bool:
-    """Whatever the order in which two journals are read."""
-    if new.row.config in known.beaten and known.row.run_id > new.row.run_id:
-        return False
-    return _why_keep(known.row, new.row, new.beaten) is None
 
 
 def _merge(report: PublishReport, path: Path, header: TableHeader, group: list[_Winner],
@@ -142,8 +136,7 @@ def _merge(report: PublishReport, path: Path, header: TableHeader, group: list[_
                            before[2] + found.kept)
 
 
-def _why_keep(old: TunedRow, new: TunedRow,
-              beaten: frozenset[KernelConfig] = frozenset()) -> str | None:
+def _why_keep(old: TunedRow, new: TunedRow, beaten: frozenset[KernelConfig]) -> str | None:
     """Why ``old`` stays, or None where ``new`` takes its place; ``beaten``: by ``new``."""
     if new.run_id == old.run_id and new.config == old.config and new.time_us == old.time_us:
         if old.vs_torch is None and new.vs_torch is not None:
@@ -153,11 +146,14 @@ def _why_keep(old: TunedRow, new: TunedRow,
         ours, theirs = getattr(old, name), getattr(new, name)
         if ours and theirs and _version(theirs) < _version(ours):
             return f"the new one was made with {name} {theirs}, older than {ours}"
-    if old.config in beaten and new.run_id > old.run_id:  # an id begins with its run's time
+    later = new.run_id > old.run_id
+    if old.config in beaten and later:
         return None
     # Torch's time in the same rounds tells two runs apart from two temperatures of the card, which
     # slows down by 10 % as it warms.
     if old.vs_torch is not None and new.vs_torch is not None:
+        if old.config == new.config:  # a lucky run must not keep others out for ever
+            return None if later else "a later run measured this config again"
         if new.vs_torch <= old.vs_torch:
             return (f"the new one is not faster: {new.vs_torch:.3f} of torch's speed against "
                     f"{old.vs_torch:.3f}")
