@@ -60,3 +60,32 @@ def test_an_averaged_power_is_not_taken_for_a_momentary_one():
 def test_without_nvml_nothing_is_read():
     assert Sampler().read() == Reading() and not Sampler().available
     assert Sampler().power_cap_w() is None and Sampler().energy_mj() is None
+
+
+class Throttled(Sampler):
+    """Throttled, for these reasons, until as many looks have been taken."""
+
+    def __init__(self, reasons, looks):
+        super().__init__()
+        self.reasons, self.looks = reasons, looks
+
+    def read(self):
+        self.looks -= 1
+        return Reading(throttled=self.reasons if self.looks >= 0 else "")
+
+
+def test_a_card_at_its_power_cap_is_waited_for_until_it_is_not():
+    slept = []
+    assert Throttled("sw_power_cap|sw_thermal", 3).settle(slept.append) == sum(slept)
+    assert len(slept) == 3
+
+
+def test_a_card_that_stays_at_its_power_cap_is_waited_for_a_second():
+    slept = []
+    assert Throttled("sw_power_cap", 10**6).settle(slept.append) == 1.0
+    assert abs(sum(slept) - 1.0) < 1e-9
+
+
+def test_heat_is_not_waited_for_nor_a_card_that_says_nothing():
+    for sampler in (Throttled("sw_thermal", 10**6), Sampler()):
+        assert sampler.settle(lambda seconds: 1 / 0) == 0.0

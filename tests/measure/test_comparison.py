@@ -66,13 +66,16 @@ class FakeTimer:
 class FakeSampler(Sampler):
     def __init__(self, power_w, throttled=""):
         super().__init__()
-        self.reading = Reading(1500.0, power_w, None, throttled)
+        self.reading, self.settled = Reading(1500.0, power_w, None, throttled), 0
 
     def read(self):
         return self.reading
 
     def power_cap_w(self):
         return 700.0
+
+    def settle(self, sleep=None):
+        self.settled += 1
 
 
 class FakeBench:
@@ -168,6 +171,13 @@ def test_blocks_only_where_they_are_asked_for_or_needed(sampler, power, from_us,
     found = compared(FakeBench(sampler), plain("fast"), power=power,
                      blocks=PowerBlocks(block_s=1e-3, warm_s=1e-3, from_us=from_us))
     assert found["fast"].timer == expected
+
+
+@pytest.mark.parametrize(("from_us", "settled"), [(1000.0, 0), (9000.0, 1)], ids=["long", "short"])
+def test_rounds_of_short_calls_begin_at_a_clock_that_nothing_before_has_lowered(from_us, settled):
+    bench = FakeBench(FakeSampler(300.0, "sw_power_cap"))
+    compared(bench, plain("fast"), blocks=PowerBlocks(block_s=1e-3, warm_s=1e-3, from_us=from_us))
+    assert bench.sampler.settled == settled
 
 
 def test_a_lost_device_ends_the_comparison():

@@ -7,17 +7,23 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
+_POWER_CAP = "sw_power_cap"
 #: Throttle reasons worth a word, NVML's bit -> word. Idle and the applications' own clock
 #: settings are no throttling.
 _REASONS = {
-    0x0000000000000004: "sw_power_cap",
+    0x0000000000000004: _POWER_CAP,
     0x0000000000000008: "hw_slowdown",
     0x0000000000000020: "sw_thermal",
     0x0000000000000040: "hw_thermal",
     0x0000000000000080: "hw_power_brake",
 }
+#: An idle H200 that had been at its power cap is back at its clock within half a second, and says so
+#: within one (exploratory/settling.txt).
+_SETTLED_BY_S, _LOOK_EVERY_S = 1.0, 0.05
 #: NVML field: the momentary power draw, not the driver's average over a second.
 _FIELD_POWER_INSTANT = 186
 
@@ -62,6 +68,18 @@ class Sampler:
     def energy_mj(self) -> float | None:
         """The energy counter, millijoules since the driver started."""
         return _number(self._ask("nvmlDeviceGetTotalEnergyConsumption"))
+
+    def settle(self, sleep: Callable[[float], None] = time.sleep) -> float:
+        """Lets an idle card leave the clock that its power cap had forced on it: waits while that
+        is a reason for throttling, a second at most. Seconds waited.
+
+        Heat takes longer and is not waited for."""
+        looks = 0
+        while (looks * _LOOK_EVERY_S < _SETTLED_BY_S
+               and _POWER_CAP in self.read().throttled.split("|")):
+            sleep(_LOOK_EVERY_S)
+            looks += 1
+        return looks * _LOOK_EVERY_S
 
     def power_cap_w(self) -> float | None:
         """The power limit in force, watts."""
