@@ -21,8 +21,8 @@ _REASONS = {
     0x0000000000000040: "hw_thermal",
     0x0000000000000080: "hw_power_brake",
 }
-#: An idle H200 that had been at its power cap is back at its clock within half a second, and says so
-#: within one (exploratory/settling.txt).
+#: An idle H200 that had been at its power cap is back at its clock within half a second, and says
+#: so within one (exploratory/settling.txt).
 _SETTLED_BY_S, _LOOK_EVERY_S = 1.0, 0.05
 #: NVML field: the momentary power draw, not the driver's average over a second.
 _FIELD_POWER_INSTANT = 186
