@@ -22,19 +22,10 @@ def gluon_wait():
 
 
 @gluon.jit
-def gluon_wait_after(value):
-    """``gluon_wait``, once the ``value``, which is never -1, is known: where the wait does not
-    depend on it ptxas puts its arithmetic behind."""
-    gl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.ne.s32 p, $1, -1; @p griddepcontrol.wait; } // $0", "=r,r", (value,),
-        dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
 def gluon_release():
     """``release`` for Gluon kernels."""
     gl.inline_asm_elementwise("griddepcontrol.launch_dependents; // dummy $0", "=r", [],
                               dtype=gl.int32, is_pure=False, pack=1)
 
 
-__all__ = ["gluon_release", "gluon_wait", "gluon_wait_after", "release", "wait"]
+__all__ = ["gluon_release", "gluon_wait", "release", "wait"]

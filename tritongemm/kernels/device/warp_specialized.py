@@ -16,7 +16,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from tritongemm.kernels.device import any_width, barriers, cluster, multicast, panels
-from tritongemm.kernels.device.dependent_launch import gluon_release, gluon_wait, gluon_wait_after
+from tritongemm.kernels.device.dependent_launch import gluon_release, gluon_wait
 from tritongemm.kernels.device.epilogue import gluon_finish
 from tritongemm.kernels.device.hopper import (
     fence_async_shared,
@@ -44,13 +44,9 @@ def locate(unit, rank, M, N, K, batches, S: gl.constexpr):
     num_m = gl.cdiv(M, S.block_m * S.cluster_m)
     num_n = gl.cdiv(N, S.block_n * S.cluster_n)
     tiles = num_m * num_n
-    part, batch, tile = 0, 0, unit
-    if S.split_k > 1:
-        part = unit // (tiles * batches)
-        tile = unit % (tiles * batches)
-    if S.batched:
-        batch = tile // tiles
-        tile = tile % tiles
+    part = unit // (tiles * batches)
+    batch = (unit // tiles) % batches
+    tile = unit % tiles
     width = S.group_m * num_n
     first_m = (tile // width) * S.group_m
     size_m = gl.minimum(num_m - first_m, S.group_m)
@@ -82,6 +78,7 @@ def producer(a_desc, b_desc, buffers, sizes, S: gl.constexpr):
         cluster.come()
     if S.shares:
         cluster.meet()  # the others' barriers are there
+    gluon_wait()
     rank = gl.program_id(0) % S.programs
     a_map, b_map = rank, rank  # never used
     if S.one_buffer:
@@ -89,12 +86,8 @@ def producer(a_desc, b_desc, buffers, sizes, S: gl.constexpr):
         b_map = multicast.tensor_map(S.symbol, S.map_of_b)
     units = units_of(M, N, batches, S)
     it = 0
-    start, stride = gl.program_id(0) // S.programs, gl.num_programs(0) // S.programs
-    # Its divisions take as long as a load from the L2: they are made ahead, the first ones while
-    # the kernel before this one ends.
-    batch, part, row, col, first, last = locate(start, rank, M, N, K, batches, S)
-    gluon_wait_after(row | col)
-    for unit in range(start, units, stride):
+    for unit in range(gl.program_id(0) // S.programs, units, gl.num_programs(0) // S.programs):
+        batch, part, row, col, first, last = locate(unit, rank, M, N, K, batches, S)
         for step in range(first, last):
             k = step * S.block_k
             stage = it % S.stages
@@ -109,8 +102,6 @@ def producer(a_desc, b_desc, buffers, sizes, S: gl.constexpr):
                 load_a(a_desc, a_bufs, barrier, batch, row, k, stage, S)
                 load_b(b_desc, b_bufs, barrier, batch, col, k, stage, S)
             it += 1
-        if unit + stride < units:
-            batch, part, row, col, first, last = locate(unit + stride, rank, M, N, K, batches, S)
     if S.release == 1:
         gluon_release()
     if S.cluster_k > 1:
