@@ -287,9 +287,31 @@ def test_a_kernel_that_may_start_early_waits_before_it_touches_memory(case):
         roles = 1
         if launch.function == "warp_specialized":  # producer and consumers each wait
             roles += max(1, case.config.num_warps // 4)
+        elif launch.function == "pad_operands":  # who copies A, and who copies B
+            roles += 1
         assert order[0] == "ACQBULK" and order.count("ACQBULK") == roles, order
         loading = [part for part in " ".join(order).split("ACQBULK") if "UTMALDG" in part]
         assert len(loading) == (launch.function in ("warp_specialized", "persistent_tma")), order
+
+
+#: The wait, what a division of integers begins with, and what loads.
+_WAIT_DIVISION_OR_LOAD = re.compile(r"\bACQBULK\b|\bI2F\b|\b(?:LDG|LDGSTS|UTMALDG)\b")
+
+
+@pytest.mark.parametrize("case", (
+    Case(90, SHARED, shape()), Case(90, PINGPONG, shape(batch=3)), Case(90, PADDED, UNALIGNED),
+    Case(90, ROWS_64, shape()), Case(90, ROWS_64, replace(UNALIGNED, batch=3)),
+    Case(90, STREAM, THIN),
+    Case(90, SKINNY, FEW), Case(90, replace(SKINNY_SWAPPED, split_k=2), COLUMNS)), ids=str)
+def test_a_program_knows_its_first_place_before_it_waits_for_the_kernel_before_it(case):
+    """A division takes some 100 instructions, in which memory has nothing to do."""
+    for binary in compiled(case.problem, case.config, representative(90)):
+        if "reduce" in binary.symbol:  # it divides for where it stores
+            continue
+        order = " ".join(x.group()
+                         for x in _WAIT_DIVISION_OR_LOAD.finditer(disassembled(binary)))
+        loading = [part for part in order.split("ACQBULK")[1:] if "LDG" in part]
+        assert loading and all(part.split()[0] != "I2F" for part in loading), order
 
 
 #: A copy-engine request for the L2, and the wait.

@@ -8,10 +8,22 @@ goes back through the whole stream. Before that it may only ask the L2 for what 
 last loads are under way, because a waiting kernel takes room on the SMs.
 """
 
+import triton
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents as release
 from triton.language.extra.cuda import gdc_wait as wait
+
+_WAIT_AFTER = tl.constexpr(
+    "{ .reg .pred known; setp.ne.s32 known, $1, -1; @known griddepcontrol.wait; } // $0")
+
+
+@triton.jit
+def wait_after(number):
+    """``wait``, once a ``number`` that is never -1 is known: ptxas puts arithmetic on which the wait
+    does not depend behind it, where nothing hides it any more."""
+    tl.inline_asm_elementwise(_WAIT_AFTER, "=r,r", [number], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -22,10 +34,16 @@ def gluon_wait():
 
 
 @gluon.jit
+def gluon_wait_after(number):
+    """``wait_after`` for Gluon kernels; of a tensor, one number a thread."""
+    gl.inline_asm_elementwise(_WAIT_AFTER, "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
 def gluon_release():
     """``release`` for Gluon kernels."""
     gl.inline_asm_elementwise("griddepcontrol.launch_dependents; // dummy $0", "=r", [],
                               dtype=gl.int32, is_pure=False, pack=1)
 
 
-__all__ = ["gluon_release", "gluon_wait", "release", "wait"]
+__all__ = ["gluon_release", "gluon_wait", "gluon_wait_after", "release", "wait", "wait_after"]

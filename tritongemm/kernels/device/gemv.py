@@ -10,7 +10,7 @@ once, after the loop: nothing in it waits for another thread.
 import triton
 import triton.language as tl
 
-from tritongemm.kernels.device.dependent_launch import release, wait
+from tritongemm.kernels.device.dependent_launch import release, wait_after
 from tritongemm.kernels.device.epilogue import finish, load_d
 from tritongemm.kernels.device.symbol import symbol
 
@@ -60,14 +60,14 @@ def gemv(a, b, c, M, N, K, stride_ab, stride_am, stride_ak, stride_bb, stride_bk
     this one's, so that ptxas cannot put a load off to save registers; from 3 on B goes through
     STAGES - 1 buffers in shared memory, asynchronously.
     """
-    if DEPENDENT:
-        wait()
     num_n = tl.cdiv(N, BLOCK_N)
     program = tl.program_id(0)
     batch = (program // num_n).to(tl.int64)
     split = tl.program_id(1)
+    if DEPENDENT:
+        wait_after(program % num_n)
     cols = (program % num_n) * BLOCK_N + tl.arange(0, BLOCK_N)
-    cols_b = cols % N  # as in tiled: columns past the edge wrap round, the loop needs no mask
+    cols_b = tl.where(cols < N, cols, 0)  # as in tiled: past the edge the first is loaded
     if VEC_N > 1:
         cols_b = tl.max_contiguous(tl.multiple_of(cols_b, VEC_N), VEC_N)
     if INDEX64:

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from tritongemm.kernels.device.dependent_launch import release, wait
+from tritongemm.kernels.device.dependent_launch import release, wait_after
 from tritongemm.kernels.device.symbol import symbol
 
 
@@ -42,10 +42,15 @@ def copy_words(place, to, inside, cols, first_col, BLOCK_COLS: tl.constexpr):
 @triton.jit
 def copy_block(source, copy, rows, cols, stride_batch, stride_outer, stride_inner, lead, batches,
                block, BATCHED: tl.constexpr, DENSE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-               BLOCK_COLS: tl.constexpr):
-    """Copies block ``block`` of [batches * rows, cols] to rows of ``lead`` elements."""
+               BLOCK_COLS: tl.constexpr, DEPENDENT: tl.constexpr):
+    """Copies block ``block`` of [batches * rows, cols] to rows of ``lead`` elements, once the
+    kernel before has ended."""
     across = tl.cdiv(cols, BLOCK_COLS)
     first_row, first_col = (block // across) * BLOCK_ROWS, (block % across) * BLOCK_COLS
+    if DEPENDENT:
+        wait_after(first_row | first_col)
+    if DEPENDENT > 1:
+        release()
     row = first_row + tl.arange(0, BLOCK_ROWS)
     inside = (row < rows * batches)[:, None]
     if BATCHED:
@@ -73,21 +78,17 @@ def pad_operands(a, a_copy, rows_a, cols_a, batch_a, outer_a, inner_a, lead_a,
                  BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, DEPENDENT: tl.constexpr,
                  SYMBOL: tl.constexpr):
     """One launch for both: the first ``blocks_a`` programs copy A, the others B."""
-    if DEPENDENT:
-        wait()
-    if DEPENDENT > 1:
-        release()
     block = tl.program_id(0)
     if COPY_A and COPY_B:
         if block < blocks_a:
             copy_block(a, a_copy, rows_a, cols_a, batch_a, outer_a, inner_a, lead_a, batches,
-                       block, BATCHED, DENSE_A, BLOCK_ROWS, BLOCK_COLS)
+                       block, BATCHED, DENSE_A, BLOCK_ROWS, BLOCK_COLS, DEPENDENT)
         else:
             copy_block(b, b_copy, rows_b, cols_b, batch_b, outer_b, inner_b, lead_b, batches,
-                       block - blocks_a, BATCHED, DENSE_B, BLOCK_ROWS, BLOCK_COLS)
+                       block - blocks_a, BATCHED, DENSE_B, BLOCK_ROWS, BLOCK_COLS, DEPENDENT)
     elif COPY_A:
         copy_block(a, a_copy, rows_a, cols_a, batch_a, outer_a, inner_a, lead_a, batches, block,
-                   BATCHED, DENSE_A, BLOCK_ROWS, BLOCK_COLS)
+                   BATCHED, DENSE_A, BLOCK_ROWS, BLOCK_COLS, DEPENDENT)
     else:
         copy_block(b, b_copy, rows_b, cols_b, batch_b, outer_b, inner_b, lead_b, batches, block,
-                   BATCHED, DENSE_B, BLOCK_ROWS, BLOCK_COLS)
+                   BATCHED, DENSE_B, BLOCK_ROWS, BLOCK_COLS, DEPENDENT)

@@ -13,7 +13,7 @@ so it is PTX, on tensors with one element a thread.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tritongemm.kernels.device.dependent_launch import gluon_release, gluon_wait
+from tritongemm.kernels.device.dependent_launch import gluon_release, gluon_wait_after
 from tritongemm.kernels.device.epilogue import gluon_finish, gluon_load_d
 from tritongemm.kernels.device.prefetch import prefetch_columns
 from tritongemm.kernels.device.symbol import symbol
@@ -64,6 +64,15 @@ def moved(ptrs, by, ROWS: gl.constexpr):
     found = ()
     for i in gl.static_range(ROWS):
         found += (ptrs[i] + by,)
+    return found
+
+
+@gluon.jit
+def low_bits(ptrs, ROWS: gl.constexpr):
+    """A number, even, that is known once all pointers are."""
+    found = ptrs[0].to(gl.int64, bitcast=True).to(gl.int32)
+    for i in gl.static_range(1, ROWS):
+        found |= ptrs[i].to(gl.int64, bitcast=True).to(gl.int32)
     return found
 
 
@@ -121,7 +130,6 @@ def skinny(a, b, c, M, N, K, stride_ab, stride_am, stride_bb, stride_bn, stride_
     SUMS: gl.constexpr = BLOCK_M * BLOCK_N // 32
     PASSING: gl.constexpr = ".L1::evict_first.L2::128B"  # B is read once, A by all programs
     prefetch_columns(b, N, K, stride_bb, stride_bn, BLOCK_N, STEP, SPLIT_K, PREFETCHERS)
-    gluon_wait()
     num_n = gl.cdiv(N, BLOCK_N)
     program = gl.program_id(0)
     batch = (program // num_n).to(gl.int64)
@@ -147,6 +155,7 @@ def skinny(a, b, c, M, N, K, stride_ab, stride_am, stride_bb, stride_bn, stride_
         at = gl.minimum(first_col + 8 * i + row, N - 1)  # past the edge it is not stored
         b_ptrs += (b + batch * stride_bb + (at.to(gl.int64) * stride_bn + start),)
         b_inside += (thread >= 0,)
+    gluon_wait_after(low_bits(a_ptrs, A_ROWS) | low_bits(b_ptrs, B_ROWS))
 
     accs = ()
     for _ in gl.static_range(SUMS):

@@ -1,13 +1,13 @@
 """One program a tile of C: pointers and masks, a software-pipelined K loop, optional split-K.
 
-Rows and columns past the edge wrap round to valid ones, so the loads of the K loop need no mask
+Rows and columns past the edge are loaded as the first one, so the loads of the K loop need no mask
 along M and N; the store is masked. K is masked only where it is not a multiple of the step.
 """
 
 import triton
 import triton.language as tl
 
-from tritongemm.kernels.device.dependent_launch import release, wait
+from tritongemm.kernels.device.dependent_launch import release, wait_after
 from tritongemm.kernels.device.dot import dot
 from tritongemm.kernels.device.epilogue import finish, load_d
 from tritongemm.kernels.device.order import tile_of
@@ -24,21 +24,21 @@ def tiled(a, b, c, M, N, K, stride_ab, stride_am, stride_ak, stride_bb, stride_b
           ACTIVATION: tl.constexpr, DEPENDENT: tl.constexpr, SYMBOL: tl.constexpr):
     """C[batch, M, N] = A[batch, M, K] @ B[batch, K, N] and its epilogue; with SPLIT_K > 1, C is
     [SPLIT_K, batch, M, N] float32 and each part holds the sum over its steps of K."""
-    if DEPENDENT:
-        wait()
     num_m = tl.cdiv(M, BLOCK_M)
     num_n = tl.cdiv(N, BLOCK_N)
     program = tl.program_id(0)
     batch = (program // (num_m * num_n)).to(tl.int64)
     tile_m, tile_n = tile_of(program % (num_m * num_n), num_m, num_n, GROUP_M)
     split = tl.program_id(1)
+    if DEPENDENT:
+        wait_after(tile_m | tile_n)
 
     rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    # Wrapping hides the contiguity of the inner axis from the compiler: say it again. VEC
-    # divides the extent, so no vector crosses the wrap.
-    rows_a = rows % M
-    cols_b = cols % N
+    # That hides the contiguity of the inner axis from the compiler: say it again. VEC divides the
+    # extent, so no vector crosses the edge; one behind it is the first.
+    rows_a = tl.where(rows < M, rows, 0)
+    cols_b = tl.where(cols < N, cols, 0)
     if VEC_M > 1:
         rows_a = tl.max_contiguous(tl.multiple_of(rows_a, VEC_M), VEC_M)
     if VEC_N > 1:

@@ -16,7 +16,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from tritongemm.kernels.device import any_width, barriers, cluster, multicast, panels
-from tritongemm.kernels.device.dependent_launch import gluon_release, gluon_wait
+from tritongemm.kernels.device.dependent_launch import (
+    gluon_release,
+    gluon_wait,
+    gluon_wait_after,
+)
 from tritongemm.kernels.device.epilogue import gluon_finish
 from tritongemm.kernels.device.hopper import (
     fence_async_shared,
@@ -34,19 +38,27 @@ from tritongemm.kernels.device.tile_store import addend, write
 
 
 @gluon.jit
-def locate(unit, rank, M, N, K, batches, S: gl.constexpr):
-    """Unit number, and place in the cluster -> (batch, part, first row, first column, first step,
-    last step).
+def tiles_of(M, N, S: gl.constexpr):
+    """Tiles along M and along N: of a cluster's programs, those that they do together count
+    once."""
+    return gl.cdiv(M, S.block_m * S.cluster_m), gl.cdiv(N, S.block_n * S.cluster_n)
+
+
+@gluon.jit
+def place_of(unit, rank, M, N, batches, S: gl.constexpr):
+    """Unit number, and place in the cluster -> (batch, first row, first column).
 
     The parts of K are the outermost, so that programs of one moment share operands in the L2;
-    within a part tiles go in the grouped order of ``order.tile_of``.
+    within a part tiles go in the grouped order of ``order.tile_of``. Each division takes some 100
+    instructions, so that none is made for a split or a batch that there is not.
     """
-    num_m = gl.cdiv(M, S.block_m * S.cluster_m)
-    num_n = gl.cdiv(N, S.block_n * S.cluster_n)
-    tiles = num_m * num_n
-    part = unit // (tiles * batches)
-    batch = (unit // tiles) % batches
-    tile = unit % tiles
+    num_m, num_n = tiles_of(M, N, S)
+    batch, tile = 0, unit
+    if S.split_k > 1:
+        tile = tile % (num_m * num_n * batches)
+    if S.batched:
+        batch = tile // (num_m * num_n)
+        tile = tile % (num_m * num_n)
     width = S.group_m * num_n
     first_m = (tile // width) * S.group_m
     size_m = gl.minimum(num_m - first_m, S.group_m)
@@ -56,17 +68,27 @@ def locate(unit, rank, M, N, K, batches, S: gl.constexpr):
         row += rank % S.cluster_m * S.block_m
     if S.cluster_n > 1:
         col += rank // S.cluster_m * S.block_n
+    return batch, row, col
+
+
+@gluon.jit
+def steps_of(unit, rank, M, N, K, batches, S: gl.constexpr):
+    """The same -> (part of K, its first step, the step behind its last)."""
+    part = 0
+    if S.split_k > 1:
+        num_m, num_n = tiles_of(M, N, S)
+        part = unit // (num_m * num_n * batches)
     steps = gl.cdiv(K, S.block_k)
     steps_a_part = gl.cdiv(steps, S.split_k * S.cluster_k)
     first = gl.minimum((part * S.cluster_k + rank % S.cluster_k) * steps_a_part, steps)
-    return batch, part, row, col, first, gl.minimum(first + steps_a_part, steps)
+    return part, first, gl.minimum(first + steps_a_part, steps)
 
 
 @gluon.jit
 def units_of(M, N, batches, S: gl.constexpr):
-    """Units of work: of a cluster's programs, those that they do together count once."""
-    return (gl.cdiv(M, S.block_m * S.cluster_m) * gl.cdiv(N, S.block_n * S.cluster_n)
-            * batches * S.split_k)
+    """Units of work: tiles, and with SPLIT_K > 1 parts of them."""
+    num_m, num_n = tiles_of(M, N, S)
+    return num_m * num_n * batches * S.split_k
 
 
 @gluon.jit
@@ -78,7 +100,6 @@ def producer(a_desc, b_desc, buffers, sizes, S: gl.constexpr):
         cluster.come()
     if S.shares:
         cluster.meet()  # the others' barriers are there
-    gluon_wait()
     rank = gl.program_id(0) % S.programs
     a_map, b_map = rank, rank  # never used
     if S.one_buffer:
@@ -86,8 +107,14 @@ def producer(a_desc, b_desc, buffers, sizes, S: gl.constexpr):
         b_map = multicast.tensor_map(S.symbol, S.map_of_b)
     units = units_of(M, N, batches, S)
     it = 0
-    for unit in range(gl.program_id(0) // S.programs, units, gl.num_programs(0) // S.programs):
-        batch, part, row, col, first, last = locate(unit, rank, M, N, K, batches, S)
+    start, stride = gl.program_id(0) // S.programs, gl.num_programs(0) // S.programs
+    # A place's divisions take as long as a load from the L2: they are made ahead, the first ones
+    # while the kernel before this one ends. Not so the steps: bounds of a loop that were carried
+    # into it from one unit to the next are those of the first (Triton 3.6 and 3.7).
+    batch, row, col = place_of(start, rank, M, N, batches, S)
+    gluon_wait_after(batch | row | col)
+    for unit in range(start, units, stride):
+        _, first, last = steps_of(unit, rank, M, N, K, batches, S)
         for step in range(first, last):
             k = step * S.block_k
             stage = it % S.stages
@@ -102,6 +129,7 @@ def producer(a_desc, b_desc, buffers, sizes, S: gl.constexpr):
                 load_a(a_desc, a_bufs, barrier, batch, row, k, stage, S)
                 load_b(b_desc, b_bufs, barrier, batch, col, k, stage, S)
             it += 1
+        batch, row, col = place_of(gl.minimum(unit + stride, units - 1), rank, M, N, batches, S)
     if S.release == 1:
         gluon_release()
     if S.cluster_k > 1:
@@ -262,7 +290,8 @@ def consumer(a_desc, result, buffers, sizes, S: gl.constexpr, WHICH: gl.constexp
     it = 0
     turn = 0
     for unit in range(gl.program_id(0) // S.programs, units, gl.num_programs(0) // S.programs):
-        batch, part_of_k, row, col, first, last = locate(unit, rank, M, N, K, batches, S)
+        batch, row, col = place_of(unit, rank, M, N, batches, S)
+        part_of_k, first, last = steps_of(unit, rank, M, N, K, batches, S)
         mine = True
         if S.pingpong:
             mine = turn % 2 == WHICH
