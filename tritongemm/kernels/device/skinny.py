@@ -68,15 +68,6 @@ def moved(ptrs, by, ROWS: gl.constexpr):
 
 
 @gluon.jit
-def low_bits(ptrs, ROWS: gl.constexpr):
-    """A number, even, that is known once all pointers are."""
-    found = ptrs[0].to(gl.int64, bitcast=True).to(gl.int32)
-    for i in gl.static_range(1, ROWS):
-        found |= ptrs[i].to(gl.int64, bitcast=True).to(gl.int32)
-    return found
-
-
-@gluon.jit
 def product(accs, b, a, LOW: gl.constexpr, HIGH: gl.constexpr, OF_A: gl.constexpr,
             AT: gl.constexpr, ELEMENT: gl.constexpr):
     """One instruction: 16 columns of B, of whose words LOW begin the first eight and HIGH the
@@ -135,6 +126,7 @@ def skinny(a, b, c, M, N, K, stride_ab, stride_am, stride_bb, stride_bn, stride_
     batch = (program // num_n).to(gl.int64)
     split = gl.program_id(1)
     first_col = (program % num_n) * BLOCK_N
+    gluon_wait_after(first_col)
     steps = gl.cdiv(K, STEP)
     steps_a_split = gl.cdiv(steps, SPLIT_K)
     first = split * steps_a_split
@@ -155,7 +147,6 @@ def skinny(a, b, c, M, N, K, stride_ab, stride_am, stride_bb, stride_bn, stride_
         at = gl.minimum(first_col + 8 * i + row, N - 1)  # past the edge it is not stored
         b_ptrs += (b + batch * stride_bb + (at.to(gl.int64) * stride_bn + start),)
         b_inside += (thread >= 0,)
-    gluon_wait_after(low_bits(a_ptrs, A_ROWS) | low_bits(b_ptrs, B_ROWS))
 
     accs = ()
     for _ in gl.static_range(SUMS):

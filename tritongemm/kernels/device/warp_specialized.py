@@ -129,7 +129,9 @@ def producer(a_desc, b_desc, buffers, sizes, S: gl.constexpr):
                 load_a(a_desc, a_bufs, barrier, batch, row, k, stage, S)
                 load_b(b_desc, b_bufs, barrier, batch, col, k, stage, S)
             it += 1
-        batch, row, col = place_of(gl.minimum(unit + stride, units - 1), rank, M, N, batches, S)
+        if S.cluster_k == 1:  # else this unit is the only one
+            if unit + stride < units:
+                batch, row, col = place_of(unit + stride, rank, M, N, batches, S)
     if S.release == 1:
         gluon_release()
     if S.cluster_k > 1:
