@@ -301,8 +301,7 @@ _WAIT_DIVISION_OR_LOAD = re.compile(r"\bACQBULK\b|\bI2F\b|\b(?:LDG|LDGSTS|UTMALD
 @pytest.mark.parametrize("case", (
     Case(90, SHARED, shape()), Case(90, PINGPONG, shape(batch=3)), Case(90, PADDED, UNALIGNED),
     Case(90, ROWS_64, shape()), Case(90, ROWS_64, replace(UNALIGNED, batch=3)),
-    Case(90, STREAM, THIN),
-    Case(90, SKINNY, FEW), Case(90, replace(SKINNY_SWAPPED, split_k=2), COLUMNS)), ids=str)
+    Case(90, STREAM, THIN)), ids=str)
 def test_a_program_knows_its_first_place_before_it_waits_for_the_kernel_before_it(case):
     """A division takes some 100 instructions, in which memory has nothing to do."""
     for binary in compiled(case.problem, case.config, representative(90)):

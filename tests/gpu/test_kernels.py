@@ -14,6 +14,7 @@ import tritongemm as tg  # noqa: E402
 from tritongemm.config import KernelConfig  # noqa: E402
 from tritongemm.device import current_device  # noqa: E402
 from tritongemm.kernels import SPECS, violation  # noqa: E402
+from tritongemm.kernels.compile import launches_of  # noqa: E402
 from tritongemm.kernels.constraints import Violation  # noqa: E402
 from tritongemm.measure.numerics import check, poison, reference  # noqa: E402
 from tritongemm.measure.operands import draw  # noqa: E402
@@ -214,6 +215,21 @@ def test_turned_tiles_are_stored_as_c_lies(config, layout):
 def test_a_cluster_that_shares_operands_repeats_bit_for_bit(config):
     m = 104 if config.swap_ab == 1 else 1304
     prove_repeats(GemmProblem.contiguous(m, 3000, 1000, layout="nt", dtype="fp16"), config, 100)
+
+
+@pytest.mark.parametrize("batch", (1, 3))
+@pytest.mark.parametrize("config", (
+    hopper(64, 128, num_stages=4, split_k=2), hopper(128, 128, num_stages=4, split_k=3),
+    hopper(128, 96, num_stages=4, split_k=2),
+    KernelConfig("warp_specialized", 64, 128, 64, num_warps=8, num_stages=4, split_k=2,
+                 pingpong=1)), ids=str)
+def test_a_program_goes_on_from_one_part_of_k_to_another(config, batch):
+    """Its second place and its second steps are looked for apart from its first ones."""
+    problem = GemmProblem.contiguous(2048, 1920, 640, layout="nt", batch=batch)
+    programs = launches_of(problem, config, current_device())[0].grid[0]
+    tiles = -(-2048 // config.block_m) * (1920 // config.block_n) * batch
+    assert programs < tiles, "no program has two parts"
+    prove(problem, config, seed=batch)
 
 
 @pytest.mark.parametrize("layout", ("nn", "tn"))

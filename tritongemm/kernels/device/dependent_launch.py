@@ -21,8 +21,8 @@ _WAIT_AFTER = tl.constexpr(
 
 @triton.jit
 def wait_after(number):
-    """``wait``, once a ``number`` that is never -1 is known: ptxas puts arithmetic on which the wait
-    does not depend behind it, where nothing hides it any more."""
+    """``wait``, once a ``number`` that is never -1 is known: what the wait does not depend on ptxas
+    puts behind it, where nothing hides it any more."""
     tl.inline_asm_elementwise(_WAIT_AFTER, "=r,r", [number], dtype=tl.int32, is_pure=False, pack=1)
 
 

@@ -13,7 +13,7 @@ so it is PTX, on tensors with one element a thread.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tritongemm.kernels.device.dependent_launch import gluon_release, gluon_wait_after
+from tritongemm.kernels.device.dependent_launch import gluon_release, gluon_wait
 from tritongemm.kernels.device.epilogue import gluon_finish, gluon_load_d
 from tritongemm.kernels.device.prefetch import prefetch_columns
 from tritongemm.kernels.device.symbol import symbol
@@ -121,12 +121,12 @@ def skinny(a, b, c, M, N, K, stride_ab, stride_am, stride_bb, stride_bn, stride_
     SUMS: gl.constexpr = BLOCK_M * BLOCK_N // 32
     PASSING: gl.constexpr = ".L1::evict_first.L2::128B"  # B is read once, A by all programs
     prefetch_columns(b, N, K, stride_bb, stride_bn, BLOCK_N, STEP, SPLIT_K, PREFETCHERS)
+    gluon_wait()
     num_n = gl.cdiv(N, BLOCK_N)
     program = gl.program_id(0)
     batch = (program // num_n).to(gl.int64)
     split = gl.program_id(1)
     first_col = (program % num_n) * BLOCK_N
-    gluon_wait_after(first_col)
     steps = gl.cdiv(K, STEP)
     steps_a_split = gl.cdiv(steps, SPLIT_K)
     first = split * steps_a_split
