@@ -26,7 +26,8 @@ from tritongemm.kernels.symbol import symbol_of
 from tritongemm.kernels.tensor_map import batched, loaded_in, stored_operand, tma_store
 from tritongemm.problem import EPILOGUES, FULL_ALIGNMENT, GemmProblem, divisor_of, dtype_of
 
-_MAX_STAGES = 12
+#: What the 32 barriers of one buffer are enough for, with those of three consumers in a cluster.
+_MAX_STAGES = 13
 
 
 def _along_rows(geometry: Geometry) -> bool:

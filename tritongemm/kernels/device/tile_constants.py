@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-#: Room for barriers in one buffer: 12 stages, ready and empty, and two for each of three consumers.
+#: Room for barriers in one buffer: 13 stages, ready and empty, and two for each of three consumers.
 MOST_BARRIERS = gl.constexpr(32)
 
 
