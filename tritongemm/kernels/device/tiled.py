@@ -36,9 +36,10 @@ def tiled(a, b, c, M, N, K, stride_ab, stride_am, stride_ak, stride_bb, stride_b
     rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     # That hides the contiguity of the inner axis from the compiler: say it again. VEC divides the
-    # extent, so no vector crosses the edge; one behind it is the first.
-    rows_a = tl.where(rows < M, rows, 0)
-    cols_b = tl.where(cols < N, cols, 0)
+    # extent, so no vector crosses the edge; one behind it is the first. Not compared as for the
+    # store: what both ask is kept through the loop, in registers that fp32 has none to spare of.
+    rows_a = tl.where(rows > M - 1, 0, rows)
+    cols_b = tl.where(cols > N - 1, 0, cols)
     if VEC_M > 1:
         rows_a = tl.max_contiguous(tl.multiple_of(rows_a, VEC_M), VEC_M)
     if VEC_N > 1:
