@@ -65,7 +65,7 @@ _ITERATIONS, _STEP = 30, 1e-4
 #: A config that is slower than the best of every problem by more than this, as a logarithm, is
 #: chosen for none: leaving half of all out costs no choice that leave-one-out can see, and saves
 #: most of the time of choosing.
-_NEARLY_BEST = 0.07
+_NEARLY_BEST = 0.065
 #: Fewer problems than this show a network none of what tells problems apart: fp32's 19, left out in
 #: turn, are chosen for at 0.947 of the best at the worst without one, at 0.906 with one.
 _LEAST_PROBLEMS = 100
