@@ -18,7 +18,9 @@ from tritongemm.problem import GemmProblem
 from tritongemm.selection import candidates, estimate
 from tritongemm.selection.model import Rates, keys_of, model_for, predict, scales
 from tritongemm.selection.work import class_of, resident_programs, work_of
-from tritongemm.tuning.calibrate import Fit, Table, Timing, corrected
+from tritongemm.tuning.calibrate import corrected
+from tritongemm.tuning.table import Fit, Table
+from tritongemm.tuning.timings import Timing
 
 H200 = device_named("nvidia-h200")
 SQUARE = GemmProblem.contiguous(4096, 4096, 4096, layout="nt")

@@ -18,8 +18,9 @@ from tritongemm.records.codec import config_to_json, problem_to_json
 from tritongemm.records.journal import Journal
 from tritongemm.selection.model import Rates, keys_of, predict, scales, usual
 from tritongemm.selection.work import class_of, work_of
-from tritongemm.tuning.calibrate import calibrate, read_timings
+from tritongemm.tuning.calibrate import calibrate
 from tritongemm.tuning.regret import COLUMNS, Summary, regret, summaries
+from tritongemm.tuning.timings import read_timings
 
 H200 = device_named("nvidia-h200")
 CONFIGS = [KernelConfig("tiled", bm, bn, 64, num_warps=w, num_stages=s)

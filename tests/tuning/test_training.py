@@ -48,6 +48,16 @@ def test_timings_far_behind_weigh_less(drawn):
     assert found[0] == pytest.approx(0.0, abs=0.05)
 
 
+def test_what_those_alike_have_in_common_is_not_learned(drawn):
+    inputs, misses = drawn
+    alike = np.arange(1500) // 5
+    own = np.random.default_rng(1).normal(size=300)[alike]  # far more than what is to be learned
+    record = training.train(NAMES, inputs[:1500], misses[:1500] + own, np.zeros(1500), alike=alike)
+    found = Network(record)(inputs[1500:])
+    error = (found - found.mean()) - (misses[1500:] - misses[1500:].mean())
+    assert np.sqrt(np.mean(error ** 2)) < 0.5 * np.std(misses[1500:])
+
+
 def test_from_too_little_nothing_is_learned(drawn):
     inputs, misses = drawn
     few = training.LEAST - 1

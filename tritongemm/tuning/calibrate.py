@@ -1,7 +1,8 @@
 """Sweep journals -> the constants of the selection's model, by least squares on logarithms.
 
-What the constants still miss is learned by a network (``training.py``), written beside them with
-the problems and torch's time in the same rounds.
+Coarse times are lengthened first by what such configs lose in rounds (``sustained.py``). What the
+constants still miss is learned by a network (``training.py``), written beside them with the
+problems and torch's time in the same rounds.
 
 Damped Gauss-Newton over the logarithms of the constants, each held near its usual value by a
 prior, so that what the timings do not show stays where it was. Each problem may be off by a
@@ -13,19 +14,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 
 from tritongemm.config import KernelConfig
-from tritongemm.device import DeviceSpec, device_named
-from tritongemm.errors import DataFileError, UsageError
-from tritongemm.kernels import SPECS
-from tritongemm.problem import GemmProblem
 from tritongemm.records import atomic
 from tritongemm.records.calibration import (
     Calibration,
@@ -36,32 +30,16 @@ from tritongemm.records.calibration import (
     read_calibration,
     write_calibration,
 )
-from tritongemm.records.codec import config_from_json, problem_from_json
-from tritongemm.records.journal import read_journal
-from tritongemm.selection.inputs import NAMES, inputs_of
-from tritongemm.selection.model import (
-    Key,
-    Rates,
-    bounds_of,
-    factor_id,
-    keys_of,
-    predict,
-    scales,
-    usual,
-)
+from tritongemm.selection.inputs import NAMES
 from tritongemm.selection.network import Network
-from tritongemm.selection.work import NUMBERS, work_of
-from tritongemm.tuning.jobs import COARSE
+from tritongemm.tuning.sustained import sustained
+from tritongemm.tuning.table import STEP, Fit, Table
+from tritongemm.tuning.timings import Source, read_timings
 from tritongemm.tuning.training import train
 
-#: Units whose kernels run alike, so that one section serves both.
-TOGETHER = (("bf16", "fp16"), ("fp32",), ("tf32",))
-#: How far a constant may lie from its usual value: standard deviation of the logarithm.
-_SPREAD = {"dram_gbps": 0.15, "l2_gbps": 0.5, "sm_gbps": 0.5, "peak_share": 0.2}
-_SPREAD_ELSE = 0.7
 #: Of a problem's own factor, and of a timing near the best about the model.
 _PROBLEM_SPREAD, _NOISE = 0.02, 0.08
-_ITERATIONS, _STEP = 30, 1e-4
+_ITERATIONS = 30
 #: A config that is slower than the best of every problem by more than this, as a logarithm, is
 #: chosen for none: leaving half of all out costs no choice that leave-one-out can see, and saves
 #: most of the time of choosing.
@@ -73,138 +51,6 @@ _LEAST_PROBLEMS = 100
 _AS_GOOD = 0.03
 #: Timings that a config's own factor is taken to have had before it is seen.
 _FACTOR_PRIOR = 4.0
-
-
-@dataclass(frozen=True)
-class Timing:
-    """One measured config of one problem."""
-
-    problem: GemmProblem
-    config: KernelConfig
-    time_us: float
-
-
-@dataclass(frozen=True)
-class Source:
-    """What journals hold for one device: the fastest coarse time of each problem and config, and
-    of problems with a winner torch's time over the winner's (``vs_torch``)."""
-
-    device: DeviceSpec
-    timings: tuple[Timing, ...]
-    run_ids: tuple[str, ...]
-    triton: str
-    vs_torch: Mapping[GemmProblem, float]
-
-
-def read_timings(journals: Iterable[str | os.PathLike[str]], device: str | None = None) -> Source:
-    """The timings of ``journals``; only those of ``device`` (a slug) if given.
-
-    Raises:
-        DataFileError: a journal that cannot be read or holds no timing.
-        UsageError: journals of several devices and no ``device`` to choose one.
-    """
-    best: dict[tuple[GemmProblem, KernelConfig], float] = {}
-    winners: dict[GemmProblem, tuple[float, float]] = {}
-    runs: dict[str, str] = {}
-    slugs: set[str] = set()
-    path: Path | None = None
-    for path in map(Path, journals):
-        slug = ""
-        for record in read_journal(path):
-            if record["kind"] == "header":
-                slug, run = str(record.get("device", "")), str(record.get("run_id", ""))
-                versions = record.get("versions")
-                triton = versions.get("triton") if isinstance(versions, dict) else None
-                if device is None or slug == device:
-                    slugs.add(slug)
-                    runs[run] = str(triton or "unknown")
-            elif (record["kind"] == "result" and record["status"] == "ok"
-                  and record.get("stage") == COARSE and record.get("time_us")
-                  and (device is None or slug == device)):
-                config = config_from_json(record["config"])
-                if config.kernel in SPECS:
-                    key = (problem_from_json(record["problem"]), config)
-                    best[key] = min(record["time_us"], best.get(key, math.inf))
-            elif (record["kind"] == "winner" and record.get("ratio_vs_torch")
-                  and (device is None or slug == device)):
-                problem = problem_from_json(record["problem"])
-                found = (record["time_us"], record["ratio_vs_torch"])
-                if config_from_json(record["config"]).kernel in SPECS:
-                    winners[problem] = min(found, winners.get(problem, found))
-    if path is None:
-        raise UsageError("no journal is given; name those that `tritongemm sweep` wrote")
-    if len(slugs) > 1:
-        raise UsageError(f"the journals are of {', '.join(sorted(slugs))}; choose one with "
-                         "--device")
-    if not best:
-        raise DataFileError(path, "holds no timing" + (f" of {device}" if device else "")
-                            + "; sweep some problems first")
-    timings = tuple(Timing(p, c, t) for (p, c), t in best.items())
-    return Source(device_named(slugs.pop()), timings, tuple(sorted(runs)), max(runs.values()),
-                  {problem: ratio for problem, (_, ratio) in winners.items()})
-
-
-class Table:
-    """Timings as columns: counts of work, where each rate's constant stands, and the times."""
-
-    def __init__(self, timings: Sequence[Timing], device: DeviceSpec) -> None:
-        works = [work_of(t.problem, t.config, device) for t in timings]
-        self.work = SimpleNamespace(**{
-            name: np.array([getattr(w, name) for w in works], float) for name in NUMBERS})
-        index: dict[Key, int] = {}
-        usuals: list[float] = []
-        columns = []
-        for timing, work in zip(timings, works, strict=True):
-            row = []
-            for key in keys_of(timing.config, work):
-                if key not in index:
-                    index[key] = len(index)
-                    usuals.append(usual(key, timing.config, device, timing.problem.unit))
-                row.append(index[key])
-            columns.append(row)
-        self.keys = list(index)
-        self.usual = np.log(np.array(usuals))
-        self.spread = np.array([_SPREAD.get(name, _SPREAD_ELSE) for _, name in self.keys])
-        self.index = np.array(columns)
-        self.scale = np.log(np.array([scales(t.problem, device) for t in timings]))
-        self.log_time = np.log(np.array([t.time_us for t in timings]))
-        numbers: dict[GemmProblem, int] = {}
-        self.problem = np.array([numbers.setdefault(t.problem, len(numbers)) for t in timings])
-        self.problems = list(numbers)
-        self.best = np.full(len(numbers), np.inf)
-        np.minimum.at(self.best, self.problem, self.log_time)
-        self.behind = self.log_time - self.best[self.problem]
-        self.factor_ids = [factor_id(t.config) for t in timings]
-        self.configs = [t.config for t in timings]
-        self.num_sms = device.num_sms
-
-    def rows(self, chosen: Any) -> Table:
-        """The rows of an index or mask, with the same constants and numbers of problems."""
-        part = object.__new__(Table)
-        part.__dict__.update(self.__dict__)
-        part.work = SimpleNamespace(**{k: v[chosen] for k, v in vars(self.work).items()})
-        for name in ("index", "scale", "log_time", "problem", "behind"):
-            setattr(part, name, getattr(self, name)[chosen])
-        for name in ("factor_ids", "configs"):
-            setattr(part, name, list(np.array(getattr(self, name), object)[chosen]))
-        return part
-
-    def log_predicted(self, constants: np.ndarray, column: int | None = None) -> np.ndarray:
-        """Logarithm of the predicted times; ``column``: that rate a small step up."""
-        rates = self.scale + constants[self.index]
-        if column is not None:
-            rates[:, column] += _STEP
-        work: Any = self.work
-        rows: Any = Rates(*np.exp(rates).T)
-        return np.log(predict(work, rows).total_us)
-
-
-@dataclass(frozen=True)
-class Fit:
-    """Constants (logarithms, in the order of ``Table.keys``) and factors by config."""
-
-    constants: np.ndarray
-    factors: dict[str, float]
 
 
 def fit(table: Table) -> Fit:
@@ -232,7 +78,7 @@ def fit(table: Table) -> Fit:
     for _ in range(_ITERATIONS):
         here = table.log_predicted(x)
         misses = here - table.log_time
-        slopes = [(table.log_predicted(x, column) - here) / _STEP for column in range(len(of))]
+        slopes = [(table.log_predicted(x, column) - here) / STEP for column in range(len(of))]
         normal, slope, sums = np.zeros(keys * keys), np.zeros(keys), np.zeros(count * keys)
         for one, values in zip(of, slopes, strict=True):
             np.add.at(slope, one, squared * values * misses)
@@ -275,24 +121,7 @@ def _factors(table: Table, constants: np.ndarray) -> dict[str, float]:
 
 def predicted(table: Table, fitted: Fit) -> np.ndarray:
     """Predicted times of the table's rows, microseconds, by the constants alone."""
-    return np.asarray(_terms(table, fitted).total_us)
-
-
-def _rates(table: Table, fitted: Fit) -> Any:
-    return Rates(*np.exp(table.scale + fitted.constants[table.index]).T)
-
-
-def _terms(table: Table, fitted: Fit) -> Any:
-    factors: Any = np.array([fitted.factors.get(name, 1.0) for name in table.factor_ids])
-    work: Any = table.work
-    return predict(work, _rates(table, fitted), factors)
-
-
-def inputs(table: Table, fitted: Fit) -> np.ndarray:
-    """What the network sees of the table's rows."""
-    work, rates = table.work, _rates(table, fitted)
-    return inputs_of(table.configs, table.problems, table.problem, work, bounds_of(work, rates),
-                     _terms(table, fitted), table.num_sms)
+    return np.asarray(table.terms(fitted).total_us)
 
 
 def learned(table: Table, fitted: Fit) -> NetworkRecord | None:
@@ -300,7 +129,7 @@ def learned(table: Table, fitted: Fit) -> NetworkRecord | None:
     problems."""
     if len(np.unique(table.problem)) < _LEAST_PROBLEMS:
         return None
-    return train(NAMES, inputs(table, fitted),
+    return train(NAMES, table.inputs(fitted),
                  table.log_time - np.log(predicted(table, fitted)), table.behind)
 
 
@@ -308,7 +137,7 @@ def corrected(table: Table, fitted: Fit, network: NetworkRecord | None) -> np.nd
     """Predicted times of the table's rows with what the network corrects, microseconds."""
     if network is None:
         return predicted(table, fitted)
-    return predicted(table, fitted) * np.exp(Network(network)(inputs(table, fitted)))
+    return predicted(table, fitted) * np.exp(Network(network)(table.inputs(fitted)))
 
 
 def contenders_of(table: Table) -> tuple[KernelConfig, ...]:
@@ -352,15 +181,12 @@ def calibrate(journals: Iterable[str | os.PathLike[str]], device: str | None = N
         DataFileError: a journal or calibration that cannot be used, or not writable.
         UsageError: journals of several devices and no ``device`` to choose one.
     """
-    source = read_timings(journals, device)
+    source = sustained(read_timings(journals, device))
     path = Path(path) if path is not None else calibration_path(source.device.slug)
     if path.exists():
         read_calibration(path)  # one that cannot be kept is refused before minutes of fitting
-    sections: list[Section] = []
-    for units in TOGETHER:
-        timings = [t for t in source.timings if t.problem.unit in units]
-        if timings:
-            sections.append(section_of(Table(timings, source.device), units, source))
+    sections = [section_of(Table(part.timings, part.device), units, part)
+                for units, part in source.parts()]
     with atomic.locked(path):
         if path.exists():
             known = {unit for section in sections for unit in section.units}

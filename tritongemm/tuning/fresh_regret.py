@@ -31,12 +31,12 @@ from tritongemm.records.journal import read_journal
 from tritongemm.selection.model import model_for
 from tritongemm.selection.policy import nearest_row, table_for
 from tritongemm.selection.work import class_of
-from tritongemm.tuning.calibrate import Timing
 from tritongemm.tuning.candidates import Candidates, PruneReport
 from tritongemm.tuning.jobs import COARSE, FINAL
 from tritongemm.tuning.progress import Progress
 from tritongemm.tuning.regret import Regret
 from tritongemm.tuning.sweep import sweep
+from tritongemm.tuning.timings import Timing
 
 SHAPES, SIDES, MULTIPLE = 60, (128, 8192), 8
 #: The wide run's configs of a shape: the best by estimate, the best of each class, at random; the

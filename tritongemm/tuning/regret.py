@@ -2,7 +2,8 @@
 
 For every measured problem the model is fitted to the timings of other problems alone, and its
 choice among the problem's measured configs is looked up in the journal: best time / chosen time,
-1 where the choice is the best. The nearest tuned row, made of the other problems' best configs,
+1 where the choice is the best. Times are the coarse stage's, lengthened by what such configs lose
+in rounds (``sustained.py``). The nearest tuned row, made of the other problems' best configs,
 is judged the same way. Problems of equal extents are left out together, whatever their dtype.
 """
 
@@ -25,17 +26,10 @@ from tritongemm.problem import GemmProblem
 from tritongemm.records.atomic import write_atomic
 from tritongemm.records.tables import TableHeader, TunedRow, TunedTable, path_for
 from tritongemm.selection.policy import AS_GOOD, nearest_row
-from tritongemm.tuning.calibrate import (
-    TOGETHER,
-    Source,
-    Table,
-    Timing,
-    contenders_of,
-    corrected,
-    fit,
-    learned,
-    read_timings,
-)
+from tritongemm.tuning.calibrate import contenders_of, corrected, fit, learned
+from tritongemm.tuning.sustained import sustained
+from tritongemm.tuning.table import Table
+from tritongemm.tuning.timings import Source, Timing, read_timings
 
 #: Seed of the order in which problems are dealt into folds.
 _SEED = 0
@@ -93,17 +87,12 @@ def regret(journals: Iterable[str | os.PathLike[str]], device: str | None = None
     """
     if folds is not None and folds < 2:
         raise UsageError(f"folds={folds}; at least 2, so that something is left to fit")
-    source = read_timings(journals, device)
-    found: list[Regret] = []
-    for units in TOGETHER:
-        timings = [t for t in source.timings if t.problem.unit in units]
-        if timings:
-            found += _judge(timings, source, folds)
-    return found
+    source = sustained(read_timings(journals, device))
+    return [one for _, part in source.parts() for one in _judge(part, folds)]
 
 
-def _judge(timings: list[Timing], source: Source, folds: int | None) -> list[Regret]:
-    device = source.device
+def _judge(source: Source, folds: int | None) -> list[Regret]:
+    timings, device = source.timings, source.device
     table = Table(timings, device)
     extents = sorted({_extents(p) for p in table.problems})
     random.Random(_SEED).shuffle(extents)

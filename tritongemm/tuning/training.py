@@ -10,7 +10,8 @@ of the best, the mean of three at 0.984 to 0.985; half the rounds, 0.981.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
 
 #: Fewer timings than this teach nothing but themselves.
 LEAST = 1000
-_MEMBERS, _HIDDEN, _ROUNDS, _BATCH = 3, 128, 120, 1024
-_RATE, _DECAY = 5e-3, 5e-2
+_MEMBERS, _BATCH, _RATE = 3, 1024, 5e-3
 #: A timing e times the best's counts exp(-this).
 _BEHIND = 2.0
 #: An input that hardly moves teaches nothing of what it does: by this scale it says nothing.
@@ -32,8 +32,21 @@ _CONSTANT, _UNSEEN = 1e-3, 1e6
 _HUBER = 0.1
 
 
-def train(names: tuple[str, ...], inputs: np.ndarray, misses: np.ndarray,
-          behind: np.ndarray) -> NetworkRecord | None:
+class Size(NamedTuple):
+    """Of a network and its training: units of each hidden layer, rounds over the timings, and the
+    decay of weights."""
+
+    hidden: int
+    rounds: int
+    decay: float
+
+
+#: Of the networks that correct the model.
+CORRECTION = Size(hidden=128, rounds=120, decay=5e-2)
+
+
+def train(names: tuple[str, ...], inputs: np.ndarray, misses: np.ndarray, behind: np.ndarray,
+          size: Size = CORRECTION, alike: np.ndarray | None = None) -> NetworkRecord | None:
     """The networks for ``misses``, the logarithms of measured over predicted time; None for fewer
     than :data:`LEAST`.
 
@@ -41,6 +54,8 @@ def train(names: tuple[str, ...], inputs: np.ndarray, misses: np.ndarray,
         names: of the inputs.
         inputs: [timings, inputs], as ``selection.inputs`` makes them.
         behind: logarithm of each time over its problem's best.
+        alike: of each timing, the number of those whose misses are known up to a summand that they
+            have in common; what they differ by is learned. None: misses are learned as they are.
     """
     if len(misses) < LEAST:
         return None
@@ -49,34 +64,72 @@ def train(names: tuple[str, ...], inputs: np.ndarray, misses: np.ndarray,
         inputs.mean(0, np.float64), np.where(spread < _CONSTANT, _UNSEEN, spread)))
     at = normed(inputs, mean, scale).astype(np.float32)
     weights = np.exp(-_BEHIND * behind).astype(np.float32)
-    members = tuple(_member(at, misses.astype(np.float32), weights, seed)
+    members = tuple(_member(at, misses.astype(np.float32), weights, seed, size, alike)
                     for seed in range(_MEMBERS))
     return NetworkRecord(names, tuple(mean.tolist()), tuple(scale.tolist()), members)
 
 
-def _member(inputs: np.ndarray, misses: np.ndarray, weights: np.ndarray, seed: int) -> Member:
+def _member(inputs: np.ndarray, misses: np.ndarray, weights: np.ndarray, seed: int, size: Size,
+            alike: np.ndarray | None) -> Member:
     import torch
     from torch import nn
 
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
-        layers = [nn.Linear(inputs.shape[1], _HIDDEN), nn.Linear(_HIDDEN, _HIDDEN),
-                  nn.Linear(_HIDDEN, 1)]
+        layers = [nn.Linear(inputs.shape[1], size.hidden), nn.Linear(size.hidden, size.hidden),
+                  nn.Linear(size.hidden, 1)]
         network = nn.Sequential(layers[0], nn.SiLU(), layers[1], nn.SiLU(), layers[2])
-        batches = math.ceil(len(misses) / _BATCH)
-        optimizer = torch.optim.AdamW(network.parameters(), lr=_RATE, weight_decay=_DECAY)
+        batches = _Batches(len(misses), alike)
+        optimizer = torch.optim.AdamW(network.parameters(), lr=_RATE, weight_decay=size.decay)
         rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE,
-                                                   total_steps=batches * _ROUNDS)
+                                                   total_steps=len(batches) * size.rounds)
         x, y, w = map(torch.from_numpy, (inputs, misses, weights))
-        for _ in range(_ROUNDS):
-            for rows in torch.randperm(len(misses)).split(_BATCH):
-                loss = nn.functional.huber_loss(network(x[rows])[:, 0], y[rows], delta=_HUBER,
+        for _ in range(size.rounds):
+            for rows in batches:
+                miss = batches.about_their_mean(network(x[rows])[:, 0] - y[rows], rows)
+                loss = nn.functional.huber_loss(miss, torch.zeros_like(miss), delta=_HUBER,
                                                 reduction="none")
                 optimizer.zero_grad()
                 (loss @ w[rows] / w[rows].sum()).backward()
                 optimizer.step()
                 rate.step()
     return tuple(Layer(_halves(layer.weight.T), _halves(layer.bias)) for layer in layers)
+
+
+class _Batches:
+    """Mini-batches of rows in a new order each time; rows that are alike stay together."""
+
+    def __init__(self, count: int, alike: np.ndarray | None) -> None:
+        import torch
+
+        self._of = None if alike is None else torch.from_numpy(alike)
+        self._parts = None
+        self._units, self._size = count, _BATCH
+        if self._of is not None:
+            self._seen = torch.bincount(self._of)
+            self._parts = torch.argsort(self._of, stable=True).split(self._seen.tolist())
+            self._units = len(self._parts)
+            self._size = max(1, _BATCH * self._units // count)
+
+    def __len__(self) -> int:
+        return math.ceil(self._units / self._size)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        import torch
+
+        for some in torch.randperm(self._units).split(self._size):
+            yield (some if self._parts is None
+                   else torch.cat([self._parts[one] for one in some.tolist()]))
+
+    def about_their_mean(self, misses: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """``misses`` of ``rows``, less the mean of those that are alike."""
+        import torch
+
+        if self._of is None:
+            return misses
+        of = self._of[rows]
+        sums = torch.zeros(len(self._seen)).index_add(0, of, misses)
+        return misses - (sums / self._seen)[of]
 
 
 def _halves(values: torch.Tensor) -> tuple[float, ...]:
