@@ -15,7 +15,9 @@ from tritongemm.errors import CompileError, DataFileError, DeviceError, UsageErr
 from tritongemm.problem import GemmProblem
 from tritongemm.records.codec import config_from_json, problem_from_json
 from tritongemm.records.journal import read_journal
+from tritongemm.tuning.jobs import Outcome
 from tritongemm.tuning.progress import Plain, Progress, Snapshot
+from tritongemm.tuning.task import Task
 
 FOUR = [config(n) for n in (1, 2, 3, 4)]
 
@@ -70,6 +72,16 @@ def test_only_configs_near_the_fastest_are_finalists(tmp_path):
     run(tmp_path / "j.jsonl", [config(n) for n in (10, 11, 12, 13, 20)], finalists=3)
     assert [name for _, name in results(tmp_path / "j.jsonl", "final")] == [
         c.config_id for c in (config(10), config(11), config(12))]
+
+
+def test_of_configs_of_a_kind_two_are_finalists_before_others_are():
+    alike = [config(10, group_m=g) for g in (1, 2, 4, 8)]
+    task = Task(problem(), total=6)
+    task.coarse = [*zip((10.0, 10.1, 10.2, 10.3, 10.4, 20.0), (*alike, config(11), config(30)))]
+    assert task.next_finalists(3) == (*alike[:2], config(11))
+    assert task.next_finalists(5) == (*alike[:2], config(11), *alike[2:])  # 30 is too slow
+    task.finals = {c: Outcome("wrong") for c in (*alike[:2], config(11))}
+    assert task.next_finalists(3) == tuple(alike[2:])
 
 
 @pytest.mark.parametrize(("what", "status", "words"), [

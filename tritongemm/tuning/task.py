@@ -8,10 +8,15 @@ from dataclasses import dataclass, field
 
 from tritongemm.config import KernelConfig
 from tritongemm.problem import GemmProblem
+from tritongemm.selection.work import class_of
 from tritongemm.tuning.jobs import Outcome
 
 #: A finalist is at most this many times slower than the fastest of the coarse stage.
 FINALIST_FACTOR = 1.25
+#: Finalists of one tile, cluster and split, while there are others: of 766 finals of seven and more
+#: the third and later of their kind would have brought 0.03 %, another kind brings more where the
+#: card's power bounds them (perf/results/nvidia-h200/exploratory/sustained.txt).
+_OF_A_KIND = 2
 
 
 @dataclass(frozen=True)
@@ -86,9 +91,19 @@ class Task:
         return min((time_us for time_us, _ in self.coarse), default=None)
 
     def next_finalists(self, count: int) -> tuple[KernelConfig, ...]:
-        """The best ``count`` of the coarse stage that have not been in the final one."""
-        left = sorted((t, c.config_id, c) for t, c in self.coarse if c not in self.finals)[:count]
-        return tuple(c for t, _, c in left if t <= FINALIST_FACTOR * left[0][0])
+        """The best ``count`` of the coarse stage that have not been in the final one, those behind
+        two of their own kind last."""
+        left = sorted((t, c.config_id, c) for t, c in self.coarse if c not in self.finals)
+        seen: Counter[tuple[str, int]] = Counter()
+        first: list[KernelConfig] = []
+        last: list[KernelConfig] = []
+        for time_us, _, config in left:
+            if time_us > FINALIST_FACTOR * left[0][0]:
+                break
+            kind = class_of(config), config.split_k
+            (first if seen[kind] < _OF_A_KIND else last).append(config)
+            seen[kind] += 1
+        return (*first, *last)[:count]
 
     def ranking(self) -> list[tuple[KernelConfig, Outcome]]:
         """Finalists that are right, the best first: by the ratio to torch, which is paired."""
