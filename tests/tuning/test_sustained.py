@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -34,8 +35,7 @@ def source(problems=training.LEAST // 2):
         clock = rng.uniform(0.0, 0.2)
         for config, time_us, loss in ((COLD, 101.0, 0.0), (HOT, 100.0, LOSS)):
             timings.append(Timing(problem, config, time_us))
-            finals.append(Final(problem, config, (RUN, problem), time_us,
-                                time_us * math.exp(loss + clock)))
+            finals.append(Final(problem, config, RUN, time_us, time_us * math.exp(loss + clock)))
     return Source(H200, tuple(timings), tuple(finals), (RUN,), "3.6.0", {})
 
 
@@ -54,8 +54,7 @@ def test_too_few_finalists_and_those_alone_in_their_rounds_change_nothing():
     assert sustained(few) == few
     whole = source()
     alone = Source(H200, whole.timings, tuple(
-        Final(f.problem, f.config, (f.config.config_id, f.problem), f.coarse_us, f.final_us)
-        for f in whole.finals), (RUN,), "3.6.0", {})
+        replace(f, run_id=f.config.config_id) for f in whole.finals), (RUN,), "3.6.0", {})
     assert sustained(alone) == alone
 
 

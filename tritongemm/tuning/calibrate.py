@@ -107,10 +107,7 @@ def _factors(table: Table, constants: np.ndarray) -> dict[str, float]:
     """Measured over predicted of each config, drawn towards 1 where it was seen seldom."""
     weight = np.exp(-2 * table.behind)
     miss = table.log_time - table.log_predicted(constants)
-    count = len(table.problems)
-    own = np.bincount(table.problem, weight * miss, count) / np.maximum(
-        np.bincount(table.problem, weight, count), 1e-9)
-    miss = miss - own[table.problem]
+    miss = miss - table.mean_of_problem(miss, weight)
     total: dict[str, float] = {}
     seen: dict[str, float] = {}
     for name, w, value in zip(table.factor_ids, weight, miss, strict=True):

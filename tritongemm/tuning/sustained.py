@@ -1,8 +1,8 @@
 """Timings as they are where products follow each other and the card's power bounds them.
 
 The coarse stage times a config for a moment, mostly at the full clock. In rounds of finalists a
-large product lowers the clock, and by how much is the config's own: clusters of four and eight lose
-3 to 12 % more than clusters of two do, narrow tiles less than wide ones
+large product lowers the clock, and what a config loses by that is its own: clusters of eight lose 2
+to 4 % more than clusters of two in the mean, 12 at the most
 (perf/results/nvidia-h200/exploratory/sustained.txt). What one loses against the others of its
 rounds is learned from all finalists, and every coarse timing lengthened by it.
 """
@@ -22,7 +22,7 @@ from tritongemm.tuning.table import Fit, Table
 from tritongemm.tuning.timings import Final, Source, Timing
 from tritongemm.tuning.training import Size, train
 
-#: Of the networks: of three sizes the one that says most of problems left out.
+#: Of the networks: of problems left out it says as much as 128, of rows inside sectors more.
 _SIZE = Size(hidden=64, rounds=60, decay=0.1)
 #: How far behind the best a config still counts much for where its problem's times stay.
 _NEAR = 0.03
@@ -48,9 +48,8 @@ def _lengthened(part: Source) -> Sequence[Timing]:
         return part.timings
     table = Table(part.timings, part.device)
     losses = lost(table.inputs(Fit(table.usual)))
-    near = np.exp(-table.behind / _NEAR)
-    level = np.bincount(table.problem, near * losses) / np.bincount(table.problem, near)
-    times = np.exp(table.log_time + np.clip(losses - level[table.problem], -_MOST, _MOST))
+    level = table.mean_of_problem(losses, np.exp(-table.behind / _NEAR))
+    times = np.exp(table.log_time + np.clip(losses - level, -_MOST, _MOST))
     return [replace(t, time_us=float(time)) for t, time in zip(part.timings, times, strict=True)]
 
 

@@ -87,24 +87,31 @@ class Table:
 
     def log_predicted(self, constants: np.ndarray, column: int | None = None) -> np.ndarray:
         """Logarithm of the predicted times; ``column``: that rate a small step up."""
-        rates = self.scale + constants[self.index]
-        if column is not None:
-            rates[:, column] += STEP
         work: Any = self.work
-        rows: Any = Rates(*np.exp(rates).T)
-        return np.log(predict(work, rows).total_us)
+        return np.log(predict(work, self._rates(constants, column)).total_us)
 
     def terms(self, fitted: Fit) -> Any:
         """The ``Estimate`` of the rows, of arrays."""
         factors: Any = np.array([fitted.factors.get(name, 1.0) for name in self.factor_ids])
         work: Any = self.work
-        return predict(work, self._rates(fitted), factors)
+        return predict(work, self._rates(fitted.constants), factors)
 
     def inputs(self, fitted: Fit) -> np.ndarray:
         """What a network sees of the rows."""
         work: Any = self.work
         return inputs_of(self.configs, self.problems, self.problem, work,
-                         bounds_of(work, self._rates(fitted)), self.terms(fitted), self.num_sms)
+                         bounds_of(work, self._rates(fitted.constants)), self.terms(fitted),
+                         self.num_sms)
 
-    def _rates(self, fitted: Fit) -> Any:
-        return Rates(*np.exp(self.scale + fitted.constants[self.index]).T)
+    def mean_of_problem(self, values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        """Of each row, the weighted mean of ``values`` over the rows of its problem."""
+        count = len(self.problems)
+        means = np.bincount(self.problem, weights * values, count) / np.maximum(
+            np.bincount(self.problem, weights, count), 1e-9)
+        return means[self.problem]
+
+    def _rates(self, constants: np.ndarray, column: int | None = None) -> Any:
+        rates = self.scale + constants[self.index]
+        if column is not None:
+            rates[:, column] += STEP
+        return Rates(*np.exp(rates).T)

@@ -32,17 +32,18 @@ class Timing:
 
 @dataclass(frozen=True)
 class Final:
-    """A finalist: its time in the coarse stage and in the rounds with others of its problem.
-
-    Attributes:
-        rounds: what those that ran in the same rounds have in common.
-    """
+    """A finalist: its time in the coarse stage and in the rounds with others of its problem."""
 
     problem: GemmProblem
     config: KernelConfig
-    rounds: tuple[str, GemmProblem]
+    run_id: str
     coarse_us: float
     final_us: float
+
+    @property
+    def rounds(self) -> tuple[str, GemmProblem]:
+        """What those that ran in the same rounds have in common."""
+        return self.run_id, self.problem
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,8 @@ def read_timings(journals: Iterable[str | os.PathLike[str]], device: str | None 
                     best[problem, config] = min(time_us, best.get((problem, config), math.inf))
                     coarse[run, problem, config] = time_us
                 elif record.get("stage") == FINAL and (run, problem, config) in coarse:
-                    finals.append(Final(problem, config, (run, problem),
-                                        coarse[run, problem, config], time_us))
+                    finals.append(Final(problem, config, run, coarse[run, problem, config],
+                                        time_us))
             elif record["kind"] == "winner" and record.get("ratio_vs_torch"):
                 problem = problem_from_json(record["problem"])
                 found = (record["time_us"], record["ratio_vs_torch"])
