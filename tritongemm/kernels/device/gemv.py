@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from tritongemm.kernels.device.dependent_launch import release, wait_after
+from tritongemm.kernels.device.edge import mask_of, within
 from tritongemm.kernels.device.epilogue import finish, load_d
 from tritongemm.kernels.device.symbol import symbol
 
@@ -64,12 +65,11 @@ def gemv(a, b, c, M, N, K, stride_ab, stride_am, stride_ak, stride_bb, stride_bk
     program = tl.program_id(0)
     batch = (program // num_n).to(tl.int64)
     split = tl.program_id(1)
+    mask = mask_of(N, VEC_N)
     if DEPENDENT:
-        wait_after(program % num_n)
+        wait_after((program % num_n) | mask)
     cols = (program % num_n) * BLOCK_N + tl.arange(0, BLOCK_N)
-    cols_b = tl.where(cols < N, cols, 0)  # as in tiled: past the edge the first is loaded
-    if VEC_N > 1:
-        cols_b = tl.max_contiguous(tl.multiple_of(cols_b, VEC_N), VEC_N)
+    cols_b = within(cols, N, mask, VEC_N)
     if INDEX64:
         cols = cols.to(tl.int64)
         cols_b = cols_b.to(tl.int64)

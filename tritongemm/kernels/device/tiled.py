@@ -1,7 +1,7 @@
 """One program a tile of C: pointers and masks, a software-pipelined K loop, optional split-K.
 
-Rows and columns past the edge are loaded as the first one, so the loads of the K loop need no mask
-along M and N; the store is masked. K is masked only where it is not a multiple of the step.
+Rows and columns past the edge are loaded as others (``edge``), so the loads of the K loop need no
+mask along M and N; the store is masked. K is masked only where it is not a multiple of the step.
 """
 
 import triton
@@ -9,6 +9,7 @@ import triton.language as tl
 
 from tritongemm.kernels.device.dependent_launch import release, wait_after
 from tritongemm.kernels.device.dot import dot
+from tritongemm.kernels.device.edge import mask_of, within
 from tritongemm.kernels.device.epilogue import finish, load_d
 from tritongemm.kernels.device.order import tile_of
 from tritongemm.kernels.device.symbol import symbol
@@ -30,20 +31,15 @@ def tiled(a, b, c, M, N, K, stride_ab, stride_am, stride_ak, stride_bb, stride_b
     batch = (program // (num_m * num_n)).to(tl.int64)
     tile_m, tile_n = tile_of(program % (num_m * num_n), num_m, num_n, GROUP_M)
     split = tl.program_id(1)
+    mask_m = mask_of(M, VEC_M)
+    mask_n = mask_of(N, VEC_N)
     if DEPENDENT:
-        wait_after(tile_m | tile_n)
+        wait_after(tile_m | tile_n | mask_m | mask_n)
 
     rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    # That hides the contiguity of the inner axis from the compiler: say it again. VEC divides the
-    # extent, so no vector crosses the edge; one behind it is the first. Not compared as for the
-    # store: what both ask is kept through the loop, in registers that fp32 has none to spare of.
-    rows_a = tl.where(rows > M - 1, 0, rows)
-    cols_b = tl.where(cols > N - 1, 0, cols)
-    if VEC_M > 1:
-        rows_a = tl.max_contiguous(tl.multiple_of(rows_a, VEC_M), VEC_M)
-    if VEC_N > 1:
-        cols_b = tl.max_contiguous(tl.multiple_of(cols_b, VEC_N), VEC_N)
+    rows_a = within(rows, M, mask_m, VEC_M)
+    cols_b = within(cols, N, mask_n, VEC_N)
     if INDEX64:
         rows = rows.to(tl.int64)
         cols = cols.to(tl.int64)
