@@ -153,7 +153,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     extra, epilogue = epilogue_of_launch(problem, g) if split == 1 else ((), NO_EPILOGUE)
     steps = -(-k // config.block_k)
     constants = (
-        ("VEC_N", divisor_of(n, shape.vec_n)), ("VEC_K", shape.vec_k),
+        ("VEC_N", divisor_of(n, shape.vec_n) if g.bn == 1 else 0), ("VEC_K", shape.vec_k),
         ("ROWS", shape.rows), ("LANES", shape.lanes), ("BLOCK_M", config.block_m),
         ("BLOCK_N", config.block_n), ("BLOCK_K", config.block_k), ("SPLIT_K", split),
         ("STAGES", config.num_stages),

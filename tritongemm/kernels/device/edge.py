@@ -7,8 +7,9 @@ import triton.language as tl
 @triton.jit
 def mask_of(size, VEC: tl.constexpr):
     """For ``within``: the largest power of two that is at most ``size`` (1 to 2^31 - 1), less one,
-    or 0 where vectors of VEC do not lie along this axis, VEC is 1 then."""
-    if VEC == 1:
+    or 0 where the operand does not lie along this axis: VEC is 0 there, else what a load takes of
+    it at once."""
+    if VEC == 0:
         mask = 0
     else:
         ones = size | (size >> 1)
@@ -24,13 +25,14 @@ def mask_of(size, VEC: tl.constexpr):
 def within(index, size, mask, VEC: tl.constexpr):
     """``index``, and where that is past the ``size`` another within it: loaded, and not used.
 
-    Along an axis that vectors lie along, neighbours past the edge are neighbours within: the same
-    one for all, its copies into shared memory come one after the other (906x132x4143 tn, 64x128
-    tiles: 3.8 times as long). Along another the first serves all, whose lines are at hand. A
-    remainder would do for both, with divisions before the first load.
+    Along the axis that an operand lies along, neighbours past the edge are neighbours within: with
+    one for all, of which a warp copies the same few bytes into shared memory many times,
+    906x132x4143 tn took 3.8 times as long (perf/results/nvidia-h200/exploratory/edge-columns.txt).
+    Along another the first serves all, whose lines are at hand. A remainder would do for both, with
+    divisions before the first load.
 
-    This hides the contiguity from the compiler, so it is said again: VEC divides the size, so that
-    no vector crosses the edge, and then also the power of two behind ``mask``.
+    This hides the contiguity from the compiler, so it is said again: VEC, a power of two, divides
+    the size, so that no vector crosses the edge, and then also the power of two behind ``mask``.
     """
     # Not compared as for the store: what both ask is kept through the loop, in registers that fp32
     # has none to spare of.
