@@ -27,10 +27,12 @@ def test_a_worker_that_dies_leaves_the_rest_to_the_rows(monkeypatch):
     assert compile_ahead(["dies"], workers=1, compiler=bench_fakes.compile_fake) == []
 
 
-def test_an_illegal_config_is_no_error_here():
+def test_an_illegal_config_is_no_error_here_and_is_logged(caplog):
+    caplog.set_level("INFO", "tritongemm")
     config = KernelConfig("no_such_kernel", 64, 64, 64)
     problem = GemmProblem.contiguous(64, 64, 64)
     assert build_one((problem, config, representative(90))) == (problem, config.config_id, None)
+    assert f"{config.config_id} of {problem} is not compiled ahead: " in caplog.text
 
 
 def test_what_was_compiled_has_its_seconds_and_what_was_there_has_none(tmp_path):

@@ -6,6 +6,7 @@ here. Results land in the store of binaries, where the measuring process finds t
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -21,6 +22,7 @@ Build = tuple[GemmProblem, KernelConfig, DeviceSpec]
 Built = tuple[GemmProblem, str, "float | None"]
 #: A compile that takes longer is left to the measuring process, whose row then says so.
 TIMEOUT_S = 120.0
+_LOG = logging.getLogger("tritongemm")
 
 
 def cores() -> int:
@@ -58,13 +60,16 @@ def compile_ahead(builds: Sequence[Build], *, workers: int | None = None,
 
 
 def build_one(build: Build) -> Built:
-    """Compiles one. Where that fails the measuring process meets the reason again, in its row."""
+    """Compiles one. Where that fails the reason is logged, and the measuring process meets it
+    again, in its row."""
     from tritongemm.kernels.compile import build as compile_one
 
     problem, config, device = build
     try:
         report = compile_one(problem, config, device)
-    except Exception:  # an illegal config, the compiler, a full disk: its row will say
+    except Exception as error:  # an illegal config, the compiler, a full disk: its row will say
+        _LOG.info("%s of %s is not compiled ahead: %s: %s", config.config_id, problem,
+                  type(error).__name__, error)
         return problem, config.config_id, None
     return problem, config.config_id, None if report.cached else report.seconds
 
