@@ -16,7 +16,15 @@ from tritongemm.kernels import SPECS, violation
 from tritongemm.ops.explain import explain_problem
 from tritongemm.problem import GemmProblem
 from tritongemm.records.calibration import Calibration, calibration_path, write_calibration
-from tritongemm.selection import candidates, choose, default_config, estimate, policy, reload
+from tritongemm.selection import (
+    candidates,
+    choose,
+    default_config,
+    estimate,
+    expected_gain,
+    policy,
+    reload,
+)
 from tritongemm.selection.model import factor_id
 from tritongemm.selection.policy import NEAREST_LIMIT, by_model, distance
 from tritongemm.selection.work import work_of
@@ -178,6 +186,20 @@ def test_the_model_chooses_the_least_predicted_time_of_the_legal(configs, h200):
              and (c.block_m, c.block_n, c.block_k, c.num_warps) in (
                  (64, 64, 64, 4), (128, 128, 64, 8))]
     assert choice.predicted_us == min(estimate(PROBLEM, c, h200).total_us for c in legal)
+
+
+def test_what_the_model_expects_of_a_row_is_by_its_time_and_its_own_prediction(configs, h200):
+    publish(h200, (PROBLEM, TILED))
+    assert expected_gain(PROBLEM, h200) is None  # no calibration
+    for favourite in (None, TMA, TILED):
+        calibrate(h200, TMA, TILED, favourite=favourite)
+        reload()
+        best, own = by_model(PROBLEM, h200), estimate(PROBLEM, TILED, h200).total_us
+        assert best is not None and best.predicted_us is not None
+        assert expected_gain(PROBLEM, h200) == pytest.approx(min(10.0, own) / best.predicted_us)
+    assert expected_gain(PROBLEM, h200) == pytest.approx(1.0, rel=0.02)  # the row is the favourite
+    for other in (NEAR, TWIN, replace(PROBLEM, epilogue="bias")):
+        assert expected_gain(other, h200) is None  # a row that it would share is not its own
 
 
 def test_an_illegal_favourite_is_not_chosen(configs, h200):

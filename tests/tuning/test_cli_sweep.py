@@ -18,6 +18,7 @@ from test_interrupts import wait_for
 import tritongemm.tuning.sweep as door
 from tritongemm.cli import main
 from tritongemm.cli.sweep import add_arguments
+from tritongemm.device import device_named
 from tritongemm.records.journal import read_journal
 
 HERE = Path(__file__).resolve().parent
@@ -64,6 +65,22 @@ def test_what_is_not_said_is_what_the_door_takes():
         assert getattr(said, ours) == door_takes[theirs].default
 
 
+def test_rows_that_the_model_expects_more_of_come_first_and_those_without_a_row_last(
+        faked, monkeypatch, capsys):
+    gains = {64: None, 96: 1.01, 128: 1.03, 160: 1.2}
+    monkeypatch.setattr("tritongemm.device.cuda_device", lambda index: device_named("nvidia-h200"))
+    monkeypatch.setattr("tritongemm.selection.expected_gain", lambda p, device: gains[p.m])
+    words = ["sweep", *SHAPE, "--m", "64,96,128,160", "--top", "1", "--journal", "j.jsonl"]
+    assert main([*words, "--expected", "1.02"]) == 0
+    assert ("of 3 tuned rows the model expects 2 to be beaten by 1.02 or more; 1 problems have no "
+            "row") in capsys.readouterr().out
+    swept = [r["problem"]["m"] for r in read_journal("j.jsonl") if r["kind"] == "winner"]
+    assert swept == [160, 128, 64]
+    gains[64] = 0.9
+    assert main([*words[:-1], "k.jsonl", "--expected", "1.5"]) == 0
+    assert "expects 0 to be beaten" in capsys.readouterr().out and not Path("k.jsonl").exists()
+
+
 def test_without_a_name_the_journal_is_named_after_the_run(faked, tmp_path, capsys):
     assert main(["sweep", *SHAPE, "--top", "1"]) == 0
     (journal,) = tmp_path.glob("sweep-*.jsonl")
@@ -92,6 +109,8 @@ def test_resume_goes_on_and_says_what_was_taken_over(faked, capsys):
     ([*SHAPE, "--kernels", "mystery"], "mystery"), ([*SHAPE, "--top", "0"], "top=0"),
     ([*SHAPE, "--budget", "-3"], "budget_s"), ([*SHAPE, "--timeout", "0"], "timeout"),
     ([*SHAPE, "--devices", "one"], "one"), ([], "no problems named"),
+    ([*SHAPE, "--expected", "-1"], "--expected -1.0 is not a positive factor"),
+    ([*SHAPE, "--rungs", "all", "--expected", "1.02"], "exclude each other"),
 ])
 def test_a_wrong_argument_is_named_and_nothing_is_left(faked, tmp_path, capsys, arguments, words):
     assert main(["sweep", *arguments]) == 2

@@ -12,6 +12,7 @@ from tritongemm.cli.shapes import add_shape_arguments, integers, problems_from
 from tritongemm.errors import UsageError
 
 if TYPE_CHECKING:
+    from tritongemm.problem import GemmProblem
     from tritongemm.tuning.progress import Progress
     from tritongemm.tuning.sweep import SweepReport
 
@@ -47,6 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                       help="only the N most promising of each problem")
     what.add_argument("--random", type=int, metavar="N",
                       help="only N of each problem, drawn with --seed")
+    what.add_argument("--expected", type=float, metavar="FACTOR",
+                      help="only problems without a tuned row of their own, and those whose row "
+                           "the model expects another config to beat by this factor (1.02: 2 %%), "
+                           "those with most to gain first")
     what.add_argument("--finalists", type=int, default=9, metavar="N",
                       help="measured again, interleaved with torch (default %(default)s)")
     what.add_argument("--seed", type=int, default=0, help="of operands, orders and --random")
@@ -57,6 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Sweeps; 0, 1 where a problem got no winner, 130 on an interrupt."""
     problems = [problem for _, problem in problems_from(args)]
+    if args.rungs and args.expected is not None:
+        raise UsageError("--expected and --rungs exclude each other: no model knows rungs")
     if args.resume and not args.journal:
         raise UsageError("--resume needs --journal FILE.jsonl, the journal to go on with")
     from tritongemm.records.run import new_run_id
@@ -65,6 +72,10 @@ def run(args: argparse.Namespace) -> int:
     journal = args.journal or f"sweep-{new_run_id()}.jsonl"
     devices = None if args.devices == "all" else integers(args.devices, "devices")
     kernels = args.kernels.split(",") if args.kernels else None
+    if args.expected is not None:
+        problems = _promising(problems, args.expected, devices)
+        if not problems:
+            return 0
     options = {
         "devices": devices, "top": args.top, "subset": args.random, "budget_s": args.budget,
         "resume": args.resume, "compile_workers": args.compile_workers,
@@ -81,6 +92,25 @@ def run(args: argparse.Namespace) -> int:
         return 130
     _summarise(report)
     return _status(report)
+
+
+def _promising(problems: list[GemmProblem], factor: float,
+               devices: list[int] | None) -> list[GemmProblem]:
+    """Those that the model expects ``factor`` of, the most first, then those without a row."""
+    if not factor > 0:
+        raise UsageError(f"--expected {factor} is not a positive factor, such as 1.02")
+    from tritongemm.device import cuda_device
+    from tritongemm.selection import expected_gain
+
+    device = cuda_device(devices[0] if devices else 0)
+    gains = {problem: expected_gain(problem, device) for problem in problems}
+    rows = sorted((gain, i, problem) for i, (problem, gain) in enumerate(gains.items())
+                  if gain is not None)
+    kept = [problem for gain, _, problem in reversed(rows) if gain >= factor]
+    new = [problem for problem, gain in gains.items() if gain is None]
+    print(f"of {len(rows)} tuned rows the model expects {len(kept)} to be beaten by {factor:g} or "
+          f"more; {len(new)} problems have no row")
+    return [*kept, *new]
 
 
 def _sweep_rungs(text: str, problems: list, journal: str, kernels: object,

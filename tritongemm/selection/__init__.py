@@ -9,9 +9,10 @@ from tritongemm.selection.policy import (
     candidates,
     choose,
     default_config,
+    expected_gain,
     reload,
     torch_wins,
 )
 
 __all__ = ["Choice", "Estimate", "by_promise", "candidates", "choose", "default_config", "estimate",
-           "reload", "torch_wins"]
+           "expected_gain", "reload", "torch_wins"]

@@ -214,6 +214,22 @@ def by_model(problem: GemmProblem, device: DeviceSpec) -> Choice | None:
     return None
 
 
+def expected_gain(problem: GemmProblem, device: DeviceSpec) -> float | None:
+    """How many times as fast as the problem's own tuned row the model expects its best contender to
+    be: by what was measured of the row, and by what the model itself predicts of its config, the
+    less of the two (models and cards differ from one day to the next in both).
+
+    None where the problem has no row of its own, or its kind no calibration.
+    """
+    table = table_for(problem, device)
+    row = table.rows.get(key_of(problem)) if table is not None else None
+    best = by_model(problem, device)
+    if row is None or best is None or best.predicted_us is None:
+        return None
+    own_us = model_for(problem, device).estimate(problem, row.config).total_us
+    return min(row.time_us, own_us) / best.predicted_us
+
+
 def _chosen(problem: GemmProblem, config: KernelConfig, model: Model, total_us: float) -> Choice:
     """The choice of a calibrated model."""
     assert model.section is not None
