@@ -27,7 +27,8 @@ def pytest_configure(config: pytest.Config) -> None:
             os.environ.pop(variable.name, None)
     if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):
         # Before torch is imported: workers that each take every core wait for each other.
-        os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // workers, 1)))
+        cores = len(os.sched_getaffinity(0))
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(cores // workers, 1)))
     cache = getattr(config, "cache", None)
     if cache is not None:
         os.environ["TRITONGEMM_CACHE_DIR"] = str(cache.mkdir("tritongemm"))

@@ -104,12 +104,12 @@ def _promising(problems: list[GemmProblem], factor: float,
 
     device = cuda_device(devices[0] if devices else 0)
     gains = {problem: expected_gain(problem, device) for problem in problems}
-    rows = sorted((gain, i, problem) for i, (problem, gain) in enumerate(gains.items())
-                  if gain is not None)
-    kept = [problem for gain, _, problem in reversed(rows) if gain >= factor]
-    new = [problem for problem, gain in gains.items() if gain is None]
-    print(f"of {len(rows)} tuned rows the model expects {len(kept)} to be beaten by {factor:g} or "
-          f"more; {len(new)} problems have no row")
+    tuned = {problem: gain for problem, gain in gains.items() if gain is not None}
+    kept = sorted((p for p, gain in tuned.items() if gain >= factor), key=tuned.__getitem__,
+                  reverse=True)
+    new = [problem for problem in gains if problem not in tuned]
+    print(f"of {len(tuned)} tuned rows the model expects {len(kept)} to be beaten by {factor:g} "
+          f"or more; {len(new)} problems have no row")
     return [*kept, *new]
 
 

@@ -223,7 +223,7 @@ def expected_gain(problem: GemmProblem, device: DeviceSpec) -> float | None:
     """
     table = table_for(problem, device)
     row = table.rows.get(key_of(problem)) if table is not None else None
-    best = by_model(problem, device)
+    best = by_model(problem, device) if row is not None else None
     if row is None or best is None or best.predicted_us is None:
         return None
     own_us = model_for(problem, device).estimate(problem, row.config).total_us
