@@ -257,6 +257,7 @@ def _profiler() -> Check:
 def _configs() -> list[Check]:
     """The configs/ folder, and the tuned tables of this device in it."""
     from tritongemm.device import current_device
+    from tritongemm.selection.sibling import sibling_of
 
     try:
         root = settings.config_root()
@@ -265,17 +266,22 @@ def _configs() -> list[Check]:
                       f"{sys.executable} -m pip install --force-reinstall tritongemm")]
     checks = [Check("configs", True, str(root))]
     try:
-        slug = current_device().slug
+        device = current_device()
     except (TritonGemmError, ImportError, RuntimeError, OSError):
         # The reason has its own line (torch or GPU).
         devices = sorted(p.name for p in (root / "tuned").glob("*") if p.is_dir())
         shipped = ", ".join(devices) or "none"
         return [*checks, Check("tuned tables", False, f"no GPU to look up; shipped for: {shipped}",
                                "mend GPU first")]
-    tables = sorted((root / "tuned" / slug).glob("*.json"))
-    detail = (f"{len(tables)} for {slug}" if tables
-              else f"none for {slug}: nearest row or rule chooses")
-    return [*checks, Check("tuned tables", bool(tables), detail,
+    tables = sorted((root / "tuned" / device.slug).glob("*.json"))
+    sibling = sibling_of(device)
+    if tables:
+        detail = f"{len(tables)} for {device.slug}"
+    elif sibling is not None:
+        detail = f"none for {device.slug}: what was measured on {sibling.name} chooses"
+    else:
+        detail = f"none for {device.slug}: rules choose"
+    return [*checks, Check("tuned tables", bool(tables) or sibling is not None, detail,
                            "tritongemm sweep square --journal sweep.jsonl "
                            "&& tritongemm publish sweep.jsonl")]
 

@@ -11,8 +11,9 @@ from tritongemm.errors import UnsupportedError
 from tritongemm.kernels import shared_bytes
 from tritongemm.measure.roofline import roof_time_us
 from tritongemm.problem import GemmProblem
+from tritongemm.records.tables import TunedRow
 from tritongemm.selection import Estimate, candidates, choose, estimate, torch_wins
-from tritongemm.selection.policy import TORCH_WINS, table_for
+from tritongemm.selection.policy import TORCH_WINS
 
 if TYPE_CHECKING:
     import torch
@@ -25,8 +26,8 @@ class Explanation:
     """A choice laid open. ``str()`` is what ``tritongemm explain`` prints.
 
     Attributes:
-        source: ``exact``, ``twin``, ``model``, ``nearest``, ``rule``, or ``torch`` where no kernel
-            runs the problem.
+        source: as :class:`~tritongemm.selection.Choice`, or ``torch`` where no kernel runs the
+            problem.
         estimate: the model's prediction, term by term; no measurement.
         roof_time_us: the least time that the device's peaks allow; None: no peaks on record.
         measured_us: of the tuned row, where the choice is exact.
@@ -124,16 +125,14 @@ def explain_problem(problem: GemmProblem, device: DeviceSpec) -> Explanation:
     return Explanation(
         problem, device, choice.config, choice.source, note,
         estimate(problem, choice.config, device), shared_bytes(problem, choice.config), roof_us,
-        bound, row.time_us if row else None, _foreign(problem, device, choice.row), others)
+        bound, row.time_us if row else None, _foreign(choice.row), others)
 
 
-def _foreign(problem: GemmProblem, device: DeviceSpec, row) -> str:
+def _foreign(row: TunedRow | None) -> str:
     """What made ``row``, where that is another Triton than the one installed."""
     from tritongemm.kernels.compile import triton_version
 
     if row is None:
         return ""
-    table = table_for(problem, device)
-    made = row.triton or (table.header.triton if table else "")
-    return f"triton {made}; installed is {triton_version() or 'none'}" if (
-        made and made != triton_version()) else ""
+    return f"triton {row.triton}; installed is {triton_version() or 'none'}" if (
+        row.triton and row.triton != triton_version()) else ""

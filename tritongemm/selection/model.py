@@ -40,6 +40,7 @@ from tritongemm.records.calibration import Section, calibration_path, read_shipp
 from tritongemm.selection.inputs import NAMES, inputs_of
 from tritongemm.selection.neighbours import Neighbours
 from tritongemm.selection.network import Network
+from tritongemm.selection.sibling import as_on, sibling_of
 from tritongemm.selection.work import CUDA_CORES, NUMBERS, PERSISTENT, Work, class_of, work_of
 
 #: Microseconds of an empty kernel in a CUDA graph on Hopper.
@@ -228,28 +229,22 @@ class Model:
 
     Attributes:
         section: its calibration; None: usual constants.
+        where: name of the device whose timings calibrated it.
         neighbours: the problems that were measured; None: none.
         contenders: the configs that were the best of some measured problem, or nearly, those of
             many problems first; empty where a calibration does not say.
-
-    Raises:
-        DataFileError: the calibration's network has other inputs than this version makes.
     """
 
-    def __init__(self, section: Section | None, device: DeviceSpec, unit: str,
+    def __init__(self, section: Section | None, where: str, device: DeviceSpec, unit: str,
                  scale: Rates) -> None:
-        self.section, self._device, self._unit, self._scale = section, device, unit, scale
+        self.section, self.where = section, where
+        self._device, self._unit, self._scale = device, unit, scale
         self.neighbours = (Neighbours(section.neighbours)
                            if section is not None and section.neighbours else None)
         self.contenders = section.contenders if section is not None else ()
         self._places = {config: place for place, config in enumerate(self.contenders)}
         self._network = (Network(section.network)
                          if section is not None and section.network is not None else None)
-        if self._network is not None and self._network.names != NAMES:
-            other = ", ".join(sorted({*self._network.names} ^ {*NAMES})) or "their order"
-            raise DataFileError(calibration_path(device.slug), "its network was trained on other "
-                                f"inputs than this release makes ({other}); run "
-                                "`tritongemm calibrate` on the journals again", field="network")
         self._rates: dict[tuple, Rates] = {}
         self._of_width = _by_width(section.constants if section is not None else {})
 
@@ -321,22 +316,39 @@ class Model:
 
 
 @functools.lru_cache(maxsize=64)
-def _section(path: str, slug: str, unit: str) -> Section | None:
-    """The section of the calibration at ``path``, read once."""
-    calibration = read_shipped(slug)
-    return calibration.section(unit) if calibration is not None else None
+def _section(path: str, device: DeviceSpec, unit: str) -> tuple[Section | None, str]:
+    """The section of the device's calibration, at ``path``, or of its sibling's, and the name of
+    the device that it was measured on; read once."""
+    for where in (device, sibling_of(device)):
+        calibration = read_shipped(where.slug) if where is not None else None
+        section = calibration.section(unit) if calibration is not None else None
+        if where is not None and section is not None:
+            _check(section, where)
+            return (section if where is device else as_on(section, where, device)), where.name
+    return None, device.name
+
+
+def _check(section: Section, device: DeviceSpec) -> None:
+    """Raises :class:`DataFileError` where the network of the device's section has other inputs than
+    this version makes."""
+    if section.network is not None and section.network.names != NAMES:
+        other = ", ".join(sorted({*section.network.names} ^ {*NAMES})) or "their order"
+        raise DataFileError(calibration_path(device.slug), "its network was trained on other "
+                            f"inputs than this release makes ({other}); run "
+                            "`tritongemm calibrate` on the journals again", field="network")
 
 
 @functools.lru_cache(maxsize=64)
-def _model(section: Section | None, device: DeviceSpec, unit: str, scale: Rates) -> Model:
-    return Model(section, device, unit, scale)
+def _model(section: Section | None, where: str, device: DeviceSpec, unit: str,
+           scale: Rates) -> Model:
+    return Model(section, where, device, unit, scale)
 
 
 def model_for(problem: GemmProblem, device: DeviceSpec) -> Model:
     """The model for problems like ``problem``. Raises :class:`DataFileError` for a damaged
     calibration."""
-    section = _section(str(calibration_path(device.slug)), device.slug, problem.unit)
-    return _model(section, device, problem.unit, scales(problem, device))
+    section, where = _section(str(calibration_path(device.slug)), device, problem.unit)
+    return _model(section, where, device, problem.unit, scales(problem, device))
 
 
 def forget() -> None:

@@ -27,7 +27,6 @@ class Network:
     """
 
     def __init__(self, record: NetworkRecord) -> None:
-        self.names = record.names
         self._mean = np.array(record.mean, np.float32)
         self._scale = np.array(record.scale, np.float32)
         self._members = [layers_of(member) for member in record.members]

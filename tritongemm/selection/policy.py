@@ -1,5 +1,6 @@
-"""exact tuned row -> twin's row -> calibrated model -> nearest legal row -> rule default, with its
-source. The twin is the same problem in the other type of 16 bits.
+"""exact tuned row -> twin's row -> sibling's row -> calibrated model -> nearest legal row -> rule
+default, with its source. The twin is the same problem in the other type of 16 bits; the sibling is
+the device whose measurements stand in where this one has none (``sibling.py``).
 
 Two settings change that. Under a budget of SMs a row says nothing, and of the rest only what keeps
 to the budget is taken, where something does. Under batch invariance ``invariance.py`` chooses.
@@ -10,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from tritongemm import settings
@@ -23,6 +24,7 @@ from tritongemm.records.tables import TunedRow, TunedTable, key_of, path_for, re
 from tritongemm.selection import invariance as invariance
 from tritongemm.selection import shipped as shipped
 from tritongemm.selection.model import Model, forget, model_for
+from tritongemm.selection.sibling import with_rows_for
 from tritongemm.selection.work import keeps_to_the_budget
 
 #: A row further than this from a problem says little about it: the sum over batch, m, n and k of
@@ -52,12 +54,13 @@ class Choice:
 
     Attributes:
         config: what to launch.
-        source: ``exact``, ``twin``, ``model``, ``nearest``, ``rule`` or ``invariant``.
+        source: ``exact``, ``twin``, ``sibling``, ``model``, ``nearest``, ``rule`` or
+            ``invariant``.
         row: the tuned row behind it, where there is one.
         note: one line for ``explain`` and the log.
         predicted_us: by the model, where that made the choice.
-        vs_torch: torch's time over ours: as measured with the exact row or the twin's, else as
-            measured problems near by have it; None: not known.
+        vs_torch: torch's time over ours: as measured with the row, else as measured problems near
+            by have it, on the sibling where the row or they are its; None: not known.
     """
 
     config: KernelConfig
@@ -69,7 +72,8 @@ class Choice:
 
     @property
     def time_us(self) -> float | None:
-        """Microseconds of ours, as measured with the row, else as predicted."""
+        """Microseconds of ours, as measured with the row (on the device that it is of), else as
+        predicted."""
         return self.predicted_us if self.row is None else self.row.time_us
 
 
@@ -102,6 +106,13 @@ def table_for(problem: GemmProblem, device: DeviceSpec) -> TunedTable | None:
     return _table(str(path), file.st_ino, file.st_mtime_ns)
 
 
+def tables_for(problem: GemmProblem, device: DeviceSpec) -> list[TunedTable]:
+    """The tables whose rows say what is fast for ``problem`` on ``device``: its own, then its
+    sibling's, where they are shipped."""
+    found = (table_for(problem, where) for where in _devices(device))
+    return [table for table in found if table is not None]
+
+
 def choose(problem: GemmProblem, device: DeviceSpec) -> Choice:
     """The config for ``problem``. Never measures.
 
@@ -112,19 +123,20 @@ def choose(problem: GemmProblem, device: DeviceSpec) -> Choice:
     if settings.current().batch_invariant:
         config, note = invariance.config_for(problem, device)
         return Choice(config, "invariant", None, note)
-    asked = [] if device.spare_sms else [("exact", problem, "")]
-    if asked and (twin := twin_of(problem)) is not None:
-        asked.append(("twin", twin, f", measured in {twin.dtype_a}"))
-    for source, measured, note in asked:
-        row = tuned_row(problem, measured, device)
+    for source, measured, where in () if device.spare_sms else _measured(problem, device):
+        row = tuned_row(problem, measured, device, where)
         if row is not None:
-            return Choice(row.config, source, row, f"tuned row of run {row.run_id}{note}"
-                          f"{_without(problem, row)}", vs_torch=_of_the_same(problem, row))
+            note = f"tuned row of run {row.run_id}"
+            if measured is not problem:
+                note += f", measured in {measured.dtype_a}"
+            if where is not device:
+                note += f", measured on {where.name}"
+            return Choice(row.config, source, row, note + _without(problem, row),
+                          vs_torch=_of_the_same(problem, row))
     best = by_model(problem, device)
     if best is not None:
         return best
-    table = None if device.spare_sms else table_for(problem, device)
-    if table is not None:
+    for table in () if device.spare_sms else tables_for(problem, device):
         near = nearest_row(problem, device, table)
         if near is not None:
             distance, row = near
@@ -132,6 +144,22 @@ def choose(problem: GemmProblem, device: DeviceSpec) -> Choice:
                           f"tuned for {row.batch}x{row.m}x{row.n}x{row.k}, {distance:.2f} away"
                           f"{_without(problem, row)}")
     return Choice(default_config(problem, device), "rule", None, "rule default")
+
+
+def _devices(device: DeviceSpec) -> list[DeviceSpec]:
+    """The devices whose rows say what is fast on ``device``: itself, then its sibling."""
+    sibling = with_rows_for(device)
+    return [device] if sibling is None else [device, sibling]
+
+
+def _measured(problem: GemmProblem,
+              device: DeviceSpec) -> Iterator[tuple[str, GemmProblem, DeviceSpec]]:
+    """(source, problem, device) of the rows that answer ``problem``, the best first."""
+    twin = twin_of(problem)
+    for where in _devices(device):
+        yield "exact" if where is device else "sibling", problem, where
+        if twin is not None:
+            yield "twin" if where is device else "sibling", twin, where
 
 
 def twin_of(problem: GemmProblem) -> GemmProblem | None:
@@ -143,10 +171,11 @@ def twin_of(problem: GemmProblem) -> GemmProblem | None:
     return replace(problem, dtype_a=a, dtype_b=b, dtype_out=out)
 
 
-def tuned_row(problem: GemmProblem, measured: GemmProblem,
-              device: DeviceSpec) -> TunedRow | None:
-    """The row of ``measured``, or of it without its epilogue, if its config suits ``problem``."""
-    table = table_for(measured, device)
+def tuned_row(problem: GemmProblem, measured: GemmProblem, device: DeviceSpec,
+              where: DeviceSpec) -> TunedRow | None:
+    """The row of ``measured`` on the device ``where``, or of it without its epilogue, if its config
+    suits ``problem`` on ``device``."""
+    table = table_for(measured, where)
     for row in _exact_rows(measured, table) if table is not None else ():
         if violation(problem, row.config, device) is None:
             return row
@@ -171,7 +200,8 @@ def torch_wins(choice: Choice) -> str | None:
             or choice.vs_torch is None or choice.time_us is None
             or max(choice.vs_torch, HANDED_OVER_US / choice.time_us) >= TORCH_WINS):
         return None
-    where = {"exact": "here", "twin": "in the other type of 16 bits"}.get(
+    where = {"exact": "here", "twin": "in the other type of 16 bits",
+             "sibling": "on a device like this one"}.get(
         choice.source, "at measured problems near by")
     return f"torch's kernel takes {choice.vs_torch:.2f} of the time of ours {where}"
 
@@ -210,7 +240,7 @@ def by_model(problem: GemmProblem, device: DeviceSpec) -> Choice | None:
         if (first := next(legal, None)) is not None:
             as_good = itertools.takewhile(lambda x: x[0] <= AS_GOOD * first[0], legal)
             total_us, config = min((first, *as_good), key=lambda x: model.place(x[1]))
-            return _chosen(problem, config, model, total_us)
+            return _chosen(problem, device, config, model, total_us)
     return None
 
 
@@ -230,11 +260,14 @@ def expected_gain(problem: GemmProblem, device: DeviceSpec) -> float | None:
     return min(row.time_us, own_us) / best.predicted_us
 
 
-def _chosen(problem: GemmProblem, config: KernelConfig, model: Model, total_us: float) -> Choice:
+def _chosen(problem: GemmProblem, device: DeviceSpec, config: KernelConfig, model: Model,
+            total_us: float) -> Choice:
     """The choice of a calibrated model."""
     assert model.section is not None
     note = (f"predicted {total_us:.2f} us, calibrated by {model.section.results} timings "
             f"of {model.section.problems} problems")
+    if model.where != device.name:
+        note += f" on {model.where}"
     ratio = None
     if model.neighbours is not None:  # measured without epilogues
         p = model.neighbours.nearest(problem, 1)[0].neighbour.problem

@@ -29,7 +29,7 @@ from tritongemm.problem import GemmProblem
 from tritongemm.records.codec import config_from_json, problem_from_json, problem_key
 from tritongemm.records.journal import read_journal
 from tritongemm.selection.model import model_for
-from tritongemm.selection.policy import nearest_row, table_for
+from tritongemm.selection.policy import nearest_row, tables_for
 from tritongemm.selection.work import class_of
 from tritongemm.tuning.candidates import Candidates, PruneReport
 from tritongemm.tuning.jobs import COARSE, FINAL
@@ -75,18 +75,19 @@ def draw(seed: int, count: int = SHAPES, *, dtype: str = "bf16", layout: str = "
 
 def drawn_for(device: DeviceSpec, seed: int, count: int = SHAPES, *, dtype: str = "bf16",
               layout: str = "nt") -> list[GemmProblem]:
-    """As :func:`draw`, clear of what the device's calibration and tuned table hold.
+    """As :func:`draw`, clear of what the calibration and the tuned tables that serve the device
+    hold.
 
     Raises:
         UsageError: no calibration of the device, so that there is nothing to judge.
     """
     one = GemmProblem.contiguous(1024, 1024, 1024, dtype=dtype, layout=layout)
-    section, table = model_for(one, device).section, table_for(one, device)
+    section = model_for(one, device).section
     if section is None:
         raise UsageError(f"{device.slug} has no calibration for {dtype}; run `tritongemm "
                          "calibrate` first")
     known = [x.problem for x in section.neighbours]
-    if table is not None:
+    for table in tables_for(one, device):
         known += [row.problem(table.header) for row in table.rows.values()]
     return draw(seed, count, dtype=dtype, layout=layout, known=known)
 
@@ -142,9 +143,8 @@ def chosen_by_model(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
 
 def chosen_by_nearest(problem: GemmProblem, device: DeviceSpec) -> KernelConfig | None:
     """What the nearest tuned row would give, or None."""
-    table = table_for(problem, device)
-    near = nearest_row(problem, device, table) if table is not None else None
-    return None if near is None else near[1].config
+    found = (nearest_row(problem, device, table) for table in tables_for(problem, device))
+    return next((near[1].config for near in found if near is not None), None)
 
 
 def times_of(journal: Path, stage: str) -> dict[GemmProblem, dict[KernelConfig, float]]:

@@ -1,0 +1,150 @@
+"""A device without measurements of its own takes those of its sibling: rows, model, or both."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from selection_made import TILED, TMA, calibrate, publish
+
+from tritongemm.device import cuda_device, device_named, interpreter_device, within_budget
+from tritongemm.errors import DataFileError
+from tritongemm.ops.explain import explain_problem
+from tritongemm.problem import GemmProblem
+from tritongemm.records.calibration import calibration_path
+from tritongemm.selection import choose, reload
+from tritongemm.selection.model import model_for
+from tritongemm.selection.sibling import sibling_of, with_rows_for
+from tritongemm.settings import override
+
+PROBLEM = GemmProblem.contiguous(1024, 1024, 1024, layout="nt")
+TWIN = replace(PROBLEM, dtype_a="fp16", dtype_b="fp16", dtype_out="fp16")
+FEWER = 114
+
+
+@pytest.fixture
+def h100():
+    return device_named("nvidia-h100-80gb-hbm3")
+
+
+def test_the_sibling_has_the_same_architecture_and_a_calibration(configs, h100, h200):
+    assert sibling_of(h100) is None
+    calibrate(device_named("nvidia-b200"), TMA)
+    assert sibling_of(h100) is None
+    calibrate(h200, TMA)
+    assert sibling_of(h100) == h200 and sibling_of(h200) is None
+    assert sibling_of(interpreter_device()) is None
+
+
+def test_of_two_it_is_the_one_with_as_many_sms(configs, h100, h200):
+    calibrate(h100, TMA)
+    calibrate(h200, TMA)
+    other = replace(h200, slug="nvidia-h800", name="NVIDIA H800")
+    assert sibling_of(other) == h100
+    (configs / "devices" / "nvidia-h100-80gb-hbm3.json").write_text(
+        (configs / "devices" / "nvidia-h100-80gb-hbm3.json").read_text().replace("132", "114"))
+    moved = configs.rename(configs.with_name("moved"))
+    with override(config_dir=moved):
+        assert sibling_of(other).slug == "nvidia-h200"
+
+
+def test_its_rows_serve_after_the_devices_own(configs, h100, h200):
+    calibrate(h200, TMA)
+    publish(h200, (PROBLEM, TILED))
+    for problem, said in ((PROBLEM, ""), (TWIN, ", measured in bf16")):
+        choice = choose(problem, h100)
+        assert (choice.source, choice.config) == ("sibling", TILED)
+        assert choice.note.endswith(f"{said}, measured on NVIDIA H200")
+    publish(h100, (PROBLEM, TMA))
+    reload()
+    assert [(choose(p, h100).source, choose(p, h100).config) for p in (PROBLEM, TWIN)] == [
+        ("exact", TMA), ("twin", TMA)]
+    assert choose(PROBLEM, h200).config == TILED
+
+
+def test_its_times_are_not_said_to_be_measured_here(configs, h100, h200):
+    calibrate(h200, TMA)
+    publish(h200, (PROBLEM, TILED))
+    assert explain_problem(PROBLEM, h200).measured_us == 10.0
+    assert explain_problem(PROBLEM, h100).measured_us is None
+    assert explain_problem(PROBLEM, h100).source == "sibling"
+
+
+def test_with_other_sms_only_the_model_serves(configs, h100, h200):
+    calibrate(h200, TMA)
+    publish(h200, (PROBLEM, TILED))
+    pcie = replace(h100, slug="nvidia-h100-pcie", name="NVIDIA H100 PCIe", num_sms=FEWER)
+    assert sibling_of(pcie) == h200 and with_rows_for(pcie) is None
+    choice = choose(PROBLEM, pcie)
+    assert choice.source == "model" and choice.config.kernel == TMA.kernel
+    assert "on NVIDIA H200" in choice.note and "on NVIDIA" not in choose(
+        replace(PROBLEM, n=2048), h200).note
+
+
+def test_a_row_that_is_not_legal_here_is_passed_over(configs, h100, h200):
+    calibrate(h200, TILED)
+    publish(h200, (PROBLEM, TMA))
+    assert choose(PROBLEM, h100).source == "sibling"
+    small = replace(h100, shared_bytes_per_block=100_000)
+    assert choose(PROBLEM, small).source == "model"
+
+
+def test_the_model_counts_with_the_devices_own_memory(configs, h100, h200):
+    calibrate(h200, TMA)
+    assert model_for(PROBLEM, h200).section.constants["memory"]["dram_gbps"] == 4000.0
+    assert model_for(PROBLEM, h100).section.constants["memory"]["dram_gbps"] == pytest.approx(
+        4000.0 * 3350 / 4800)
+    unknown = replace(h100, slug="nvidia-h100-of-someone", memory_gbps=None)
+    assert model_for(PROBLEM, unknown).section.constants["memory"]["dram_gbps"] == 4000.0
+
+
+def test_as_shipped_only_what_the_memory_bounds_is_predicted_slower(h100, h200):
+    thin, square = (GemmProblem.contiguous(m, 8192, 8192, layout="nt") for m in (64, 8192))
+
+    def ratio(problem):
+        config = choose(problem, h200).config
+        return (model_for(problem, h100).estimate(problem, config).total_us
+                / model_for(problem, h200).estimate(problem, config).total_us)
+    assert ratio(thin) > 1.2 > 1.05 > ratio(square) > 0.95
+
+
+def test_a_calibration_of_its_own_comes_first(configs, h100, h200):
+    calibrate(h200, TMA)
+    calibrate(h100, TILED)
+    assert choose(PROBLEM, h100).config.kernel == "tiled"
+    assert model_for(PROBLEM, h100).where == h100.name
+
+
+def test_for_a_type_that_its_own_does_not_hold_the_siblings_serves(configs, h100, h200):
+    calibrate(h200, TMA, units=("fp16",))
+    calibrate(h100, TILED)
+    assert model_for(TWIN, h100).where == h200.name
+    assert model_for(PROBLEM, h100).where == h100.name
+
+
+def test_under_a_budget_of_sms_its_rows_say_nothing(configs, h100, h200):
+    calibrate(h200, TMA)
+    publish(h200, (PROBLEM, TILED))
+    with override(num_sms=100):
+        assert choose(PROBLEM, within_budget(h100)).source == "model"
+        assert sibling_of(within_budget(h100)) == h200
+
+
+def test_a_damaged_calibration_of_the_sibling_is_named(configs, h100, h200):
+    calibrate(h200, TMA)
+    calibration_path(h200.slug).write_text("{")
+    reload()
+    with pytest.raises(DataFileError, match="nvidia-h200.json"):
+        choose(PROBLEM, h100)
+
+
+def test_where_nothing_is_calibrated_the_rule_chooses(configs, h100, h200):
+    publish(h200, (PROBLEM, TILED))
+    assert choose(PROBLEM, h100).source == "rule"
+
+
+@pytest.mark.gpu
+def test_the_card_here_is_served_by_its_own_or_by_a_siblings():
+    device = cuda_device(0)
+    source = choose(GemmProblem.contiguous(4096, 4096, 4096, layout="nt"), device).source
+    assert source in ("exact", "sibling") if device.arch == 90 else source != ""

@@ -1,0 +1,49 @@
+"""The device whose measurements stand in for those that a device lacks: its sibling, of the same
+architecture. Such chips run a kernel alike, clock by clock, and differ in how many SMs they have
+and in what the memory delivers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tritongemm.device import INTERPRETER, DeviceSpec, known_devices
+from tritongemm.records.calibration import Section, calibration_path
+
+#: Constants of the calibration's ``memory`` that grow with what the device's memory delivers.
+_OF_THE_MEMORY = ("dram_gbps", "pad_gbps")
+
+
+def sibling_of(device: DeviceSpec) -> DeviceSpec | None:
+    """The shipped device of ``device``'s architecture, other than itself, that has a calibration;
+    of several the one with the nearest number of SMs. None where there is none, and for the
+    interpreter, whose time is its own."""
+    if device.slug == INTERPRETER:
+        return None
+    found = [other for other in known_devices().values()
+             if other.arch == device.arch and other.slug != device.slug
+             and calibration_path(other.slug).exists()]
+    return min(found, key=lambda other: abs(other.num_sms - _all_sms(device)), default=None)
+
+
+def with_rows_for(device: DeviceSpec) -> DeviceSpec | None:
+    """The sibling, where it has as many SMs: tiles fill its waves as they fill ``device``'s, so
+    that its tuned rows say what is fast here; else None."""
+    sibling = sibling_of(device)
+    return sibling if sibling is not None and sibling.num_sms == _all_sms(device) else None
+
+
+def _all_sms(device: DeviceSpec) -> int:
+    """SMs of the device, those left to others too."""
+    return device.num_sms + device.spare_sms
+
+
+def as_on(section: Section, sibling: DeviceSpec, device: DeviceSpec) -> Section:
+    """``section`` of the sibling's calibration with the memory of ``device``: the same share of its
+    datasheet's bandwidth. As it is where that of either is not on record."""
+    if not sibling.memory_gbps or not device.memory_gbps:
+        return section
+    ratio = device.memory_gbps / sibling.memory_gbps
+    memory = {name: value * ratio if name in _OF_THE_MEMORY else value
+              for name, value in section.constants.get("memory", {}).items()}
+    return replace(section, constants={**section.constants, "memory": memory})
