@@ -11,10 +11,16 @@ from tritongemm.device import cuda_device, device_named, interpreter_device, wit
 from tritongemm.errors import DataFileError
 from tritongemm.ops.explain import explain_problem
 from tritongemm.problem import GemmProblem
-from tritongemm.records.calibration import calibration_path
+from tritongemm.records.calibration import (
+    Calibration,
+    Neighbour,
+    calibration_path,
+    write_calibration,
+)
+from tritongemm.records.tables import path_for
 from tritongemm.selection import choose, reload
 from tritongemm.selection.model import model_for
-from tritongemm.selection.sibling import sibling_of, with_rows_for
+from tritongemm.selection.sibling import as_on, sibling_of, with_rows_for
 from tritongemm.settings import override
 
 PROBLEM = GemmProblem.contiguous(1024, 1024, 1024, layout="nt")
@@ -70,6 +76,21 @@ def test_its_times_are_not_said_to_be_measured_here(configs, h100, h200):
     assert explain_problem(PROBLEM, h100).source == "sibling"
 
 
+def test_whether_torch_wins_there_says_nothing_here(configs, h100, h200):
+    calibrated = calibrate(h200, TMA)
+    write_calibration(calibration_path(h200.slug), Calibration(h200.slug, h200.arch, (
+        replace(calibrated, neighbours=(Neighbour(PROBLEM, 0.5),)),)))
+    publish(h200, (PROBLEM, TILED))
+    path = path_for(PROBLEM, h200.slug)
+    path.write_text(path.read_text().replace('"run_id"', '"vs_torch": 0.5, "run_id"'))
+    reload()
+    other = replace(PROBLEM, n=1016)
+    for problem, source in ((PROBLEM, "sibling"), (other, "model")):
+        assert choose(problem, h200).vs_torch < 0.9
+        assert choose(problem, h100).source == source
+        assert choose(problem, h100).vs_torch is None
+
+
 def test_with_other_sms_only_the_model_serves(configs, h100, h200):
     calibrate(h200, TMA)
     publish(h200, (PROBLEM, TILED))
@@ -94,6 +115,12 @@ def test_the_model_counts_with_the_devices_own_memory(configs, h100, h200):
     assert model_for(PROBLEM, h200).section.constants["memory"]["dram_gbps"] == 4000.0
     assert model_for(PROBLEM, h100).section.constants["memory"]["dram_gbps"] == pytest.approx(
         4000.0 * 3350 / 4800)
+    shipped = {"dram_gbps": 4000.0, "l2_gbps": 5000.0, "pad_gbps": 3000.0, "sm_gbps": 60.0}
+    ratios = {name: as_on(replace(model_for(PROBLEM, h200).section, constants={"memory": shipped}),
+                          h200, h100).constants["memory"][name] / value
+              for name, value in shipped.items()}
+    assert ratios == pytest.approx({"dram_gbps": 3350 / 4800, "l2_gbps": 3350 / 4800,
+                                    "pad_gbps": 3350 / 4800, "sm_gbps": 1.0})
     unknown = replace(h100, slug="nvidia-h100-of-someone", memory_gbps=None)
     assert model_for(PROBLEM, unknown).section.constants["memory"]["dram_gbps"] == 4000.0
 

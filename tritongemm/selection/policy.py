@@ -59,8 +59,8 @@ class Choice:
         row: the tuned row behind it, where there is one.
         note: one line for ``explain`` and the log.
         predicted_us: by the model, where that made the choice.
-        vs_torch: torch's time over ours: as measured with the row, else as measured problems near
-            by have it, on the sibling where the row or they are its; None: not known.
+        vs_torch: torch's time over ours: as measured with the exact row or the twin's, else as
+            measured problems near by have it; None: not known, or only on a sibling.
     """
 
     config: KernelConfig
@@ -72,8 +72,7 @@ class Choice:
 
     @property
     def time_us(self) -> float | None:
-        """Microseconds of ours, as measured with the row (on the device that it is of), else as
-        predicted."""
+        """Microseconds of ours, as measured with the row, be it on a sibling, else as predicted."""
         return self.predicted_us if self.row is None else self.row.time_us
 
 
@@ -132,7 +131,7 @@ def choose(problem: GemmProblem, device: DeviceSpec) -> Choice:
             if where is not device:
                 note += f", measured on {where.name}"
             return Choice(row.config, source, row, note + _without(problem, row),
-                          vs_torch=_of_the_same(problem, row))
+                          vs_torch=_of_the_same(problem, row) if where is device else None)
     best = by_model(problem, device)
     if best is not None:
         return best
@@ -200,8 +199,7 @@ def torch_wins(choice: Choice) -> str | None:
             or choice.vs_torch is None or choice.time_us is None
             or max(choice.vs_torch, HANDED_OVER_US / choice.time_us) >= TORCH_WINS):
         return None
-    where = {"exact": "here", "twin": "in the other type of 16 bits",
-             "sibling": "on a device like this one"}.get(
+    where = {"exact": "here", "twin": "in the other type of 16 bits"}.get(
         choice.source, "at measured problems near by")
     return f"torch's kernel takes {choice.vs_torch:.2f} of the time of ours {where}"
 
@@ -266,14 +264,15 @@ def _chosen(problem: GemmProblem, device: DeviceSpec, config: KernelConfig, mode
     assert model.section is not None
     note = (f"predicted {total_us:.2f} us, calibrated by {model.section.results} timings "
             f"of {model.section.problems} problems")
-    if model.where != device.name:
+    elsewhere = model.where != device.name
+    if elsewhere:
         note += f" on {model.where}"
     ratio = None
     if model.neighbours is not None:  # measured without epilogues
         p = model.neighbours.nearest(problem, 1)[0].neighbour.problem
         note += f", the nearest {p.m}x{p.n}x{p.k}"
         estimated, support = model.neighbours.vs_torch(problem)
-        ratio = estimated if support and problem.epilogue == "none" else None
+        ratio = estimated if support and not elsewhere and problem.epilogue == "none" else None
     return Choice(config, "model", None, note, total_us, ratio)
 
 
