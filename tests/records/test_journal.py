@@ -1,5 +1,6 @@
 """The journal: nothing is lost by a kill or a full disk, and nothing is done twice."""
 
+import gzip
 import json
 import os
 import signal
@@ -45,6 +46,31 @@ def test_what_is_appended_is_read_in_order(tmp_path):
     assert records[0]["environment"] == ENV and records[0]["schema_version"] == 1
     assert records[2]["reason"] == "ü\n"
     assert len(path.read_text().splitlines()) == 4
+
+
+def test_a_compressed_journal_is_read_as_it_is(tmp_path):
+    path = tmp_path / "a.jsonl"
+    write(path, result(), result(CONFIGS[1]))
+    packed = tmp_path / "a.jsonl.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert list(read_journal(packed)) == list(read_journal(path))
+
+
+@pytest.mark.parametrize("damage", [lambda raw: raw[:-20], lambda raw: b"plain text",
+                                    lambda raw: raw[:20] + b"\xff" * 30 + raw[50:]])
+def test_a_damaged_compressed_journal_is_named(tmp_path, damage):
+    path = tmp_path / "a.jsonl"
+    write(path, *(result(config) for config in CONFIGS))
+    packed = tmp_path / "a.jsonl.gz"
+    packed.write_bytes(damage(gzip.compress(path.read_bytes())))
+    with pytest.raises(DataFileError, match="a.jsonl.gz"):
+        list(read_journal(packed))
+
+
+def test_nothing_is_appended_to_a_compressed_journal(tmp_path):
+    with pytest.raises(DataFileError, match="gunzip it, or choose another name"):
+        write(tmp_path / "a.jsonl.gz", result())
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_append_is_one_write_that_is_on_disk_at_once(tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ from tritongemm.records.journal import Journal
 from tritongemm.selection.model import Rates, keys_of, predict, scales, usual
 from tritongemm.selection.work import class_of, work_of
 from tritongemm.tuning.calibrate import calibrate
-from tritongemm.tuning.regret import COLUMNS, Summary, regret, summaries
+from tritongemm.tuning.regret import COLUMNS, Summary, regret, shipped, summaries
 from tritongemm.tuning.timings import read_timings
 
 H200 = device_named("nvidia-h200")
@@ -118,6 +118,40 @@ def test_the_model_chooses_well_what_it_has_not_seen(journal):
     model, _ = summaries(found)["all"]
     assert model.count == len(PROBLEMS) and model.mean > 0.97 and model.worst > 0.9
     assert all(one.share(one.model) <= 1 for one in found)
+
+
+@pytest.fixture
+def learned(journal, tmp_path):
+    """A configs folder whose only calibration, of the H200, has learned from the journal."""
+    for name in ("spaces", "devices"):
+        shutil.copytree(settings.config_root() / name, tmp_path / "learned" / name)
+    with settings.override(config_dir=tmp_path / "learned"):
+        assert main(["calibrate", str(journal)]) == 0
+        selection.reload()
+        yield tmp_path / "learned"
+    selection.reload()
+
+
+@pytest.mark.parametrize("device", ["nvidia-h200", "nvidia-h100-80gb-hbm3"])
+def test_what_is_shipped_is_judged_on_the_timings_of_its_own_device_or_a_siblings(learned, tmp_path,
+                                                                                 device, capsys):
+    measured = sweep(tmp_path / "other.jsonl", device=device)
+    found = shipped([measured])
+    assert {one.problem for one in found} == set(PROBLEMS)
+    assert summaries(found)["all"][0].mean > 0.97
+    assert main(["regret", str(measured), "--shipped"]) == 0
+    assert "as it is shipped" in capsys.readouterr().out
+
+
+def test_where_no_calibration_serves_nothing_is_judged(learned, tmp_path):
+    with pytest.raises(UsageError, match="no calibration serves nvidia-l40s"):
+        shipped([sweep(tmp_path / "other.jsonl", device="nvidia-l40s", problems=PROBLEMS[:1])])
+
+
+@pytest.mark.parametrize("words", [["--folds", "3"], ["--fresh", "1"]])
+def test_what_is_shipped_is_judged_on_journals_alone(journal, words, capsys):
+    assert main(["regret", str(journal), "--shipped", *words]) == 2
+    assert f"leave out {words[0]}" in capsys.readouterr().err
 
 
 def test_one_problem_alone_has_no_model_and_no_neighbour(tmp_path):

@@ -1,6 +1,7 @@
 """``tritongemm regret``: what choosing without measuring costs, over journals or on fresh shapes.
 
-With journals: leave-one-out over their problems. With ``--fresh SEED``: shapes drawn from the seed
+With journals: leave-one-out over their problems, or with ``--shipped`` the choices of what is
+shipped. With ``--fresh SEED``: shapes drawn from the seed
 are swept, and the fastest configs measured again beside the selection's choice.
 """
 
@@ -28,6 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--folds", type=int, metavar="N",
                         help="leave out N parts of the problems in turn instead of one problem "
                              "at a time (half an hour for thousands of problems, else days)")
+    parser.add_argument("--shipped", action="store_true",
+                        help="judge the calibration that serves the device, its own or its "
+                             "sibling's, instead: for journals that it was not made from")
     parser.add_argument("--out", metavar="CSV", help="write one row a problem")
     fresh = parser.add_argument_group(
         "fresh shapes", "bf16 nt, each side log-uniform 128 to 8192, every other one aligned")
@@ -58,8 +62,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the shares of the best speed that the model and the nearest row reach."""
-    from tritongemm.tuning.regret import regret, write_csv
+    from tritongemm.tuning.regret import regret, shipped, write_csv
 
+    if args.shipped and (args.fresh is not None or args.folds is not None):
+        raise UsageError("--shipped judges what is shipped on journals; leave out "
+                         + ("--fresh" if args.fresh is not None else "--folds"))
     if args.fresh is not None:
         if args.journals:
             raise UsageError("--fresh measures shapes of its own; leave the journals away")
@@ -67,6 +74,9 @@ def run(args: argparse.Namespace) -> int:
         if found is None:
             return 0
         print("best time / chosen time, in the rounds of the second run")
+    elif args.journals and args.shipped:
+        found = shipped(args.journals, args.device)
+        print("best time / chosen time, by the calibration as it is shipped")
     elif args.journals:
         found = regret(args.journals, args.device, args.folds)
         print("best time / chosen time, each problem left out of what its choice was made from")
@@ -84,7 +94,7 @@ def _show(found: Sequence[Regret]) -> None:
     print(f"{'problems':<18}{'count':>6}{'model':>9}{'worst':>8}{'nearest':>10}{'worst':>8}")
     for kind, (model, nearest) in summaries(found).items():
         print(f"{kind:<18}{model.count:>6}{model.mean:>9.4f}{model.worst:>8.3f}"
-              f"{nearest.mean:>10.4f}{nearest.worst:>8.3f}")
+              + (f"{nearest.mean:>10.4f}{nearest.worst:>8.3f}" if nearest.count else ""))
     judged = [(share, one) for one in found if (share := one.share(one.model)) is not None]
     print("worst choices of the model:")
     for share, one in sorted(judged, key=lambda x: x[0])[:_WORST_SHOWN]:

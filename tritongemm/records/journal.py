@@ -67,10 +67,13 @@ class Journal:
             sync_interval_s: seconds between flushes to the disk; 0 flushes every record.
 
         Raises:
-            DataFileError: the file is not a journal, is in use by another sweep, or cannot be
-                written.
+            DataFileError: the file is not a journal, is compressed, is in use by another sweep, or
+                cannot be written.
         """
         path = Path(path)
+        if path.suffix == reading.GZIPPED:
+            raise DataFileError(path, "is the name of a compressed journal, which nothing can be "
+                                "appended to; gunzip it, or choose another name")
         if "environment" not in header:
             raise DataFileError(path, "the header needs the run's environment",
                                 field="environment")
@@ -308,7 +311,7 @@ class _Checker:
 
 def _records(path: Path) -> Iterator[tuple[int, dict]]:
     """(line number, record) of each line, unchecked beyond being objects after a header."""
-    with reading.open_regular(path) as file:
+    with reading.open_unzipped(path) as file:
         bad = 0
         number = 0
         for number, raw in reading.lines(file, path):
@@ -332,7 +335,8 @@ def read_journal(path: str | os.PathLike[str]) -> Iterator[dict]:
     """Every record in order, headers included, one in memory at a time.
 
     Each is checked: headers have a known version and an environment; results and winners have a
-    problem and a config that decode, results a known status. A torn last line is left out.
+    problem and a config that decode, results a known status. A torn last line is left out. A file
+    named ``.gz`` is read as gzip.
 
     Raises:
         DataFileError: naming the file, the line and the field.

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import gzip
 import json
 import math
 import os
 import re
 import stat
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -125,6 +127,28 @@ def read_json(path: str | os.PathLike[str], limit: int = JSON_LIMIT) -> object:
 
 
 # --- CSV ----------------------------------------------------------------------------------------
+
+
+#: How the name of a compressed journal ends.
+GZIPPED = ".gz"
+
+
+@contextlib.contextmanager
+def open_unzipped(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """As :func:`open_regular`; of a file named ``.gz`` what was compressed.
+
+    Raises:
+        DataFileError: also where that is damaged or cut short.
+    """
+    with open_regular(path) as file:
+        if Path(path).suffix != GZIPPED:
+            yield file
+            return
+        try:
+            with gzip.GzipFile(fileobj=file) as unzipped:
+                yield unzipped  # type: ignore[misc]
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise DataFileError(path, f"is not gzip, or damaged: {error}") from error
 
 
 def lines(file: BinaryIO, path: object) -> Iterator[tuple[int, bytes]]:

@@ -5,6 +5,8 @@ choice among the problem's measured configs is looked up in the journal: best ti
 1 where the choice is the best. Times are the coarse stage's, lengthened by what such configs lose
 in rounds (``sustained.py``). The nearest tuned row, made of the other problems' best configs,
 is judged the same way. Problems of equal extents are left out together, whatever their dtype.
+
+What is shipped can be judged too (:func:`shipped`), on journals that it was not made from.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from tritongemm.errors import UsageError
 from tritongemm.problem import GemmProblem
 from tritongemm.records.atomic import write_atomic
 from tritongemm.records.tables import TableHeader, TunedRow, TunedTable, path_for
+from tritongemm.selection.model import model_for
 from tritongemm.selection.policy import AS_GOOD, nearest_row
 from tritongemm.tuning.calibrate import contenders_of, corrected, fit, learned
 from tritongemm.tuning.sustained import sustained
@@ -91,6 +94,42 @@ def regret(journals: Iterable[str | os.PathLike[str]], device: str | None = None
     return [one for _, part in source.parts() for one in _judge(part, folds)]
 
 
+def shipped(journals: Iterable[str | os.PathLike[str]], device: str | None = None) -> list[Regret]:
+    """Judges the calibration that serves the device, its own or its sibling's, on the problems of
+    ``journals``, nothing left out and nothing fitted: by timings that it has not learned from.
+
+    Raises:
+        UsageError: no calibration serves the device. DataFileError: a bad journal or calibration.
+    """
+    found = []
+    source = sustained(read_timings(journals, device))
+    by_problem: dict[GemmProblem, list[Timing]] = {}
+    for timing in source.timings:
+        by_problem.setdefault(timing.problem, []).append(timing)
+    for problem, mine in by_problem.items():
+        model = model_for(problem, source.device)
+        if model.section is None:
+            raise UsageError(f"no calibration serves {source.device.slug} for {problem.unit}, its "
+                             "own or a sibling's; run `tritongemm calibrate` first")
+        place = np.array([model.place(t.config) for t in mine])
+        expected = np.where(place < len(model.contenders),
+                            model.times(problem, [(t.config,) for t in mine]), np.inf)
+        chosen = _first(expected, place)
+        found.append(Regret(problem, len(mine), min(mine, key=lambda t: t.time_us),
+                            None if chosen is None else mine[chosen],
+                            None if chosen is None else float(expected[chosen]), None))
+    return found
+
+
+def _first(expected: np.ndarray, place: np.ndarray) -> int | None:
+    """Which of the configs is chosen: of those about as good as the least expected time the
+    first by its place; None: none is a contender."""
+    if not np.isfinite(expected).any():
+        return None
+    as_good = np.flatnonzero(expected <= AS_GOOD * expected.min())
+    return int(as_good[np.argmin(place[as_good])])
+
+
 def _judge(source: Source, folds: int | None) -> list[Regret]:
     timings, device = source.timings, source.device
     table = Table(timings, device)
@@ -116,12 +155,11 @@ def _judge(source: Source, folds: int | None) -> list[Regret]:
     found = []
     for mine, fastest in zip(by_problem, best, strict=True):
         problem = fastest.problem
-        as_good = mine[expected[mine] <= AS_GOOD * expected[mine].min()]
-        first = as_good[np.argmin(place[as_good])]
-        chosen = timings[first] if np.isfinite(expected[first]) else None
+        first = _first(expected[mine], place[mine])
+        chosen = None if first is None else timings[mine[first]]
         nearest = _nearest(problem, device, [timings[i] for i in mine], tuned)
         found.append(Regret(problem, len(mine), fastest, chosen,
-                            float(expected[first]) if chosen else None, nearest))
+                            None if first is None else float(expected[mine[first]]), nearest))
     return found
 
 
