@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import tritongemm
 from tritongemm import settings
 from tritongemm.cli import doctor, main
 from tritongemm.cli.doctor import Check, Diagnosis, interpreter_obstacle, release
+from tritongemm.device import device_named
 
 CHECKOUT = Path(tritongemm.__file__).resolve().parent.parent
 FOR_GPU = ("python", "torch", "triton", "GPU", "C compiler", "Python headers", "cache", "configs")
@@ -112,6 +114,23 @@ def test_no_configs_folder_is_said(monkeypatch, tmp_path):
     settings.reload()
     (check,) = doctor._configs()
     assert not check.ok and "nowhere" in check.detail
+
+
+@pytest.mark.parametrize("slug, sms, says", [
+    ("nvidia-h200", 132, "{own} for nvidia-h200; else the model of nvidia-h200 chooses"),
+    ("nvidia-h100-80gb-hbm3", 132, "{own} for nvidia-h100-80gb-hbm3; {h200} of its sibling "
+                                   "nvidia-h200; else the model of nvidia-h200 chooses"),
+    ("nvidia-h100-pcie", 114, "none for nvidia-h100-pcie; else the model of nvidia-h200 chooses"),
+    ("nvidia-l40s", 142, "none for nvidia-l40s; else the nearest row or a rule chooses")])
+def test_whose_measurements_choose_is_said(monkeypatch, slug, sms, says):
+    arch = 89 if slug == "nvidia-l40s" else 90
+    device = replace(device_named("nvidia-h200"), slug=slug, num_sms=sms, arch=arch)
+    monkeypatch.setattr("tritongemm.device.current_device", lambda: device)
+    *_, check = doctor._configs()
+    own, h200 = (len(list((settings.config_root() / "tuned" / one).glob("*.json")))
+                 for one in (slug, "nvidia-h200"))
+    assert check.detail == says.format(own=own, h200=h200)
+    assert check.ok is (slug != "nvidia-l40s")
 
 
 def test_a_driver_that_answers_with_an_error_is_missing(monkeypatch, tmp_path):

@@ -51,9 +51,10 @@ def test_what_is_appended_is_read_in_order(tmp_path):
 def test_a_compressed_journal_is_read_as_it_is(tmp_path):
     path = tmp_path / "a.jsonl"
     write(path, result(), result(CONFIGS[1]))
-    packed = tmp_path / "a.jsonl.gz"
-    packed.write_bytes(gzip.compress(path.read_bytes()))
-    assert list(read_journal(packed)) == list(read_journal(path))
+    for name in ("a.jsonl.gz", "packed.jsonl"):
+        packed = tmp_path / name
+        packed.write_bytes(gzip.compress(path.read_bytes()))
+        assert list(read_journal(packed)) == list(read_journal(path))
 
 
 @pytest.mark.parametrize("damage", [lambda raw: raw[:-20], lambda raw: b"plain text",

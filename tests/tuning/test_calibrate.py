@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,7 @@ from tritongemm.config import KernelConfig
 from tritongemm.device import device_named
 from tritongemm.errors import DataFileError, UsageError
 from tritongemm.problem import GemmProblem
-from tritongemm.records.calibration import read_calibration
+from tritongemm.records.calibration import read_calibration, write_calibration
 from tritongemm.records.codec import config_to_json, problem_to_json
 from tritongemm.records.journal import Journal
 from tritongemm.selection.model import Rates, keys_of, predict, scales, usual
@@ -51,7 +52,8 @@ def sweep(path, device="nvidia-h200", problems=PROBLEMS, configs=CONFIGS, fast=0
             for config in configs:
                 journal.append({"kind": "result", "problem": problem_to_json(problem),
                                 "config": config_to_json(config), "stage": "coarse",
-                                "status": "ok", "time_us": truth(problem, config, fast)})
+                                "status": "ok",
+                                "time_us": truth(problem, config, fast, device_named(device))})
     return path
 
 
@@ -141,6 +143,16 @@ def test_what_is_shipped_is_judged_on_the_timings_of_its_own_device_or_a_sibling
     assert summaries(found)["all"][0].mean > 0.97
     assert main(["regret", str(measured), "--shipped"]) == 0
     assert "as it is shipped" in capsys.readouterr().out
+
+
+def test_a_calibration_without_contenders_chooses_what_it_knows(learned, tmp_path):
+    path = learned / "calibration" / "nvidia-h200.json"
+    known = read_calibration(path)
+    write_calibration(path, replace(known, sections=tuple(
+        replace(section, contenders=()) for section in known.sections)))
+    selection.reload()
+    (one,) = shipped([sweep(tmp_path / "other.jsonl", problems=PROBLEMS[:1])])
+    assert one.model is not None and class_of(one.model.config) == FAST
 
 
 def test_where_no_calibration_serves_nothing_is_judged(learned, tmp_path):

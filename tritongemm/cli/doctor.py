@@ -257,7 +257,6 @@ def _profiler() -> Check:
 def _configs() -> list[Check]:
     """The configs/ folder, and the tuned tables of this device in it."""
     from tritongemm.device import current_device
-    from tritongemm.selection.sibling import sibling_of
 
     try:
         root = settings.config_root()
@@ -273,15 +272,21 @@ def _configs() -> list[Check]:
         shipped = ", ".join(devices) or "none"
         return [*checks, Check("tuned tables", False, f"no GPU to look up; shipped for: {shipped}",
                                "mend GPU first")]
-    tables = sorted((root / "tuned" / device.slug).glob("*.json"))
-    sibling = sibling_of(device)
-    if tables:
-        detail = f"{len(tables)} for {device.slug}"
-    elif sibling is not None:
-        detail = f"none for {device.slug}: what was measured on {sibling.name} chooses"
-    else:
-        detail = f"none for {device.slug}: rules choose"
-    return [*checks, Check("tuned tables", bool(tables) or sibling is not None, detail,
+    # Not before: they want numpy, which may be missing where there is no GPU to look up.
+    from tritongemm.records.calibration import calibration_path
+    from tritongemm.selection.sibling import sibling_of, with_rows_for
+
+    def tables(slug: str) -> int:
+        return len(list((root / "tuned" / slug).glob("*.json")))
+
+    own, sibling = tables(device.slug), with_rows_for(device)
+    calibrated = device if calibration_path(device.slug).exists() else sibling_of(device)
+    served = [f"{own or 'none'} for {device.slug}"]
+    if sibling is not None and tables(sibling.slug):
+        served.append(f"{tables(sibling.slug)} of its sibling {sibling.slug}")
+    served.append(f"else the model of {calibrated.slug} chooses" if calibrated
+                  else "else the nearest row or a rule chooses")
+    return [*checks, Check("tuned tables", own > 0 or calibrated is not None, "; ".join(served),
                            "tritongemm sweep square --journal sweep.jsonl "
                            "&& tritongemm publish sweep.jsonl")]
 

@@ -1,8 +1,8 @@
 """``tritongemm regret``: what choosing without measuring costs, over journals or on fresh shapes.
 
-With journals: leave-one-out over their problems, or with ``--shipped`` the choices of what is
-shipped. With ``--fresh SEED``: shapes drawn from the seed
-are swept, and the fastest configs measured again beside the selection's choice.
+With journals: leave-one-out over their problems, or with ``--shipped`` the choices of the shipped
+calibration. With ``--fresh SEED``: shapes drawn from the seed are swept, and the fastest configs
+measured again beside the selection's choice.
 """
 
 from __future__ import annotations

@@ -108,8 +108,8 @@ def _promising(problems: list[GemmProblem], factor: float,
     kept = sorted((p for p, gain in tuned.items() if gain >= factor), key=tuned.__getitem__,
                   reverse=True)
     new = [problem for problem in gains if problem not in tuned]
-    print(f"of {len(tuned)} tuned rows the model expects {len(kept)} to be beaten by {factor:g} "
-          f"or more; {len(new)} problems have no row")
+    print(f"of {len(tuned)} tuned rows, the device's own or its sibling's, the model expects "
+          f"{len(kept)} to be beaten by {factor:g} or more; {len(new)} problems have no row")
     return [*kept, *new]
 
 

@@ -50,7 +50,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("provider", str, "whose product was measured"),
     Column("kernel", str, "the kernel that ran"),
     Column("config_id", str, "its configuration"),
-    Column("selection_source", str, "where the choice came from: exact, twin, model, rule, ..."),
+    Column("selection_source", str, "where the choice came from: exact, twin, sibling, model, ..."),
     Column("status", str, "one of " + ", ".join(STATUSES)),
     Column("error", str, "the reason of a status other than ok"),
     Column("time_us_p50", float, "median time of a call, microseconds"),

@@ -71,7 +71,7 @@ class Journal:
                 cannot be written.
         """
         path = Path(path)
-        if path.suffix == reading.GZIPPED:
+        if path.suffix == ".gz":
             raise DataFileError(path, "is the name of a compressed journal, which nothing can be "
                                 "appended to; gunzip it, or choose another name")
         if "environment" not in header:
@@ -336,7 +336,7 @@ def read_journal(path: str | os.PathLike[str]) -> Iterator[dict]:
 
     Each is checked: headers have a known version and an environment; results and winners have a
     problem and a config that decode, results a known status. A torn last line is left out. A file
-    named ``.gz`` is read as gzip.
+    of gzip is read as what was compressed.
 
     Raises:
         DataFileError: naming the file, the line and the field.

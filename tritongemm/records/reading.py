@@ -126,29 +126,29 @@ def read_json(path: str | os.PathLike[str], limit: int = JSON_LIMIT) -> object:
     return parse_json(path, read_text(path, limit))
 
 
-# --- CSV ----------------------------------------------------------------------------------------
+# --- lines --------------------------------------------------------------------------------------
 
-
-#: How the name of a compressed journal ends.
-GZIPPED = ".gz"
+_GZIP = b"\x1f\x8b"
 
 
 @contextlib.contextmanager
 def open_unzipped(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """As :func:`open_regular`; of a file named ``.gz`` what was compressed.
+    """As :func:`open_regular`; of a file of gzip, by its first bytes, what was compressed.
 
     Raises:
         DataFileError: also where that is damaged or cut short.
     """
     with open_regular(path) as file:
-        if Path(path).suffix != GZIPPED:
+        packed = file.read(len(_GZIP)) == _GZIP
+        file.seek(0)
+        if not packed:
             yield file
             return
         try:
             with gzip.GzipFile(fileobj=file) as unzipped:
                 yield unzipped  # type: ignore[misc]
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise DataFileError(path, f"is not gzip, or damaged: {error}") from error
+            raise DataFileError(path, f"is gzip, and damaged: {error}") from error
 
 
 def lines(file: BinaryIO, path: object) -> Iterator[tuple[int, bytes]]:
@@ -164,6 +164,9 @@ def lines(file: BinaryIO, path: object) -> Iterator[tuple[int, bytes]]:
             raise DataFileError(path, f"the line is longer than {LINE_LIMIT} bytes. "
                                 "Is it the right file?", row=number)
         yield number, raw
+
+
+# --- CSV ----------------------------------------------------------------------------------------
 
 
 def csv_records(path: str | os.PathLike[str], limit: int = CSV_LIMIT

@@ -1,4 +1,5 @@
-"""Which config a problem gets, and from where: tuned row, model, nearest row, rule default."""
+"""Which config a problem gets, and from where: tuned row of the device or a
+sibling, model, nearest row, rule default."""
 
 from __future__ import annotations
 

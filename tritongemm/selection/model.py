@@ -40,7 +40,7 @@ from tritongemm.records.calibration import Section, calibration_path, read_shipp
 from tritongemm.selection.inputs import NAMES, inputs_of
 from tritongemm.selection.neighbours import Neighbours
 from tritongemm.selection.network import Network
-from tritongemm.selection.sibling import as_on, sibling_of
+from tritongemm.selection.sibling import as_fast_as, as_on, sibling_of
 from tritongemm.selection.work import CUDA_CORES, NUMBERS, PERSISTENT, Work, class_of, work_of
 
 #: Microseconds of an empty kernel in a CUDA graph on Hopper.
@@ -316,16 +316,16 @@ class Model:
 
 
 @functools.lru_cache(maxsize=64)
-def _section(path: str, device: DeviceSpec, unit: str) -> tuple[Section | None, str]:
-    """The section of the device's calibration, at ``path``, or of its sibling's, and the name of
-    the device that it was measured on; read once."""
+def _section(path: str, device: DeviceSpec, unit: str) -> tuple[Section | None, DeviceSpec]:
+    """The section of the device's calibration, at ``path``, or of its sibling's, and the device
+    that it was measured on; read once."""
     for where in (device, sibling_of(device)):
         calibration = read_shipped(where.slug) if where is not None else None
         section = calibration.section(unit) if calibration is not None else None
         if where is not None and section is not None:
             _check(section, where)
-            return (section if where is device else as_on(section, where, device)), where.name
-    return None, device.name
+            return (section if where is device else as_on(section, where, device)), where
+    return None, device
 
 
 def _check(section: Section, device: DeviceSpec) -> None:
@@ -346,9 +346,11 @@ def _model(section: Section | None, where: str, device: DeviceSpec, unit: str,
 
 def model_for(problem: GemmProblem, device: DeviceSpec) -> Model:
     """The model for problems like ``problem``. Raises :class:`DataFileError` for a damaged
-    calibration."""
+    calibration, the device's or its sibling's."""
     section, where = _section(str(calibration_path(device.slug)), device, problem.unit)
-    return _model(section, where, device, problem.unit, scales(problem, device))
+    if where is not device:
+        device = as_fast_as(where, device)
+    return _model(section, where.name, device, problem.unit, scales(problem, device))
 
 
 def forget() -> None:

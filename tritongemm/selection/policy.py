@@ -135,13 +135,13 @@ def choose(problem: GemmProblem, device: DeviceSpec) -> Choice:
     best = by_model(problem, device)
     if best is not None:
         return best
-    for table in () if device.spare_sms else tables_for(problem, device):
-        near = nearest_row(problem, device, table)
-        if near is not None:
-            distance, row = near
-            return Choice(row.config, "nearest", row,
-                          f"tuned for {row.batch}x{row.m}x{row.n}x{row.k}, {distance:.2f} away"
-                          f"{_without(problem, row)}")
+    near = None if device.spare_sms else nearest(problem, device)
+    if near is not None:
+        distance, row, where = near
+        note = f"tuned for {row.batch}x{row.m}x{row.n}x{row.k}, {distance:.2f} away"
+        if where is not device:
+            note += f", measured on {where.name}"
+        return Choice(row.config, "nearest", row, note + _without(problem, row))
     return Choice(default_config(problem, device), "rule", None, "rule default")
 
 
@@ -218,8 +218,8 @@ def _without(problem: GemmProblem, row: TunedRow) -> str:
 def by_model(problem: GemmProblem, device: DeviceSpec) -> Choice | None:
     """The legal contender with the least predicted time, of those as good the calibration's first.
 
-    None where no calibration of ``device`` holds problems of this kind, or none of the config
-    classes that it measured is legal.
+    None where no calibration of ``device`` or its sibling holds problems of this kind, or none of
+    the config classes that it measured is legal.
     """
     model = model_for(problem, device)
     if model.section is None or problem.batch * problem.m * problem.n * problem.k == 0:
@@ -247,15 +247,17 @@ def expected_gain(problem: GemmProblem, device: DeviceSpec) -> float | None:
     be: by what was measured of the row, and by what the model itself predicts of its config, the
     less of the two (models and cards differ from one day to the next in both).
 
-    None where the problem has no row of its own, or its kind no calibration.
+    A sibling's row is taken at the model's word alone. None where the problem has no row of either,
+    or its kind no calibration.
     """
-    table = table_for(problem, device)
-    row = table.rows.get(key_of(problem)) if table is not None else None
-    best = by_model(problem, device) if row is not None else None
-    if row is None or best is None or best.predicted_us is None:
+    rows = [(table.rows[key_of(problem)], where) for where in _devices(device)
+            if (table := table_for(problem, where)) is not None and key_of(problem) in table.rows]
+    best = by_model(problem, device) if rows else None
+    if best is None or best.predicted_us is None:
         return None
+    row, where = rows[0]
     own_us = model_for(problem, device).estimate(problem, row.config).total_us
-    return min(row.time_us, own_us) / best.predicted_us
+    return (min(row.time_us, own_us) if where is device else own_us) / best.predicted_us
 
 
 def _chosen(problem: GemmProblem, device: DeviceSpec, config: KernelConfig, model: Model,
@@ -286,6 +288,19 @@ def distance(problem: GemmProblem, row: TunedRow) -> float:
                         (problem.align_c, row.align_c)):
         total += 1.0 if mine != other else 0.0
     return total
+
+
+def nearest(problem: GemmProblem,
+            device: DeviceSpec) -> tuple[float, TunedRow, DeviceSpec] | None:
+    """(distance, row, its device) of the closest row of the device's tables and its sibling's, of
+    two as close the device's own; None: none within :data:`NEAREST_LIMIT`."""
+    found = []
+    for where in _devices(device):
+        table = table_for(problem, where)
+        near = nearest_row(problem, device, table) if table is not None else None
+        if near is not None:
+            found.append((*near, where))
+    return min(found, key=lambda x: x[0], default=None)
 
 
 def nearest_row(problem: GemmProblem, device: DeviceSpec,

@@ -3,8 +3,8 @@ architecture. Such chips run a kernel alike, clock by clock, and differ in how m
 and in what the memory delivers.
 
 Which config is fast there is fast here, with few exceptions; whether torch is faster still is not:
-of four problems that torch wins by 3 % on an H200 it wins none on an H100. How well an H100 does
-with what an H200 measured: perf/results/nvidia-h100-80gb-hbm3/.
+of the four problems that torch wins by 3 % on an H200, of those measured on an H100, it wins none
+there. How an H100 does with what an H200 measured: perf/results/nvidia-h100-80gb-hbm3/.
 """
 
 from __future__ import annotations
@@ -34,14 +34,24 @@ def sibling_of(device: DeviceSpec) -> DeviceSpec | None:
 
 def with_rows_for(device: DeviceSpec) -> DeviceSpec | None:
     """The sibling, where it has as many SMs: tiles fill its waves as they fill ``device``'s, so
-    that its tuned rows say what is fast here; else None."""
-    sibling = sibling_of(device)
+    that its tuned rows say what is fast here. Else None, and where the device has a calibration of
+    its own, which knows better."""
+    sibling = None if calibration_path(device.slug).exists() else sibling_of(device)
     return sibling if sibling is not None and sibling.num_sms == _all_sms(device) else None
 
 
 def _all_sms(device: DeviceSpec) -> int:
     """SMs of the device, those left to others too."""
     return device.num_sms + device.spare_sms
+
+
+def as_fast_as(sibling: DeviceSpec, device: DeviceSpec) -> DeviceSpec:
+    """``device`` with the sibling's peaks an SM where it has none on record, as the constants of
+    the sibling's calibration are shares of them; the memory's too."""
+    peaks = {unit: peak * device.num_sms / sibling.num_sms
+             for unit, peak in sibling.peak_tflops.items()}
+    return replace(device, peak_tflops={**peaks, **device.peak_tflops},
+                   memory_gbps=device.memory_gbps or sibling.memory_gbps)
 
 
 def as_on(section: Section, sibling: DeviceSpec, device: DeviceSpec) -> Section:

@@ -29,7 +29,7 @@ from tritongemm.problem import GemmProblem
 from tritongemm.records.codec import config_from_json, problem_from_json, problem_key
 from tritongemm.records.journal import read_journal
 from tritongemm.selection.model import model_for
-from tritongemm.selection.policy import nearest_row, tables_for
+from tritongemm.selection.policy import nearest, tables_for
 from tritongemm.selection.work import class_of
 from tritongemm.tuning.candidates import Candidates, PruneReport
 from tritongemm.tuning.jobs import COARSE, FINAL
@@ -79,13 +79,13 @@ def drawn_for(device: DeviceSpec, seed: int, count: int = SHAPES, *, dtype: str 
     hold.
 
     Raises:
-        UsageError: no calibration of the device, so that there is nothing to judge.
+        UsageError: no calibration serves the device, so that there is nothing to judge.
     """
     one = GemmProblem.contiguous(1024, 1024, 1024, dtype=dtype, layout=layout)
     section = model_for(one, device).section
     if section is None:
-        raise UsageError(f"{device.slug} has no calibration for {dtype}; run `tritongemm "
-                         "calibrate` first")
+        raise UsageError(f"no calibration serves {device.slug} for {dtype}, its own or a "
+                         "sibling's; run `tritongemm calibrate` first")
     known = [x.problem for x in section.neighbours]
     for table in tables_for(one, device):
         known += [row.problem(table.header) for row in table.rows.values()]
@@ -143,8 +143,8 @@ def chosen_by_model(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
 
 def chosen_by_nearest(problem: GemmProblem, device: DeviceSpec) -> KernelConfig | None:
     """What the nearest tuned row would give, or None."""
-    found = (nearest_row(problem, device, table) for table in tables_for(problem, device))
-    return next((near[1].config for near in found if near is not None), None)
+    near = nearest(problem, device)
+    return None if near is None else near[1].config
 
 
 def times_of(journal: Path, stage: str) -> dict[GemmProblem, dict[KernelConfig, float]]:

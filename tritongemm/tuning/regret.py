@@ -6,7 +6,7 @@ choice among the problem's measured configs is looked up in the journal: best ti
 in rounds (``sustained.py``). The nearest tuned row, made of the other problems' best configs,
 is judged the same way. Problems of equal extents are left out together, whatever their dtype.
 
-What is shipped can be judged too (:func:`shipped`), on journals that it was not made from.
+The shipped calibration can be judged too (:func:`shipped`), on journals that it has not learned.
 """
 
 from __future__ import annotations
@@ -112,8 +112,9 @@ def shipped(journals: Iterable[str | os.PathLike[str]], device: str | None = Non
             raise UsageError(f"no calibration serves {source.device.slug} for {problem.unit}, its "
                              "own or a sibling's; run `tritongemm calibrate` first")
         place = np.array([model.place(t.config) for t in mine])
-        expected = np.where(place < len(model.contenders),
-                            model.times(problem, [(t.config,) for t in mine]), np.inf)
+        chosen_among = (place < len(model.contenders) if model.contenders
+                        else np.array([model.knows(t.config) for t in mine]))
+        expected = np.where(chosen_among, model.times(problem, [(t.config,) for t in mine]), np.inf)
         chosen = _first(expected, place)
         found.append(Regret(problem, len(mine), min(mine, key=lambda t: t.time_us),
                             None if chosen is None else mine[chosen],
@@ -123,7 +124,7 @@ def shipped(journals: Iterable[str | os.PathLike[str]], device: str | None = Non
 
 def _first(expected: np.ndarray, place: np.ndarray) -> int | None:
     """Which of the configs is chosen: of those about as good as the least expected time the
-    first by its place; None: none is a contender."""
+    first by its place; None: none is one to choose."""
     if not np.isfinite(expected).any():
         return None
     as_good = np.flatnonzero(expected <= AS_GOOD * expected.min())
