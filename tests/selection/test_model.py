@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies
+from hypothesis import given
 from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 from selection_made import TILED, TMA, calibrate
 
 from tritongemm.config import KernelConfig
-from tritongemm.device import device_named, interpreter_device
+from tritongemm.device import device_named, interpreter_device, representative
 from tritongemm.ops.explain import explain_problem
-from tritongemm.problem import GemmProblem
+from tritongemm.problem import LAYOUTS, GemmProblem
 from tritongemm.selection import candidates, estimate
+from tritongemm.selection.columns import Columns, kind_of
 from tritongemm.selection.model import Rates, keys_of, model_for, predict, scales
-from tritongemm.selection.work import class_of, resident_programs, work_of
+from tritongemm.selection.shipped import configs as shipped_configs
+from tritongemm.selection.work import class_of, resident_programs, static_of, work_of
 from tritongemm.tuning.calibrate import corrected
 from tritongemm.tuning.table import Fit, Table
 from tritongemm.tuning.timings import Timing
@@ -185,13 +189,13 @@ def test_a_device_without_peaks_is_estimated_too():
     assert math.isfinite(e.total_us) and e.total_us > 0
 
 
-EXTENT = strategies.integers(0, 20000)
+EXTENT = st.integers(0, 20000)
 
 
 @hypothesis_settings(max_examples=150, deadline=None)
-@given(m=EXTENT, n=EXTENT, k=EXTENT, batch=strategies.integers(0, 5),
-       layout=strategies.sampled_from(["nn", "nt", "tn", "tt"]),
-       config=strategies.sampled_from([
+@given(m=EXTENT, n=EXTENT, k=EXTENT, batch=st.integers(0, 5),
+       layout=st.sampled_from(["nn", "nt", "tn", "tt"]),
+       config=st.sampled_from([
            TILED, TMA, PAIR, replace(PAIR, pad_operands=1, split_k=2),
            KernelConfig("warp_specialized", 64, 16, 64, num_stages=12, swap_ab=1)]))
 def test_every_term_is_finite_and_not_negative(m, n, k, batch, layout, config):
@@ -219,8 +223,9 @@ def test_what_calibration_predicts_is_what_a_call_predicts(h200):
     timings = [Timing(problem, config, 1.0) for problem in problems
                for config in candidates(problem, h200, 60)]
     table = Table(timings, h200)
-    constants = [model_for(t.problem, h200)._rates_of(
-        t.config, class_of(t.config), work_of(t.problem, t.config, h200)) for t in timings]
+    constants = [model_for(t.problem, h200)._constants(
+        [t.config], [class_of(t.config)], [static_of(t.problem, t.config, h200)])[:, 0]
+        * np.array(scales(t.problem, h200)) for t in timings]
     fitted = Fit(np.zeros(len(table.keys)), dict(section.factors))
     fitted.constants[table.index] = np.log(constants) - table.scale
     rows = np.random.default_rng(1).permutation(len(timings))
@@ -229,9 +234,31 @@ def test_what_calibration_predicts_is_what_a_call_predicts(h200):
     assert found == pytest.approx(corrected(table.rows(rows), fitted, section.network), rel=1e-3)
 
 
-def test_configs_that_differ_in_their_launch_alone_are_counted_once_and_timed_apart(h200):
+@given(*3 * [st.integers(1, 9000)], st.integers(1, 3), st.sampled_from(("bf16", "fp16", "fp32")),
+       st.sampled_from(LAYOUTS), st.sampled_from(("none", "bias", "add")), st.booleans(),
+       st.integers(0, 10**6))
+@hypothesis_settings(deadline=None)  # the first reads the spaces
+def test_what_a_kind_decides_no_size_does(m, n, k, batch, dtype, layout, epilogue, whole, seed):
+    if whole:
+        n, k = -(-n // 8) * 8, -(-k // 8) * 8
+    problem = GemmProblem.contiguous(m, n, k, batch=batch, dtype=dtype, layout=layout,
+                                     epilogue=epilogue)
+    kind, configs = kind_of(problem), random.Random(seed).sample(shipped_configs(problem), 40)
+    for device in (H200, representative(89)):
+        for config in configs:
+            assert static_of(kind, config, device) == static_of(problem, config, device)
+
+
+def test_shapes_of_whole_sectors_are_of_one_kind():
+    kinds = {kind_of(GemmProblem.contiguous(m, n, k, layout="nt"))
+             for m in (1, 77, 4096) for n in (512, 1040, 11008) for k in (4096, 4112)}
+    assert len(kinds) == 1
+    assert kind_of(GemmProblem.contiguous(77, 512, 4104, layout="nt")) not in kinds
+
+
+def test_many_configs_are_timed_as_each_alone(h200):
     model = model_for(SQUARE, h200)
     pair = (PAIR, replace(PAIR, dependent_launch=2))
-    together = model.times(SQUARE, [pair, (TMA,)])
+    together = model.times(SQUARE, Columns((*pair, TMA)))
     assert together == pytest.approx([model.estimate(SQUARE, c).total_us for c in (*pair, TMA)])
     assert together[0] != together[1]

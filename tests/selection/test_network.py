@@ -24,6 +24,7 @@ from tritongemm.records.calibration import (
     write_calibration,
 )
 from tritongemm.selection import estimate
+from tritongemm.selection.columns import Columns
 from tritongemm.selection.inputs import NAMES
 from tritongemm.selection.model import model_for
 from tritongemm.selection.network import FARTHEST, Network
@@ -110,7 +111,7 @@ def test_every_kernel_can_be_shown_to_it(dtype, h200):
     every = {config.kernel: config for config in shipped_configs(problem)}
     assert set(every) >= {name for name, spec in SPECS.items()
                           if spec.supports(problem, h200) is None}
-    assert np.isfinite(model.times(problem, [(c,) for c in every.values()])).all()
+    assert np.isfinite(model.times(problem, Columns(list(every.values())))).all()
 
 
 def test_empty_extents_are_finite_too(h200):

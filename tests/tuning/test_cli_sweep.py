@@ -72,8 +72,8 @@ def test_rows_that_the_model_expects_more_of_come_first_and_those_without_a_row_
     monkeypatch.setattr("tritongemm.selection.expected_gain", lambda p, device: gains[p.m])
     words = ["sweep", *SHAPE, "--m", "64,96,128,160", "--top", "1", "--journal", "j.jsonl"]
     assert main([*words, "--expected", "1.02"]) == 0
-    assert ("of 3 tuned rows the model expects 2 to be beaten by 1.02 or more; 1 problems have no "
-            "row") in capsys.readouterr().out
+    assert ("of 3 tuned rows, the device's own or its sibling's, the model expects 2 to be beaten "
+            "by 1.02 or more; 1 problems have no row") in capsys.readouterr().out
     swept = [r["problem"]["m"] for r in read_journal("j.jsonl") if r["kind"] == "winner"]
     assert swept == [160, 128, 64]
     gains[64] = 0.9

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 from tritongemm.config import KernelConfig
@@ -9,6 +10,7 @@ from tritongemm.kernels.launch import Geometry
 from tritongemm.problem import GemmProblem
 
 
+@functools.lru_cache(maxsize=256)  # asked for by config, thousands of times
 def swapped(problem: GemmProblem) -> GemmProblem:
     """The transposed product: C.T [N, M] = B.T [N, K] @ A.T [K, M].
 

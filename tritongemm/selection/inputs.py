@@ -5,22 +5,16 @@ problem, and the terms that the constants give. Numbers that span decades enter 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
-from tritongemm.config import KernelConfig
-from tritongemm.kernels import SPECS
 from tritongemm.problem import GemmProblem, divisor_of, dtype_of
+from tritongemm.selection.columns import KERNELS, SIZES, Columns
 from tritongemm.selection.work import NUMBERS
 
-_KERNELS = tuple(sorted(SPECS))
-_SIZES = ("block_m", "block_n", "block_k", "num_warps", "num_stages", "group_m", "split_k",
-          "epilogue_subtile", "cluster_k", "cluster_m", "cluster_n")
 #: Ways of doing, each with its values beside the first.
 _WAYS = {"swap_ab": (1, 2), "pad_operands": (1, 2), "dependent_launch": (1, 2), "pingpong": (1,)}
-_axes = attrgetter("kernel", *_SIZES, *_WAYS)
 #: Of the counts of work; the others are ways of doing or the config's own.
 _COUNTS = tuple(name for name in NUMBERS if name not in ("stages", "dependent", "split"))
 _TERMS = ("fill_us", "k_loop_us", "unit_us", "store_us", "split_us", "pad_us")
@@ -31,14 +25,14 @@ _OF_PROBLEM = ("m", "n", "k", "batch", "align_a", "align_b", "align_c", "lead_a"
 #: powers of two is slower at other widths) and in the bytes from row to row: two lines of the L2.
 _MOST_SIDE, _MOST_LEAD = 128, 256
 #: What each input is.
-NAMES = (*_KERNELS, *_SIZES, "block_m_power", "block_n_power",
+NAMES = (*KERNELS, *SIZES, "block_m_power", "block_n_power",
          *(f"{name}.{value}" for name, values in _WAYS.items() for value in values), *_OF_PROBLEM,
          "rows_used", "cols_used", "tiles_down", "tiles_along", *_COUNTS, "waves_used", "last_wave",
          "steps_a_stage", "total_us", *_TERMS, *_BOUNDS)
 
 
-def inputs_of(configs: Sequence[KernelConfig], problems: Sequence[GemmProblem], which: np.ndarray,
-              work: Any, bounds: Sequence[np.ndarray], terms: Any, num_sms: int) -> np.ndarray:
+def inputs_of(configs: Columns, problems: Sequence[GemmProblem], which: np.ndarray, work: Any,
+              bounds: Sequence[np.ndarray], terms: Any, num_sms: int) -> np.ndarray:
     """[configs, inputs] in float32, the inputs by :data:`NAMES`.
 
     Args:
@@ -46,11 +40,9 @@ def inputs_of(configs: Sequence[KernelConfig], problems: Sequence[GemmProblem], 
         work: :class:`~tritongemm.selection.work.Work` of arrays; terms: the ``Estimate`` that is
             to be corrected; bounds: what bounds the K loop, each in microseconds.
     """
-    axes = np.array([(_KERNELS.index(kernel), *rest) for kernel, *rest in map(_axes, configs)],
-                    float).T
-    sizes = dict(zip(_SIZES, axes[1:]))
-    sides = axes[1:3].astype(int)  # block_m, block_n
-    ways = dict(zip(_WAYS, axes[1 + len(_SIZES):]))
+    sizes = {name: configs.of[name] for name in SIZES}
+    sides = np.stack([configs.of["block_m"], configs.of["block_n"]])
+    ways = {name: configs.of[name] for name in _WAYS}
     of = np.array([_of_problem(p) for p in problems], float)[which].T
     m, n = of[0], of[1]
     turned = ways["swap_ab"] > 0
@@ -58,7 +50,7 @@ def inputs_of(configs: Sequence[KernelConfig], problems: Sequence[GemmProblem], 
     down, along = np.ceil(rows / sizes["block_m"]), np.ceil(cols / sizes["block_n"])
     total = terms.total_us
     columns = [
-        *(axes[0] == i for i in range(len(_KERNELS))),
+        *(configs.of["kernel"] == i for i in range(len(KERNELS))),
         *map(np.log2, sizes.values()),
         *np.log2(np.minimum(sides & -sides, _MOST_SIDE)),
         *(ways[name] == value for name, values in _WAYS.items() for value in values),
@@ -70,7 +62,10 @@ def inputs_of(configs: Sequence[KernelConfig], problems: Sequence[GemmProblem], 
         np.minimum(work.steps / work.stages, 8),
         np.log(total), *(getattr(terms, name) / total for name in _TERMS),
         *(bound / total for bound in bounds)]
-    return np.stack([np.broadcast_to(x, len(axes[0])) for x in columns], 1).astype(np.float32)
+    inputs: np.ndarray = np.empty((len(configs), len(columns)), np.float32)
+    for place, values in enumerate(columns):
+        inputs[:, place] = values
+    return inputs
 
 
 def _of_problem(problem: GemmProblem) -> tuple[int, ...]:

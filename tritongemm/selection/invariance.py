@@ -11,8 +11,9 @@ all, over which the predicted times are weighed.
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import replace
+
+import numpy as np
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
@@ -21,6 +22,7 @@ from tritongemm.kernels import gluon_support, violation
 from tritongemm.kernels.constraints import WASTE
 from tritongemm.problem import GemmProblem, divisor_of, dtype_of
 from tritongemm.selection import shipped
+from tritongemm.selection.columns import Columns
 from tritongemm.selection.model import model_for
 from tritongemm.selection.work import keeps_to_the_budget
 from tritongemm.settings import config_root
@@ -67,9 +69,10 @@ def _config_for(problem: GemmProblem, device: DeviceSpec, root: str,
     if not legal:
         raise UnsupportedError(f"no shipped config runs {problem} for every M with rows that do "
                                "not depend on M; unset TRITONGEMM_BATCH_INVARIANT to run it")
-    best = min(legal, key=lambda c: sum(
-        math.log(model.estimate(p, c).total_us) for p in problems))
-    return best, "one config for every M: a row's result does not depend on the others"
+    columns = Columns(legal)
+    logs = sum(np.log(model.times(p, columns)) for p in problems)
+    return (legal[int(np.argmin(logs))],
+            "one config for every M: a row's result does not depend on the others")
 
 
 def _runs(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> bool:

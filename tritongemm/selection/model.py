@@ -26,8 +26,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,11 +36,20 @@ from tritongemm.device import DeviceSpec
 from tritongemm.errors import DataFileError
 from tritongemm.problem import GemmProblem
 from tritongemm.records.calibration import Section, calibration_path, read_shipped
+from tritongemm.selection.columns import Columns, kind_of
 from tritongemm.selection.inputs import NAMES, inputs_of
 from tritongemm.selection.neighbours import Neighbours
 from tritongemm.selection.network import Network
 from tritongemm.selection.sibling import as_fast_as, as_on, sibling_of
-from tritongemm.selection.work import CUDA_CORES, NUMBERS, PERSISTENT, Work, class_of, work_of
+from tritongemm.selection.work import (
+    CUDA_CORES,
+    PERSISTENT,
+    Static,
+    Work,
+    class_of,
+    counts,
+    statics,
+)
 
 #: Microseconds of an empty kernel in a CUDA graph on Hopper.
 LAUNCH_US = 1.5
@@ -103,7 +111,7 @@ class Rates(NamedTuple):
 Key = tuple[str, str]
 
 
-def keys_of(config: KernelConfig, work: Work) -> tuple[Key, ...]:
+def keys_of(config: KernelConfig, work: Work | Static) -> tuple[Key, ...]:
     """(owner, name) of the constant behind each field of :class:`Rates`, in order."""
     kernel, name, memory = config.kernel, class_of(config), "memory"
     early = "_dependent" if config.dependent_launch else ""
@@ -201,9 +209,10 @@ def _usual_share(config: KernelConfig, device: DeviceSpec, unit: str) -> float:
     return min(0.82, 0.9 * edge / (edge + 30.0))
 
 
-def factor_id(config: KernelConfig) -> str:
-    """The config without its split and copies, which have terms of their own."""
-    return (f"{class_of(config)}_s{config.num_stages}_g{config.group_m}"
+def factor_id(config: KernelConfig, name: str = "") -> str:
+    """The config, of the class ``name`` where that is known, without its split and copies, which
+    have terms of their own."""
+    return (f"{name or class_of(config)}_s{config.num_stages}_g{config.group_m}"
             f"_e{config.epilogue_subtile}")
 
 
@@ -245,7 +254,7 @@ class Model:
         self._places = {config: place for place, config in enumerate(self.contenders)}
         self._network = (Network(section.network)
                          if section is not None and section.network is not None else None)
-        self._rates: dict[tuple, Rates] = {}
+        self._met: dict[tuple, tuple[float, ...]] = {}
         self._of_width = _by_width(section.constants if section is not None else {})
 
     def knows(self, config: KernelConfig) -> bool:
@@ -261,34 +270,32 @@ class Model:
 
     def estimate(self, problem: GemmProblem, config: KernelConfig) -> Estimate:
         """The terms of ``config`` for ``problem``."""
-        terms = self._estimates(problem, ((config,),))
+        terms = self._estimates(problem, Columns((config,)))
         numbers = (np.broadcast_to(x, (1,))[0].item() for x in terms)
         tiles, waves, *rest = numbers
         return Estimate(round(tiles), round(waves), *rest)
 
-    def times(self, problem: GemmProblem, alike: Sequence[Sequence[KernelConfig]]) -> np.ndarray:
-        """The predicted times of many configs, microseconds: of each of ``alike`` in turn, whose
-        members differ in ``dependent_launch`` alone, so that their work is counted once."""
-        return np.asarray(self._estimates(problem, alike).total_us)
+    def times(self, problem: GemmProblem, configs: Columns,
+              index: np.ndarray | None = None) -> np.ndarray:
+        """The predicted times of many configs, microseconds; ``index``: only of these."""
+        return np.asarray(self._estimates(problem, configs, index).total_us)
 
-    def _estimates(self, problem: GemmProblem,
-                   alike: Sequence[Sequence[KernelConfig]]) -> Estimate:
+    def _estimates(self, problem: GemmProblem, configs: Columns,
+                   index: np.ndarray | None = None) -> Estimate:
         """The terms of many configs, as arrays."""
-        counts, rates, factors, configs = [], [], [], []
-        known: Mapping[str, float] = self.section.factors if self.section is not None else {}
-        for few in alike:
-            work, name = work_of(problem, few[0], self._device), class_of(few[0])
-            for config in few:
-                counts.append(work[:len(NUMBERS)])
-                rates.append(self._rates_of(config, name, work))
-                factors.append(known.get(factor_id(config), 1.0))
-                configs.append(config)
-        columns = dict(zip(NUMBERS, np.array(counts, float).reshape(-1, len(NUMBERS)).T))
-        columns["dependent"] = np.array([min(c.dependent_launch, 1) for c in configs])
-        works: Any = SimpleNamespace(**columns)
-        of: Any = Rates(*np.array(rates, float).reshape(-1, len(Rates._fields)).T)
-        terms = predict(works, of, np.array(factors))
-        if self._network is None or not configs:
+        works: Any = counts(problem, configs, self._device, index)
+        kind = kind_of(problem)
+        classes = configs.kept(("classes",), lambda: [class_of(c) for c in configs.configs])
+        factors = configs.kept(("factors", self), lambda: self._factors(configs.configs, classes))
+        constants = configs.kept((kind, self), lambda: self._constants(
+            configs.configs, classes, statics(kind, configs, self._device)))
+        if index is not None:
+            factors, constants = factors[index], constants[:, index]
+        of: Any = Rates(*(x * scale for x, scale in zip(constants, self._scale, strict=True)))
+        terms = predict(works, of, factors)  # type: ignore[arg-type]
+        if index is not None:
+            configs = configs.take(index)
+        if self._network is None or not len(configs):
             return terms
         miss = self._network(inputs_of(
             configs, (problem,), np.zeros(len(configs), int), works,
@@ -301,18 +308,28 @@ class Model:
         widths = self._of_width.get((_any_width(key[0]), key[1]))
         return float(np.interp(width, *zip(*widths, strict=True))) if widths else None
 
-    def _rates_of(self, config: KernelConfig, name: str, work: Work) -> Rates:
-        key = (name, config.dependent_launch, work.store, work.loads_a, work.loads_b, work.pads)
-        found = self._rates.get(key)
-        if found is None:
-            constants = self.section.constants if self.section is not None else {}
-            values = (constants.get(owner, {}).get(constant)
-                      or self._between((owner, constant), config.block_n)
-                      or usual((owner, constant), config, self._device, self._unit)
-                      for owner, constant in keys_of(config, work))
-            found = Rates(*(v * s for v, s in zip(values, self._scale, strict=True)))
-            self._rates[key] = found
-        return found
+    def _factors(self, configs: Iterable[KernelConfig], classes: Sequence[str]) -> np.ndarray:
+        """The factor of each config."""
+        known: Mapping[str, float] = self.section.factors if self.section is not None else {}
+        return np.array([known.get(factor_id(config, name), 1.0)
+                         for config, name in zip(configs, classes, strict=True)], float)
+
+    def _constants(self, configs: Iterable[KernelConfig], classes: Sequence[str],
+                   met: Sequence[Static]) -> np.ndarray:
+        """[constants, configs]: those of :class:`Rates` that each meets in problems of a kind."""
+        known = self.section.constants if self.section is not None else {}
+        found = []
+        for config, name, static in zip(configs, classes, met, strict=True):
+            key = (name, config.dependent_launch, static.store, static.loads_a, static.loads_b,
+                   static.pads)
+            if key not in self._met:
+                self._met[key] = tuple(
+                    known.get(owner, {}).get(constant)
+                    or self._between((owner, constant), config.block_n)
+                    or usual((owner, constant), config, self._device, self._unit)
+                    for owner, constant in keys_of(config, static))
+            found.append(self._met[key])
+        return np.array(found, float).reshape(-1, len(self._scale)).T
 
 
 @functools.lru_cache(maxsize=64)

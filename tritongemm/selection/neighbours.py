@@ -37,6 +37,8 @@ class Neighbours:
     def __init__(self, neighbours: Sequence[Neighbour]) -> None:
         self._neighbours = neighbours
         self._where = np.array([_place(x.problem) for x in neighbours])
+        self._known = np.array([x.vs_torch is not None for x in neighbours])
+        self._logs = np.array([math.log(x.vs_torch or 1.0) for x in neighbours])
 
     def nearest(self, problem: GemmProblem, count: int) -> list[Near]:
         """The ``count`` measured problems that count most, the nearest first."""
@@ -47,11 +49,9 @@ class Neighbours:
     def vs_torch(self, problem: GemmProblem) -> tuple[float, float]:
         """(torch's time over the best config's, problems that say so): a weighted geometric mean
         over measured problems, drawn towards 1 where few are near."""
-        weights = _weights(np.array(_place(problem)), self._where)
-        known = [(w, math.log(x.vs_torch)) for w, x in
-                 zip(weights.tolist(), self._neighbours, strict=True) if x.vs_torch is not None]
-        support = sum(w for w, _ in known)
-        return math.exp(sum(w * log for w, log in known) / (support + _PRIOR)), support
+        weights = _weights(np.array(_place(problem)), self._where) * self._known
+        support = float(weights.sum())
+        return math.exp(float(weights @ self._logs) / (support + _PRIOR)), support
 
 
 def _place(problem: GemmProblem) -> tuple[float, ...]:

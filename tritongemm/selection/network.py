@@ -20,11 +20,7 @@ FARTHEST = 4.0
 
 
 class Network:
-    """The networks of a section, ready to run.
-
-    Attributes:
-        names: of the inputs.
-    """
+    """The networks of a section, ready to run."""
 
     def __init__(self, record: NetworkRecord) -> None:
         self._mean = np.array(record.mean, np.float32)

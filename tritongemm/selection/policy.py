@@ -14,6 +14,8 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from tritongemm import settings
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
@@ -23,6 +25,7 @@ from tritongemm.problem import GemmProblem
 from tritongemm.records.tables import TunedRow, TunedTable, key_of, path_for, read_table
 from tritongemm.selection import invariance as invariance
 from tritongemm.selection import shipped as shipped
+from tritongemm.selection.columns import Columns
 from tritongemm.selection.model import Model, forget, model_for
 from tritongemm.selection.sibling import with_rows_for
 from tritongemm.selection.work import keeps_to_the_budget
@@ -224,17 +227,16 @@ def by_model(problem: GemmProblem, device: DeviceSpec) -> Choice | None:
     model = model_for(problem, device)
     if model.section is None or problem.batch * problem.m * problem.n * problem.k == 0:
         return None
-    families = list(shipped.families(problem, device, model))
-    firsts = model.times(problem, [family[0][:1] for family in families]).tolist()
-    limit = _HOPEFUL * min(firsts, default=0.0)
-    for hopeful in (True, False):  # the others only where no hopeful one is legal
-        some = [alike for first_us, family in zip(firsts, families, strict=True)
-                if (first_us <= limit) is hopeful for alike in family]
-        predicted = zip(model.times(problem, some).tolist(),
-                        (config for alike in some for config in alike), strict=True)
-        legal = (x for x in sorted(predicted, key=lambda x: x[0])
-                 if violation(problem, x[1], device) is None
-                 and keeps_to_the_budget(problem, x[1], device))  # few are asked
+    among = shipped.contenders(problem, device, model)
+    if not len(among.columns):
+        return None
+    first_us = model.times(problem, among.columns, np.flatnonzero(among.first))  # of each family
+    hopeful = first_us[among.family] <= _HOPEFUL * first_us.min()
+    for some in map(np.flatnonzero, (hopeful, ~hopeful)):  # these only where no hopeful is legal
+        times = model.times(problem, among.columns, some)
+        legal = ((float(times[i]), config) for i in np.argsort(times, kind="stable")
+                 if violation(problem, config := among.columns.configs[some[i]], device) is None
+                 and keeps_to_the_budget(problem, config, device))  # few are asked
         if (first := next(legal, None)) is not None:
             as_good = itertools.takewhile(lambda x: x[0] <= AS_GOOD * first[0], legal)
             total_us, config = min((first, *as_good), key=lambda x: model.place(x[1]))
@@ -339,7 +341,7 @@ def default_config(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
                                + "; ".join(reasons))
     legal = [c for c in legal if keeps_to_the_budget(problem, c, device)] or legal
     model = model_for(problem, device)
-    return min(legal, key=lambda c: model.estimate(problem, c).total_us)
+    return legal[int(model.times(problem, Columns(legal)).argmin())]
 
 
 def candidates(problem: GemmProblem, device: DeviceSpec,
@@ -354,6 +356,6 @@ def by_promise(problem: GemmProblem, device: DeviceSpec,
     """``configs``, the most promising by estimate first."""
     listed = list(configs)
     model = model_for(problem, device)
-    times = model.times(problem, [(config,) for config in listed]).tolist()
+    times = model.times(problem, Columns(listed)).tolist()
     return [config for _, config in sorted(zip(times, listed, strict=True),
                                            key=lambda x: (x[0], x[1].config_id))]

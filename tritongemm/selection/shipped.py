@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.kernels import SPECS
 from tritongemm.problem import GemmProblem
 from tritongemm.records.spaces import load_spaces
+from tritongemm.selection.columns import Columns
 from tritongemm.selection.model import Model
 from tritongemm.selection.work import class_of
 from tritongemm.settings import config_root
 
-#: Configs that differ in dependent launch alone: their work is counted once.
-Alike = tuple[KernelConfig, ...]
-#: Configs of one class, split and way with operands: their times are near each other.
-Family = tuple[Alike, ...]
 #: Rules that most of the configs break, and with them a whole group: the kernel's configs by how
 #: they swap and what they copy.
 _ASKED_ONCE = {"alignment", "swap"}
@@ -29,19 +28,35 @@ def configs(problem: GemmProblem) -> tuple[KernelConfig, ...]:
     return _configs(str(config_root()), problem.dtype_a)
 
 
-def families(problem: GemmProblem, device: DeviceSpec, model: Model) -> Iterator[Family]:
+class Contenders(NamedTuple):
+    """What a model chooses among. A family is the configs of one class, split and way with
+    operands: their times are near each other.
+
+    Attributes:
+        columns: the configs, those of a family after each other.
+        family: the number of each config's family; first: whether it is its family's first.
+    """
+
+    columns: Columns
+    family: np.ndarray
+    first: np.ndarray
+
+
+def contenders(problem: GemmProblem, device: DeviceSpec, model: Model) -> Contenders:
     """The contenders of ``model``, or where it has none the shipped configs that it knows, less
     groups that no member of is legal."""
-    for first, group in _groups(str(config_root()), problem.dtype_a, model):
-        if not any(rule.check(problem, first, device) is not None
-                   for rule in SPECS[first.kernel].constraints if rule.rule in _ASKED_ONCE):
-            yield from group
+    root = str(config_root())
+    return _among(root, problem.dtype_a, model, tuple(
+        not any(rule.check(problem, config, device) is not None
+                for rule in SPECS[config.kernel].constraints if rule.rule in _ASKED_ONCE)
+        for config, _ in _groups(root, problem.dtype_a, model)))
 
 
 def forget() -> None:
     """Forgets the spaces read so far."""
     _configs.cache_clear()
     _groups.cache_clear()
+    _among.cache_clear()
 
 
 @functools.lru_cache(maxsize=16)
@@ -52,19 +67,30 @@ def _configs(root: str, dtype: str) -> tuple[KernelConfig, ...]:
 
 
 @functools.lru_cache(maxsize=16)
-def _groups(root: str, dtype: str, model: Model) -> tuple[tuple[KernelConfig, tuple[Family, ...]],
-                                                          ...]:
+def _groups(root: str, dtype: str, model: Model
+            ) -> tuple[tuple[KernelConfig, tuple[tuple[KernelConfig, ...], ...]], ...]:
     """The families by what :data:`_ASKED_ONCE` looks at; before each group the member that is least
-    likely to be refused."""
+    likely to be refused. Configs that differ in their launch alone come after each other."""
     found = ([c for c in model.contenders if c.kernel in SPECS]
              or [c for c in _configs(root, dtype) if model.knows(c)])
-    pairs: dict[KernelConfig, list[KernelConfig]] = {}
+    groups: dict[tuple, dict[tuple, dict[KernelConfig, list[KernelConfig]]]] = {}
     for config in found:
-        pairs.setdefault(replace(config, dependent_launch=0), []).append(config)
-    groups: dict[tuple, dict[tuple, list[Alike]]] = {}
-    for config, alike in pairs.items():
         group = groups.setdefault((config.kernel, config.swap_ab, config.pad_operands), {})
-        group.setdefault((class_of(config), config.split_k), []).append(tuple(alike))
-    return tuple((min((alike[0] for family in group.values() for alike in family),
-                      key=lambda c: c.split_k), tuple(map(tuple, group.values())))
+        family = group.setdefault((class_of(config), config.split_k), {})
+        family.setdefault(replace(config, dependent_launch=0), []).append(config)
+    return tuple((min((alike[0] for family in group.values() for alike in family.values()),
+                      key=lambda c: c.split_k),
+                  tuple(tuple(config for alike in family.values() for config in alike)
+                        for family in group.values()))
                  for group in groups.values())
+
+
+@functools.lru_cache(maxsize=32)
+def _among(root: str, dtype: str, model: Model, legal: tuple[bool, ...]) -> Contenders:
+    """The configs of the groups that are ``legal``."""
+    families = [family for (_, group), one in zip(_groups(root, dtype, model), legal, strict=True)
+                if one for family in group]
+    sizes = np.array([len(family) for family in families], int)
+    family_of: np.ndarray = np.repeat(np.arange(len(families)), sizes)
+    return Contenders(Columns([config for family in families for config in family]), family_of,
+                      np.diff(family_of, prepend=-1) > 0)

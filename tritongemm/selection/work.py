@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
@@ -11,12 +15,14 @@ from tritongemm.kernels import gemv, shared_bytes, skinny, warp_tile
 from tritongemm.kernels.padding import copied, padded_bytes, within_sectors
 from tritongemm.kernels.tensor_map import tma_store
 from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
+from tritongemm.selection.columns import KERNELS, Columns, kind_of
 
 #: Kernels that multiply on CUDA cores, whatever the dtype.
 CUDA_CORES = frozenset({"gemv"})
 #: Kernels whose programs walk over tiles, but for clusters that share K; the others have a program
 #: a tile.
 PERSISTENT = frozenset({"persistent_tma", "warp_specialized"})
+_ENGINES = [KERNELS.index(name) for name in PERSISTENT]
 #: How a tile reaches memory: by the copy engine, by the threads with rows of C aligned to so many
 #: bytes, transposed by the threads, or as float32 parts of a split K.
 STORES = ("engine", "align16", "align8", "align4", "align2", "swapped", "split")
@@ -152,67 +158,137 @@ def registers_needed(problem: GemmProblem, config: KernelConfig) -> float:
     return _BASE_REGISTERS + (config.block_m * config.block_n + loads) / (32 * config.num_warps)
 
 
-def work_of(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> Work:
-    """Counts what ``config`` does for ``problem`` on ``device``."""
-    m, n, k = max(problem.m, 1), max(problem.n, 1), max(problem.k, 1)
-    batch = max(problem.batch, 1)
-    align_a, align_b = problem.align_a, problem.align_b
+class Static(NamedTuple):
+    """What of :class:`Work` a problem's kind decides (``columns.py``).
+
+    Attributes:
+        sms: that programs can lie on.
+        programs: units that an SM works on at a time.
+        columns: of B that a stage holds.
+        registers: that a thread of a pointer kernel wants; 0 for the others.
+        copies_a, copies_b: 1 where the operand is copied first.
+        store, loads_a, loads_b, pads: as of :class:`Work`.
+    """
+
+    sms: int
+    programs: int
+    columns: int
+    registers: float
+    copies_a: int
+    copies_b: int
+    store: str
+    loads_a: str
+    loads_b: str
+    pads: str
+
+
+#: Of the fields of :class:`Static` that are numbers, which come first.
+_TYPES = (int, int, int, float, int, int)
+
+
+def static_of(kind: GemmProblem, config: KernelConfig, device: DeviceSpec) -> Static:
+    """What ``config`` makes of problems of a kind, or of one problem: no size of it counts."""
+    align_a, align_b = kind.align_a, kind.align_b
     if config.swap_ab:
-        m, n, align_a, align_b = n, m, align_b, align_a
-    copies = copied(problem, config.pad_operands)
+        align_a, align_b = align_b, align_a
+    copies = copied(kind, config.pad_operands)
     if copies:
         align_a = align_b = FULL_ALIGNMENT
-    size, out = dtype_of(problem.dtype_a).itemsize, dtype_of(problem.dtype_out).itemsize
-    bm, bn, bk, split = config.block_m, config.block_n, config.block_k, config.split_k
-    rows, cols = -(-m // (bm * config.cluster_m)), -(-n // (bn * config.cluster_n))
-    rows, cols = rows * config.cluster_m, cols * config.cluster_n
-    parts = split * config.cluster_k
-    tiles = rows * cols * batch * parts
-    sms = device.num_sms
-    if config.kernel == "warp_specialized":
-        sms = warp_tile.sms_of(config, device)
-    slots = sms * resident_programs(problem, config, device)
-    waves, per_sm = -(-tiles // slots), -(-tiles // sms)
-    all_steps = -(-k // bk)
-    steps = -(-all_steps // parts)
-    first, second = ("b", "a") if config.swap_ab else ("a", "b")
-    engine = config.kernel in PERSISTENT
-    columns = (warp_tile.columns_of_b(problem, config)
-               if config.kernel == "warp_specialized" else bn)
-    asked = bk * size * sum(
-        side / sharers * (1.0 if x in copies else _lines(problem, x, bk, side, engine))
-        for x, side, sharers in ((first, bm, config.cluster_n),  # copies have rows of whole lines
-                                 (second, columns, config.cluster_m)))
-    taken_in = bk * size * (bm + columns)
-    result = float(batch) * m * n * out
-    stored = result if split == 1 else 4.0 * split * batch * m * n
-    store = "split" if split > 1 else (
+    store = "split" if config.split_k > 1 else (
         "swapped" if config.swap_ab == 1 else
-        "engine" if config.kernel in PERSISTENT and tma_store(problem) else
-        f"align{max(problem.align_c, 2)}")
-    threads_load = spilled = 0.0
-    if config.kernel not in PERSISTENT:
-        threads_load = steps * bk / 1e3 * max(per_sm / _SCHEDULERS, waves / config.num_warps)
-        spilled = (max(0.0, registers_needed(problem, config) - _MAX_REGISTERS)
-                   * per_sm * steps * config.num_warps)
-    padded = padded_bytes(problem, config.pad_operands)
-    least = min(problem.align_a, problem.align_b)
-    return Work(
-        tiles, waves, per_sm, steps, 2.0 * bm * bn * bk,
-        per_sm * steps * max(asked, taken_in), tiles * steps * asked + stored,
-        _dram_bytes(m, n, k, batch, size, rows, cols, min(slots, tiles) // config.cluster_k,
-                    config, device)
+        "engine" if config.kernel in PERSISTENT and tma_store(kind) else
+        f"align{max(kind.align_c, 2)}")
+    return Static(
+        warp_tile.sms_of(config, device) if config.kernel == "warp_specialized"
+        else device.num_sms,
+        resident_programs(kind, config, device),
+        warp_tile.columns_of_b(kind, config) if config.kernel == "warp_specialized"
+        else config.block_n,
+        0.0 if config.kernel in PERSISTENT else registers_needed(kind, config),
+        "a" in copies, "b" in copies, store, f"align{max(align_a, 2)}", f"align{max(align_b, 2)}",
+        f"align{max(min(kind.align_a, kind.align_b), 2)}" if copies else "")
+
+
+def work_of(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> Work:
+    """Counts what ``config`` does for ``problem`` on ``device``."""
+    columns = Columns((config,))
+    counted = counts(problem, columns, device)
+    (static,) = statics(kind_of(problem), columns, device)
+    numbers = {name: values.item() for name, values in vars(counted).items()}
+    return Work(**numbers, store=static.store, loads_a=static.loads_a, loads_b=static.loads_b,
+                pads=static.pads if counted.pad_bytes[0] else "")
+
+
+def statics(kind: GemmProblem, configs: Columns, device: DeviceSpec) -> Sequence[Static]:
+    """The :class:`Static` of each config."""
+    return configs.kept(("static", kind, device), lambda: [
+        static_of(kind, config, device) for config in configs.configs])
+
+
+def counts(problem: GemmProblem, configs: Columns, device: DeviceSpec,
+           index: np.ndarray | None = None) -> SimpleNamespace:
+    """The numbers of :class:`Work` of many configs, arrays by :data:`NUMBERS`.
+
+    Args:
+        index: only these of ``configs``; None: all.
+    """
+    kind = kind_of(problem)
+    static: Sequence[np.ndarray] = configs.kept(("numbers", kind, device), lambda: [
+        np.array([s[place] for s in statics(kind, configs, device)], _TYPES[place])
+        for place in range(len(_TYPES))])
+    if index is not None:
+        configs, static = configs.take(index), [values[index] for values in static]
+    sms, programs, columns, registers, copies_a, copies_b = static
+    c: Any = configs
+    swap = c.swap_ab > 0
+    m, n = (np.where(swap, *x) for x in ((max(problem.n, 1), max(problem.m, 1)),
+                                         (max(problem.m, 1), max(problem.n, 1))))
+    k, batch = max(problem.k, 1), max(problem.batch, 1)
+    size, out = dtype_of(problem.dtype_a).itemsize, dtype_of(problem.dtype_out).itemsize
+    engine, several = np.isin(c.kernel, _ENGINES), c.split_k > 1
+    rows = -(-m // (c.block_m * c.cluster_m)) * c.cluster_m
+    cols = -(-n // (c.block_n * c.cluster_n)) * c.cluster_n
+    parts = c.split_k * c.cluster_k
+    tiles = rows * cols * batch * parts
+    slots = sms * programs
+    waves, per_sm = -(-tiles // slots), -(-tiles // sms)
+    all_steps = -(-k // c.block_k)
+    steps = -(-all_steps // parts)
+
+    def asked_of(operand: str, side: np.ndarray, copies: np.ndarray) -> np.ndarray:
+        lines = _lines(problem, operand, c.block_k, side, engine)
+        return np.where(copies > 0, 1.0, lines)  # copies have rows of whole lines
+
+    asked = c.block_k * size * (
+        c.block_m / c.cluster_n * np.where(swap, asked_of("b", c.block_m, copies_b),
+                                           asked_of("a", c.block_m, copies_a))
+        + columns / c.cluster_m * np.where(swap, asked_of("a", columns, copies_a),
+                                           asked_of("b", columns, copies_b)))
+    taken_in = c.block_k * size * (c.block_m + columns)
+    result = float(batch) * max(problem.m, 1) * max(problem.n, 1) * out
+    stored = np.where(several, 4.0 * c.split_k * batch * m * n, result)
+    loads = np.where(engine, 0.0, steps * c.block_k / 1e3
+                     * np.maximum(per_sm / _SCHEDULERS, waves / c.num_warps))
+    padded = np.array([padded_bytes(problem, way) for way in range(3)], float)[c.pad_operands]
+    return SimpleNamespace(
+        tiles=tiles, waves=waves, per_sm=per_sm, steps=steps,
+        step_flops=2.0 * c.block_m * c.block_n * c.block_k,
+        sm_bytes=per_sm * steps * np.maximum(asked, taken_in),
+        l2_bytes=tiles * steps * asked + stored,
+        dram_bytes=_dram_bytes(m, n, k, batch, size, rows, cols,
+                               np.minimum(slots, tiles) // c.cluster_k, c, device)
         + result + problem.bytes_of_d(),
-        config.num_stages, threads_load * bm, threads_load * bn, spilled,
-        min(config.dependent_launch, 1),
-        per_sm * bm * bn / config.cluster_k * (4 if split > 1 else out) / 1024, split,
-        stored + result if split > 1 else 0.0, 2.0 * padded, padded / size / 1e3, store,
-        f"align{max(align_a, 2)}", f"align{max(align_b, 2)}",
-        f"align{max(least, 2)}" if padded else "")
+        stages=c.num_stages, load_a=loads * c.block_m, load_b=loads * c.block_n,
+        spilled=np.maximum(0.0, registers - _MAX_REGISTERS) * per_sm * steps * c.num_warps,
+        dependent=np.minimum(c.dependent_launch, 1),
+        store_kib=per_sm * c.block_m * c.block_n / c.cluster_k
+        * np.where(several, 4, out) / 1024,
+        split=c.split_k, split_bytes=np.where(several, stored + result, 0.0),
+        pad_bytes=2.0 * padded, pad_elements=padded / size / 1e3)
 
 
-def _lines(problem: GemmProblem, operand: str, along_k: int, along_rows: int,
-           engine: bool) -> float:
+def _lines(problem: GemmProblem, operand: str, along_k: np.ndarray, along_rows: np.ndarray,
+           engine: np.ndarray) -> np.ndarray:
     """Bytes of the 128-byte lines that the rows of a box of ``operand`` touch, over the bytes of
     the rows: a row that does not begin a line takes one line more.
 
@@ -225,27 +301,29 @@ def _lines(problem: GemmProblem, operand: str, along_k: int, along_rows: int,
     lead = problem.leading_dimensions()[operand == "b"]
     outside = 1.0 - math.gcd(lead * size, _LINE) / _LINE
     lines = 1.0 + outside * _LINE / ((along_k if k_major else along_rows) * size)
-    return lines * _WITHIN_SECTORS if engine and within_sectors(problem, operand) else lines
+    return np.where(engine, lines * _WITHIN_SECTORS, lines) if within_sectors(
+        problem, operand) else lines
 
 
-def _dram_bytes(m: int, n: int, k: int, batch: int, size: int, rows: int, cols: int, running: int,
-                config: KernelConfig, device: DeviceSpec) -> float:
+def _dram_bytes(m: np.ndarray, n: np.ndarray, k: int, batch: int, size: int, rows: np.ndarray,
+                cols: np.ndarray, running: np.ndarray, configs: Any,
+                device: DeviceSpec) -> np.ndarray:
     """Bytes of operands that come from memory.
 
     Tiles go down a group of ``group_m`` rows, of clusters where there are any, column by column.
     The group's part of A is used again at once; B comes round again with every group, and is still
     in the L2 as far as it fits there.
     """
-    group = min(config.group_m * config.cluster_m, rows)
-    a, b = float(m) * k * size, float(n) * k * size
-    panel = float(group) * config.block_m * k * size
+    group = np.minimum(configs.group_m * configs.cluster_m, rows)
+    a, b = m * (float(k) * size), n * (float(k) * size)
+    panel = group * configs.block_m * (float(k) * size)
     again_b = -(-rows // group) - 1
-    again_a = max(0, -(-cols * group // max(running, 1)) - 1)
+    again_a = np.maximum(0, -(-cols * group // np.maximum(running, 1)) - 1)
     return batch * (a * (1.0 + again_a * _missing(panel, device.l2_bytes))
                     + b * (1.0 + again_b * _missing(b + panel, device.l2_bytes)))
 
 
-def _missing(needed: float, l2_bytes: int) -> float:
+def _missing(needed: np.ndarray, l2_bytes: int) -> np.ndarray:
     """The share that has left an L2 of ``l2_bytes`` when ``needed`` bytes went through it."""
     ratio = needed / (0.6 * l2_bytes)
     return ratio ** 4 / (1.0 + ratio ** 4)

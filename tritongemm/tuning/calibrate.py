@@ -142,7 +142,7 @@ def contenders_of(table: Table) -> tuple[KernelConfig, ...]:
     problems first, by the sum of exp(-behind / :data:`_AS_GOOD`)."""
     found: dict[KernelConfig, float] = {}
     for row in np.flatnonzero(table.behind <= _NEARLY_BEST):
-        config, share = table.configs[row], math.exp(-table.behind[row] / _AS_GOOD)
+        config, share = table.columns.configs[row], math.exp(-table.behind[row] / _AS_GOOD)
         found[config] = found.get(config, 0.0) + share
     return tuple(sorted(found, key=lambda c: (-found[c], c.config_id)))
 

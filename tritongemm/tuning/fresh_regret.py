@@ -28,6 +28,7 @@ from tritongemm.errors import UsageError
 from tritongemm.problem import GemmProblem
 from tritongemm.records.codec import config_from_json, problem_from_json, problem_key
 from tritongemm.records.journal import read_journal
+from tritongemm.selection.columns import Columns
 from tritongemm.selection.model import model_for
 from tritongemm.selection.policy import nearest, tables_for
 from tritongemm.selection.work import class_of
@@ -103,7 +104,7 @@ class Wide:
         ordered = selection.candidates(problem, device)
         chosen = dict.fromkeys((chosen_by_model(problem, device), *ordered[:self._top]))
         model = model_for(problem, device)
-        times = model.times(problem, [(config,) for config in ordered])
+        times = model.times(problem, Columns(ordered))
         hopeful = [c for c, time_us in zip(ordered, times, strict=True)
                    if time_us <= HOPELESS * times[0]]
         chosen.update(dict.fromkeys({class_of(c): c for c in reversed(hopeful)}.values()))

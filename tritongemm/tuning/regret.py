@@ -27,6 +27,7 @@ from tritongemm.errors import UsageError
 from tritongemm.problem import GemmProblem
 from tritongemm.records.atomic import write_atomic
 from tritongemm.records.tables import TableHeader, TunedRow, TunedTable, path_for
+from tritongemm.selection.columns import Columns
 from tritongemm.selection.model import model_for
 from tritongemm.selection.policy import AS_GOOD, nearest_row
 from tritongemm.tuning.calibrate import contenders_of, corrected, fit, learned
@@ -114,7 +115,8 @@ def shipped(journals: Iterable[str | os.PathLike[str]], device: str | None = Non
         place = np.array([model.place(t.config) for t in mine])
         chosen_among = (place < len(model.contenders) if model.contenders
                         else np.array([model.knows(t.config) for t in mine]))
-        expected = np.where(chosen_among, model.times(problem, [(t.config,) for t in mine]), np.inf)
+        expected = np.where(
+            chosen_among, model.times(problem, Columns([t.config for t in mine])), np.inf)
         chosen = _first(expected, place)
         found.append(Regret(problem, len(mine), min(mine, key=lambda t: t.time_us),
                             None if chosen is None else mine[chosen],

@@ -11,6 +11,7 @@ import numpy as np
 
 from tritongemm.device import DeviceSpec
 from tritongemm.problem import GemmProblem
+from tritongemm.selection.columns import Columns, kind_of
 from tritongemm.selection.inputs import inputs_of
 from tritongemm.selection.model import (
     Key,
@@ -22,7 +23,7 @@ from tritongemm.selection.model import (
     scales,
     usual,
 )
-from tritongemm.selection.work import NUMBERS, work_of
+from tritongemm.selection.work import NUMBERS, Static, counts, statics
 from tritongemm.tuning.timings import Timing
 
 #: How far a constant may lie from its usual value: standard deviation of the logarithm.
@@ -44,15 +45,25 @@ class Table:
     """Timings as columns: counts of work, where each rate's constant stands, and the times."""
 
     def __init__(self, timings: Sequence[Timing], device: DeviceSpec) -> None:
-        works = [work_of(t.problem, t.config, device) for t in timings]
-        self.work = SimpleNamespace(**{
-            name: np.array([getattr(w, name) for w in works], float) for name in NUMBERS})
+        self.columns = Columns([t.config for t in timings])
+        numbers: dict[GemmProblem, int] = {}
+        self.problem = np.array([numbers.setdefault(t.problem, len(numbers)) for t in timings])
+        self.problems = list(numbers)
+        self.work = SimpleNamespace(**{name: np.empty(len(timings)) for name in NUMBERS})
+        met: list[Sequence[Static]] = [()] * len(timings)
+        order = np.argsort(self.problem, kind="stable")
+        for rows in np.split(order, np.flatnonzero(np.diff(self.problem[order])) + 1):
+            problem, configs = timings[rows[0]].problem, self.columns.take(rows)
+            for name, values in vars(counts(problem, configs, device)).items():
+                getattr(self.work, name)[rows] = values
+            for row, static in zip(rows, statics(kind_of(problem), configs, device), strict=True):
+                met[row] = static
         index: dict[Key, int] = {}
         usuals: list[float] = []
         columns = []
-        for timing, work in zip(timings, works, strict=True):
+        for timing, static in zip(timings, met, strict=True):
             row = []
-            for key in keys_of(timing.config, work):
+            for key in keys_of(timing.config, static):
                 if key not in index:
                     index[key] = len(index)
                     usuals.append(usual(key, timing.config, device, timing.problem.unit))
@@ -64,14 +75,10 @@ class Table:
         self.index = np.array(columns)
         self.scale = np.log(np.array([scales(t.problem, device) for t in timings]))
         self.log_time = np.log(np.array([t.time_us for t in timings]))
-        numbers: dict[GemmProblem, int] = {}
-        self.problem = np.array([numbers.setdefault(t.problem, len(numbers)) for t in timings])
-        self.problems = list(numbers)
-        self.best = np.full(len(numbers), np.inf)
+        self.best = np.full(len(self.problems), np.inf)
         np.minimum.at(self.best, self.problem, self.log_time)
         self.behind = self.log_time - self.best[self.problem]
         self.factor_ids = [factor_id(t.config) for t in timings]
-        self.configs = [t.config for t in timings]
         self.num_sms = device.num_sms
 
     def rows(self, chosen: Any) -> Table:
@@ -81,8 +88,8 @@ class Table:
         part.work = SimpleNamespace(**{k: v[chosen] for k, v in vars(self.work).items()})
         for name in ("index", "scale", "log_time", "problem", "behind"):
             setattr(part, name, getattr(self, name)[chosen])
-        for name in ("factor_ids", "configs"):
-            setattr(part, name, list(np.array(getattr(self, name), object)[chosen]))
+        part.columns = self.columns.take(chosen)
+        part.factor_ids = list(np.array(self.factor_ids, object)[chosen])
         return part
 
     def log_predicted(self, constants: np.ndarray, column: int | None = None) -> np.ndarray:
@@ -99,7 +106,7 @@ class Table:
     def inputs(self, fitted: Fit) -> np.ndarray:
         """What a network sees of the rows."""
         work: Any = self.work
-        return inputs_of(self.configs, self.problems, self.problem, work,
+        return inputs_of(self.columns, self.problems, self.problem, work,
                          bounds_of(work, self._rates(fitted.constants)), self.terms(fitted),
                          self.num_sms)
 
