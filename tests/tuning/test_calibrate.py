@@ -102,26 +102,6 @@ def test_a_file_that_cannot_be_kept_is_refused_before_anything_is_fitted(journal
         calibrate([journal], path=path)
 
 
-def test_the_policy_follows_what_was_fitted(journal, tmp_path):
-    for name in ("spaces", "devices"):
-        shutil.copytree(settings.config_root() / name, tmp_path / "configs" / name)
-    with settings.override(config_dir=tmp_path / "configs"):
-        assert main(["calibrate", str(journal)]) == 0
-        selection.reload()
-        problem = GemmProblem.contiguous(3000, 3000, 3000, layout="nt")
-        choice = selection.choose(problem, H200)
-    selection.reload()
-    assert choice.source == "model" and class_of(choice.config) == FAST
-
-
-def test_the_model_chooses_well_what_it_has_not_seen(journal):
-    found = regret([journal], folds=4)
-    assert {one.problem for one in found} == set(PROBLEMS)
-    model, _ = summaries(found)["all"]
-    assert model.count == len(PROBLEMS) and model.mean > 0.97 and model.worst > 0.9
-    assert all(one.share(one.model) <= 1 for one in found)
-
-
 @pytest.fixture
 def learned(journal, tmp_path):
     """A configs folder whose only calibration, of the H200, has learned from the journal."""
@@ -132,6 +112,19 @@ def learned(journal, tmp_path):
         selection.reload()
         yield tmp_path / "learned"
     selection.reload()
+
+
+def test_the_policy_follows_what_was_fitted(learned):
+    choice = selection.choose(GemmProblem.contiguous(3000, 3000, 3000, layout="nt"), H200)
+    assert choice.source == "model" and class_of(choice.config) == FAST
+
+
+def test_the_model_chooses_well_what_it_has_not_seen(journal):
+    found = regret([journal], folds=4)
+    assert {one.problem for one in found} == set(PROBLEMS)
+    model, _ = summaries(found)["all"]
+    assert model.count == len(PROBLEMS) and model.mean > 0.97 and model.worst > 0.9
+    assert all(one.share(one.model) <= 1 for one in found)
 
 
 @pytest.mark.parametrize("device", ["nvidia-h200", "nvidia-h100-80gb-hbm3"])
