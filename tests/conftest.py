@@ -35,6 +35,12 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.reload()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """What ``-n auto`` means: a worker a core, but no more than four, each of which holds torch."""
+    return min(4, len(os.sched_getaffinity(0)))
+
+
 def pytest_report_header() -> str:
     if INTERPRETING:
         return "TRITON_INTERPRET=1: only tests/interpreter is collected"
