@@ -262,3 +262,13 @@ def test_many_configs_are_timed_as_each_alone(h200):
     together = model.times(SQUARE, Columns((*pair, TMA)))
     assert together == pytest.approx([model.estimate(SQUARE, c).total_us for c in (*pair, TMA)])
     assert together[0] != together[1]
+
+
+def test_what_another_thread_clears_at_once_is_given_all_the_same():
+    class Cleared(dict):
+        def __setitem__(self, key, value):
+            self.clear()
+
+    columns = Columns((PAIR,))
+    columns._kept = Cleared()
+    assert columns.kept(("a",), lambda: 7) == 7

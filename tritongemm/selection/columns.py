@@ -64,12 +64,14 @@ class Columns:
         return part
 
     def kept(self, key: tuple, make: Callable[[], T]) -> T:
-        """What ``make`` gives of the configs, made once by ``key``."""
-        if key not in self._kept:
+        """What ``make`` gives of the configs, never None, made once by ``key``."""
+        found = self._kept.get(key)
+        if found is None:
+            found = make()
             if len(self._kept) >= _KEPT:
                 self._kept.clear()
-            self._kept[key] = make()
-        return self._kept[key]
+            self._kept[key] = found  # another thread may clear it at once
+        return found
 
 
 def kind_of(problem: GemmProblem) -> GemmProblem:

@@ -230,7 +230,8 @@ def by_model(problem: GemmProblem, device: DeviceSpec) -> Choice | None:
     among = shipped.contenders(problem, device, model)
     if not len(among.columns):
         return None
-    first_us = model.times(problem, among.columns, np.flatnonzero(among.first))  # of each family
+    firsts = np.flatnonzero(np.diff(among.family, prepend=-1))  # of each family
+    first_us = model.times(problem, among.columns, firsts)
     hopeful = first_us[among.family] <= _HOPEFUL * first_us.min()
     for some in map(np.flatnonzero, (hopeful, ~hopeful)):  # these only where no hopeful is legal
         times = model.times(problem, among.columns, some)

@@ -34,12 +34,11 @@ class Contenders(NamedTuple):
 
     Attributes:
         columns: the configs, those of a family after each other.
-        family: the number of each config's family; first: whether it is its family's first.
+        family: the number of each config's family, from 0 up.
     """
 
     columns: Columns
     family: np.ndarray
-    first: np.ndarray
 
 
 def contenders(problem: GemmProblem, device: DeviceSpec, model: Model) -> Contenders:
@@ -91,6 +90,5 @@ def _among(root: str, dtype: str, model: Model, legal: tuple[bool, ...]) -> Cont
     families = [family for (_, group), one in zip(_groups(root, dtype, model), legal, strict=True)
                 if one for family in group]
     sizes = np.array([len(family) for family in families], int)
-    family_of: np.ndarray = np.repeat(np.arange(len(families)), sizes)
-    return Contenders(Columns([config for family in families for config in family]), family_of,
-                      np.diff(family_of, prepend=-1) > 0)
+    return Contenders(Columns([config for family in families for config in family]),
+                      np.repeat(np.arange(len(families)), sizes))
