@@ -207,9 +207,12 @@ class GemmProblem:
         """Compulsory traffic in bytes: each operand, D among them, read once, the result written
         once."""
         per_batch = (self.m * self.k * dtype_of(self.dtype_a).itemsize
-                     + self.k * self.n * dtype_of(self.dtype_b).itemsize
-                     + self.m * self.n * dtype_of(self.dtype_out).itemsize)
-        return self.batch * per_batch + self.bytes_of_d()
+                     + self.k * self.n * dtype_of(self.dtype_b).itemsize)
+        return self.batch * per_batch + self.bytes_of_c() + self.bytes_of_d()
+
+    def bytes_of_c(self) -> int:
+        """What the result takes."""
+        return self.batch * self.m * self.n * dtype_of(self.dtype_out).itemsize
 
     def bytes_of_d(self) -> int:
         """What the epilogue's D takes: N elements of a bias, a whole C where D is added to it."""

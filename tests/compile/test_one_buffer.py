@@ -134,6 +134,30 @@ def test_each_program_of_a_cluster_loads_its_part_of_what_is_shared_in_one_box(
                                                             ) - code.count(".MULTICAST")
 
 
+@pytest.mark.parametrize("config", (wide(128, 160, 8, pingpong=1), wide(192, 128, 12, cluster_n=2),
+                                    wide(128, 112, 8, swap_ab=2, epilogue_subtile=2)), ids=str)
+def test_a_result_that_the_l2_cannot_hold_leaves_it_first(config):
+    columns = H200.l2_bytes // 2 // 4096
+    stores = []
+    for batch, n in ((1, columns), (1, columns + 8), (2, columns // 2 + 8)):
+        problem = GemmProblem.contiguous(4096, n, 128, batch=batch, layout="nt")
+        launch = launches_of(problem, config, H200)[0]
+        found = re.findall(r"UTMASTG\.[23]D .*;", disassembled(compile_launch(launch, 90)))
+        stores.append((len(found), sum("desc[" in x for x in found)))
+    assert stores[0][1] == 0 and all(0 < every == said for every, said in stores[1:])
+
+
+def test_only_what_the_copy_engine_stores_from_the_one_buffer_is_said_to_leave_first():
+    large = GemmProblem.contiguous(8192, 8192, 128, layout="nt")
+    for problem, config, said in (
+            (large, wide(128, 160, 8), True), (large, wide(128, 128, 8), False),
+            (large, wide(128, 160, 8, split_k=2), False),
+            (replace(large, dtype_out="fp32"), wide(128, 160, 8), False),
+            (replace(large, align_c=8), wide(128, 160, 8), False)):
+        launch = next(x for x in launches_of(problem, config, H200) if x.gluon)
+        assert dict(launch.constants)["STREAMS"] is said
+
+
 def test_a_turned_tile_is_turned_on_its_way_to_shared_memory_and_stored_as_c_lies():
     config, *rest = CASES[-3]
     launch = gluon_launch(config, *rest)

@@ -16,6 +16,7 @@ from tritongemm.device import current_device  # noqa: E402
 from tritongemm.kernels import SPECS, violation  # noqa: E402
 from tritongemm.kernels.compile import launches_of  # noqa: E402
 from tritongemm.kernels.constraints import Violation  # noqa: E402
+from tritongemm.kernels.warp_tile import streams  # noqa: E402
 from tritongemm.measure.numerics import check, poison, reference  # noqa: E402
 from tritongemm.measure.operands import draw  # noqa: E402
 from tritongemm.ops.plan import bind_config  # noqa: E402
@@ -209,6 +210,22 @@ def test_turned_tiles_are_stored_as_c_lies(config, layout):
         changed = replace(config, **more)
         assert violation(problem, changed, current_device()) is None
         prove(problem, changed, seed=k)
+
+
+@pytest.mark.parametrize("layout", ("nn", "nt", "tn", "tt"))
+@pytest.mark.parametrize("config", (
+    replace(doubled(256, 160, num_stages=4), block_m=128, pingpong=1),
+    hopper(128, 176, num_stages=4, cluster_m=4, cluster_n=2),
+    hopper(128, 176, num_stages=4, cluster_m=4, cluster_n=2, swap_ab=2),
+    hopper(192, 128, num_stages=4, cluster_m=2, cluster_n=4),
+    doubled(256, 144, num_stages=3, epilogue_subtile=2)), ids=str)
+def test_a_result_that_the_l2_cannot_hold_is_right(config, layout):
+    device = current_device()
+    for m, n, k, batch in ((5208, 6000, 72, 1), (2056, 2008, 136, 8)):
+        problem = GemmProblem.contiguous(m, n, k, batch=batch, layout=layout)
+        assert streams(problem, config, device) and violation(problem, config, device) is None
+        prove(problem, config, seed=k)
+        prove_repeats(problem, config, 5)
 
 
 @pytest.mark.parametrize("config", SHARING, ids=str)

@@ -21,8 +21,8 @@ def test_a_shipped_suite_reads_and_makes_problems(name):
 
 def test_the_shipped_suites_are_the_known_families():
     assert set(SHIPPED) >= {"aligned_random", "batched", "deepbench", "llm_decode", "llm_prefill",
-                            "odd", "sources", "split_k", "square", "stream_k", "training",
-                            "wide_k"}
+                            "low_rank", "odd", "sources", "split_k", "square", "stream_k",
+                            "training", "wide_k"}
 
 
 def test_only_m_n_k_are_needed(tmp_path):

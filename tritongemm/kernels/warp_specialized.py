@@ -73,6 +73,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     constants = (
         ("A_T", across_a), ("B_T", not across_b),
         ("BATCHED", problem.batch > 1), ("TURNED", tile.turned(config)), ("TMA_STORE", store),
+        ("STREAMS", tile.streams(outer, config, device)),
         ("VECTOR", tile.vector_of(outer, config) if _along_rows(stored) else 0),
         ("STORED", tile.PIECE if tile.turned(config) else tile.STORED_COLUMNS),
         ("SUBTILE", config.epilogue_subtile), ("BLOCK_M", config.block_m),

@@ -132,6 +132,13 @@ def stores_by_tma(problem: GemmProblem, config: KernelConfig) -> bool:
             and not (one_buffer(config) and dtype_of(problem.dtype_out).itemsize != 2))
 
 
+def streams(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> bool:
+    """Whether C, which the L2 cannot hold, is to leave it before A and B do, of which tiles ask
+    again: its copies are written out, and can say so, where they are made from the one buffer."""
+    return (one_buffer(config) and stores_by_tma(problem, config)
+            and problem.bytes_of_c() > device.l2_bytes)
+
+
 def vector_of(problem: GemmProblem, config: KernelConfig) -> int:
     """Elements that a thread stores at once where warps store along rows of C, through shared
     memory: 16-bit rows without gaps that the copy engine cannot store. 0: it stores what it has,

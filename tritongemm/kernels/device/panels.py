@@ -55,19 +55,22 @@ def _put_registers(columns):
 
 
 @gluon.constexpr_function
-def _store(rank, panel, turned):
+def _store(rank, panel, turned, streams):
     batch = ", $5" if rank == 3 else ""
+    hint, policy = (".L2::cache_hint", ", policy") if streams else ("", "")
     lines = ["{", ".reg .pred p, first;", ".reg .b32 warp, row, at;", "mov.u32 warp, %tid.x;",
              "bfe.u32 warp, warp, 5, 2;"]
+    if streams:  # evict_first, of all of it (CUTLASS, TMA::CacheHintSm90)
+        lines += [".reg .b64 policy;", "mov.b64 policy, 0x12F0000000000000;"]
     if turned:  # the first warp stores what all have put
         lines += ["setp.eq.u32 first, warp, 0;", "mov.b32 row, $4;", "mov.b32 at, $1;"]
     else:  # each its sixteen rows
         lines += ["setp.eq.u32 first, 1, 1;", "mad.lo.u32 row, warp, 16, $4;",
                   f"mad.lo.u32 at, warp, {32 * panel}, $1;"]
     return "\n".join([*lines, "bar.warp.sync -1;", "elect.sync _|p, -1;", "and.pred p, p, first;",
-                      f"@p cp.async.bulk.tensor.{rank}d.global.shared::cta.bulk_group "
-                      f"[$2, {{$3, row{batch}}}], [at];", "@p cp.async.bulk.commit_group;", "}",
-                      "// $0"])
+                      f"@p cp.async.bulk.tensor.{rank}d.global.shared::cta.bulk_group{hint} "
+                      f"[$2, {{$3, row{batch}}}], [at]{policy};",
+                      "@p cp.async.bulk.commit_group;", "}", "// $0"])
 
 
 @gluon.jit
@@ -99,9 +102,9 @@ def store(map_, place, batch, row, col, S: gl.constexpr):
         thread_barrier()
     if S.batched:
         gl.inline_asm_elementwise(
-            _store(3, S.panel, S.turned), "=r,r,l,r,r,r",
+            _store(3, S.panel, S.turned, S.streams), "=r,r,l,r,r,r",
             (shared_address(place), map_, col, row, batch), dtype=gl.int32, is_pure=False, pack=1)
     else:
         gl.inline_asm_elementwise(
-            _store(2, S.panel, S.turned), "=r,r,l,r,r", (shared_address(place), map_, col, row),
-            dtype=gl.int32, is_pure=False, pack=1)
+            _store(2, S.panel, S.turned, S.streams), "=r,r,l,r,r",
+            (shared_address(place), map_, col, row), dtype=gl.int32, is_pure=False, pack=1)

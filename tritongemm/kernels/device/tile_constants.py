@@ -21,6 +21,7 @@ class Constants:
     batched: gl.constexpr
     turned: gl.constexpr
     tma_store: gl.constexpr
+    streams: gl.constexpr
     vector: gl.constexpr
     stored: gl.constexpr
     subtile: gl.constexpr

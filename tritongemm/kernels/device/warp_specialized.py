@@ -375,7 +375,7 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
                      stride_cn, stride_cs, d, alpha, beta, stride_db, stride_dm,
                      stride_dn, A_T: gl.constexpr, B_T: gl.constexpr, BATCHED: gl.constexpr,
                      TURNED: gl.constexpr, TMA_STORE: gl.constexpr,
-                     VECTOR: gl.constexpr, STORED: gl.constexpr,
+                     STREAMS: gl.constexpr, VECTOR: gl.constexpr, STORED: gl.constexpr,
                      SUBTILE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
                      PART: gl.constexpr, PANEL: gl.constexpr, BLOCK_K: gl.constexpr,
                      GROUP_M: gl.constexpr, SPLIT_K: gl.constexpr, STAGES: gl.constexpr,
@@ -389,6 +389,7 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
     or, with B_T, [N, K]. With SPLIT_K > 1, C is [SPLIT_K, batch, M, N] float32. With TURNED, C, its
     strides and D's are those of the transposed product: tiles are turned before they are stored.
 
+    With STREAMS, C leaves the L2 before what else is there (``panels``).
     VECTOR elements are stored at once along rows of C that the copy engine cannot store, STORED
     columns a piece; 0: those that a thread has. EARLY parts of a tile's D are asked for before its
     last products are summed, with PAIRS two values of a row at once. Where BLOCK_N is no power of
@@ -396,8 +397,8 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
     of B, so that their addresses are known; behind them lie what a cluster exchanges, the panels of
     C and the barriers."""
     S: gl.constexpr = constants_of(
-        A_T, B_T, BATCHED, TURNED, TMA_STORE, VECTOR, STORED, SUBTILE, BLOCK_M, BLOCK_N, PART,
-        PANEL, BLOCK_K, GROUP_M, SPLIT_K, STAGES, CONSUMERS, PINGPONG, CLUSTER_K, CLUSTER_M,
+        A_T, B_T, BATCHED, TURNED, TMA_STORE, STREAMS, VECTOR, STORED, SUBTILE, BLOCK_M, BLOCK_N,
+        PART, PANEL, BLOCK_K, GROUP_M, SPLIT_K, STAGES, CONSUMERS, PINGPONG, CLUSTER_K, CLUSTER_M,
         CLUSTER_N, ROOM, EARLY, PAIRS, ADDEND, ACTIVATION, RELEASE, SYMBOL)
     if S.one_buffer:
         # Places of eight bytes, each of which may be a barrier; the rest is written by address.
