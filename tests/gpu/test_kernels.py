@@ -214,7 +214,7 @@ def test_turned_tiles_are_stored_as_c_lies(config, layout):
 
 @pytest.mark.parametrize("layout", ("nn", "nt", "tn", "tt"))
 @pytest.mark.parametrize("config", (
-    replace(doubled(256, 160, num_stages=4), block_m=128, pingpong=1),
+    replace(doubled(256, 160, num_stages=3), block_m=128, pingpong=1),
     hopper(128, 176, num_stages=4, cluster_m=4, cluster_n=2),
     hopper(128, 176, num_stages=4, cluster_m=4, cluster_n=2, swap_ab=2),
     hopper(192, 128, num_stages=4, cluster_m=2, cluster_n=4),
