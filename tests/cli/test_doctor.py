@@ -119,7 +119,10 @@ def test_no_configs_folder_is_said(monkeypatch, tmp_path):
 @pytest.mark.parametrize("slug, sms, says", [
     ("nvidia-h200", 132, "{own} for nvidia-h200; else the model of nvidia-h200 chooses"),
     ("nvidia-h100-80gb-hbm3", 132, "{own} for nvidia-h100-80gb-hbm3; {h200} of its sibling "
-                                   "nvidia-h200; else the model of nvidia-h200 chooses"),
+                                   "nvidia-h200; else the model of nvidia-h200 and "
+                                   "nvidia-h100-80gb-hbm3 chooses"),
+    ("nvidia-h800", 132, "none for nvidia-h800; {h200} of its sibling nvidia-h200; else the model "
+                         "of nvidia-h200 chooses"),
     ("nvidia-h100-pcie", 114, "none for nvidia-h100-pcie; else the model of nvidia-h200 chooses"),
     ("nvidia-l40s", 142, "none for nvidia-l40s; else the nearest row or a rule chooses")])
 def test_whose_measurements_choose_is_said(monkeypatch, slug, sms, says):

@@ -93,8 +93,10 @@ def test_a_config_is_hopeless_only_if_it_is_seen_to_be_twice(monkeypatch, torch_
 
 
 @pytest.mark.parametrize(("looks", "slow_us"), [((1e9, 3.0), None), ((3.0,), None),
-                                                ((1e9, 2e9), 1e9)])
-def test_a_config_is_left_untimed_only_if_two_calls_say_so(monkeypatch, looks, slow_us):
+                                                ((1e9, 2e9), 1e9),
+                                                ((410.0,) * 40 + (3.0,), None),
+                                                ((410.0,) * 48 + (401.0,), 401.0)])
+def test_a_config_is_left_untimed_only_if_every_look_says_so(monkeypatch, looks, slow_us):
     with ProblemBench(PROBLEM, "cpu") as bench:
         seen = iter(looks)
         bench.torch_time_us = 5.0

@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import argparse
 
+from tritongemm.errors import UsageError
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb."""
     parser.add_argument("journals", nargs="+", metavar="JOURNAL",
-                        help="journals that `tritongemm sweep` wrote, of one device")
+                        help="journals that `tritongemm sweep` wrote, of one device or, with "
+                             "--with-sibling, of two")
     parser.add_argument("--device", metavar="SLUG",
                         help="use only what this device measured, e.g. nvidia-h200")
+    parser.add_argument("--with-sibling", action="store_true",
+                        help="for a device that was measured little: keep the constants of its "
+                             "sibling, and learn from the timings of both")
     parser.add_argument("--out", metavar="PATH",
-                        help="the file to write (default: configs/calibration/<device>.json)")
+                        help="the file to write (default: configs/calibration/<device>.json, or "
+                             "<device>-and-<sibling>.json)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Fits, trains, writes, and says how well the model describes what it was made of."""
-    from tritongemm.tuning.calibrate import calibrate
+    if args.with_sibling:
+        from tritongemm.tuning.beside import calibrate_beside
 
-    path, calibration = calibrate(args.journals, args.device, args.out)
+        if args.device is None:
+            raise UsageError("--with-sibling: name the device that it is for with --device")
+        path, calibration = calibrate_beside(args.journals, args.device, args.out)
+    else:
+        from tritongemm.tuning.calibrate import calibrate
+
+        path, calibration = calibrate(args.journals, args.device, args.out)
     for section in calibration.sections:
         print(f"{'+'.join(section.units)}: {section.problems} problems, {section.results} timings, "
               f"rms log error {section.rms_log_error:.3f} near the best")

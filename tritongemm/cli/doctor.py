@@ -279,14 +279,19 @@ def _configs() -> list[Check]:
     def tables(slug: str) -> int:
         return len(list((root / "tuned" / slug).glob("*.json")))
 
-    own, sibling = tables(device.slug), with_rows_for(device)
-    calibrated = device if calibration_path(device.slug).exists() else sibling_of(device)
+    own, sibling, other = tables(device.slug), with_rows_for(device), sibling_of(device)
+    if calibration_path(device.slug).exists():
+        calibrated = device.slug
+    elif other is not None and calibration_path(device.slug, other.slug).exists():
+        calibrated = f"{other.slug} and {device.slug}"
+    else:
+        calibrated = other.slug if other is not None else ""
     served = [f"{own or 'none'} for {device.slug}"]
     if sibling is not None and tables(sibling.slug):
         served.append(f"{tables(sibling.slug)} of its sibling {sibling.slug}")
-    served.append(f"else the model of {calibrated.slug} chooses" if calibrated
+    served.append(f"else the model of {calibrated} chooses" if calibrated
                   else "else the nearest row or a rule chooses")
-    return [*checks, Check("tuned tables", own > 0 or calibrated is not None, "; ".join(served),
+    return [*checks, Check("tuned tables", own > 0 or calibrated != "", "; ".join(served),
                            "tritongemm sweep square --journal sweep.jsonl "
                            "&& tritongemm publish sweep.jsonl")]
 

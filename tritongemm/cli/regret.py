@@ -1,8 +1,9 @@
 """``tritongemm regret``: what choosing without measuring costs, over journals or on fresh shapes.
 
-With journals: leave-one-out over their problems, or with ``--shipped`` the choices of the shipped
-calibration. With ``--fresh SEED``: shapes drawn from the seed are swept, and the fastest configs
-measured again beside the selection's choice.
+With journals: leave-one-out over their problems, with ``--with-sibling`` of a device that learns
+beside another, or with ``--shipped`` the choices of the shipped calibration. With ``--fresh SEED``:
+shapes drawn from the seed are swept, and the fastest configs measured again beside the selection's
+choice.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shipped", action="store_true",
                         help="judge the calibration that serves the device, its own or its "
                              "sibling's, instead: for journals that it was not made from")
+    parser.add_argument("--with-sibling", action="store_true",
+                        help="judge what `calibrate --with-sibling` makes for --device: journals "
+                             "of both")
     parser.add_argument("--out", metavar="CSV", help="write one row a problem")
     fresh = parser.add_argument_group(
         "fresh shapes", "bf16 nt, each side log-uniform 128 to 8192, every other one aligned")
@@ -67,6 +71,9 @@ def run(args: argparse.Namespace) -> int:
     if args.shipped and (args.fresh is not None or args.folds is not None):
         raise UsageError("--shipped judges what is shipped on journals; leave out "
                          + ("--fresh" if args.fresh is not None else "--folds"))
+    if args.with_sibling and (args.shipped or args.fresh is not None or args.device is None):
+        raise UsageError("--with-sibling leaves problems out of journals of two devices: it goes "
+                         "with --device, without --shipped and --fresh")
     if args.fresh is not None:
         if args.journals:
             raise UsageError("--fresh measures shapes of its own; leave the journals away")
@@ -78,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         found = shipped(args.journals, args.device)
         print("best time / chosen time, by the calibration as it is shipped")
     elif args.journals:
-        found = regret(args.journals, args.device, args.folds)
+        found = regret(args.journals, args.device, args.folds, with_sibling=args.with_sibling)
         print("best time / chosen time, each problem left out of what its choice was made from")
     else:
         raise UsageError("name journals of full sweeps, or give --fresh SEED")

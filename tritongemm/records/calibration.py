@@ -1,4 +1,5 @@
-"""The model's constants of a device: ``configs/calibration/<device>.json``.
+"""The model's constants of a device: ``configs/calibration/<device>.json``, or of one that has
+learned from its sibling's timings too: ``<device>-and-<sibling>.json``.
 
 A file holds sections, one for each group of units (dtypes) whose kernels run alike::
 
@@ -142,9 +143,11 @@ class Calibration:
         return next((s for s in self.sections if unit in s.units), None)
 
 
-def calibration_path(device: str) -> Path:
-    """``configs/calibration/<device>.json``."""
-    return settings.config_root() / "calibration" / f"{device}.json"
+def calibration_path(device: str, sibling: str = "") -> Path:
+    """``configs/calibration/<device>.json``, or what was learned from the device's timings and its
+    sibling's: ``<device>-and-<sibling>.json``."""
+    name = f"{device}-and-{sibling}" if sibling else device
+    return settings.config_root() / "calibration" / f"{name}.json"
 
 
 def read_calibration(path: str | os.PathLike[str]) -> Calibration:
@@ -347,13 +350,14 @@ def _lines(section: Section) -> str:
     return "{" + ",\n".join(lines) + "}"
 
 
-def read_shipped(device: str) -> Calibration | None:
-    """The calibration in ``configs/`` for the device with that slug; None where none is.
+def read_shipped(device: str, sibling: str = "") -> Calibration | None:
+    """The calibration in ``configs/`` for the device with that slug, or that which learned from its
+    sibling too; None where none is.
 
     Raises:
         DataFileError: the file is damaged, or is of another device.
     """
-    path = calibration_path(device)
+    path = calibration_path(device, sibling)
     if not path.exists():
         return None
     calibration = read_calibration(path)

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -283,6 +283,20 @@ class Model:
     def _estimates(self, problem: GemmProblem, configs: Columns,
                    index: np.ndarray | None = None) -> Estimate:
         """The terms of many configs, as arrays."""
+        terms, inputs = self._uncorrected(problem, configs, index)
+        if self._network is None or not len(configs if index is None else index):
+            return terms
+        return terms._replace(
+            correction_us=terms.total_us * np.expm1(self._network(inputs())))
+
+    def lesson(self, problem: GemmProblem, configs: Columns) -> tuple[np.ndarray, np.ndarray]:
+        """What a network sees of many configs, and their times without its correction, us."""
+        terms, inputs = self._uncorrected(problem, configs)
+        return inputs(), np.asarray(terms.total_us)
+
+    def _uncorrected(self, problem: GemmProblem, configs: Columns, index: np.ndarray | None = None
+                     ) -> tuple[Estimate, Callable[[], np.ndarray]]:
+        """The terms of many configs without the correction, and a network's inputs when wanted."""
         works: Any = counts(problem, configs, self._device, index)
         kind = kind_of(problem)
         classes = configs.kept(("classes",), lambda: [class_of(c) for c in configs.configs])
@@ -295,12 +309,9 @@ class Model:
         terms = predict(works, of, factors)  # type: ignore[arg-type]
         if index is not None:
             configs = configs.take(index)
-        if self._network is None or not len(configs):
-            return terms
-        miss = self._network(inputs_of(
+        return terms, lambda: inputs_of(
             configs, (problem,), np.zeros(len(configs), int), works,
-            bounds_of(works, of), terms, self._device.num_sms))  # type: ignore[arg-type]
-        return terms._replace(correction_us=terms.total_us * np.expm1(miss))
+            bounds_of(works, of), terms, self._device.num_sms)  # type: ignore[arg-type]
 
     def _between(self, key: Key, width: int) -> float | None:
         """A constant of a class that was not measured, from those that differ in the tile's width
@@ -332,27 +343,55 @@ class Model:
         return np.array(found, float).reshape(-1, len(self._scale)).T
 
 
+class Served(NamedTuple):
+    """A section of a calibration that serves a device.
+
+    Attributes:
+        where: names of the devices that it was measured on.
+        device: the one that it serves, with the peaks that its constants are shares of.
+    """
+
+    section: Section | None
+    where: str
+    device: DeviceSpec
+
+
 @functools.lru_cache(maxsize=64)
-def _section(path: str, device: DeviceSpec, unit: str) -> tuple[Section | None, DeviceSpec]:
-    """The section of the device's calibration, at ``path``, or of its sibling's, and the device
-    that it was measured on; read once."""
-    for where in (device, sibling_of(device)):
-        calibration = read_shipped(where.slug) if where is not None else None
-        section = calibration.section(unit) if calibration is not None else None
-        if where is not None and section is not None:
-            _check(section, where)
-            return (section if where is device else as_on(section, where, device)), where
-    return None, device
+def _served(path: str, device: DeviceSpec, unit: str) -> Served:
+    """The section of the device's calibration, at ``path``, of that which learned from it and its
+    sibling, or of the sibling's; read once."""
+    section = _shipped(device.slug, unit)
+    if section is not None:
+        return Served(section, device.name, device)
+    sibling = sibling_of(device)
+    if sibling is None:
+        return Served(None, device.name, device)
+    section = _shipped(device.slug, unit, sibling.slug)
+    if section is not None:
+        return Served(section, f"{sibling.name} and {device.name}", as_fast_as(sibling, device))
+    return of_sibling(sibling, device, unit)
 
 
-def _check(section: Section, device: DeviceSpec) -> None:
-    """Raises :class:`DataFileError` where the network of the device's section has other inputs than
-    this version makes."""
-    if section.network is not None and section.network.names != NAMES:
+def of_sibling(sibling: DeviceSpec, device: DeviceSpec, unit: str) -> Served:
+    """The section of the sibling's calibration, as it is on ``device``."""
+    section = _shipped(sibling.slug, unit)
+    if section is None:
+        return Served(None, device.name, device)
+    return Served(as_on(section, sibling, device), sibling.name, as_fast_as(sibling, device))
+
+
+def _shipped(device: str, unit: str, sibling: str = "") -> Section | None:
+    """Raises :class:`DataFileError` where the section's network has other inputs than this version
+    makes."""
+    calibration = read_shipped(device, sibling)
+    section = calibration.section(unit) if calibration is not None else None
+    if (section is not None and section.network is not None
+            and section.network.names != NAMES):
         other = ", ".join(sorted({*section.network.names} ^ {*NAMES})) or "their order"
-        raise DataFileError(calibration_path(device.slug), "its network was trained on other "
+        raise DataFileError(calibration_path(device, sibling), "its network was trained on other "
                             f"inputs than this release makes ({other}); run "
                             "`tritongemm calibrate` on the journals again", field="network")
+    return section
 
 
 @functools.lru_cache(maxsize=64)
@@ -364,15 +403,17 @@ def _model(section: Section | None, where: str, device: DeviceSpec, unit: str,
 def model_for(problem: GemmProblem, device: DeviceSpec) -> Model:
     """The model for problems like ``problem``. Raises :class:`DataFileError` for a damaged
     calibration, the device's or its sibling's."""
-    section, where = _section(str(calibration_path(device.slug)), device, problem.unit)
-    if where is not device:
-        device = as_fast_as(where, device)
-    return _model(section, where.name, device, problem.unit, scales(problem, device))
+    return model_of(_served(str(calibration_path(device.slug)), device, problem.unit), problem)
+
+
+def model_of(served: Served, problem: GemmProblem) -> Model:
+    """The model that a section makes for problems like ``problem``."""
+    return _model(*served, problem.unit, scales(problem, served.device))
 
 
 def forget() -> None:
     """Forgets the calibrations read so far."""
-    _section.cache_clear()
+    _served.cache_clear()
     _model.cache_clear()
 
 

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from tritongemm.config import KernelConfig
+from tritongemm.device import DeviceSpec
+from tritongemm.problem import GemmProblem
 from tritongemm.records import atomic
 from tritongemm.records.calibration import (
     Calibration,
@@ -137,35 +139,45 @@ def corrected(table: Table, fitted: Fit, network: NetworkRecord | None) -> np.nd
     return predicted(table, fitted) * np.exp(Network(network)(table.inputs(fitted)))
 
 
-def contenders_of(table: Table) -> tuple[KernelConfig, ...]:
-    """The configs that were the best of some problem of the table's rows, or nearly; those of many
-    problems first, by the sum of exp(-behind / :data:`_AS_GOOD`)."""
+def contenders_of(configs: Sequence[KernelConfig], behind: np.ndarray
+                  ) -> tuple[KernelConfig, ...]:
+    """The configs that were the best of some problem, or nearly; those of many problems first, by
+    the sum of exp(-behind / :data:`_AS_GOOD`).
+
+    Args:
+        configs: of timings; behind: logarithm of each time over its problem's best.
+    """
     found: dict[KernelConfig, float] = {}
-    for row in np.flatnonzero(table.behind <= _NEARLY_BEST):
-        config, share = table.columns.configs[row], math.exp(-table.behind[row] / _AS_GOOD)
+    for row in np.flatnonzero(behind <= _NEARLY_BEST):
+        config, share = configs[row], math.exp(-behind[row] / _AS_GOOD)
         found[config] = found.get(config, 0.0) + share
     return tuple(sorted(found, key=lambda c: (-found[c], c.config_id)))
 
 
-def _rounded(ratio: float | None) -> float | None:
-    return None if ratio is None else round(ratio, 4)
+def neighbours_of(problems: Iterable[GemmProblem], source: Source) -> tuple[Neighbour, ...]:
+    """Measured problems, with torch's time where ``source`` has it."""
+    ratios = {p: source.vs_torch.get(p) for p in problems}
+    return tuple(Neighbour(p, None if r is None else round(r, 4)) for p, r in ratios.items())
+
+
+def near_the_best(misses: np.ndarray, behind: np.ndarray) -> float:
+    """Root mean square of the misses of configs within 1.3 of their problem's best."""
+    return round(float(np.sqrt((misses[behind < math.log(1.3)] ** 2).mean())), 4)
 
 
 def section_of(table: Table, units: tuple[str, ...], source: Source) -> Section:
     """The fitted section for ``units``."""
     fitted = fit(table)
     network = learned(table, fitted)
-    good = table.behind < math.log(1.3)
-    miss = np.log(corrected(table, fitted, network))[good] - table.log_time[good]
+    misses = np.log(corrected(table, fitted, network)) - table.log_time
     constants: dict[str, dict[str, float]] = {}
     for (owner, name), value in zip(table.keys, np.exp(fitted.constants), strict=True):
         constants.setdefault(owner, {})[name] = float(f"{value:.5g}")
     return Section(units, source.run_ids, source.triton, len(table.problems),
-                   len(table.log_time), round(float(np.sqrt((miss ** 2).mean())), 4), constants,
+                   len(table.log_time), near_the_best(misses, table.behind), constants,
                    {name: round(value, 4) for name, value in fitted.factors.items()},
-                   contenders_of(table),
-                   tuple(Neighbour(problem, _rounded(source.vs_torch.get(problem)))
-                         for problem in table.problems), network)
+                   contenders_of(table.columns.configs, table.behind),
+                   neighbours_of(table.problems, source), network)
 
 
 def calibrate(journals: Iterable[str | os.PathLike[str]], device: str | None = None,
@@ -179,16 +191,23 @@ def calibrate(journals: Iterable[str | os.PathLike[str]], device: str | None = N
         UsageError: journals of several devices and no ``device`` to choose one.
     """
     source = sustained(read_timings(journals, device))
-    path = Path(path) if path is not None else calibration_path(source.device.slug)
+    return write(source.device, path or calibration_path(source.device.slug), (
+        section_of(Table(part.timings, part.device), units, part)
+        for units, part in source.parts()))
+
+
+def write(device: DeviceSpec, path: str | os.PathLike[str], sections: Iterable[Section]
+          ) -> tuple[Path, Calibration]:
+    """Writes a calibration of ``sections``, made now; others that the file has stay."""
+    path = Path(path)
     if path.exists():
         read_calibration(path)  # one that cannot be kept is refused before minutes of fitting
-    sections = [section_of(Table(part.timings, part.device), units, part)
-                for units, part in source.parts()]
+    made = list(sections)
     with atomic.locked(path):
         if path.exists():
-            known = {unit for section in sections for unit in section.units}
-            sections += [s for s in read_calibration(path).sections if not known & {*s.units}]
-        sections.sort(key=lambda s: s.units)
-        result = Calibration(source.device.slug, source.device.arch, tuple(sections))
+            known = {unit for section in made for unit in section.units}
+            made += [s for s in read_calibration(path).sections if not known & {*s.units}]
+        made.sort(key=lambda s: s.units)
+        result = Calibration(device.slug, device.arch, tuple(made))
         write_calibration(path, result)
     return path, result

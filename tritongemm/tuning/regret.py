@@ -5,6 +5,8 @@ choice among the problem's measured configs is looked up in the journal: best ti
 1 where the choice is the best. Times are the coarse stage's, lengthened by what such configs lose
 in rounds (``sustained.py``). The nearest tuned row, made of the other problems' best configs,
 is judged the same way. Problems of equal extents are left out together, whatever their dtype.
+Beside its sibling a device's model learns from the sibling's timings too, of other problems alone
+(``beside.py``); the sibling's constants are as shipped.
 
 The shipped calibration can be judged too (:func:`shipped`), on journals that it has not learned.
 """
@@ -16,12 +18,13 @@ import io
 import math
 import os
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.errors import UsageError
 from tritongemm.problem import GemmProblem
@@ -30,6 +33,7 @@ from tritongemm.records.tables import TableHeader, TunedRow, TunedTable, path_fo
 from tritongemm.selection.columns import Columns
 from tritongemm.selection.model import model_for
 from tritongemm.selection.policy import AS_GOOD, nearest_row
+from tritongemm.tuning.beside import Beside, beside_sibling
 from tritongemm.tuning.calibrate import contenders_of, corrected, fit, learned
 from tritongemm.tuning.sustained import sustained
 from tritongemm.tuning.table import Table
@@ -79,20 +83,26 @@ class Summary:
 
 
 def regret(journals: Iterable[str | os.PathLike[str]], device: str | None = None,
-           folds: int | None = None) -> list[Regret]:
+           folds: int | None = None, *, with_sibling: bool = False) -> list[Regret]:
     """Judges the model and the nearest row on the problems of ``journals``.
 
     Args:
         folds: parts into which the problems are dealt, each left out at a time; None: as many as
             there are extents, so that one is left out at a time (days: a fit and a training each).
+        with_sibling: the model learns from the sibling's journals too; ``device`` is judged.
 
     Raises:
-        UsageError: fewer than two folds. DataFileError: a bad journal.
+        UsageError: fewer than two folds, or no sibling. DataFileError: a bad journal.
     """
     if folds is not None and folds < 2:
         raise UsageError(f"folds={folds}; at least 2, so that something is left to fit")
+    if with_sibling:
+        if device is None:
+            raise UsageError("name the device that is judged beside its sibling")
+        return [one for both in beside_sibling(journals, device)[2]
+                for one in _judge(both.source, folds, _beside(both))]
     source = sustained(read_timings(journals, device))
-    return [one for _, part in source.parts() for one in _judge(part, folds)]
+    return [one for _, part in source.parts() for one in _judge(part, folds, _alone(part))]
 
 
 def shipped(journals: Iterable[str | os.PathLike[str]], device: str | None = None) -> list[Regret]:
@@ -133,26 +143,59 @@ def _first(expected: np.ndarray, place: np.ndarray) -> int | None:
     return int(as_good[np.argmin(place[as_good])])
 
 
-def _judge(source: Source, folds: int | None) -> list[Regret]:
+#: Of timings of a source, those left out by index: their expected times, microseconds, and the
+#: contenders, from all others.
+_Left = Callable[[np.ndarray], tuple[np.ndarray, tuple[KernelConfig, ...]]]
+
+
+def _alone(source: Source) -> _Left:
+    """The model is fitted to the other timings."""
+    table = Table(source.timings, source.device)
+
+    def left(these: np.ndarray) -> tuple[np.ndarray, tuple[KernelConfig, ...]]:
+        training = table.rows(np.delete(np.arange(len(source.timings)), these))
+        fitted = fit(training)
+        return (corrected(table.rows(these), fitted, learned(training, fitted)),
+                contenders_of(training.columns.configs, training.behind))
+    return left
+
+
+def _beside(both: Beside) -> _Left:
+    """The model learns from the device's other timings, and from its sibling's of other extents."""
+    timings = both.source.timings
+    row = {(p, c): i for i, (p, c) in enumerate(zip(both.mine.problems, both.mine.configs,
+                                                    strict=True))}
+    rows = np.array([row[t.problem, t.config] for t in timings])
+
+    def left(these: np.ndarray) -> tuple[np.ndarray, tuple[KernelConfig, ...]]:
+        out = {_extents(timings[i].problem) for i in these}
+        lessons = both.theirs.of(np.flatnonzero(
+            [_extents(p) not in out for p in both.theirs.problems])).and_of(
+            both.mine.of(np.delete(rows, these)))
+        mine = both.mine.of(rows[these])
+        times = np.log([timings[i].time_us for i in these]) - mine.missed_by(lessons.learned())
+        return np.exp(times), contenders_of(lessons.configs, lessons.behind)
+    return left
+
+
+def _judge(source: Source, folds: int | None, left: _Left) -> list[Regret]:
     timings, device = source.timings, source.device
-    table = Table(timings, device)
-    extents = sorted({_extents(p) for p in table.problems})
+    extents = sorted({_extents(t.problem) for t in timings})
     random.Random(_SEED).shuffle(extents)
     parts = min(folds or len(extents), len(extents))
     part_of = {x: number % parts for number, x in enumerate(extents)}
     part = np.array([part_of[_extents(t.problem)] for t in timings])
     expected, place = np.full(len(timings), np.inf), np.zeros(len(timings), int)
-    for one in range(parts):
-        others, these = np.flatnonzero(part != one), np.flatnonzero(part == one)
-        if len(others):
-            training = table.rows(others)
-            places = {config: number for number, config in enumerate(contenders_of(training))}
+    for these in (np.flatnonzero(part == one) for one in range(parts)):
+        if len(these) < len(timings):
+            times, contenders = left(these)
+            places = {config: number for number, config in enumerate(contenders)}
             place[these] = [places.get(timings[i].config, -1) for i in these]
-            fitted = fit(training)
-            times = corrected(table.rows(these), fitted, learned(training, fitted))
             expected[these] = np.where(place[these] < 0, np.inf, times)
-    rows = np.argsort(table.problem, kind="stable")
-    by_problem = np.split(rows, np.flatnonzero(np.diff(table.problem[rows])) + 1)
+    numbers: dict[GemmProblem, int] = {}
+    problem_of = np.array([numbers.setdefault(t.problem, len(numbers)) for t in timings])
+    rows = np.argsort(problem_of, kind="stable")
+    by_problem = np.split(rows, np.flatnonzero(np.diff(problem_of[rows])) + 1)
     best = [min((timings[i] for i in mine), key=lambda t: t.time_us) for mine in by_problem]
     tuned = [(path_for(t.problem, device.slug), _row(t)) for t in best]
     found = []

@@ -2,7 +2,8 @@
 
 AdamW over mini-batches, one cycle of the learning rate (Smith and Topin, Super-Convergence,
 arXiv:1708.07120), Huber's loss, timings far behind their problem's best weighing less. The same
-timings, torch, processor and number of threads give the same network. Chosen by leaving out a fifth
+timings, torch and processor give the same network. One thread trains: several wait for each other in
+every step, for milliseconds where other processes have their cores. Chosen by leaving out a fifth
 of 2,281 problems (perf/results/nvidia-h200/exploratory/learned.txt): one network chooses at 0.981
 of the best, the mean of three at 0.984 to 0.985; half the rounds, 0.981.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -74,7 +76,7 @@ def _member(inputs: np.ndarray, misses: np.ndarray, weights: np.ndarray, seed: i
     import torch
     from torch import nn
 
-    with torch.random.fork_rng(devices=()):
+    with torch.random.fork_rng(devices=()), _one_thread():
         torch.manual_seed(seed)
         layers = [nn.Linear(inputs.shape[1], size.hidden), nn.Linear(size.hidden, size.hidden),
                   nn.Linear(size.hidden, 1)]
@@ -94,6 +96,18 @@ def _member(inputs: np.ndarray, misses: np.ndarray, weights: np.ndarray, seed: i
                 optimizer.step()
                 rate.step()
     return tuple(Layer(_halves(layer.weight.T), _halves(layer.bias)) for layer in layers)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class _Batches:
