@@ -37,7 +37,7 @@ _HOPELESS = 4.0
 #: could take seconds. Factor, and the cost of seeing it in microseconds.
 _BEYOND_HOPE, _LOOK_US = 20.0, 300.0
 #: It is looked at twice, and again until that has taken this long: where other processes compile
-#: on every core, one call after the other may be held up (four of 4,800 configs were lost to it).
+#: on every core, one call after the other may be held up (two of 2,200 configs were lost to it).
 _LOOKING_US = 20_000.0
 #: A replay longer than this is repeated less often, microseconds.
 _LONG_REPLAY_US = 10_000
