@@ -20,7 +20,7 @@ from tritongemm.records.codec import config_from_json
 from tritongemm.selection.sibling import sibling_of, with_rows_for
 from tritongemm.selection.work import class_of
 from tritongemm.tuning.beside import Lessons, calibrate_beside
-from tritongemm.tuning.regret import regret, shipped, summaries
+from tritongemm.tuning.regret import regret_beside, shipped, summaries
 
 H200, H100 = device_named("nvidia-h200"), device_named("nvidia-h100-80gb-hbm3")
 SIDES = (1024, 1536, 2048, 3072, 4096)
@@ -111,7 +111,7 @@ def test_the_same_journals_give_the_same_file(configs, journals, tmp_path):
 
 def test_problems_left_out_are_chosen_for_better_than_by_the_sibling(configs, journals, capsys):
     alone = summaries(shipped([journals[1]]))["all"][0]
-    found = regret(journals, H100.slug, folds=4, with_sibling=True)
+    found = regret_beside(journals, H100.slug, folds=4)
     beside = summaries(found)["all"][0]
     assert {one.problem for one in found} == {*THIN}
     assert alone.mean < 0.7 and beside.mean > 0.95
@@ -126,12 +126,12 @@ def test_problems_of_the_same_extents_are_left_out_of_the_siblings_too(
     real = Lessons.learned
 
     def seen(lessons):
-        learned.append({(p.m, p.n, p.k) for p in lessons.problems})
+        learned.append({(p.m, p.n, p.k) for p in lessons.problems()})
         return real(lessons)
 
     monkeypatch.setattr(Lessons, "learned", seen)
     both = sweep(tmp_path / "same.jsonl", device=H100.slug, problems=DEEP[:2])
-    regret([journals[0], both], H100.slug, folds=2, with_sibling=True)
+    regret_beside([journals[0], both], H100.slug, folds=2)
     left_out = [{(p.m, p.n, p.k) for p in DEEP} - one for one in learned]
     assert sorted(map(len, left_out)) == [1, 1]
 

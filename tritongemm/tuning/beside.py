@@ -44,27 +44,32 @@ class Lessons(NamedTuple):
     Attributes:
         inputs: [timings, inputs] of the network.
         misses, behind: logarithms of the time over the prediction, and over its problem's best.
-        configs, problems: of each timing.
     """
 
+    timings: tuple[Timing, ...]
     inputs: np.ndarray
     misses: np.ndarray
     behind: np.ndarray
-    configs: tuple[KernelConfig, ...]
-    problems: tuple[GemmProblem, ...]
 
     def of(self, chosen: np.ndarray) -> Lessons:
         """Those of an index."""
-        return Lessons(self.inputs[chosen], self.misses[chosen], self.behind[chosen],
-                       tuple(self.configs[i] for i in chosen),
-                       tuple(self.problems[i] for i in chosen))
+        return Lessons(tuple(self.timings[i] for i in chosen), self.inputs[chosen],
+                       self.misses[chosen], self.behind[chosen])
 
     def and_of(self, other: Lessons) -> Lessons:
         """These, then ``other``."""
-        return Lessons(np.concatenate([self.inputs, other.inputs]),
+        return Lessons(self.timings + other.timings,
+                       np.concatenate([self.inputs, other.inputs]),
                        np.concatenate([self.misses, other.misses]),
-                       np.concatenate([self.behind, other.behind]),
-                       self.configs + other.configs, self.problems + other.problems)
+                       np.concatenate([self.behind, other.behind]))
+
+    def problems(self) -> tuple[GemmProblem, ...]:
+        """Each once, in the order of its first timing."""
+        return tuple(dict.fromkeys(t.problem for t in self.timings))
+
+    def contenders(self) -> tuple[KernelConfig, ...]:
+        """What a choice is made among."""
+        return contenders_of([t.config for t in self.timings], self.behind)
 
     def learned(self) -> NetworkRecord | None:
         """The network; None: there are too few timings."""
@@ -79,12 +84,11 @@ class Beside(NamedTuple):
     """What a device has to learn from beside its sibling, of some units.
 
     Attributes:
-        source: the device's timings; run_ids: of both devices.
+        source: the device's timings, in the order of its lessons; run_ids: of both devices.
         section: the sibling's, as it is on the device.
         mine, theirs: the lessons of the device, and of the sibling.
     """
 
-    units: tuple[str, ...]
     source: Source
     run_ids: tuple[str, ...]
     section: Section
@@ -93,7 +97,7 @@ class Beside(NamedTuple):
 
 
 def lessons_of(timings: Sequence[Timing], served: Served) -> Lessons:
-    """The lessons of ``timings``, by the constants of a section."""
+    """The lessons of ``timings``, problem by problem, by the constants of a section."""
     by_problem: dict[GemmProblem, list[Timing]] = {}
     for timing in timings:
         by_problem.setdefault(timing.problem, []).append(timing)
@@ -105,9 +109,8 @@ def lessons_of(timings: Sequence[Timing], served: Served) -> Lessons:
         seen.append(inputs)
         misses.append(times - np.log(predicted_us))
         behind.append(times - times.min())
-    ordered = [t for some in by_problem.values() for t in some]
-    return Lessons(np.concatenate(seen), np.concatenate(misses), np.concatenate(behind),
-                   tuple(t.config for t in ordered), tuple(t.problem for t in ordered))
+    return Lessons(tuple(t for some in by_problem.values() for t in some),
+                   np.concatenate(seen), np.concatenate(misses), np.concatenate(behind))
 
 
 def beside_sibling(journals: Iterable[str | os.PathLike[str]], device: str
@@ -129,8 +132,9 @@ def beside_sibling(journals: Iterable[str | os.PathLike[str]], device: str
     for units, part in mine.parts():
         here, there = (of_sibling(sibling, x, units[0]) for x in (mine.device, sibling))
         if here.section is not None and units in theirs:
-            found.append(Beside(units, part, theirs[units].run_ids + part.run_ids, here.section,
-                                lessons_of(part.timings, here),
+            lessons = lessons_of(part.timings, here)
+            found.append(Beside(replace(part, timings=lessons.timings),
+                                theirs[units].run_ids + part.run_ids, here.section, lessons,
                                 lessons_of(theirs[units].timings, there)))
     if not found:
         raise UsageError(f"{sibling.slug} has no timings or no calibration of what {device} "
@@ -143,11 +147,11 @@ def section_of(both: Beside) -> Section:
     lessons = both.theirs.and_of(both.mine)
     network = lessons.learned()
     return replace(
-        both.section, run_ids=both.run_ids, problems=len({*lessons.problems}),
+        both.section, run_ids=both.run_ids, problems=len(lessons.problems()),
         results=len(lessons.misses),
         rms_log_error=near_the_best(lessons.missed_by(network), lessons.behind),
-        contenders=contenders_of(lessons.configs, lessons.behind),
-        neighbours=neighbours_of(lessons.problems, both.source), network=network)
+        contenders=lessons.contenders(),
+        neighbours=neighbours_of(lessons.problems(), both.source), network=network)
 
 
 def calibrate_beside(journals: Iterable[str | os.PathLike[str]], device: str,

@@ -83,26 +83,36 @@ class Summary:
 
 
 def regret(journals: Iterable[str | os.PathLike[str]], device: str | None = None,
-           folds: int | None = None, *, with_sibling: bool = False) -> list[Regret]:
+           folds: int | None = None) -> list[Regret]:
     """Judges the model and the nearest row on the problems of ``journals``.
 
     Args:
         folds: parts into which the problems are dealt, each left out at a time; None: as many as
             there are extents, so that one is left out at a time (days: a fit and a training each).
-        with_sibling: the model learns from the sibling's journals too; ``device`` is judged.
+
+    Raises:
+        UsageError: fewer than two folds. DataFileError: a bad journal.
+    """
+    _check(folds)
+    source = sustained(read_timings(journals, device))
+    return [one for _, part in source.parts() for one in _judge(part, folds, _alone(part))]
+
+
+def regret_beside(journals: Iterable[str | os.PathLike[str]], device: str,
+                  folds: int | None = None) -> list[Regret]:
+    """The same of ``device``, whose model learns from the sibling's journals too.
 
     Raises:
         UsageError: fewer than two folds, or no sibling. DataFileError: a bad journal.
     """
+    _check(folds)
+    return [one for both in beside_sibling(journals, device)[2]
+            for one in _judge(both.source, folds, _beside(both))]
+
+
+def _check(folds: int | None) -> None:
     if folds is not None and folds < 2:
         raise UsageError(f"folds={folds}; at least 2, so that something is left to fit")
-    if with_sibling:
-        if device is None:
-            raise UsageError("name the device that is judged beside its sibling")
-        return [one for both in beside_sibling(journals, device)[2]
-                for one in _judge(both.source, folds, _beside(both))]
-    source = sustained(read_timings(journals, device))
-    return [one for _, part in source.parts() for one in _judge(part, folds, _alone(part))]
 
 
 def shipped(journals: Iterable[str | os.PathLike[str]], device: str | None = None) -> list[Regret]:
@@ -162,19 +172,14 @@ def _alone(source: Source) -> _Left:
 
 def _beside(both: Beside) -> _Left:
     """The model learns from the device's other timings, and from its sibling's of other extents."""
-    timings = both.source.timings
-    row = {(p, c): i for i, (p, c) in enumerate(zip(both.mine.problems, both.mine.configs,
-                                                    strict=True))}
-    rows = np.array([row[t.problem, t.config] for t in timings])
-
     def left(these: np.ndarray) -> tuple[np.ndarray, tuple[KernelConfig, ...]]:
-        out = {_extents(timings[i].problem) for i in these}
+        mine = both.mine.of(these)
+        out = {_extents(p) for p in mine.problems()}
         lessons = both.theirs.of(np.flatnonzero(
-            [_extents(p) not in out for p in both.theirs.problems])).and_of(
-            both.mine.of(np.delete(rows, these)))
-        mine = both.mine.of(rows[these])
-        times = np.log([timings[i].time_us for i in these]) - mine.missed_by(lessons.learned())
-        return np.exp(times), contenders_of(lessons.configs, lessons.behind)
+            [_extents(t.problem) not in out for t in both.theirs.timings])).and_of(
+            both.mine.of(np.delete(np.arange(len(both.mine.timings)), these)))
+        times = np.log([t.time_us for t in mine.timings]) - mine.missed_by(lessons.learned())
+        return np.exp(times), lessons.contenders()
     return left
 
 

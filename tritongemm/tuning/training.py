@@ -3,7 +3,7 @@
 AdamW over mini-batches, one cycle of the learning rate (Smith and Topin, Super-Convergence,
 arXiv:1708.07120), Huber's loss, timings far behind their problem's best weighing less. The same
 timings, torch and processor give the same network. One thread trains: several wait for each other
-in every step, for milliseconds where other processes have their cores. Chosen by leaving out a
+in every step, long where other processes have their cores. Chosen by leaving out a
 fifth of 2,281 problems (perf/results/nvidia-h200/exploratory/learned.txt): one network chooses at
 0.981 of the best, the mean of three at 0.984 to 0.985; half the rounds, 0.981.
 """
