@@ -78,9 +78,10 @@ def test_the_operands_buffer_is_the_first_in_shared_memory(config, dtype, layout
     if config.split_k == 1 and config.swap_ab != 1:  # C's panels, one or all of a consumer's
         stored = config.block_n // config.cluster_k
         rows = config.block_m if config.pingpong else config.block_m * 4 // config.num_warps
-        if config.epilogue_subtile == 2:  # one panel of 64 rows, the most columns that divide
-            stored = max((x for x in (16, 32, 48, 64)
-                          if stored % x == 0 and (x <= 32 or not config.swap_ab)), default=stored)
+        if config.epilogue_subtile == 2:  # two panels of 64 rows, the most columns that divide
+            stored = 2 * max((x for x in (16, 32, 48, 64)
+                              if stored % x == 0 and (x <= 32 or not config.swap_ab)),
+                             default=stored)
             rows = 64
         behind += 2 * rows * stored * config.num_warps // 4
     assert launch.first_shared == operands + behind
@@ -177,6 +178,23 @@ def test_c_is_stored_in_panels_of_whole_sectors_by_each_warp(block_n, panel, inn
     code = disassembled(compile_launch(launch, 90))
     assert code.count("UTMASTG") == block_n // panel
     assert "BAR.SYNC" not in code[code.index("STSM"):code.rindex("STSM")]  # no warp waits
+
+
+@pytest.mark.parametrize("config, places", [
+    (wide(128, 192, 8, num_stages=4), 2), (wide(128, 192, 8, num_stages=5), 1),
+    (wide(256, 128, 8, cluster_m=2), 2), (wide(128, 192, 8, num_stages=4, swap_ab=2), 2),
+    (wide(64, 128, 4, cluster_m=2), 1)], ids=str)
+def test_panels_in_turn_wait_for_the_last_but_one_where_a_second_has_room(config, places):
+    # The first waits for all of the tile before; the second, where it has a place of its own, for
+    # none; the others for the one that had their place. Where there is one place each waits for
+    # all, and so does the end of the kernel.
+    launch = gluon_launch(replace(config, epilogue_subtile=2), "bf16", "nt")
+    panels = config.block_m * config.block_n * 4 // config.num_warps // 64
+    panels //= 32 if config.swap_ab else 64
+    code = disassembled(compile_launch(launch, 90))
+    waits = [len(re.findall(rf"[^.]DEPBAR\.LE SB0, {x}\b", code)) * 4 // config.num_warps
+             for x in ("0x0", "0x1")]
+    assert waits == ([panels + 1, 0] if places == 1 else [2, panels - 2])
 
 
 def test_the_loop_of_one_buffer_meets_no_barrier_and_issues_each_copy_once():

@@ -33,8 +33,12 @@ _FINISHED_COLUMNS = 16
 STORED_COLUMNS = 32
 #: SMs of 132 that clusters of four and eight leave idle on an H200.
 _LEFT_OVER = 12
+#: What a block may have (CUDA programming guide, compute capability 9.0).
+_MOST_SHARED = 227 * 1024
 #: The barriers' share of the one buffer: 32 of them.
 _BARRIERS = 8 * 32
+#: What Triton and alignment add.
+_OTHERS = 240
 
 
 def programs_of(config: KernelConfig) -> int:
@@ -156,6 +160,17 @@ def operand_bytes(problem: GemmProblem, config: KernelConfig) -> int:
     return config.num_stages * rows * config.block_k * dtype_of(problem.dtype_a).itemsize
 
 
+def panel_places(problem: GemmProblem, config: KernelConfig) -> int:
+    """Places of a consumer for panels that are stored one after the other: two, so that it fills
+    one while the copy engine reads the other, where they fit and no second program wants the
+    room."""
+    if config.epilogue_subtile == 1 or consumers_of(config) == 1 or not one_buffer(config):
+        return 1
+    panel = 64 * panel_columns(config) * dtype_of(problem.dtype_out).itemsize
+    twice = operand_bytes(problem, config) + 2 * panel * consumers_of(config)
+    return 2 if twice + _BARRIERS + _OTHERS <= _MOST_SHARED else 1
+
+
 def piece_bytes(problem: GemmProblem, config: KernelConfig) -> int:
     """What of C is in shared memory before it is stored, of all consumers."""
     rows, columns = rows_of(config), config.block_n // config.cluster_k
@@ -167,7 +182,8 @@ def piece_bytes(problem: GemmProblem, config: KernelConfig) -> int:
     elif not stores_by_tma(problem, config):
         return 0
     elif one_buffer(config):
-        columns = columns if config.epilogue_subtile == 1 else panel_columns(config)
+        if config.epilogue_subtile == 2:
+            columns = panel_places(problem, config) * panel_columns(config)
     else:
         columns //= config.epilogue_subtile
     return rows * columns * dtype_of(problem.dtype_out).itemsize * consumers_of(config)
@@ -184,7 +200,7 @@ def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
     """Bytes: the operands' buffers, what a cluster exchanges, the pieces of C, the barriers."""
     barriers = _BARRIERS if one_buffer(config) else 16 * config.num_stages + 16
     return (operand_bytes(problem, config) + exchanged_bytes(config)
-            + piece_bytes(problem, config) + barriers + 240)
+            + piece_bytes(problem, config) + barriers + _OTHERS)
 
 
 def rows_of(config: KernelConfig) -> int:

@@ -73,14 +73,28 @@ def _store(rank, panel, turned, streams):
                       "@p cp.async.bulk.commit_group;", "}", "// $0"])
 
 
+@gluon.constexpr_function
+def _wait(panels):
+    return f"cp.async.bulk.wait_group.read {panels}; bar.warp.sync -1; // $0"
+
+
+@gluon.constexpr_function
+def place_of(columns, S):
+    """The byte, in a consumer's panels, of the one that these columns, as one row, are in."""
+    panel = columns // S.panel.value
+    return 128 * S.panel.value * (panel if S.subtile.value == 1 else panel % S.places.value)
+
+
 @gluon.jit
-def free(S: gl.constexpr):
-    """Waits until the copy engine has read what this warp has stored, and where tiles are turned
-    what this consumer has."""
-    gl.inline_asm_elementwise("cp.async.bulk.wait_group.read 0; bar.warp.sync -1; // $0", "=r", [],
-                              dtype=gl.int32, is_pure=False, pack=1)
-    if S.turned:
-        thread_barrier()
+def free(PANEL: gl.constexpr, S: gl.constexpr):
+    """Waits until the place of a tile's panel with this number is free: the copy engine has read
+    what this warp has stored, and where tiles are turned this consumer. The first panel waits for
+    all of the tile before, so for the other places too."""
+    if PANEL == 0 or (S.subtile > 1 and PANEL >= S.places):
+        gl.inline_asm_elementwise(_wait(0 if PANEL == 0 else S.places - 1), "=r", [],
+                                  dtype=gl.int32, is_pure=False, pack=1)
+        if S.turned:
+            thread_barrier()
 
 
 @gluon.jit

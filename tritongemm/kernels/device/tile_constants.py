@@ -29,6 +29,7 @@ class Constants:
     block_n: gl.constexpr
     part: gl.constexpr
     panel: gl.constexpr
+    places: gl.constexpr
     block_k: gl.constexpr
     group_m: gl.constexpr
     split_k: gl.constexpr
@@ -113,8 +114,10 @@ class Constants:
 
     @property
     def staged_bytes(self):
-        """Bytes of a consumer's panels: of all its columns, or of one panel."""
-        return 128 * (self.columns * self.accumulators if self.subtile == 1 else self.panel)
+        """Bytes of a consumer's panels: of all its columns, or of those that have a place."""
+        if self.subtile == 1:
+            return 128 * self.columns * self.accumulators
+        return 128 * self.panel * self.places
 
     @property
     def readies(self):

@@ -238,7 +238,7 @@ def addend_of(epilogue, batch, row, col, part: gl.constexpr, M, N, S: gl.constex
 def store_part(result, c_map, acc, value, place, M, N, PART: gl.constexpr, S: gl.constexpr,
                WHICH: gl.constexpr):
     """Finishes a part of a consumer's tile and stores it: by the copy engine, as soon as its panel
-    is complete; with SUBTILE 2 all panels from one place."""
+    is complete; with SUBTILE 2 from PLACES places in turn."""
     c_desc, c, strides, epilogue = result
     batch, part_of_k, row, col = place
     WHOSE: gl.constexpr = accumulator_of(S, PART)
@@ -250,11 +250,11 @@ def store_part(result, c_map, acc, value, place, M, N, PART: gl.constexpr, S: gl
     at_row, at_col, rows, cols = corner(row, col, START, M, N, S)
     if S.tma_store:
         IN_PANEL: gl.constexpr = PART * S.part % S.panel
-        PLACE: gl.constexpr = S.staged + S.staged_bytes * WHICH + (
-            128 * (PART * S.part - IN_PANEL) if S.subtile == 1 else 0)
+        PLACE: gl.constexpr = (S.staged + S.staged_bytes * WHICH
+                               + panels.place_of(PART * S.part, S))
         d, alpha, beta, stride_db, stride_dm, stride_dn = epilogue
-        if PART == 0 or (S.subtile > 1 and IN_PANEL == 0):
-            panels.free(S)
+        if IN_PANEL == 0:
+            panels.free(PART * S.part // S.panel, S)
         piece = gluon_finish(piece, value, alpha, beta, S.addend, S.activation)
         panels.put(piece.to(c_desc.dtype), PLACE, IN_PANEL, S.part, S)
         if IN_PANEL + S.part == S.panel:
@@ -377,14 +377,14 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
                      TURNED: gl.constexpr, TMA_STORE: gl.constexpr,
                      STREAMS: gl.constexpr, VECTOR: gl.constexpr, STORED: gl.constexpr,
                      SUBTILE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-                     PART: gl.constexpr, PANEL: gl.constexpr, BLOCK_K: gl.constexpr,
-                     GROUP_M: gl.constexpr, SPLIT_K: gl.constexpr, STAGES: gl.constexpr,
-                     CONSUMERS: gl.constexpr, PINGPONG: gl.constexpr, CLUSTER_K: gl.constexpr,
-                     CLUSTER_M: gl.constexpr, CLUSTER_N: gl.constexpr, ROOM: gl.constexpr,
-                     EARLY: gl.constexpr, PAIRS: gl.constexpr, ADDEND: gl.constexpr,
-                     ACTIVATION: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr,
-                     PRODUCER_REGISTERS: gl.constexpr, RELEASE: gl.constexpr,
-                     SYMBOL: gl.constexpr):
+                     PART: gl.constexpr, PANEL: gl.constexpr, PLACES: gl.constexpr,
+                     BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr, SPLIT_K: gl.constexpr,
+                     STAGES: gl.constexpr, CONSUMERS: gl.constexpr, PINGPONG: gl.constexpr,
+                     CLUSTER_K: gl.constexpr, CLUSTER_M: gl.constexpr, CLUSTER_N: gl.constexpr,
+                     ROOM: gl.constexpr, EARLY: gl.constexpr, PAIRS: gl.constexpr,
+                     ADDEND: gl.constexpr, ACTIVATION: gl.constexpr,
+                     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+                     RELEASE: gl.constexpr, SYMBOL: gl.constexpr):
     """C[batch, M, N] = A @ B and its epilogue. A is stored [M, K] or, with A_T, [K, M]; B [K, N]
     or, with B_T, [N, K]. With SPLIT_K > 1, C is [SPLIT_K, batch, M, N] float32. With TURNED, C, its
     strides and D's are those of the transposed product: tiles are turned before they are stored.
@@ -398,8 +398,8 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
     C and the barriers."""
     S: gl.constexpr = constants_of(
         A_T, B_T, BATCHED, TURNED, TMA_STORE, STREAMS, VECTOR, STORED, SUBTILE, BLOCK_M, BLOCK_N,
-        PART, PANEL, BLOCK_K, GROUP_M, SPLIT_K, STAGES, CONSUMERS, PINGPONG, CLUSTER_K, CLUSTER_M,
-        CLUSTER_N, ROOM, EARLY, PAIRS, ADDEND, ACTIVATION, RELEASE, SYMBOL)
+        PART, PANEL, PLACES, BLOCK_K, GROUP_M, SPLIT_K, STAGES, CONSUMERS, PINGPONG, CLUSTER_K,
+        CLUSTER_M, CLUSTER_N, ROOM, EARLY, PAIRS, ADDEND, ACTIVATION, RELEASE, SYMBOL)
     if S.one_buffer:
         # Places of eight bytes, each of which may be a barrier; the rest is written by address.
         a_bufs = gl.allocate_shared_memory(gl.int64, [S.readies + MOST_BARRIERS, 1],
