@@ -187,6 +187,14 @@ def test_journals_of_two_devices_need_a_choice(journal, tmp_path):
         PROBLEMS[0]}
 
 
+def test_timings_of_fused_products_teach_nothing(journal, tmp_path):
+    fused = [replace(p, epilogue="bias+gelu") for p in PROBLEMS]
+    other = sweep(tmp_path / "fused.jsonl", problems=fused)
+    assert read_timings([journal, other]).timings == read_timings([journal]).timings
+    with pytest.raises(DataFileError, match="holds no timing"):
+        read_timings([other])
+
+
 def test_nothing_to_fit_is_said(tmp_path):
     empty = sweep(tmp_path / "empty.jsonl", problems=[])
     with pytest.raises(DataFileError, match="holds no timing"):

@@ -68,7 +68,8 @@ class Source:
 
 
 def read_timings(journals: Iterable[str | os.PathLike[str]], device: str | None = None) -> Source:
-    """The timings of ``journals``; only those of ``device`` (a slug) if given.
+    """The timings of ``journals``; only those of ``device`` (a slug) if given. Of products alone:
+    what an epilogue reads and computes is none of what a calibration learns.
 
     Raises:
         DataFileError: a journal that cannot be read or holds no timing.
@@ -91,7 +92,8 @@ def read_timings(journals: Iterable[str | os.PathLike[str]], device: str | None 
                 if device is None or slug == device:
                     slugs.add(slug)
                     runs[run] = str(triton or "unknown")
-            elif device is not None and slug != device:
+            elif (device is not None and slug != device
+                  or record.get("problem", {}).get("epilogue", "none") != "none"):
                 continue
             elif record["kind"] == "result" and record["status"] == "ok" and record.get("time_us"):
                 config = config_from_json(record["config"])
