@@ -198,7 +198,7 @@ def test_turned_tiles_are_stored_as_c_lies(config, layout):
     doubled(256, 144, num_stages=3, epilogue_subtile=2)), ids=str)
 def test_a_result_that_the_l2_cannot_hold_is_right(config, layout):
     device = current_device()
-    for m, n, k, batch in ((5208, 6000, 72, 1), (2056, 2008, 136, 8)):
+    for m, n, k, batch in ((5608, 6000, 72, 1), (2056, 2008, 136, 8)):  # of an H200: 63 MB
         problem = GemmProblem.contiguous(m, n, k, batch=batch, layout=layout)
         assert streams(problem, config, device) and violation(problem, config, device) is None
         prove(problem, config, seed=k)

@@ -269,10 +269,10 @@ def check_promises(problem: GemmProblem, geometry: Geometry, config: KernelConfi
                 assert all(s * size % 16 == 0 for s in x.strides[:-1])
                 assert max(x.box) <= 256
         for vector, extent in (("VEC_M", problem.m), ("VEC_N", problem.n)):
-            assert extent % (constants.get(vector) or 1) == 0
+            assert extent % constants.get(vector, 1) == 0
         if launch.function == "tiled":
-            assert bool(constants["VEC_M"]) == (geometry.am == 1)
-            assert bool(constants["VEC_N"]) == (geometry.bn == 1)
+            assert constants["VEC_M"] == 1 or geometry.am == 1
+            assert constants["VEC_N"] == 1 or geometry.bn == 1
         if constants.get("EVEN_K"):
             assert problem.k % (config.block_k * config.split_k) == 0
 

@@ -15,6 +15,7 @@ from tritongemm.kernels.launch import (
     Pointer,
     Scalar,
     dependence,
+    edge_mask,
     operand_strides,
 )
 from tritongemm.kernels.reduce import (
@@ -143,7 +144,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         c.pointer,
         Scalar("M", m),
         Scalar("N", n, divisor_of(n, max(align_b if g.bn == 1 else 1, c.align))),
-        Scalar("K", k, divisor_of(k, align_b)),
+        Scalar("K", k, divisor_of(k, align_b)), Scalar("mask_n", edge_mask(n)),
         *operand_strides(g, config.block_k, align_a, align_b),
         Scalar("stride_cb", c.batch, divisor_of(c.batch, c.align)),
         Scalar("stride_cm", c.row, divisor_of(c.row, c.align), fold=True),
@@ -153,7 +154,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     extra, epilogue = epilogue_of_launch(problem, g) if split == 1 else ((), NO_EPILOGUE)
     steps = -(-k // config.block_k)
     constants = (
-        ("VEC_N", divisor_of(n, shape.vec_n) if g.bn == 1 else 0), ("VEC_K", shape.vec_k),
+        ("VEC_N", divisor_of(n, shape.vec_n) if g.bn == 1 else 1), ("VEC_K", shape.vec_k),
         ("ROWS", shape.rows), ("LANES", shape.lanes), ("BLOCK_M", config.block_m),
         ("BLOCK_N", config.block_n), ("BLOCK_K", config.block_k), ("SPLIT_K", split),
         ("STAGES", config.num_stages),

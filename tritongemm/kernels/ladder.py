@@ -50,10 +50,10 @@ def _with(launch: Launch, **values: object) -> tuple[tuple[str, object], ...]:
 
 def _looping(function: str, module: str, problem: GemmProblem, config: KernelConfig,
              device: DeviceSpec, geometry: Geometry, *, leave: tuple[str, ...] = ()) -> Launch:
-    """The tiled kernel's launch, said to another function: the arguments of a batch and of a
-    split are left out, and so are the constants in ``leave``."""
+    """The tiled kernel's launch, said to another function: the arguments of an edge, a batch and
+    a split are left out, and so are the constants in ``leave``."""
     base = tiled.launches(problem, replace(config, split_k=1), device, geometry)[0]
-    dropped = {"stride_ab", "stride_bb", "stride_cb", "stride_cs"}
+    dropped = {"mask_m", "mask_n", "stride_ab", "stride_bb", "stride_cb", "stride_cs"}
     leave = (*leave, "SPLIT_K", *(name for name, _ in NO_EPILOGUE))
     return replace(
         base, module=f"{_DEVICE}.{module}", function=function, dependent=False, release=0,

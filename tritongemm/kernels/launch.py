@@ -203,6 +203,12 @@ def dependence(config: KernelConfig, device: DeviceSpec) -> dict[str, Any]:
     return {"waits": waits, "dependent": waits, "release": config.dependent_launch * waits}
 
 
+def edge_mask(extent: int) -> int:
+    """Of an extent of M or N: the largest power of two that is at most it, less one. What a tile
+    has past the edge is loaded from within by it (``device/edge.py``)."""
+    return (1 << max(1, extent).bit_length() - 1) - 1
+
+
 def operand_strides(g: Geometry, block_k: int, align_a: int, align_b: int) -> tuple[Scalar, ...]:
     """The strides of A and B as a pointer kernel takes them; ``align_*``: elements that divide
     every address of the operand.

@@ -14,6 +14,7 @@ from tritongemm.kernels.launch import (
     Pointer,
     Scalar,
     dependence,
+    edge_mask,
     operand_strides,
 )
 from tritongemm.kernels.reduce import partials_bytes, reduce_launch, split_to_fill, target_of
@@ -47,7 +48,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     g, c = geometry, target_of(problem, config, geometry)
     align_a, align_b = max(1, problem.align_a // size), max(1, problem.align_b // size)
     # Elements that are contiguous and aligned along an operand's inner axis: what a vectorised
-    # load may take at once, where the extent is a multiple too; 0 along another axis (device/edge).
+    # load may take at once, where the extent is a multiple too.
     arguments = (
         Pointer("a", "a", problem.dtype_a, problem.align_a),
         Pointer("b", "b", problem.dtype_b, problem.align_b),
@@ -55,6 +56,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         Scalar("M", m, divisor_of(m, align_a) if g.am == 1 else 1),
         Scalar("N", n, divisor_of(n, max(align_b if g.bn == 1 else 1, c.align))),
         Scalar("K", k, divisor_of(k, max(align_a, align_b))),
+        Scalar("mask_m", edge_mask(m)), Scalar("mask_n", edge_mask(n)),
         *operand_strides(g, config.block_k, align_a, align_b),
         Scalar("stride_cb", c.batch, divisor_of(c.batch, c.align)),
         Scalar("stride_cm", c.row, divisor_of(c.row, c.align)),
@@ -64,8 +66,8 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     extra, epilogue = epilogue_of_launch(problem, g) if split == 1 else ((), NO_EPILOGUE)
     steps = -(-k // config.block_k)
     constants = (
-        ("VEC_M", divisor_of(m, align_a) if g.am == 1 else 0),
-        ("VEC_N", divisor_of(n, align_b) if g.bn == 1 else 0),
+        ("VEC_M", divisor_of(m, align_a) if g.am == 1 else 1),
+        ("VEC_N", divisor_of(n, align_b) if g.bn == 1 else 1),
         ("BLOCK_M", config.block_m), ("BLOCK_N", config.block_n), ("BLOCK_K", config.block_k),
         ("GROUP_M", config.group_m), ("SPLIT_K", split),
         ("EVEN_K", k % config.block_k == 0 and steps % split == 0),

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from tritongemm.kernels.device.dependent_launch import release, wait_after
-from tritongemm.kernels.device.edge import mask_of, within
+from tritongemm.kernels.device.edge import within
 from tritongemm.kernels.device.epilogue import finish, load_d
 from tritongemm.kernels.device.symbol import symbol
 
@@ -46,9 +46,9 @@ def stream(b, offsets, stride_bk, ks, left, wanted, PARTS: tl.constexpr, EVEN_K:
 
 
 @triton.jit(repr=symbol)
-def gemv(a, b, c, M, N, K, stride_ab, stride_am, stride_ak, stride_bb, stride_bk, stride_bn,
-         stride_cb, stride_cm, stride_cn, stride_cs, d, alpha, beta, stride_db, stride_dm,
-         stride_dn, VEC_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+def gemv(a, b, c, M, N, K, mask_n, stride_ab, stride_am, stride_ak, stride_bb, stride_bk,
+         stride_bn, stride_cb, stride_cm, stride_cn, stride_cs, d, alpha, beta, stride_db,
+         stride_dm, stride_dn, VEC_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
          BLOCK_K: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, VEC_K: tl.constexpr,
          SPLIT_K: tl.constexpr, STAGES: tl.constexpr, EVEN_K: tl.constexpr, INDEX64: tl.constexpr,
          ADDEND: tl.constexpr, ACTIVATION: tl.constexpr, DEPENDENT: tl.constexpr,
@@ -65,11 +65,10 @@ def gemv(a, b, c, M, N, K, stride_ab, stride_am, stride_ak, stride_bb, stride_bk
     program = tl.program_id(0)
     batch = (program // num_n).to(tl.int64)
     split = tl.program_id(1)
-    mask = mask_of(N, VEC_N)
     if DEPENDENT:
-        wait_after((program % num_n) | mask)
+        wait_after(program % num_n)
     cols = (program % num_n) * BLOCK_N + tl.arange(0, BLOCK_N)
-    cols_b = within(cols, N, mask, VEC_N)
+    cols_b = within(cols, N, mask_n, VEC_N)
     if INDEX64:
         cols = cols.to(tl.int64)
         cols_b = cols_b.to(tl.int64)

@@ -9,16 +9,16 @@ import triton.language as tl
 
 from tritongemm.kernels.device.dependent_launch import release, wait_after
 from tritongemm.kernels.device.dot import dot
-from tritongemm.kernels.device.edge import mask_of, within
+from tritongemm.kernels.device.edge import within
 from tritongemm.kernels.device.epilogue import finish, load_d
 from tritongemm.kernels.device.order import tile_of
 from tritongemm.kernels.device.symbol import symbol
 
 
 @triton.jit(repr=symbol)
-def tiled(a, b, c, M, N, K, stride_ab, stride_am, stride_ak, stride_bb, stride_bk, stride_bn,
-          stride_cb, stride_cm, stride_cn, stride_cs, d, alpha, beta, stride_db, stride_dm,
-          stride_dn, VEC_M: tl.constexpr, VEC_N: tl.constexpr, BLOCK_M: tl.constexpr,
+def tiled(a, b, c, M, N, K, mask_m, mask_n, stride_ab, stride_am, stride_ak, stride_bb,
+          stride_bk, stride_bn, stride_cb, stride_cm, stride_cn, stride_cs, d, alpha, beta,
+          stride_db, stride_dm, stride_dn, VEC_M: tl.constexpr, VEC_N: tl.constexpr, BLOCK_M: tl.constexpr,
           BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
           SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, INDEX64: tl.constexpr,
           PRECISION: tl.constexpr, INTERPRETED: tl.constexpr, ADDEND: tl.constexpr,
@@ -31,10 +31,8 @@ def tiled(a, b, c, M, N, K, stride_ab, stride_am, stride_ak, stride_bb, stride_b
     batch = (program // (num_m * num_n)).to(tl.int64)
     tile_m, tile_n = tile_of(program % (num_m * num_n), num_m, num_n, GROUP_M)
     split = tl.program_id(1)
-    mask_m = mask_of(M, VEC_M)
-    mask_n = mask_of(N, VEC_N)
     if DEPENDENT:
-        wait_after(tile_m | tile_n | mask_m | mask_n)
+        wait_after(tile_m | tile_n)
 
     rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
