@@ -96,20 +96,23 @@ def sass(binary: Binary) -> Counter:
     return opcodes
 
 
-def in_loops(text: str) -> list[str]:
-    """The lines between a label and a branch back to it."""
+def in_loops(text: str, *, innermost: bool = False) -> list[str]:
+    """The lines between a label and a branch back to it; ``innermost``: that hold no such loop."""
     lines = text.splitlines()
     labels = {line.rstrip(":"): at for at, line in enumerate(lines) if _LABEL.match(line)}
+    loops = {(labels[target], at) for at, line in enumerate(lines)
+             for target in _BRANCH.findall(line) if labels.get(target, at) < at}
     inside: set[int] = set()
-    for at, line in enumerate(lines):
-        for target in _BRANCH.findall(line):
-            inside.update(range(labels.get(target, at), at))
+    for first, last in loops:
+        held = any(first <= a and b <= last for a, b in loops if (a, b) != (first, last))
+        if not (innermost and held):
+            inside.update(range(first, last))
     return [lines[at] for at in sorted(inside)]
 
 
-def local_accesses_in_loops(text: str) -> list[str]:
+def local_accesses_in_loops(text: str, *, innermost: bool = False) -> list[str]:
     """Instructions on local memory in a loop."""
-    return [line.strip() for line in in_loops(text) if _LOCAL.search(line)]
+    return [x.strip() for x in in_loops(text, innermost=innermost) if _LOCAL.search(x)]
 
 
 def reads_too_soon(text: str) -> list[str]:

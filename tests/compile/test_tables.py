@@ -37,15 +37,17 @@ def rows_of(path: Path) -> list[tuple[GemmProblem, TunedRow, DeviceSpec]]:
             for row in sorted(table.rows.values(), key=lambda row: str(row.config))]
 
 
-def spill(binary: Binary) -> str | None:
+def spill(binary: Binary, words_a_tile: int = 0) -> str | None:
     """What a binary spills to local memory while it multiplies, or None.
 
     A value that is put away once before the K loop and fetched once after it is the compiler's
-    trade for a further program an SM (fp32 tiles of 96 registers) and is let pass.
+    trade for a further program an SM (fp32 tiles of 96 registers) and is let pass; where a program
+    has several tiles, so are ``words_a_tile`` outside the K loop.
     """
     if not binary.spills:
         return None
-    found = local_accesses_in_loops(disassembled(binary))
+    found = local_accesses_in_loops(disassembled(binary),
+                                    innermost=binary.spills <= words_a_tile)
     return f"{binary.symbol} spills in a loop: {found[:3]}" if found else None
 
 
@@ -105,3 +107,17 @@ def test_a_spill_in_a_loop_is_seen():
 .L_x_2:
 """
     assert local_accesses_in_loops(text) == ["/*0010*/                   LDL.LU R47, [R1] ;"]
+
+
+def test_a_spill_outside_the_innermost_loop_is_told_apart():
+    text = """
+.L_x_0:
+        /*0000*/                   STL [R1], R18 ;
+.L_x_1:
+        /*0010*/                   LDL.LU R47, [R1+0x4] ;
+        /*0020*/               @P0 BRA `(.L_x_1) ;
+        /*0030*/               @P1 BRA `(.L_x_0) ;
+"""
+    assert len(local_accesses_in_loops(text)) == 2
+    assert local_accesses_in_loops(text, innermost=True) == [
+        "/*0010*/                   LDL.LU R47, [R1+0x4] ;"]
