@@ -10,8 +10,8 @@ def within(index, size, mask, VEC: tl.constexpr):
 
     ``mask`` is the largest power of two that is at most the size, less one: neighbours past the
     edge are neighbours within. One for all would be slow: a warp copies the same few bytes into
-    shared memory many times, and all programs at the edge ask the L2 for the same lines
-    (perf/results/nvidia-h200/exploratory/edge-columns.txt). A remainder would do too, with
+    shared memory many times, and all programs at the edge, as it looks, ask the L2 for the same
+    lines (perf/results/nvidia-h200/exploratory/edge-columns.txt). A remainder would do too, with
     divisions before the first load.
 
     This hides the contiguity from the compiler, so it is said again: VEC, a power of two, divides
