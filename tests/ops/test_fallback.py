@@ -352,13 +352,13 @@ def test_a_kept_call_with_out_keeps_no_tensor_alive(function, plans):
     lambda: tg.mv(randn(5, 7).requires_grad_(), randn(7), strict=True)],
     ids=["vmap", "vmap-linear", "vector"])
 def test_strict_insists_through_transforms_and_vectors(call, plans, monkeypatch):
-    monkeypatch.setattr("tritongemm.ops.plans.torch_wins", lambda choice: "torch is faster")
+    monkeypatch.setattr("tritongemm.ops.plans.torch_wins", lambda *_: "torch is faster")
     call()
     assert len(plans.made) == 1
 
 
 def test_a_problem_that_torch_is_known_to_win_is_torchs_but_for_strict(plans, monkeypatch, logged):
-    monkeypatch.setattr(kept, "torch_wins", lambda choice: "torch takes 0.80 of the time")
+    monkeypatch.setattr(kept, "torch_wins", lambda *_: "torch takes 0.80 of the time")
     kept.log.setLevel("INFO")
     a, b = torch.randn(48, 64), torch.randn(64, 32)
     assert torch.equal(tg.matmul(a, b), torch.matmul(a, b)) and plans.made == []

@@ -8,6 +8,7 @@ import pytest
 from selection_made import RUN, TILED, TMA, calibrate
 
 from tritongemm import selection, settings
+from tritongemm.device import interpreter_device, known_devices
 from tritongemm.ops.explain import explain_problem
 from tritongemm.problem import GemmProblem
 from tritongemm.records.calibration import (
@@ -22,12 +23,17 @@ from tritongemm.selection import choose, torch_wins
 PROBLEM = GemmProblem.contiguous(2048, 2048, 2048, layout="nt")
 
 
-def publish(device, ratio, time_us=100.0):
-    header = TableHeader.of(PROBLEM, device=device.slug, arch=90, space_hash="s", torch="2.11.0",
+def reason_for(problem, device):
+    """Why a call of ``problem`` is torch's, or None."""
+    return torch_wins(problem, choose(problem, device), device)
+
+
+def publish(device, ratio, time_us=100.0, problem=PROBLEM):
+    header = TableHeader.of(problem, device=device.slug, arch=90, space_hash="s", torch="2.11.0",
                             triton="3.6.0")
-    row = TunedRow.of(PROBLEM, TILED, time_us=time_us, margin_vs_second=None, run_id=RUN,
+    row = TunedRow.of(problem, TILED, time_us=time_us, margin_vs_second=None, run_id=RUN,
                       vs_torch=ratio)
-    write_table(path_for(PROBLEM, device.slug), TunedTable(header, {row.key: row}))
+    write_table(path_for(problem, device.slug), TunedTable(header, {row.key: row}))
     selection.reload()
 
 
@@ -46,7 +52,7 @@ def test_a_row_says_what_torch_took(ratio, wins, configs, h200):
     publish(h200, ratio)
     choice = choose(PROBLEM, h200)
     assert choice.source == "exact" and choice.vs_torch == ratio
-    assert bool(torch_wins(choice)) is wins
+    assert bool(torch_wins(PROBLEM, choice, h200)) is wins
 
 
 @pytest.mark.parametrize("time_us, wins", [(31.9, True), (17.0, True), (16.4, False),
@@ -54,21 +60,21 @@ def test_a_row_says_what_torch_took(ratio, wins, configs, h200):
 def test_what_is_over_before_it_could_be_handed_over_stays_ours(time_us, wins, configs, h200):
     publish(h200, 0.5, time_us)
     choice = choose(PROBLEM, h200)
-    assert choice.time_us == time_us and bool(torch_wins(choice)) is wins
+    assert choice.time_us == time_us and bool(torch_wins(PROBLEM, choice, h200)) is wins
 
 
 def test_so_does_what_is_predicted_to_be_over(configs, h200):
     small = replace(PROBLEM, m=1024, n=1024, k=1024)
     measured_near_by(h200, *[0.8] * 6)
     big, little = choose(replace(PROBLEM, n=2040), h200), choose(small, h200)
-    assert big.time_us > 17 and torch_wins(big)
+    assert big.time_us > 17 and torch_wins(PROBLEM, big, h200)
     assert little.source == "model" and little.time_us < 16
-    assert little.vs_torch is not None and torch_wins(little) is None
+    assert little.vs_torch is not None and torch_wins(small, little, h200) is None
 
 
 def test_the_reason_says_how_much_and_where(configs, h200):
     publish(h200, 0.9)
-    assert torch_wins(choose(PROBLEM, h200)) == "torch's kernel takes 0.90 of the time of ours here"
+    assert reason_for(PROBLEM, h200) == "torch's kernel takes 0.90 of the time of ours here"
 
 
 @pytest.mark.parametrize("policy, handed", [("auto", True), ("own", False)])
@@ -82,19 +88,19 @@ def test_explain_says_that_a_call_is_torchs(policy, handed, configs, h200):
 
 def test_one_problem_near_by_is_little_evidence_and_many_are_enough(configs, h200):
     measured_near_by(h200, 0.95)
-    assert torch_wins(choose(PROBLEM, h200)) is None
+    assert reason_for(PROBLEM, h200) is None
     measured_near_by(h200, *[0.9] * 5)
     choice = choose(PROBLEM, h200)
     assert choice.source == "model" and choice.vs_torch == pytest.approx(0.9 ** (5 / 6), abs=1e-3)
-    assert "near by" in torch_wins(choice)
+    assert "near by" in torch_wins(PROBLEM, choice, h200)
 
 
 def test_nothing_measured_is_no_reason(configs, h200):
     measured_near_by(h200, None, None)
-    assert choose(PROBLEM, h200).vs_torch is None and torch_wins(choose(PROBLEM, h200)) is None
+    assert choose(PROBLEM, h200).vs_torch is None and reason_for(PROBLEM, h200) is None
     far = replace(PROBLEM, m=2**30)
     measured_near_by(h200, *[0.5] * 5)
-    assert torch_wins(choose(far, h200)) is None
+    assert reason_for(far, h200) is None
 
 
 @pytest.mark.parametrize("mode", [{"policy": "own"}, {"num_sms": 100}, {"batch_invariant": True}],
@@ -103,16 +109,52 @@ def test_torch_is_never_taken_where_it_was_not_asked_for_or_cannot_keep_the_mode
                                                                                  h200):
     publish(h200, 0.5)
     choice = choose(PROBLEM, h200)
-    assert torch_wins(choice)
+    assert torch_wins(PROBLEM, choice, h200)
     with settings.override(**mode):
-        assert torch_wins(choice) is None
+        assert torch_wins(PROBLEM, choice, h200) is None
 
 
 def test_a_ratio_of_the_plain_product_says_nothing_of_one_with_an_epilogue(configs, h200):
     publish(h200, 0.9)
-    assert torch_wins(choose(PROBLEM, h200)) is not None
-    assert torch_wins(choose(replace(PROBLEM, epilogue="bias+gelu"), h200)) is None
+    assert reason_for(PROBLEM, h200) is not None
+    assert reason_for(replace(PROBLEM, epilogue="bias+gelu"), h200) is None
     measured_near_by(h200, *[0.8] * 6)
     other = replace(PROBLEM, n=2040)
-    assert torch_wins(choose(other, h200)) is not None
-    assert torch_wins(choose(replace(other, epilogue="relu"), h200)) is None
+    assert reason_for(other, h200) is not None
+    assert reason_for(replace(other, epilogue="relu"), h200) is None
+
+
+FLOAT32 = GemmProblem.contiguous(1024, 1024, 1024, dtype="fp32")
+TF32 = GemmProblem.contiguous(1024, 1024, 1024, dtype="fp32", layout="nt", precision="tf32")
+
+
+@pytest.mark.parametrize("problem", [FLOAT32, TF32], ids=str)
+def test_float32_without_a_measurement_is_torchs(problem, configs, h200):
+    assert "no measurement on this device" in reason_for(problem, h200)
+
+
+@pytest.mark.parametrize("ratio, wins", [(0.99, True), (1.0, False), (1.4, False)])
+def test_float32_goes_where_its_own_row_says(ratio, wins, configs, h200):
+    publish(h200, ratio, 5.0, problem=FLOAT32)
+    assert bool(reason_for(FLOAT32, h200)) is wins
+    for other in (replace(FLOAT32, n=1032), replace(FLOAT32, layout="nt"),
+                  replace(FLOAT32, epilogue="bias"), TF32):
+        assert reason_for(other, h200)
+
+
+def test_a_float32_row_of_another_device_is_no_measurement_here(configs, h200):
+    publish(h200, 1.4, 5.0, problem=FLOAT32)
+    h100 = known_devices()["nvidia-h100-80gb-hbm3"]
+    assert "no measurement on this device" in reason_for(FLOAT32, h100)
+
+
+def test_float32_in_the_interpreter_runs_kernels():
+    device = interpreter_device()
+    assert torch_wins(FLOAT32, choose(FLOAT32, device), device) is None
+
+
+@pytest.mark.parametrize("policy, handed", [("auto", True), ("own", False)])
+def test_explain_says_that_a_float32_call_is_torchs(policy, handed, configs, h200):
+    with settings.override(policy=policy):
+        assert ("so a call that is not strict is torch's"
+                in str(explain_problem(FLOAT32, h200))) is handed

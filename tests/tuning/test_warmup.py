@@ -91,7 +91,7 @@ def test_what_torch_runs_is_not_compiled_and_said(faked, monkeypatch):
     assert report.compiled == 1 and report.torchs[0][1] == "an extent is 0"
     report = tg.warmup((64, 64, 64), dtype="fp64", device="nvidia-h200")
     assert report.compiled == 0 and "fp64" in report.torchs[0][1]
-    monkeypatch.setattr(warming, "torch_wins", lambda choice: "torch is faster")
+    monkeypatch.setattr(warming, "torch_wins", lambda *_: "torch is faster")
     report = tg.warmup((64, 96, 64), device="nvidia-h200")
     assert (report.compiled, report.torchs[0][1]) == (0, "torch is faster")
 

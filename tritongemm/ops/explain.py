@@ -118,7 +118,7 @@ def explain_problem(problem: GemmProblem, device: DeviceSpec) -> Explanation:
     if row is not None and row.epilogue != problem.epilogue:
         row = None  # it was timed without the epilogue: that is no time of this problem
     note = choice.note
-    if faster := torch_wins(choice):
+    if faster := torch_wins(problem, choice, device):
         note += f"; {faster}, so a call that is not strict is torch's"
     elif choice.vs_torch is not None and choice.vs_torch < TORCH_WINS:
         note += f"; torch's kernel takes {choice.vs_torch:.2f} of the time of ours"

@@ -115,7 +115,7 @@ def _make(problem: GemmProblem, geometry: Geometry, where: torch.device,
         device = device_of(where)
         slug = device.slug
         choice = choose(problem, device)
-        faster = None if insisting else torch_wins(choice)
+        faster = None if insisting else torch_wins(problem, choice, device)
         if faster is not None:
             _say(str(problem), slug, "torch", choice.source, faster)
             return DeclinedByChoice(faster)

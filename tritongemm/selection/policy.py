@@ -18,7 +18,7 @@ import numpy as np
 
 from tritongemm import settings
 from tritongemm.config import KernelConfig
-from tritongemm.device import DeviceSpec
+from tritongemm.device import INTERPRETER, DeviceSpec
 from tritongemm.errors import DataFileError, UnsupportedError
 from tritongemm.kernels import SPECS, violation
 from tritongemm.problem import GemmProblem
@@ -190,21 +190,41 @@ def _of_the_same(problem: GemmProblem, row: TunedRow) -> float | None:
     return row.vs_torch if row.epilogue == problem.epilogue else None
 
 
-def torch_wins(choice: Choice) -> str | None:
-    """Why torch's kernel should run instead of ``choice``; None where ours should.
+def torch_wins(problem: GemmProblem, choice: Choice, device: DeviceSpec) -> str | None:
+    """Why torch's kernel should run ``problem`` instead of ``choice``; None where ours should.
 
-    Only under the policy ``auto``, and only where torch was measured to be faster, for this
-    problem, its twin or those near it, and by more than handing it over costs. Never under a budget
-    of SMs or batch invariance, which torch does not keep.
+    Only under the policy ``auto``. 16-bit products go to torch where torch was measured to be
+    faster, for this problem, its twin or problems near it, and by more than handing the call over
+    costs. Float32 and TF32 products go to torch unless a measurement shows that ours is at least
+    as fast. Never under a budget of SMs or batch invariance, which torch does not keep.
     """
     current = settings.current()
-    if (current.policy != "auto" or current.batch_invariant or current.num_sms is not None
-            or choice.vs_torch is None or choice.time_us is None
+    if current.policy != "auto" or current.batch_invariant or current.num_sms is not None:
+        return None
+    if problem.dtype_a == "fp32" and device.slug != INTERPRETER:
+        return _torch_wins_float32(problem, choice)
+    if (choice.vs_torch is None or choice.time_us is None
             or max(choice.vs_torch, HANDED_OVER_US / choice.time_us) >= TORCH_WINS):
         return None
     where = {"exact": "here", "twin": "in the other type of 16 bits"}.get(
         choice.source, "at measured problems near by")
     return f"torch's kernel takes {choice.vs_torch:.2f} of the time of ours {where}"
+
+
+def _torch_wins_float32(problem: GemmProblem, choice: Choice) -> str | None:
+    """The same for float32 operands: only a measurement of this very problem on this device counts.
+
+    The kernels for float32 are 0.3 to 1.4 times as fast as torch's, by layout and size, so that a
+    ratio measured near by, in another layout or on another device says too little. What the host
+    saves on a call that stays here does not count either.
+    """
+    kind = "TF32" if problem.precision == "tf32" else "float32"
+    if choice.source != "exact" or choice.vs_torch is None:
+        return (f"no measurement on this device shows that the {kind} kernel chosen here is as "
+                "fast as torch's")
+    if choice.vs_torch < 1.0:
+        return f"torch's {kind} kernel takes {choice.vs_torch:.2f} of the time of ours here"
+    return None
 
 
 def _exact_rows(problem: GemmProblem, table: TunedTable) -> list[TunedRow]:

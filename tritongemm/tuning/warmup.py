@@ -104,7 +104,7 @@ def warmup(what: What, *, dtype: str = "bf16", layout: str = "nn", precision: st
         except UnsupportedError as error:
             torchs.append((problem, str(error)))
             continue
-        if faster := torch_wins(choice):
+        if faster := torch_wins(problem, choice, spec):
             torchs.append((problem, faster))
         else:
             builds.setdefault(Builder.key(problem, choice.config, spec), (problem, choice.config))

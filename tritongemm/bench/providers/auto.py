@@ -41,7 +41,7 @@ class Auto:
             except TritonGemmError as error:  # the call itself goes to torch then
                 columns["kernel"] = f"torch ({type(error).__name__})"
             else:
-                if selection.torch_wins(choice):
+                if selection.torch_wins(problem, choice, target.spec):
                     columns["kernel"] = "torch (faster)"
                 else:
                     columns = {"kernel": choice.config.kernel,
