@@ -19,6 +19,7 @@ VERBS = {
     "record": "run a program and write the products it makes as a suite",
     "bench": "measure providers against torch.matmul and append CSV rows",
     "ladder": "the teaching kernels of the ladder, rung by rung, beside torch.matmul",
+    "accuracy": "errors of float32 products beside cuBLAS's, over distributions and sizes",
     "profile": "hardware counters of one kernel's call, read by ncu",
     "report": "tables, plots and one HTML page from bench CSVs",
     "compare": "say for each row of two CSVs: SAME, FASTER, SLOWER or AMBIGUOUS",

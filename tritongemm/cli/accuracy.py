@@ -1,0 +1,72 @@
+"""``tritongemm accuracy``: the errors of float32 products beside cuBLAS's, as CSV and picture."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+
+from tritongemm.cli.shapes import integers, names
+from tritongemm.errors import DeviceError, UsageError
+from tritongemm.problem import LAYOUTS
+
+DEFAULT_OUT = Path("results/accuracy.csv")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verb's arguments."""
+    parser.add_argument("--distributions", metavar="LIST",
+                        help="a comma list of distributions (default: all eight)")
+    parser.add_argument("--algorithms", metavar="LIST",
+                        help="a comma list of sgemm, cublas_tf32, ieee, fp16x3, tf32 "
+                             "(default: all)")
+    parser.add_argument("--m", metavar="SIZES", help="M = N, a comma list or FROM:TO:STEP "
+                                                     "(default: the published study)")
+    parser.add_argument("--k", metavar="SIZES", help="K, likewise; goes with --m")
+    parser.add_argument("--layout", default="nn", choices=LAYOUTS,
+                        help="of the sizes of --m (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the operands (default 0)")
+    parser.add_argument("--out", type=Path, default=DEFAULT_OUT, metavar="FILE.csv",
+                        help="replaces this file; pictures go beside it (default %(default)s)")
+    parser.add_argument("--no-pictures", action="store_true", help="write the CSV only")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints a line a product; 1 where a result is missing or has stray elements."""
+    if (args.m is None) != (args.k is None):
+        raise UsageError("--m and --k go together: M = N of --m, each with every K of --k")
+    import torch
+
+    from tritongemm.bench import accuracy
+    from tritongemm.measure.distributions import DISTRIBUTIONS
+
+    distributions = (names(args.distributions, tuple(DISTRIBUTIONS), "distribution")
+                     if args.distributions else tuple(DISTRIBUTIONS))
+    algorithms = (names(args.algorithms, tuple(accuracy.ALGORITHMS), "algorithm")
+                  if args.algorithms else tuple(accuracy.ALGORITHMS))
+    if args.m is None:
+        points = [p for p in accuracy.default_points() if p.distribution in distributions]
+    else:
+        sides, depths = integers(args.m, "m"), integers(args.k, "k")
+        if min(*sides, *depths) < 1:
+            raise UsageError("a size of 0 has no error to measure; use sizes of at least 1")
+        points = [accuracy.Point(name, side, side, k, args.layout)
+                  for name in distributions for side in sides for k in depths]
+    if not torch.cuda.is_available():
+        raise DeviceError("accuracy compares CUDA kernels, and torch sees no CUDA device; run it "
+                          "on a machine with a GPU")
+    rows = []
+    for row in accuracy.measure(points, algorithms, args.seed):
+        rows.append(row)
+        print(f"{row.distribution:<20}{row.m:>6}{row.n:>6}{row.k:>7} {row.layout} "
+              f"{row.algorithm:<12}{row.max_error:>10.2e}{row.norm_error:>10.2e} "
+              f"{row.path:<6}{'' if row.status == 'ok' else row.status}")
+    print(f"wrote {accuracy.write_csv(args.out, rows)}")
+    if not args.no_pictures:
+        from tritongemm.report.accuracy import write_picture
+
+        for measure in ("max_error", "norm_error"):
+            name = args.out.with_name(f"{args.out.stem}-{measure.replace('_', '-')}.png")
+            print(f"wrote {write_picture(map(asdict, rows), name, measure)}")
+    return int(any(row.status != "ok" or row.stray for row in rows))
+
