@@ -178,3 +178,36 @@ def test_the_error_is_torchs(call, warm, plans):
 
 def test_there_are_enough_of_them():
     assert len(CALLS) >= 60
+
+
+def without_memory() -> dict[str, Callable[[], torch.Tensor]]:
+    """Results of [5, 5] at address 0."""
+    def freed() -> torch.Tensor:
+        x = torch.zeros(5, 5)
+        x.untyped_storage().resize_(0)
+        return x
+    return {"freed": freed, "lazy-zeros": lambda: torch._efficientzerotensor((5, 5))}
+
+
+@pytest.mark.parametrize("make", without_memory().values(), ids=without_memory())
+def test_an_out_without_memory_never_reaches_a_kernel(make):
+    from tritongemm.ops.declined import Declined
+    from tritongemm.ops.execute import ADDMM, MM, fused, product_into
+
+    a = t(5, 5)
+    for result in (product_into(MM, a, a, make()), fused(ADDMM["none"], a, a, a, out=make())):
+        assert isinstance(result, Declined) and "not in memory" in str(result)
+
+
+@pytest.mark.parametrize("overridden", [False, True])
+def test_an_out_whose_storage_was_freed_raises_as_torch_does(overridden):
+    a, make = t(5, 5), without_memory()["freed"]
+    with pytest.raises(RuntimeError) as torchs:
+        torch.mm(a, a, out=make())
+    if overridden:
+        with tg.override(min_flops=0), pytest.raises(RuntimeError) as ours:
+            torch.mm(a, a, out=make())
+    else:
+        with pytest.raises(RuntimeError) as ours:
+            tg.mm(a, a, out=make())
+    assert type(ours.value) is type(torchs.value) and str(ours.value) == str(torchs.value)

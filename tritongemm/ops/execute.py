@@ -88,7 +88,7 @@ def product_into(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | N
                pa & 15, pb & 15, dtype_out, _out_key(out))
     except RuntimeError:
         return _NOT_STRIDED
-    if not (pa and pb) and _without_memory(a, b):
+    if not (pa and pb and (out is None or out.data_ptr())) and _without_memory(a, b, out):
         return _NOT_IN_MEMORY
     call = op.hits.get(key)
     if call is None:
@@ -111,7 +111,8 @@ def fused(op: Op, d: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: float
                beta == 1.0, alpha == 1.0, _out_key(out))
     except RuntimeError:
         return _NOT_STRIDED
-    if not (pa and pb and pd) and _without_memory(a, b, d):
+    if (not (pa and pb and pd and (out is None or out.data_ptr()))
+            and _without_memory(a, b, d, out)):
         return _NOT_IN_MEMORY
     call = op.hits.get(key)
     if call is None:
@@ -129,12 +130,13 @@ def _out_key(out: torch.Tensor | None) -> tuple | None:
 
 
 _NOT_STRIDED = Declined("an operand is not strided, or has no storage")
-_NOT_IN_MEMORY = Declined("an operand's values are not in memory")
+_NOT_IN_MEMORY = Declined("the values of an operand or of out= are not in memory")
 
 
-def _without_memory(*operands: torch.Tensor) -> bool:
-    """Whether one has elements and no address, as torch's lazy zeros have."""
-    return any(not x.data_ptr() and x.numel() and x.device.type != "meta" for x in operands)
+def _without_memory(*tensors: torch.Tensor | None) -> bool:
+    """Whether one has elements and no address: torch's lazy zeros, or a storage that was freed."""
+    return any(x is not None and not x.data_ptr() and x.numel() and x.device.type != "meta"
+               for x in tensors)
 
 
 def _learn_fused(op: Op, key: tuple, d: torch.Tensor, a: torch.Tensor, b: torch.Tensor,
