@@ -24,7 +24,7 @@ PACKAGE = Path(tritongemm.__file__).resolve().parent
 LAYERS = (
     ("errors",), ("settings",), ("problem", "config", "device"), ("records",),
     ("kernels", "baselines", "measure"), ("selection",), ("ops",), ("integration",),
-    ("tuning", "bench"), ("cli",),
+    ("workers",), ("tuning", "bench"), ("calibration", "ladder"), ("cli",),
 )
 #: The bottom may know itself: device reads settings, problem and config know errors.
 _LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -13,6 +13,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from selection_made import TILED, TMA, calibrate
 
+from tritongemm.calibration.calibrate import corrected
+from tritongemm.calibration.timing_table import Fit, Table
+from tritongemm.calibration.timings import Timing
 from tritongemm.config import KernelConfig
 from tritongemm.device import device_named, interpreter_device, representative
 from tritongemm.ops.explain import explain_problem
@@ -22,9 +25,6 @@ from tritongemm.selection.columns import Columns, kind_of
 from tritongemm.selection.model import Rates, keys_of, model_for, predict, scales
 from tritongemm.selection.shipped import configs as shipped_configs
 from tritongemm.selection.work import class_of, resident_programs, static_of, work_of
-from tritongemm.tuning.calibrate import corrected
-from tritongemm.tuning.table import Fit, Table
-from tritongemm.tuning.timings import Timing
 
 H200 = device_named("nvidia-h200")
 SQUARE = GemmProblem.contiguous(4096, 4096, 4096, layout="nt")

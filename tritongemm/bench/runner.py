@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tritongemm.bench import combine, precompile
-from tritongemm.bench.child import DEFAULT_OPENER, Child, ChildLost
 from tritongemm.bench.combine import CONTROL, Control
+from tritongemm.bench.measuring import DEFAULT_OPENER, Child, ChildLost
 from tritongemm.bench.providers import BASELINE, check_names
 from tritongemm.bench.session import Columns, Hello, Job, SessionSpec
 from tritongemm.errors import UsageError

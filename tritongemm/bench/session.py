@@ -1,7 +1,7 @@
 """What runs inside the measuring process: providers made ready, measured, told as columns.
 
 The parent process imports neither torch nor triton; it opens a session by name in a child
-(:mod:`tritongemm.bench.child`) and asks it one problem at a time.
+(:mod:`tritongemm.bench.measuring`) and asks it one problem at a time.
 """
 
 from __future__ import annotations

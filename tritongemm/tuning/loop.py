@@ -24,14 +24,14 @@ from tritongemm.errors import DeviceError, TritonGemmError
 from tritongemm.problem import GemmProblem
 from tritongemm.records.codec import problem_key
 from tritongemm.tuning.candidates import Candidates, PruneReport
-from tritongemm.tuning.child import resolve
-from tritongemm.tuning.compiling import CompilePool
-from tritongemm.tuning.crew import Crew, Device
-from tritongemm.tuning.jobs import COARSE, COMPILE, FINAL, Job, Outcome, failure
-from tritongemm.tuning.ledger import Ledger
+from tritongemm.tuning.device_workers import Crew, Device
 from tritongemm.tuning.progress import OnDevice, Progress, Snapshot
-from tritongemm.tuning.station import Broken, Event, Finished, Opened, Result
+from tritongemm.tuning.sweep_journal import Ledger
 from tritongemm.tuning.task import ProblemReport, Task
+from tritongemm.workers.batch import COARSE, COMPILE, FINAL, Job, Outcome, failure
+from tritongemm.workers.child import resolve
+from tritongemm.workers.compile_pool import CompilePool
+from tritongemm.workers.worker import Broken, Event, Finished, Opened, Result
 
 #: Problems opened beyond one a device, so that compiling never runs dry.
 _AHEAD = 6

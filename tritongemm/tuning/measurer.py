@@ -28,8 +28,8 @@ from tritongemm.measure.protocol import (
 )
 from tritongemm.ops.plan import bind_config
 from tritongemm.problem import GemmProblem
-from tritongemm.tuning.builder import build_values
-from tritongemm.tuning.jobs import COARSE, FINAL, Outcome, failure, one_line
+from tritongemm.workers.batch import COARSE, FINAL, Outcome, failure, one_line
+from tritongemm.workers.builder import build_values
 
 #: Journal fields of a measurement, beside its status and reason.
 _VALUES = ("time_us_p20", "time_us_p80", "ratio_vs_torch", "ratio_low", "ratio_high", "n_rounds",

@@ -16,16 +16,16 @@ from tritongemm.problem import GemmProblem
 from tritongemm.records.run import new_run_id
 from tritongemm.records.suites import Shape
 from tritongemm.tuning.candidates import Candidates, Planner, PruneReport
-from tritongemm.tuning.ledger import check_journal
 from tritongemm.tuning.loop import Loop, Options
 from tritongemm.tuning.progress import Progress
+from tritongemm.tuning.sweep_journal import check_journal
 from tritongemm.tuning.task import ProblemReport
 
 if TYPE_CHECKING:
     from tritongemm.tuning.publish import PublishReport
 
 MEASURER = "tritongemm.tuning.measurer:Measurer"
-BUILDER = "tritongemm.tuning.builder:Builder"
+BUILDER = "tritongemm.workers.builder:Builder"
 PER_CONFIG_TIMEOUT_S = 20.0
 COMPILE_TIMEOUT_S = 120.0
 #: The coarse stage ranks configs that are 1 % apart by chance: of the 95 problems of

@@ -21,10 +21,10 @@ from tritongemm.errors import CompileError, UnsupportedError, UsageError
 from tritongemm.problem import NOTHING_TO_MULTIPLY, GemmProblem
 from tritongemm.records.suites import Shape, read_suite, suite_path
 from tritongemm.selection import choose, torch_wins
-from tritongemm.tuning.builder import Builder
-from tritongemm.tuning.compiling import CompilePool
-from tritongemm.tuning.jobs import Outcome, failure
 from tritongemm.tuning.sweep import BUILDER, COMPILE_TIMEOUT_S, problem_of_item
+from tritongemm.workers.batch import Outcome, failure
+from tritongemm.workers.builder import Builder
+from tritongemm.workers.compile_pool import CompilePool
 
 #: Fewer missing builds than this are compiled in this process: starting another takes longer.
 _WORTH_A_PROCESS = 3
