@@ -1,9 +1,12 @@
 """The measuring process: its answers, its deaths, and its replacement."""
 
+import os
+import signal
+
 import bench_fakes
 import pytest
 
-from tritongemm.bench.measuring import Child, ChildLost
+from tritongemm.bench.measuring import MeasuringProcess, ProcessLost
 from tritongemm.bench.session import Job, SessionSpec
 from tritongemm.errors import DeviceError, UsageError
 from tritongemm.problem import GemmProblem
@@ -16,37 +19,46 @@ def job(m):
 
 
 @pytest.mark.parametrize(("m", "status", "says"), [
-    (bench_fakes.EXITS, "died", "ended with status 7"),
+    (bench_fakes.EXITS, "died", "ended with exit status 7"),
     (bench_fakes.KILLED, "died", "SIGKILL"),
     (bench_fakes.HANGS, "timeout", "within 1 s"),
     (bench_fakes.LOSES_DEVICE, "died", "an illegal address was met"),
     (bench_fakes.RAISES, "died", "KeyError: 'a fault of the session'"),
 ])
 def test_a_lost_process_says_why_and_is_replaced(m, status, says):
-    with Child(SPEC, bench_fakes.OPENER) as child:
-        first = child.start().environment["pid"]
-        with pytest.raises(ChildLost, match=says) as caught:
-            child.measure(job(m), 1.0)
+    with MeasuringProcess(SPEC, bench_fakes.OPENER) as process:
+        first = process.start().environment["pid"]
+        with pytest.raises(ProcessLost, match=says) as caught:
+            process.measure(job(m), 1.0)
         assert caught.value.status == status
-        assert child.measure(job(64), 60.0)["tritongemm"]["status"] == "ok"
-        assert child.start().environment["pid"] != first
+        assert process.measure(job(64), 60.0)["tritongemm"]["status"] == "ok"
+        assert process.start().environment["pid"] != first
 
 
 @pytest.mark.parametrize(("opener", "kind", "says"), [
     ("bench_fakes:refuse", UsageError, "it has no heart"),
-    ("bench_fakes:crash", DeviceError, "could not start: .* ended with status 3"),
+    ("bench_fakes:crash", DeviceError, "could not start: .* ended with exit status 3"),
     ("bench_fakes:broken", DeviceError, "RuntimeError: no such library"),
     ("no_such_module:x", DeviceError, "ModuleNotFoundError"),
 ])
 def test_a_session_that_cannot_open_is_one_clear_error(opener, kind, says):
-    with Child(SPEC, opener) as child, pytest.raises(kind, match=says):
-        child.start()
+    with MeasuringProcess(SPEC, opener) as process, pytest.raises(kind, match=says):
+        process.start()
 
 
 def test_stopping_ends_the_process():
-    child = Child(SPEC, bench_fakes.OPENER)
-    child.start()
-    process = child._process
-    child.stop()
-    assert process.exitcode is not None
-    child.stop()  # twice does no harm
+    measuring = MeasuringProcess(SPEC, bench_fakes.OPENER)
+    measuring.start()
+    process = measuring._worker._process
+    measuring.stop()
+    assert process.returncode is not None
+    measuring.stop()  # twice does no harm
+
+
+def test_a_process_that_ended_between_two_questions_is_lost_once():
+    with MeasuringProcess(SPEC, bench_fakes.OPENER) as process:
+        os.kill(process.start().environment["pid"], signal.SIGKILL)
+        with pytest.raises(ProcessLost, match="before it was asked") as caught:
+            process.measure(job(64), 60.0)
+        assert caught.value.status == "died"
+        assert process.measure(job(64), 60.0)["torch"]["status"] == "ok"

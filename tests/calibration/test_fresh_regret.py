@@ -29,7 +29,7 @@ from tritongemm.errors import UsageError
 from tritongemm.problem import GemmProblem
 from tritongemm.selection.model import model_for
 from tritongemm.selection.work import class_of
-from tritongemm.workers.batch import COARSE, FINAL
+from tritongemm.workers.messages import COARSE, FINAL
 
 H200 = device_named("nvidia-h200")
 FAKE = {"measurer": fakes.MEASURER, "builder": fakes.BUILDER, "compile_workers": 1,

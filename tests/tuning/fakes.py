@@ -19,7 +19,7 @@ from tritongemm.errors import CompileError, DeviceError, LaunchError
 from tritongemm.problem import GemmProblem
 from tritongemm.tuning.candidates import Candidates, PruneReport
 from tritongemm.tuning.sweep import SweepReport, sweep
-from tritongemm.workers.batch import Outcome
+from tritongemm.workers.messages import Outcome
 
 MEASURER, BUILDER = "fakes:Measurer", "fakes:Builder"
 #: The builder's behaviour is the config's group_m.

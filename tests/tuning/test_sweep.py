@@ -17,7 +17,7 @@ from tritongemm.records.codec import config_from_json, problem_from_json
 from tritongemm.records.journal import read_journal
 from tritongemm.tuning.progress import Plain, Progress, Snapshot
 from tritongemm.tuning.task import Task
-from tritongemm.workers.batch import Outcome
+from tritongemm.workers.messages import Outcome
 
 FOUR = [config(n) for n in (1, 2, 3, 4)]
 

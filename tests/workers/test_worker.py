@@ -1,4 +1,4 @@
-"""A station turns whatever befalls its child into events."""
+"""A worker's supervisor turns whatever befalls its process into events."""
 
 from __future__ import annotations
 
@@ -12,26 +12,34 @@ import fakes
 import pytest
 
 from tritongemm.errors import CompileError, ConstraintError, DeviceError, LaunchError
-from tritongemm.workers.batch import COARSE, COMPILE, FINAL, Job, failure, one_line
-from tritongemm.workers.worker import Broken, Finished, Ready, Refused, Result, Station
+from tritongemm.workers.messages import (
+    COARSE,
+    COMPILE,
+    SETUP,
+    Call,
+    Request,
+    failure,
+    one_line,
+)
+from tritongemm.workers.worker import Failed, Finished, Ready, Refused, Returned, Worker
 
 
 @pytest.fixture
-def station():
-    stations = []
+def worker():
+    workers = []
 
     def make(target=fakes.MEASURER, **arguments):
-        one = Station("test", target, arguments)
-        stations.append(one)
+        one = Worker("test", target, arguments)
+        workers.append(one)
         one.start()
         return one
 
     yield make
-    for one in stations:
+    for one in workers:
         one.kill()
 
 
-def until(one: Station, kind: type, limit_s: float = 30.0) -> list:
+def until(one: Worker, kind: type, limit_s: float = 30.0) -> list:
     events: list = []
     end = time.monotonic() + limit_s
     while not any(isinstance(e, kind) for e in events):
@@ -43,76 +51,139 @@ def until(one: Station, kind: type, limit_s: float = 30.0) -> list:
     return events
 
 
-def job(stage: str = COARSE, count: int = 3, **changes) -> Job:
-    values = {"timeout_s": 20.0, "open_timeout_s": 20.0, **changes}
-    return Job(fakes.problem(), tuple(fakes.config(n + 1) for n in range(count)), stage, **values)
+def request(count: int = 3, timeout_s: float = 20.0, doing: str = "measuring",
+            setup: bool = True) -> Request:
+    """A set-up and ``count`` measurements."""
+    calls = tuple(Call("one", (fakes.problem(), fakes.config(n + 1)), timeout_s, doing)
+                  for n in range(count))
+    return Request(calls, Call("open", (fakes.problem(),), 20.0, "setting up") if setup else None)
 
 
-def test_results_come_one_by_one_and_in_order(station):
-    one = station(index=0, seed=0)
+def results(events: list) -> list:
+    return [e for e in events if isinstance(e, (Returned, Failed)) and e.index != SETUP]
+
+
+def test_results_come_one_by_one_and_in_order(worker):
+    one = worker(index=0, seed=0)
     until(one, Ready)
-    one.give(job())
+    asked = request()
+    one.give(asked)
     events = until(one, Finished)
-    assert [e.config for e in events if isinstance(e, Result)] == list(job().configs)
-    assert events[-1].rest == ()
+    assert [(e.index, e.value.values["time_us"]) for e in results(events)] == [
+        (0, 16.0), (1, 32.0), (2, 48.0)]
+    assert events[-1].rest == () and events[-1].request is asked
     assert one.idle and one.busy_s > 0
 
 
-def test_a_child_that_cannot_start_says_why_for_good(station):
-    (event,) = until(station(target="fakes:NoBuilder", device=None), Refused)
+def test_a_setup_is_made_once_and_again_in_a_new_process(worker, tmp_path):
+    log = tmp_path / "log"
+    one = worker(index=0, seed=0, log=str(log))
+    for _ in range(2):
+        until(one, Ready)
+        for _ in range(2):
+            one.give(request())
+            until(one, Finished)
+        one.kill()
+        one.start()
+    assert [line for line in log.read_text().splitlines() if line.startswith("open")] == [
+        "open 64x64x64 0"] * 2
+
+
+@pytest.mark.parametrize(("behaviour", "status"), [("oom", "oom"), ("kill", "died"),
+                                                   ("sticky", "died")])
+def test_where_the_setup_fails_no_call_is_made(worker, behaviour, status):
+    one = worker(index=0, seed=0, behaviour={"open 64x64x64": behaviour})
+    until(one, Ready)
+    one.give(request())
+    failed, finished = until(one, Finished)
+    assert (failed.index, failed.outcome.status) == (SETUP, status)
+    assert finished.rest == (0, 1, 2)
+    assert one.idle == (behaviour == "oom") == one.alive
+
+
+def test_a_process_that_cannot_start_says_why_for_good(worker):
+    (event,) = until(worker(target="fakes:NoBuilder", device=None), Refused)
     assert event.final and "No module named 'triton'" in event.reason
+    assert event.error == "ImportError"
 
 
-def test_a_target_that_does_not_exist_is_refused_with_its_name(station):
-    (event,) = until(station(target="fakes:Nothing"), Refused)
+def test_a_target_that_does_not_exist_is_refused_with_its_name(worker):
+    (event,) = until(worker(target="fakes:Nothing"), Refused)
     assert event.final and "Nothing" in event.reason
 
 
-def test_a_child_killed_while_starting_may_be_tried_again(station):
-    one = station(index=0, seed=0)
+def test_a_process_killed_while_starting_may_be_tried_again(worker):
+    one = worker(index=0, seed=0)
     os.killpg(one._process.pid, signal.SIGKILL)
     (event,) = until(one, Refused)
     assert not event.final and "SIGKILL" in event.reason
     assert not one.alive
 
 
-def test_what_a_child_prints_reaches_neither_the_pipe_nor_our_output(station, capfd):
-    one = station(index=0, seed=0, behaviour={f"coarse *:{fakes.config(1).config_id}": "exit"})
+def test_a_process_that_does_not_start_in_time_is_ended(worker):
+    one = Worker("test", fakes.MEASURER, {"index": 0, "seed": 0}, start_timeout_s=0.01)
+    one.start()
+    process = one._process
+    (event,) = until(one, Refused)
+    assert not event.final and "starting took over 0.01 s" in event.reason
+    assert not one.alive and process.returncode is not None
+
+
+def test_what_a_process_prints_reaches_neither_the_pipe_nor_our_output(worker, capfd):
+    one = worker(index=0, seed=0, behaviour={f"coarse *:{fakes.config(1).config_id}": "exit"})
     until(one, Ready)
-    one.give(job())
-    events = until(one, Finished)
-    assert "last words of file.py" in events[1].outcome.reason
+    one.give(request())
+    (failed,) = results(until(one, Finished))
+    assert "last words of file.py" in failed.outcome.reason
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_rest_of_a_job_comes_back_when_the_child_dies(station):
-    one = station(index=0, seed=0, behaviour={f"coarse *:{fakes.config(2).config_id}": "kill"})
+@pytest.mark.parametrize(("behaviour", "says"), [
+    ("kill", "SIGKILL"), ("exit", "exit status 3"), ("hang", "measuring took over 0.5 s"),
+    ("sticky", "device fault: an illegal memory access")])
+def test_a_death_costs_its_call_and_the_rest_comes_back(worker, behaviour, says):
+    second = f"coarse *:{fakes.config(2).config_id}"
+    one = worker(index=0, seed=0, behaviour={second: behaviour})
     until(one, Ready)
-    one.give(job())
+    one.give(request(timeout_s=0.5 if behaviour == "hang" else 20.0))
     events = until(one, Finished)
-    assert [e.outcome.status for e in events if isinstance(e, Result)] == ["ok", "died"]
-    assert events[-1].rest == (fakes.config(3),)
+    first, failed = results(events)
+    assert first.value.ok and failed.index == 1 and says in failed.outcome.reason
+    assert failed.outcome.status == ("timeout" if behaviour == "hang" else "died")
+    assert events[-1].rest == (2,)
     assert not one.alive
     one.start()
     until(one, Ready)
     assert one.idle
 
 
-def test_finalists_that_hang_are_broken_together(station):
-    one = station(index=0, seed=0, behaviour={f"final *:{fakes.config(2).config_id}": "hang"})
+def test_a_call_that_raises_says_where_and_the_next_is_made(worker):
+    second = f"coarse *:{fakes.config(2).config_id}"
+    one = worker(index=0, seed=0, behaviour={second: "unexpected"})
     until(one, Ready)
-    one.give(job(FINAL, timeout_s=0.3))
+    one.give(request())
     events = until(one, Finished)
-    (broken,) = [e for e in events if isinstance(e, Broken)]
-    assert broken.outcome.status == "timeout" and not broken.opening
-    assert len(events[-1].rest) == 3
+    assert [type(e) for e in results(events)] == [Returned, Failed, Returned]
+    failed = results(events)[1]
+    assert failed.outcome.reason == "ZeroDivisionError: a slip in the measurer"
+    assert failed.where.startswith("behave, line ")
+    assert events[-1].rest == () and one.idle
 
 
-def test_ending_a_child_ends_what_it_started(station, tmp_path):
+def test_the_user_of_one_worker_waits_for_its_events(worker):
+    one = worker(index=0, seed=0, behaviour={f"coarse *:{fakes.config(1).config_id}": "hang"})
+    (ready,) = one.wait_for(Ready, Refused)
+    assert ready.info["device"].slug == "nvidia-h200"
+    one.give(request(1, timeout_s=0.3, setup=False))
+    failed, finished = one.wait_for(Finished)
+    assert failed.outcome.status == "timeout" and finished.rest == ()
+    assert one.wait_for(Finished) == []  # there is no process
+
+
+def test_ending_a_process_ends_what_it_started(worker, tmp_path):
     note = tmp_path / "pid"
     (tmp_path / "forker.py").write_text(
         "import subprocess, sys, time, pathlib\n"
-        "from tritongemm.workers.batch import Outcome\n"
         "class Forker:\n"
         "    def __init__(self, note): self.note = note\n"
         "    def info(self): return {}\n"
@@ -122,11 +193,11 @@ def test_ending_a_child_ends_what_it_started(station, tmp_path):
         "        time.sleep(600)\n")
     sys.path.insert(0, str(tmp_path))
     try:
-        one = station(target="forker:Forker", note=str(note))
+        one = worker(target="forker:Forker", note=str(note))
     finally:
         sys.path.remove(str(tmp_path))
     until(one, Ready)
-    one.give(job(COMPILE, 1, timeout_s=1.0))
+    one.give(request(1, timeout_s=1.0, doing=COMPILE, setup=False))
     events = until(one, Finished)
     assert "compiling took over 1 s" in events[0].outcome.reason
     grandchild = int(note.read_text())

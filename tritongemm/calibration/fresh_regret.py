@@ -37,7 +37,7 @@ from tritongemm.selection.work import class_of
 from tritongemm.tuning.candidates import Candidates, PruneReport
 from tritongemm.tuning.progress import Progress
 from tritongemm.tuning.sweep import sweep
-from tritongemm.workers.batch import COARSE, FINAL
+from tritongemm.workers.messages import COARSE, FINAL
 
 SHAPES, SIDES, MULTIPLE = 60, (128, 8192), 8
 #: The wide run's configs of a shape: the best by estimate, the best of each class, at random; the

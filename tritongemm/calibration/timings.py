@@ -15,7 +15,7 @@ from tritongemm.kernels import SPECS
 from tritongemm.problem import GemmProblem
 from tritongemm.records.codec import config_from_json, problem_from_json
 from tritongemm.records.journal import read_journal
-from tritongemm.workers.batch import COARSE, FINAL
+from tritongemm.workers.messages import COARSE, FINAL
 
 #: Units whose kernels run alike, so that one section of the calibration serves both.
 TOGETHER = (("bf16", "fp16"), ("fp32",), ("tf32",))

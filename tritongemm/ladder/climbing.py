@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tritongemm.bench import runner
-from tritongemm.bench.providers import BASELINE
 from tritongemm.bench.runner import BenchPlan, BenchReport, Progress
 from tritongemm.errors import UsageError
 from tritongemm.ladder import catalog
 from tritongemm.ladder.provider import parse
 from tritongemm.problem import GemmProblem
+from tritongemm.records.control import BASELINE
 from tritongemm.records.rows import read_rows
 from tritongemm.records.suites import Shape
 

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tritongemm.bench.counters import shown
-from tritongemm.bench.providers import BASELINE
 from tritongemm.device import DeviceSpec
 from tritongemm.errors import UsageError
 from tritongemm.ladder import catalog
 from tritongemm.ladder.climbing import Climb, Row, duration, pick
 from tritongemm.problem import GemmProblem
 from tritongemm.records.columns import roof_time_us
+from tritongemm.records.control import BASELINE
 
 
 @dataclass(frozen=True)

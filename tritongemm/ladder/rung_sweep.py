@@ -6,7 +6,6 @@ of op ``ladder``, one row a rung, which ``tritongemm.matmul`` never reads.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,12 +16,11 @@ from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.errors import UsageError
 from tritongemm.problem import FULL_ALIGNMENT, GemmProblem
-from tritongemm.records.codec import problem_key
 from tritongemm.records.spaces import load_rung_space, rung_spaces
-from tritongemm.tuning.candidates import Candidates, PruneReport
+from tritongemm.tuning.candidates import Planner, PruneReport
 from tritongemm.tuning.measurer import Measurer
-from tritongemm.workers.batch import Outcome
 from tritongemm.workers.builder import Builder, build_values
+from tritongemm.workers.messages import Outcome
 
 if TYPE_CHECKING:
     from tritongemm.tuning.measurer import Bound
@@ -34,12 +32,12 @@ BUILDER = "tritongemm.ladder.rung_sweep:RungBuilder"
 _OTHER_REGISTERS = 40
 
 
-class RungPlanner:
-    """The candidates of one rung: its space, what is legal, the most promising first.
+class RungPlanner(Planner):
+    """The candidates of one rung: its space, what is legal, the cheapest by :func:`cost` first.
 
     Args:
         rung: a CUDA rung that has a space.
-        top, subset, seed: as :class:`~tritongemm.tuning.candidates.Planner` has them.
+        top, subset, seed: see :class:`~tritongemm.tuning.candidates.Planner`.
 
     Raises:
         UsageError: an unknown rung, one without a space, or counts below 1.
@@ -47,49 +45,41 @@ class RungPlanner:
 
     def __init__(self, rung: str, *, top: int | None = None, subset: int | None = None,
                  seed: int = 0) -> None:
-        for name, count in (("top", top), ("subset", subset)):
-            if count is not None and count < 1:
-                raise UsageError(f"{name}={count} is below 1; at least one config is needed")
+        super().__init__(top=top, subset=subset, seed=seed)
         self.rung = rung_named(rung)
         self.space = load_rung_space(rung)
         unread = set(self.space.axes) - set(self.rung.axes)
         if unread:
             raise UsageError(f"the space of {rung} has axes that the rung does not read: "
                              f"{', '.join(sorted(unread))}")
-        self._top, self._subset, self._seed = top, subset, seed
 
     @property
     def space_hash(self) -> str:
         """Of the rung's space."""
         return self.space.hash
 
-    def __call__(self, problem: GemmProblem, device: DeviceSpec) -> Candidates:
-        """The candidates of one problem; deterministic. The shipped parameters are always among
-        them, so that a sweep compares with what it would replace."""
-        report = PruneReport()
-        shipped = [v for v in self.rung.variants if problem_violation(problem, v, device) is None]
-        if not shipped or problem.m * problem.n * problem.k == 0:
-            return Candidates((), report)
-        legal: dict[KernelConfig, None] = {}
-        for config in self.space.configs():
+    def legal(self, problem: GemmProblem, device: DeviceSpec, report: PruneReport
+              ) -> list[KernelConfig]:
+        """See :class:`~tritongemm.tuning.candidates.Planner`; nothing for a problem that even the
+        shipped parameters cannot run."""
+        found: dict[KernelConfig, None] = {}
+        for config in self.space.configs() if self.in_use(problem, device) else ():
             report.considered += 1
             reason = config_violation(self.rung.canonical(config), device)
             if reason is None:
-                legal[self.rung.canonical(config)] = None
+                found[self.rung.canonical(config)] = None
             else:
                 report.removed[self.rung.name, _rule(reason)] += 1
-        ordered = sorted(legal, key=lambda c: (cost(problem, c, device), c.config_id))
-        chosen = ordered
-        if self._subset is not None and self._subset < len(ordered):
-            drawn = set(random.Random(f"{self._seed} {problem_key(problem)}")
-                        .sample(ordered, self._subset))
-            chosen = [config for config in ordered if config in drawn]
-        if self._top is not None:
-            chosen = chosen[:self._top]
-        chosen = list(dict.fromkeys((*shipped, *chosen)))
-        report.kept = len(chosen)
-        report.not_chosen = len(set(ordered) - set(chosen))
-        return Candidates(tuple(chosen), report)
+        return list(found)
+
+    def by_promise(self, problem: GemmProblem, device: DeviceSpec, configs: list[KernelConfig]
+                   ) -> list[KernelConfig]:
+        """By :func:`cost`."""
+        return sorted(configs, key=lambda c: (cost(problem, c, device), c.config_id))
+
+    def in_use(self, problem: GemmProblem, device: DeviceSpec) -> list[KernelConfig]:
+        """The shipped parameters."""
+        return [v for v in self.rung.variants if problem_violation(problem, v, device) is None]
 
 
 def _rule(reason: str) -> str:
@@ -180,7 +170,7 @@ def sweep_rungs(problems: Iterable[GemmProblem], journal: Path, rungs: Iterable[
     Raises:
         UsageError: an unknown rung, or problems that no rung can take. And as ``sweep``.
     """
-    from tritongemm.tuning import sweep as door
+    from tritongemm.tuning.sweep import sweep
 
     names = list(dict.fromkeys(rungs))
     problems = list(problems)
@@ -190,8 +180,8 @@ def sweep_rungs(problems: Iterable[GemmProblem], journal: Path, rungs: Iterable[
             raise UsageError(f"{problem}: the CUDA rungs compute fp32 nn at precision ieee; use "
                              "--dtype fp32 --layout nn")
     options = {"measurer": MEASURER, "builder": BUILDER, **options}
-    return [door.sweep(problems, journal_of(journal, planner.rung.name, len(names) > 1),
-                       candidates=planner, seed=seed, **options)  # type: ignore[arg-type]
+    return [sweep(problems, journal_of(journal, planner.rung.name, len(names) > 1),
+                  candidates=planner, seed=seed, **options)  # type: ignore[arg-type]
             for planner in planners]
 
 

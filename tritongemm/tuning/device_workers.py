@@ -9,8 +9,8 @@ from multiprocessing.connection import Connection
 from tritongemm.device import DeviceSpec
 from tritongemm.errors import DeviceError, UsageError
 from tritongemm.tuning.task import Task
-from tritongemm.workers.batch import Outcome
-from tritongemm.workers.worker import Event, Ready, Refused, Station
+from tritongemm.workers.messages import Outcome, one_line
+from tritongemm.workers.worker import Event, Ready, Refused, Worker
 
 _TRIES = 3
 #: So many configs hanging or dying one after another are the device's fault, not theirs.
@@ -18,7 +18,7 @@ _SICK_AFTER = 25
 
 
 @dataclass(eq=False)
-class Device:
+class DeviceWorker:
     """A device, its worker, and the problem it was last on.
 
     ``lost`` says why it can no longer be used; ``waited_s`` counts seconds without work while
@@ -26,19 +26,19 @@ class Device:
     """
 
     index: int | None
-    station: Station
+    worker: Worker
     task: Task | None = None
     lost: str = ""
     waited_s: float = 0.0
     refused: int = 0
     failed_in_a_row: int = 0
-    #: The job it is on has failed as a whole.
+    #: The request it is on has failed as a whole.
     broken: bool = False
 
     @property
     def name(self) -> str:
         """``device 0``."""
-        return self.station.name
+        return self.worker.name
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class Identity:
     fingerprint: str
 
 
-class Crew:
-    """The devices; all alike.
+class DeviceWorkers:
+    """The devices of a sweep, one worker each; all alike.
 
     Args:
-        target, arguments: what each worker serves (see ``child.py``); ``index`` is added.
+        target, arguments: what each worker serves (see ``workers/child.py``); ``index`` is added.
         indices: CUDA indices; None: all that the first one's worker counts.
         say: told of devices that are left out.
     """
@@ -64,10 +64,10 @@ class Crew:
         self._target, self._arguments, self._say = target, dict(arguments), say
         self._all = indices is None
         self.identity: Identity | None = None
-        self._devices: list[Device] = []
+        self._devices: list[DeviceWorker] = []
         self._add([0] if indices is None else indices)
 
-    def __iter__(self) -> Iterator[Device]:
+    def __iter__(self) -> Iterator[DeviceWorker]:
         return iter(self._devices)
 
     def __len__(self) -> int:
@@ -77,42 +77,42 @@ class Crew:
         for index in indices:
             if not any(d.index == index for d in self._devices):
                 name = "cpu" if index is None else f"device {index}"
-                self._devices.append(Device(index, Station(
+                self._devices.append(DeviceWorker(index, Worker(
                     name, self._target, {**self._arguments, "index": index})))
 
     def start(self) -> None:
         """Starts workers that are not running, those that died among them."""
         for device in self._devices:
-            if not device.lost and not device.station.alive:
-                device.station.start()
+            if not device.lost and not device.worker.alive:
+                device.worker.start()
 
     def close(self) -> None:
         """Ends every worker."""
         for device in self._devices:
-            device.station.kill()
+            device.worker.kill()
 
-    def connections(self) -> dict[Connection, Device]:
+    def connections(self) -> dict[Connection, DeviceWorker]:
         """What to wait on."""
-        return {d.station.connection: d for d in self._devices if d.station.connection}
+        return {d.worker.connection: d for d in self._devices if d.worker.connection}
 
     def deadline(self) -> float:
         """The earliest deadline."""
-        return min(d.station.deadline for d in self._devices)
+        return min(d.worker.deadline for d in self._devices)
 
-    def read(self, device: Device) -> list[Event]:
-        """News of a worker about its job. Raises as :meth:`check`."""
-        return self._of_jobs(device, device.station.read())
+    def read(self, device: DeviceWorker) -> list[Event]:
+        """Events of a worker about its request. Raises as :meth:`check`."""
+        return self._of_requests(device, device.worker.read())
 
-    def check(self) -> list[tuple[Device, Event]]:
-        """Ends workers that take too long; the news that this makes.
+    def check(self) -> list[tuple[DeviceWorker, Event]]:
+        """Ends workers that take too long; the events that this makes.
 
         Raises:
             DeviceError: no device is left. UsageError: the devices are not alike.
         """
         return [(d, event) for d in self._devices
-                for event in self._of_jobs(d, d.station.check())]
+                for event in self._of_requests(d, d.worker.check())]
 
-    def note(self, device: Device, outcome: Outcome) -> None:
+    def note(self, device: DeviceWorker, outcome: Outcome) -> None:
         """Counts configs that hang or die one after another.
 
         Raises:
@@ -125,7 +125,7 @@ class Crew:
                               f"{outcome.reason}. `tritongemm doctor` may say more; then go on "
                               "with --resume")
 
-    def _of_jobs(self, device: Device, events: list[Event]) -> list[Event]:
+    def _of_requests(self, device: DeviceWorker, events: list[Event]) -> list[Event]:
         rest: list[Event] = []
         for event in events:
             if isinstance(event, Ready):
@@ -136,25 +136,26 @@ class Crew:
                 rest.append(event)
         return rest
 
-    def _ready(self, device: Device, info: Mapping[str, object]) -> None:
+    def _ready(self, device: DeviceWorker, info: object) -> None:
         device.refused = 0
+        assert isinstance(info, Mapping)
         spec, environment = info["device"], info["environment"]
         assert isinstance(spec, DeviceSpec) and isinstance(environment, Mapping)
         fingerprint = str(info["fingerprint"])
         if self.identity is None:
             self.identity = Identity(spec, environment, fingerprint)
             if self._all:
-                self._add(range(int(info["device_count"])))  # type: ignore[call-overload]
+                self._add(range(int(info["device_count"])))
         elif fingerprint != self.identity.fingerprint:
             raise UsageError(f"{device.name} ({spec.name}) is not like the first one "
                              f"({self.identity.spec.name}); sweep one kind at a time with "
                              "--devices")
 
-    def _refused(self, device: Device, event: Refused) -> None:
+    def _refused(self, device: DeviceWorker, event: Refused) -> None:
         device.refused += 1
         if not event.final and device.refused < _TRIES:
             return  # the next start tries again
-        device.lost = event.reason
+        device.lost = one_line(event.reason)
         if all(d.lost for d in self._devices):
-            raise DeviceError(f"{device.name} cannot be used: {event.reason}")
-        self._say(f"{device.name} is left out: {event.reason}")
+            raise DeviceError(f"{device.name} cannot be used: {device.lost}")
+        self._say(f"{device.name} is left out: {device.lost}")

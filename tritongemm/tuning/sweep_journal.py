@@ -15,7 +15,7 @@ from tritongemm.records.codec import config_to_json, problem_to_json
 from tritongemm.records.journal import REMEMBERED, DoneKeys, Journal
 from tritongemm.records.run import new_run_id, utc_now
 from tritongemm.tuning.task import ProblemReport
-from tritongemm.workers.batch import COARSE, COMPILE, Outcome
+from tritongemm.workers.messages import COARSE, COMPILE, Outcome
 
 #: Of the environment, what a winner's row states as its provenance.
 _PROVENANCE = ("torch", "triton", "cuda", "driver")
@@ -34,7 +34,7 @@ def check_journal(path: str | os.PathLike[str], resume: bool) -> Path:
     return path
 
 
-class Ledger:
+class SweepJournal:
     """The open journal of one run.
 
     Args:

@@ -9,7 +9,7 @@ from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.kernels import compile as compiling
 from tritongemm.problem import GemmProblem
-from tritongemm.workers.batch import Outcome
+from tritongemm.workers.messages import Outcome
 
 #: Below the process that feeds the GPU: compiling must not delay measuring.
 _NICENESS = 5

@@ -1,13 +1,9 @@
-"""What runs inside a child process: it serves one object's work over a pipe, item by item.
+"""What runs inside a worker process: it serves one object's methods over a pipe, call by call.
 
-The served object ("module:attribute", called with keyword arguments) has
-
-* ``info() -> dict``: told once, when the child is ready;
-* ``open(problem) -> dict``: once before the first config of another problem than the last;
-* ``one(problem, config) -> Outcome``: builds or measures one config;
-* ``together(problem, configs) -> list[Outcome]``: the final stage.
-
-Whatever these raise becomes the config's outcome; after a fatal one the child ends itself.
+The served object ("module:attribute", called with keyword arguments) has ``info()``, whose result
+is sent once when the worker is ready, and the methods that requests name. Whatever a method raises
+becomes the call's :class:`~tritongemm.workers.messages.Outcome`; after a fatal one the process ends
+itself.
 """
 
 from __future__ import annotations
@@ -19,19 +15,11 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from multiprocessing.connection import Connection
 
 from tritongemm.errors import TritonGemmError
-from tritongemm.workers.batch import (
-    COMPILE,
-    FINAL,
-    OPENING,
-    TOGETHER,
-    Job,
-    Outcome,
-    failure,
-    one_line,
-)
+from tritongemm.workers.messages import SETUP, Call, failure
 
 _WATCH_INTERVAL_S = 0.5
 
@@ -73,58 +61,42 @@ def _start(connection: Connection, target: str, arguments: dict) -> object | Non
     try:
         served = resolve(target)(**arguments)  # type: ignore[operator]
         info = served.info()
-    except Exception as error:  # told to the parent, which decides
+    except Exception as error:  # sent to the parent, which decides
         own = isinstance(error, TritonGemmError)
-        connection.send(("unready", one_line(str(error) if own else
-                                             f"{type(error).__name__}: {error}")))
+        text = str(error) if own else f"{type(error).__name__}: {error}"
+        connection.send(("unready", text, type(error).__name__))
         return None
     connection.send(("ready", info))
     return served
 
 
 def _serve(connection: Connection, served: object) -> None:
-    opened = None
+    last_setup: tuple[str, tuple] | None = None
     while True:
-        job = connection.recv()
-        if job.stage != COMPILE and opened != job.problem:
-            opened = None
-            connection.send(("begin", OPENING))
-            try:
-                connection.send(("opened", served.open(job.problem)))  # type: ignore[attr-defined]
-                opened = job.problem
-            except Exception as error:  # the problem's outcome
-                outcome = failure(error, job.stage)
-                connection.send(("outcome", OPENING, outcome))
-                if outcome.fatal:
-                    return
-                connection.send(("end",))
-                continue
-        if not _work(connection, served, job):
-            return
+        calls, setup = connection.recv()
+        todo = list(enumerate(calls))
+        if setup is not None and (setup.method, setup.arguments) != last_setup:
+            last_setup = None
+            todo.insert(0, (SETUP, setup))
+        for index, call in todo:
+            connection.send(("begin", index))
+            message = _work(served, index, call)
+            connection.send(message)
+            kind, *_, result = message
+            if kind == "failed" and result.fatal:
+                return
+            if index == SETUP:
+                if kind == "failed":
+                    break
+                last_setup = (call.method, call.arguments)
         connection.send(("end",))
 
 
-def _work(connection: Connection, served: object, job: Job) -> bool:
-    """Does the job's configs; false after a fatal outcome."""
-    if job.stage == FINAL:
-        connection.send(("begin", TOGETHER))
-        try:
-            outcomes = served.together(job.problem, job.configs)  # type: ignore[attr-defined]
-        except Exception as error:  # an outcome of the finalists together
-            outcome = failure(error, job.stage)
-            connection.send(("outcome", TOGETHER, outcome))
-            return not outcome.fatal
-        for item, outcome in enumerate(outcomes):
-            connection.send(("outcome", item, outcome))
-        return not any(outcome.fatal for outcome in outcomes)
-    for item, config in enumerate(job.configs):
-        connection.send(("begin", item))
-        try:
-            outcome = served.one(job.problem, config)  # type: ignore[attr-defined]
-        except Exception as error:  # the config's outcome
-            outcome = failure(error, job.stage)
-        assert isinstance(outcome, Outcome)
-        connection.send(("outcome", item, outcome))
-        if outcome.fatal:
-            return False
-    return True
+def _work(served: object, index: int, call: Call) -> tuple:
+    """Makes one call: ("returned", index, value), or ("failed", index, where, outcome)."""
+    try:
+        return "returned", index, getattr(served, call.method)(*call.arguments)
+    except Exception as error:  # the call's outcome
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        return ("failed", index, f"{frame.name}, line {frame.lineno}",
+                failure(error, call.doing))

@@ -1,7 +1,8 @@
 """The compile pool: processes that build configs ahead of the GPU, each build once.
 
 A build that hangs is ended with everything it started; one that kills its process is an outcome;
-the configs behind it go on in a new process.
+the configs behind it go on in a new process. :class:`CompilePool` serves a loop that also does
+other things; :func:`compile_all` builds a list and returns.
 """
 
 from __future__ import annotations
@@ -9,17 +10,22 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 
 from tritongemm.config import KernelConfig
 from tritongemm.errors import CompileError
 from tritongemm.problem import GemmProblem
-from tritongemm.workers.batch import COMPILE, Job, Outcome
-from tritongemm.workers.worker import Broken, Event, Finished, Ready, Refused, Result, Station
+from tritongemm.workers.messages import COMPILE, Call, Outcome, Request, one_line
+from tritongemm.workers.worker import Event, Failed, Finished, Ready, Refused, Returned, Worker
+
+#: What a compile process serves unless told another, and the seconds that one build may take.
+BUILDER = "tritongemm.workers.builder:Builder"
+COMPILE_TIMEOUT_S = 120.0
 
 #: Configs handed to a process at once: round trips are saved, and balance is kept.
 _MOST_AT_ONCE = 8
 _TRIES = 3
+_WAIT_S = 0.2
 
 
 @dataclass
@@ -41,11 +47,11 @@ class CompilePool:
 
     def __init__(self, target: str, arguments: Mapping[str, object], *, workers: int,
                  timeout_s: float) -> None:
-        self._stations = [Station(f"compile {i}", target, arguments) for i in range(workers)]
+        self._workers = [Worker(f"compile {i}", target, arguments) for i in range(workers)]
         self._timeout_s = timeout_s
         self._queue: deque[_Build] = deque()
         self._open: dict[str, _Build] = {}
-        self._running: dict[Station, dict[tuple[GemmProblem, KernelConfig], _Build]] = {}
+        self._running: dict[Worker, dict[int, _Build]] = {}
         self._known: dict[str, Outcome] = {}
         self._refused = 0
         self.compile_s = 0.0
@@ -63,7 +69,7 @@ class CompilePool:
     @property
     def workers(self) -> int:
         """How many processes there may be."""
-        return len(self._stations)
+        return len(self._workers)
 
     def want(self, ticket: Hashable, key: str, problem: GemmProblem,
              config: KernelConfig) -> Outcome | None:
@@ -89,37 +95,37 @@ class CompilePool:
 
     def feed(self) -> None:
         """Gives work to idle processes, starting as many as there is work for."""
-        for station in self._stations:
+        for worker in self._workers:
             if not self._queue:
                 return
-            if not station.alive:
-                starting = sum(s.alive and not s.ready for s in self._stations)
+            if not worker.alive:
+                starting = sum(s.alive and not s.ready for s in self._workers)
                 if starting < len(self._queue):
-                    station.start()
-            elif station.idle:
-                self._give(station)
+                    worker.start()
+            elif worker.idle:
+                self._give(worker)
 
-    def _give(self, station: Station) -> None:
-        count = max(1, min(_MOST_AT_ONCE, len(self._queue) // (2 * len(self._stations))))
+    def _give(self, worker: Worker) -> None:
+        count = max(1, min(_MOST_AT_ONCE, len(self._queue) // (2 * len(self._workers))))
         problem = self._queue[0].problem
         builds = []
         while self._queue and len(builds) < count and self._queue[0].problem == problem:
             builds.append(self._queue.popleft())
-        self._running[station] = {(b.problem, b.config): b for b in builds}
-        station.give(Job(problem, tuple(b.config for b in builds), COMPILE, self._timeout_s,
-                         self._timeout_s))
+        self._running[worker] = dict(enumerate(builds))
+        worker.give(Request(tuple(Call("one", (b.problem, b.config), self._timeout_s, COMPILE)
+                                  for b in builds)))
 
-    def connections(self) -> dict[Connection, Station]:
+    def connections(self) -> dict[Connection, Worker]:
         """What to wait on."""
-        return {s.connection: s for s in self._stations if s.connection is not None}
+        return {s.connection: s for s in self._workers if s.connection is not None}
 
     def deadline(self) -> float:
         """The earliest deadline."""
-        return min(s.deadline for s in self._stations)
+        return min(s.deadline for s in self._workers)
 
-    def read(self, station: Station) -> list[tuple[Hashable, Outcome]]:
-        """Outcomes that wait in a station's pipe. Raises as :meth:`check`."""
-        return self._settle(station, station.read())
+    def read(self, worker: Worker) -> list[tuple[Hashable, Outcome]]:
+        """Outcomes that wait in a worker's pipe. Raises as :meth:`check`."""
+        return self._settle(worker, worker.read())
 
     def check(self) -> list[tuple[Hashable, Outcome]]:
         """Ends builds that take too long; their outcomes.
@@ -127,9 +133,9 @@ class CompilePool:
         Raises:
             CompileError: no compile process can start at all.
         """
-        return [done for s in self._stations for done in self._settle(s, s.check())]
+        return [done for s in self._workers for done in self._settle(s, s.check())]
 
-    def _settle(self, station: Station, events: Iterable[Event]
+    def _settle(self, worker: Worker, events: Iterable[Event]
                 ) -> list[tuple[Hashable, Outcome]]:
         answers: list[tuple[Hashable, Outcome]] = []
         for event in events:
@@ -138,12 +144,14 @@ class CompilePool:
             elif isinstance(event, Refused):
                 self._refused += 1
                 if event.final or self._refused >= _TRIES:
-                    raise CompileError(f"no compile process can start: {event.reason}")
-            elif isinstance(event, Result):
-                build = self._running[station].pop((event.job.problem, event.config))
-                answers += self._answer(build, event.outcome)
+                    raise CompileError(f"no compile process can start: {one_line(event.reason)}")
+            elif isinstance(event, Returned):
+                assert isinstance(event.value, Outcome)
+                answers += self._answer(self._running[worker].pop(event.index), event.value)
+            elif isinstance(event, Failed):
+                answers += self._answer(self._running[worker].pop(event.index), event.outcome)
             elif isinstance(event, Finished):
-                for build in reversed(list(self._running.pop(station, {}).values())):
+                for build in reversed(list(self._running.pop(worker, {}).values())):
                     build.tries += 1
                     if build.tries < _TRIES:
                         self._queue.appendleft(build)
@@ -151,8 +159,6 @@ class CompilePool:
                         answers += self._answer(build, Outcome(
                             "died", f"the compiling process died {build.tries} times before it "
                             "began"))
-            else:
-                assert not isinstance(event, Broken)
         return answers
 
     def _answer(self, build: _Build, outcome: Outcome) -> list[tuple[Hashable, Outcome]]:
@@ -167,5 +173,41 @@ class CompilePool:
 
     def close(self) -> None:
         """Ends every process."""
-        for station in self._stations:
-            station.kill()
+        for worker in self._workers:
+            worker.kill()
+
+
+def compile_all(builds: Iterable[tuple[str, GemmProblem, KernelConfig]],
+                arguments: Mapping[str, object], *, target: str = BUILDER, workers: int,
+                timeout_s: float = COMPILE_TIMEOUT_S,
+                progress: Callable[[int, int], None] = lambda done, total: None
+                ) -> dict[str, Outcome]:
+    """Compiles ``builds``, each a different key, a problem and a config: key -> outcome.
+
+    Args:
+        arguments: of ``target``.
+        workers: processes at most.
+        progress: called with (done, total).
+
+    Raises:
+        CompileError: no compile process can start at all.
+    """
+    todo = list(builds)
+    found: dict[str, Outcome] = {}
+    if not todo:
+        return found
+    pool = CompilePool(target, arguments, workers=min(workers, len(todo)), timeout_s=timeout_s)
+    try:
+        for key, problem, config in todo:
+            pool.want(key, key, problem, config)
+        while len(found) < len(todo):
+            pool.feed()
+            processes = pool.connections()
+            answers = [answer for connection in wait(list(processes), _WAIT_S)
+                       for answer in pool.read(processes[connection])]  # type: ignore[index]
+            for key, outcome in [*answers, *pool.check()]:
+                found[str(key)] = outcome
+                progress(len(found), len(todo))
+    finally:
+        pool.close()
+    return found

@@ -1,7 +1,10 @@
-"""A station: one child process, the job it is on, and its deadline.
+"""The supervisor of one worker process: its request, its deadline, its end and its next start.
 
-It turns whatever can befall the child (a hang, a kill, a crash, a sticky fault) into events, so
-that the loop above sees outcomes only. A dead child is started again by :meth:`Station.start`.
+It turns whatever can befall the process (a hang, a kill, a crash, a sticky fault) into events, so
+that its user sees outcomes only: a worker that hangs or dies costs the call that it was on. A dead
+worker is started again by :meth:`Worker.start`. :meth:`Worker.read` and :meth:`Worker.check` never
+wait, for one thread that watches many workers; :meth:`Worker.wait_for` does, for one that has
+asked one worker.
 """
 
 from __future__ import annotations
@@ -15,100 +18,104 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 
-from tritongemm.config import KernelConfig
 from tritongemm.errors import DeviceError
-from tritongemm.workers.batch import COMPILE, FINAL, OPENING, TOGETHER, Job, Outcome, one_line
+from tritongemm.workers.messages import COMPILE, SETUP, Outcome, Request, one_line
 
-#: Importing torch from a cold disk and making a context can take a minute.
+#: Importing torch from a cold disk, making a context and asking the driver can take minutes.
 START_TIMEOUT_S = 180.0
 _REAP_TIMEOUT_S = 10.0
+_WAIT_S = 0.5
+#: A stage of a config as a timeout's reason calls it.
+_VERBS = {COMPILE: "compiling"}
 
 
 @dataclass(frozen=True)
 class Ready:
-    """The child serves; ``info`` is what the served object says of itself."""
+    """The worker serves; ``info`` is what the served object says of itself."""
 
-    info: Mapping[str, object]
+    info: object
 
 
 @dataclass(frozen=True)
 class Refused:
-    """The child could not start. ``final``: it said why, so that trying again is no use."""
+    """The worker could not start. ``final``: it said why, so that trying again is no use, and
+    ``error`` is the name of its exception's class."""
 
     reason: str
     final: bool
+    error: str = ""
 
 
 @dataclass(frozen=True)
-class Opened:
-    """The problem's operands are made."""
+class Returned:
+    """A call returned ``value``; ``index`` is its number in the request, or ``SETUP``."""
 
-    job: Job
-    info: Mapping[str, object]
+    request: Request
+    index: int
+    value: object
 
 
 @dataclass(frozen=True)
-class Result:
-    """One config's outcome."""
+class Failed:
+    """A call raised, hung, or ended its process; ``where``: the function and line that raised."""
 
-    job: Job
-    config: KernelConfig
+    request: Request
+    index: int
     outcome: Outcome
-
-
-@dataclass(frozen=True)
-class Broken:
-    """Opening the problem, or measuring the finalists together, failed as a whole."""
-
-    job: Job
-    outcome: Outcome
-    opening: bool
+    where: str = ""
 
 
 @dataclass(frozen=True)
 class Finished:
-    """The job is over; ``rest`` are the configs that got no outcome."""
+    """The request is over; ``rest`` are the calls that neither returned nor failed."""
 
-    job: Job
-    rest: tuple[KernelConfig, ...]
-
-
-Event = Ready | Refused | Opened | Result | Broken | Finished
+    request: Request
+    rest: tuple[int, ...]
 
 
-class Station:
-    """A place for one child that serves ``target`` (see ``child.py``), one job at a time."""
+Event = Ready | Refused | Returned | Failed | Finished
 
-    def __init__(self, name: str, target: str, arguments: Mapping[str, object]) -> None:
+
+class Worker:
+    """One process at a time that serves ``target`` (see ``child.py``), one request at a time.
+
+    Args:
+        name: what errors call it.
+        target: ``"module:attribute"``, called with ``arguments`` in the process.
+        start_timeout_s: until it is ready.
+    """
+
+    def __init__(self, name: str, target: str, arguments: Mapping[str, object],
+                 start_timeout_s: float = START_TIMEOUT_S) -> None:
         self.name = name
+        self._start_timeout_s = start_timeout_s
         self._target, self._arguments = target, dict(arguments)
         self._process: subprocess.Popen[bytes] | None = None
-        self._words = None
+        self._output = None
         self.connection: Connection | None = None
         self.ready = False
-        self.job: Job | None = None
-        self._item: int | None = None
+        self.request: Request | None = None
+        self._index: int | None = None
         self._left: set[int] = set()
         self._deadline = float("inf")
         self._since = 0.0
         self.busy_s = 0.0
-        self.starts = 0
 
     @property
     def alive(self) -> bool:
-        """Whether there is a child, ready or starting."""
+        """Whether there is a process, ready or starting."""
         return self._process is not None
 
     @property
     def idle(self) -> bool:
-        """Whether a job can be given."""
-        return self.ready and self.job is None
+        """Whether a request can be given."""
+        return self.ready and self.request is None
 
     @property
     def deadline(self) -> float:
-        """When (``time.monotonic``) :meth:`check` will end the child."""
+        """When (``time.monotonic``) :meth:`check` will end the process."""
         return self._deadline
 
     def start(self) -> None:
@@ -123,40 +130,41 @@ class Station:
         """
         assert self._process is None
         try:
-            ours, theirs = Pipe()
-            self._words = tempfile.TemporaryFile()
+            near, far = Pipe()
+            self._output = tempfile.TemporaryFile()
         except OSError as error:
             raise DeviceError(f"no process can be started: {error}") from error
         code = (f"import sys; sys.path[:] = {sys.path!r}; "
                 "from tritongemm.workers.child import main; "
-                f"main({theirs.fileno()}, {os.getpid()})")
+                f"main({far.fileno()}, {os.getpid()})")
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", code], stdin=subprocess.DEVNULL, stdout=self._words,
-                stderr=self._words, pass_fds=(theirs.fileno(),), start_new_session=True)
+                [sys.executable, "-c", code], stdin=subprocess.DEVNULL, stdout=self._output,
+                stderr=self._output, pass_fds=(far.fileno(),), start_new_session=True)
         except OSError as error:
-            ours.close()
-            self._words.close()
+            near.close()
+            self._output.close()
             raise DeviceError(f"no process can be started: {error}") from error
         finally:
-            theirs.close()
-        self.connection = ours
-        self.starts += 1
-        self._deadline = time.monotonic() + START_TIMEOUT_S
+            far.close()
+        self.connection = near
+        self._deadline = time.monotonic() + self._start_timeout_s
         try:
-            ours.send((self._target, self._arguments))
+            near.send((self._target, self._arguments))
         except OSError:
             pass  # it died already: reading the pipe will say so
 
-    def give(self, job: Job) -> None:
-        """Hands the child a job. Its death meanwhile shows as events of the next :meth:`read`."""
+    def give(self, request: Request) -> None:
+        """Hands the process a request. Its death meanwhile shows as events of the next
+        :meth:`read`."""
         assert self.idle
-        self.job, self._left, self._item = job, set(range(len(job.configs))), None
+        self.request, self._left, self._index = request, set(range(len(request.calls))), None
         self._since = time.monotonic()
-        # Until it begins: a child that is alive answers at once.
-        self._deadline = self._since + job.open_timeout_s + job.timeout_s
+        # Until it begins: a process that is alive answers at once.
+        first = [call.timeout_s for call in (request.setup, *request.calls[:1]) if call]
+        self._deadline = self._since + sum(first)
         try:
-            self.connection.send(job)  # type: ignore[union-attr]
+            self.connection.send((request.calls, request.setup))  # type: ignore[union-attr]
         except OSError:
             pass
 
@@ -175,22 +183,30 @@ class Station:
         return events
 
     def check(self) -> list[Event]:
-        """Ends the child if its deadline has passed."""
+        """Ends the process if its deadline has passed."""
         now = time.monotonic()
         if self._process is None or now < self._deadline:
             return []
         events = self.read()  # it may have answered at the last moment
         if self._process is None or now < self._deadline:
             return events
-        what = {None: "starting", OPENING: "making the operands", TOGETHER: "the final stage"}
-        stage = self.job.stage if self.job else ""
-        text = what.get(self._item, "compiling" if stage == COMPILE else "measuring")
-        limit = self._deadline - self._since if self.job else START_TIMEOUT_S
+        limit = self._deadline - self._since if self.request else self._start_timeout_s
+        reason = f"{self._doing()} took over {limit:.3g} s"
         self.kill()
-        return events + self._ended(Outcome("timeout", f"{text} took over {limit:.3g} s"))
+        return events + self._ended(Outcome("timeout", reason))
+
+    def wait_for(self, *kinds: type) -> list[Event]:
+        """Waits for an event of one of ``kinds``; all events up to it. A process that hangs is
+        ended at its deadline, which makes events as well."""
+        events: list[Event] = []
+        while self.alive and not any(isinstance(event, kinds) for event in events):
+            left = max(0.0, min(_WAIT_S, self._deadline - time.monotonic()))
+            wait([self.connection], left)  # type: ignore[list-item]
+            events += self.read() or self.check()
+        return events
 
     def kill(self) -> None:
-        """Ends the child and everything it started."""
+        """Ends the process and everything it started."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -203,80 +219,81 @@ class Station:
         except subprocess.TimeoutExpired:
             pass  # in the driver, beyond signals; the system ends it when it can
         self.connection.close()  # type: ignore[union-attr]
-        self._words.close()  # type: ignore[attr-defined]
+        self._output.close()  # type: ignore[attr-defined]
         self.connection, self.ready, self._deadline = None, False, float("inf")
 
     def _message(self, message: tuple) -> list[Event]:
         kind, *rest = message
-        now = time.monotonic()
-        job = self.job
         if kind == "ready":
             self.ready, self._deadline = True, float("inf")
             return [Ready(rest[0])]
         if kind == "unready":
             self.kill()
-            return [Refused(rest[0], final=True)]
-        assert job is not None
+            return [Refused(rest[0], final=True, error=rest[1])]
+        request = self.request
+        assert request is not None
+        if kind == "end":
+            return self._finish()
+        index, *result = rest
         if kind == "begin":
-            self._item = rest[0]
-            limit = job.open_timeout_s if self._item == OPENING else job.timeout_s
-            self._limit_from(now, limit)
+            self._index = index
+        self._limit_from_now()
+        if kind == "begin":
             return []
-        if kind == "opened":
-            self._limit_from(now, job.timeout_s)
-            return [Opened(job, rest[0])]
-        if kind == "outcome":
-            item, outcome = rest
-            self._limit_from(now, job.timeout_s)
-            events = self._settle(item, outcome)
-            if outcome.fatal:
-                self.kill()
-                events += self._finish()
-            return events
-        assert kind == "end"
-        return self._finish()
+        self._index = None
+        self._left.discard(index)
+        if kind == "returned":
+            return [Returned(request, index, result[0])]
+        assert kind == "failed"
+        where, outcome = result
+        events: list[Event] = [Failed(request, index, outcome, where)]
+        if outcome.fatal:
+            self.kill()
+            events += self._finish()
+        return events
 
-    def _limit_from(self, now: float, limit: float) -> None:
+    def _limit_from_now(self) -> None:
+        """A begun call has its own time; between calls the last one's is enough to begin."""
+        now, request = time.monotonic(), self.request
+        assert request is not None and self._index is not None
+        call = request.setup if self._index == SETUP else request.calls[self._index]
+        assert call is not None
         self.busy_s += now - self._since
-        self._since, self._deadline = now, now + limit
+        self._since, self._deadline = now, now + call.timeout_s
 
-    def _settle(self, item: int, outcome: Outcome) -> list[Event]:
-        job = self.job
-        assert job is not None
-        if item in (OPENING, TOGETHER):
-            return [Broken(job, outcome, opening=item == OPENING)]
-        self._left.discard(item)
-        return [Result(job, job.configs[item], outcome)]
+    def _doing(self) -> str:
+        if self.request is None or self._index is None:
+            return "starting"
+        call = self.request.setup if self._index == SETUP else self.request.calls[self._index]
+        assert call is not None
+        return _VERBS.get(call.doing, call.doing)
 
     def _finish(self) -> list[Event]:
-        job, self.job = self.job, None
-        assert job is not None
+        request, self.request = self.request, None
+        assert request is not None
         self.busy_s += time.monotonic() - self._since
         self._deadline = float("inf")
-        rest = tuple(job.configs[i] for i in sorted(self._left))
-        self._left, self._item = set(), None
-        return [Finished(job, rest)]
+        rest, self._left, self._index = tuple(sorted(self._left)), set(), None
+        return [Finished(request, rest)]
 
     def _ended(self, outcome: Outcome) -> list[Event]:
-        """The events of a child's end, by itself or by our hand."""
-        starting = not self.ready and self.job is None
+        """The events of a process's end, by itself or by our hand."""
+        starting = not self.ready and self.request is None
         self.kill()
         if starting:
             return [Refused(f"the process did not start: {outcome.reason}", final=False)]
-        if self.job is None:
-            return []  # it died idle; the next job starts another
-        item = self._item
-        if self.job.stage == FINAL and item != OPENING:
-            item = TOGETHER
-        if item is None or (item >= 0 and item not in self._left):
-            # Between two configs: the next one has not been touched, and none is guilty.
+        request, index = self.request, self._index
+        if request is None:
+            return []  # it died idle; the next request starts another
+        if index is None:  # between two calls: the next one has not been touched
             return self._finish()
-        return self._settle(item, outcome) + self._finish()
+        self._left.discard(index)
+        return [Failed(request, index, outcome), *self._finish()]
 
     def _death(self) -> str:
-        """How the child died, with its last words."""
+        """How the process died, with the last lines that it wrote."""
         process = self._process
-        assert process is not None and self._words is not None
+        assert process is not None and self._output is not None
         try:
             code = process.wait(_REAP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -288,8 +305,8 @@ class Station:
                 how = f"was killed by signal {-code}"
         else:
             how = f"ended with exit status {code}"
-        size = self._words.seek(0, os.SEEK_END)
-        self._words.seek(max(0, size - 2000))
-        lines = self._words.read().decode(errors="replace").strip().splitlines()
-        words = one_line(" | ".join(lines[-4:]))
-        return f"the worker {how}" + (f": {words}" if words else "")
+        size = self._output.seek(0, os.SEEK_END)
+        self._output.seek(max(0, size - 2000))
+        lines = self._output.read().decode(errors="replace").strip().splitlines()
+        last = one_line(" | ".join(lines[-4:]))
+        return f"the worker {how}" + (f": {last}" if last else "")

@@ -14,14 +14,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tritongemm.errors import UsageError
+from tritongemm.records.control import BASELINE
 
 if TYPE_CHECKING:
     from tritongemm.bench.target import Target
     from tritongemm.config import KernelConfig
     from tritongemm.measure.contender import Contender
     from tritongemm.problem import GemmProblem
-
-BASELINE = "torch"
 
 #: Name -> where its class is.
 PROVIDERS = {

@@ -1,4 +1,4 @@
-"""What the sweep and its child processes say to each other."""
+"""What a supervisor and its worker process say to each other: requests down, outcomes up."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tritongemm.config import KernelConfig
 from tritongemm.errors import DataFileError, DeviceError, LaunchError
 from tritongemm.measure.contender import failure_kind
-from tritongemm.problem import GemmProblem
 
 #: Stages of a config: built; proved and timed quickly; timed interleaved with torch.
 COMPILE, COARSE, FINAL = "compile", "coarse", "final"
-#: Items of a job that are no config: making the problem's operands, the finalists together.
-OPENING, TOGETHER = -1, -2
+#: The index of a request's set-up, which is none of its calls.
+SETUP = -1
 _REASON_LIMIT = 800
 
 
@@ -27,7 +25,7 @@ class Outcome:
         status: a word of ``records.rows.STATUSES``.
         reason: why it failed, one line, without paths.
         values: what was measured, as JSON values (``time_us`` among them only if ``ok``).
-        fatal: the child that met it can serve no longer (a sticky fault of the device).
+        fatal: the worker that met it can serve no longer (a sticky fault of the device).
         stop: it is the machine's fault (a full disk, say), so that it must not be journalled as
             the config's: the sweep ends.
     """
@@ -45,19 +43,33 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Job:
-    """Work for one child: the configs of one problem, at one stage, in order.
+class Call:
+    """One method of the served object, its arguments, and the seconds it may take.
 
     Attributes:
-        timeout_s: for each config; at the final stage, for all together.
-        open_timeout_s: for making the problem's operands.
+        doing: what a timeout's reason calls it; where it is :data:`COMPILE`, an exception that
+            says nothing of its kind is the compiler's.
     """
 
-    problem: GemmProblem
-    configs: tuple[KernelConfig, ...]
-    stage: str
+    method: str
+    arguments: tuple
     timeout_s: float
-    open_timeout_s: float
+    doing: str = "measuring"
+
+
+@dataclass(frozen=True)
+class Request:
+    """Calls for one worker, in order.
+
+    Attributes:
+        setup: comes first unless it was this process's last set-up and succeeded; where it fails,
+            no call is made.
+        tag: the supervisor's own, to know the request by; it is not sent.
+    """
+
+    calls: tuple[Call, ...]
+    setup: Call | None = None
+    tag: object = None
 
 
 _FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s/:'\"<>|]+/)+")
