@@ -10,7 +10,7 @@ import pytest
 
 from tritongemm.calibration import training
 from tritongemm.calibration.sustained import sustained
-from tritongemm.calibration.timings import Final, Source, Timing, read_timings
+from tritongemm.calibration.timings import DeviceTimings, Final, Timing, read_timings
 from tritongemm.config import KernelConfig
 from tritongemm.device import device_named
 from tritongemm.problem import GemmProblem
@@ -36,7 +36,7 @@ def source(problems=training.LEAST // 2):
         for config, time_us, loss in ((COLD, 101.0, 0.0), (HOT, 100.0, LOSS)):
             timings.append(Timing(problem, config, time_us))
             finals.append(Final(problem, config, RUN, time_us, time_us * math.exp(loss + clock)))
-    return Source(H200, tuple(timings), tuple(finals), (RUN,), "3.6.0", {})
+    return DeviceTimings(H200, tuple(timings), tuple(finals), (RUN,), "3.6.0", {})
 
 
 def test_a_config_that_loses_in_rounds_is_no_longer_the_fastest():
@@ -53,7 +53,7 @@ def test_too_few_finalists_and_those_alone_in_their_rounds_change_nothing():
     few = source(problems=20)
     assert sustained(few) == few
     whole = source()
-    alone = Source(H200, whole.timings, tuple(
+    alone = DeviceTimings(H200, whole.timings, tuple(
         replace(f, run_id=f.config.config_id) for f in whole.finals), (RUN,), "3.6.0", {})
     assert sustained(alone) == alone
 

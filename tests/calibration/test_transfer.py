@@ -1,4 +1,4 @@
-"""A device that was measured little learns beside its sibling, on timings made by the model."""
+"""A device that was measured little learns from its sibling too, on timings made by the model."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from test_calibrate import CONFIGS, FAST, sweep
 
 from tritongemm import selection, settings
-from tritongemm.calibration.regret import regret_beside, shipped, summaries
-from tritongemm.calibration.transfer import Lessons, calibrate_beside
+from tritongemm.calibration.regret import regret_with_sibling, shipped, summaries
+from tritongemm.calibration.transfer import TrainingSet, calibrate_with_sibling
 from tritongemm.cli import main
 from tritongemm.cli.doctor import _configs
 from tritongemm.device import device_named
@@ -34,11 +34,11 @@ FAST_HERE = "tiled_64x128x64_w4"
 def journals(tmp_path_factory):
     """Of the H200 deep products; of the H100 thin ones, of which another class does best."""
     folder = tmp_path_factory.mktemp("journals")
-    theirs, mine = (sweep(folder / "h200.jsonl", problems=DEEP),
-                    sweep(folder / "h100.jsonl", device=H100.slug, problems=THIN))
-    text = mine.read_text().splitlines()
-    mine.write_text("\n".join(map(_made_faster, text)) + "\n")
-    return theirs, mine
+    source, target = (sweep(folder / "h200.jsonl", problems=DEEP),
+                      sweep(folder / "h100.jsonl", device=H100.slug, problems=THIN))
+    text = target.read_text().splitlines()
+    target.write_text("\n".join(map(_made_faster, text)) + "\n")
+    return source, target
 
 
 def _made_faster(line):
@@ -93,7 +93,7 @@ def test_what_is_otherwise_here_is_learned_and_the_sibling_stays(configs, journa
 
 
 def test_it_has_the_siblings_constants_with_its_own_memory(configs, journals):
-    path, made = calibrate_beside(journals, H100.slug)
+    path, made = calibrate_with_sibling(journals, H100.slug)
     (there,), (here,) = read_shipped(H200.slug).sections, made.sections
     assert read_shipped(H100.slug, H200.slug) == made and path.exists()
     assert made.device == H100.slug and here.results == 75 * len(CONFIGS)
@@ -105,13 +105,14 @@ def test_it_has_the_siblings_constants_with_its_own_memory(configs, journals):
 
 
 def test_the_same_journals_give_the_same_file(configs, journals, tmp_path):
-    first, second = (calibrate_beside(journals, H100.slug, tmp_path / name)[0] for name in "ab")
+    first, second = (calibrate_with_sibling(journals, H100.slug, tmp_path / name)[0]
+                     for name in "ab")
     assert first.read_bytes() == second.read_bytes()
 
 
 def test_problems_left_out_are_chosen_for_better_than_by_the_sibling(configs, journals, capsys):
     alone = summaries(shipped([journals[1]]))["all"][0]
-    found = regret_beside(journals, H100.slug, folds=4)
+    found = regret_with_sibling(journals, H100.slug, folds=4)
     beside = summaries(found)["all"][0]
     assert {one.problem for one in found} == {*THIN}
     assert alone.mean < 0.7 and beside.mean > 0.95
@@ -123,42 +124,42 @@ def test_problems_left_out_are_chosen_for_better_than_by_the_sibling(configs, jo
 def test_problems_of_the_same_extents_are_left_out_of_the_siblings_too(
         configs, journals, tmp_path, monkeypatch):
     learned = []
-    real = Lessons.learned
+    real = TrainingSet.network
 
-    def seen(lessons):
-        learned.append({(p.m, p.n, p.k) for p in lessons.problems()})
-        return real(lessons)
+    def seen(training):
+        learned.append({(p.m, p.n, p.k) for p in training.problems()})
+        return real(training)
 
-    monkeypatch.setattr(Lessons, "learned", seen)
+    monkeypatch.setattr(TrainingSet, "network", seen)
     both = sweep(tmp_path / "same.jsonl", device=H100.slug, problems=DEEP[:2])
-    regret_beside([journals[0], both], H100.slug, folds=2)
+    regret_with_sibling([journals[0], both], H100.slug, folds=2)
     left_out = [{(p.m, p.n, p.k) for p in DEEP} - one for one in learned]
     assert sorted(map(len, left_out)) == [1, 1]
 
 
 def test_what_cannot_be_learned_from_is_said(configs, journals, tmp_path, capsys):
-    theirs, mine = map(str, journals)
-    assert main(["calibrate", theirs, mine, "--with-sibling"]) == 2
+    source, target = map(str, journals)
+    assert main(["calibrate", source, target, "--with-sibling"]) == 2
     assert "--device" in capsys.readouterr().err
     l40s = str(sweep(tmp_path / "l40s.jsonl", device="nvidia-l40s", problems=THIN[:1]))
-    assert main(["calibrate", theirs, l40s, "--device", "nvidia-l40s", "--with-sibling"]) == 2
+    assert main(["calibrate", source, l40s, "--device", "nvidia-l40s", "--with-sibling"]) == 2
     assert "nvidia-l40s has no sibling" in capsys.readouterr().err
     with pytest.raises(DataFileError, match="nvidia-h200"):
-        calibrate_beside([mine], H100.slug)
+        calibrate_with_sibling([target], H100.slug)
     fp32 = sweep(tmp_path / "fp32.jsonl", device=H100.slug,
                  problems=[GemmProblem.contiguous(512, 512, 512, dtype="fp32")],
                  configs=[replace(CONFIGS[0], block_k=8)])
-    assert main(["calibrate", theirs, str(fp32), "--device", H100.slug, "--with-sibling"]) == 2
+    assert main(["calibrate", source, str(fp32), "--device", H100.slug, "--with-sibling"]) == 2
     assert "of what nvidia-h100-80gb-hbm3 measured" in capsys.readouterr().err
     named = ["--device", H100.slug]
     for words in (["--shipped", *named], ["--fresh", "1", *named], []):
-        files = [] if "--fresh" in words else [theirs, mine]
+        files = [] if "--fresh" in words else [source, target]
         assert main(["regret", *files, "--with-sibling", *words]) == 2
         assert "--with-sibling" in capsys.readouterr().err
 
 
 def test_a_damaged_file_is_named(configs, journals):
-    path, _ = calibrate_beside(journals, H100.slug)
+    path, _ = calibrate_with_sibling(journals, H100.slug)
     path.write_text("{")
     selection.reload()
     with pytest.raises(DataFileError, match="h100-80gb-hbm3-and-nvidia-h200.json"):
@@ -169,5 +170,5 @@ def test_a_damaged_file_is_named(configs, journals):
 def test_doctor_says_whose_model_chooses(configs, journals, monkeypatch):
     monkeypatch.setattr("tritongemm.device.current_device", lambda: H100)
     assert "else the model of nvidia-h200 chooses" in str(_configs())
-    calibrate_beside(journals, H100.slug)
+    calibrate_with_sibling(journals, H100.slug)
     assert "else the model of nvidia-h200 and nvidia-h100-80gb-hbm3 chooses" in str(_configs())

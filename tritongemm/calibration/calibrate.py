@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from tritongemm.calibration.sustained import sustained
-from tritongemm.calibration.timing_table import STEP, Fit, Table
-from tritongemm.calibration.timings import Source, read_timings
+from tritongemm.calibration.timing_table import STEP, Fit, TimingTable
+from tritongemm.calibration.timings import DeviceTimings, read_timings
 from tritongemm.calibration.training import train
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
@@ -55,7 +55,7 @@ _AS_GOOD = 0.03
 _FACTOR_PRIOR = 4.0
 
 
-def fit(table: Table) -> Fit:
+def fit(table: TimingTable) -> Fit:
     """Fits the constants, then the factors of single configs to what is left.
 
     A timing depends on few of the constants, so the normal equations are summed timing by timing;
@@ -105,7 +105,7 @@ def fit(table: Table) -> Fit:
     return Fit(x, _factors(table, x))
 
 
-def _factors(table: Table, constants: np.ndarray) -> dict[str, float]:
+def _factors(table: TimingTable, constants: np.ndarray) -> dict[str, float]:
     """Measured over predicted of each config, drawn towards 1 where it was seen seldom."""
     weight = np.exp(-2 * table.behind)
     miss = table.log_time - table.log_predicted(constants)
@@ -118,12 +118,12 @@ def _factors(table: Table, constants: np.ndarray) -> dict[str, float]:
     return {name: math.exp(total[name] / seen[name]) for name in total}
 
 
-def predicted(table: Table, fitted: Fit) -> np.ndarray:
+def predicted(table: TimingTable, fitted: Fit) -> np.ndarray:
     """Predicted times of the table's rows, microseconds, by the constants alone."""
     return np.asarray(table.terms(fitted).total_us)
 
 
-def learned(table: Table, fitted: Fit) -> NetworkRecord | None:
+def learned(table: TimingTable, fitted: Fit) -> NetworkRecord | None:
     """The network of what ``fitted`` misses of the table's rows; None: they are of too few
     problems."""
     if len(np.unique(table.problem)) < _LEAST_PROBLEMS:
@@ -132,7 +132,7 @@ def learned(table: Table, fitted: Fit) -> NetworkRecord | None:
                  table.log_time - np.log(predicted(table, fitted)), table.behind)
 
 
-def corrected(table: Table, fitted: Fit, network: NetworkRecord | None) -> np.ndarray:
+def corrected(table: TimingTable, fitted: Fit, network: NetworkRecord | None) -> np.ndarray:
     """Predicted times of the table's rows with what the network corrects, microseconds."""
     if network is None:
         return predicted(table, fitted)
@@ -154,9 +154,10 @@ def contenders_of(configs: Sequence[KernelConfig], behind: np.ndarray
     return tuple(sorted(found, key=lambda c: (-found[c], c.config_id)))
 
 
-def neighbours_of(problems: Iterable[GemmProblem], source: Source) -> tuple[Neighbour, ...]:
-    """Measured problems, with torch's time where ``source`` has it."""
-    ratios = {p: source.vs_torch.get(p) for p in problems}
+def neighbours_of(problems: Iterable[GemmProblem], measured: DeviceTimings
+                  ) -> tuple[Neighbour, ...]:
+    """Measured problems, with torch's time where ``measured`` has it."""
+    ratios = {p: measured.vs_torch.get(p) for p in problems}
     return tuple(Neighbour(p, None if r is None else round(r, 4)) for p, r in ratios.items())
 
 
@@ -165,7 +166,7 @@ def near_the_best(misses: np.ndarray, behind: np.ndarray) -> float:
     return round(float(np.sqrt((misses[behind < math.log(1.3)] ** 2).mean())), 4)
 
 
-def section_of(table: Table, units: tuple[str, ...], source: Source) -> Section:
+def section_of(table: TimingTable, units: tuple[str, ...], measured: DeviceTimings) -> Section:
     """The fitted section for ``units``."""
     fitted = fit(table)
     network = learned(table, fitted)
@@ -173,11 +174,11 @@ def section_of(table: Table, units: tuple[str, ...], source: Source) -> Section:
     constants: dict[str, dict[str, float]] = {}
     for (owner, name), value in zip(table.keys, np.exp(fitted.constants), strict=True):
         constants.setdefault(owner, {})[name] = float(f"{value:.5g}")
-    return Section(units, source.run_ids, source.triton, len(table.problems),
+    return Section(units, measured.run_ids, measured.triton, len(table.problems),
                    len(table.log_time), near_the_best(misses, table.behind), constants,
                    {name: round(value, 4) for name, value in fitted.factors.items()},
                    contenders_of(table.columns.configs, table.behind),
-                   neighbours_of(table.problems, source), network)
+                   neighbours_of(table.problems, measured), network)
 
 
 def calibrate(journals: Iterable[str | os.PathLike[str]], device: str | None = None,
@@ -190,10 +191,10 @@ def calibrate(journals: Iterable[str | os.PathLike[str]], device: str | None = N
         DataFileError: a journal or calibration that cannot be used, or not writable.
         UsageError: journals of several devices and no ``device`` to choose one.
     """
-    source = sustained(read_timings(journals, device))
-    return write(source.device, path or calibration_path(source.device.slug), (
-        section_of(Table(part.timings, part.device), units, part)
-        for units, part in source.parts()))
+    measured = sustained(read_timings(journals, device))
+    return write(measured.device, path or calibration_path(measured.device.slug), (
+        section_of(TimingTable(part.timings, part.device), units, part)
+        for units, part in measured.parts()))
 
 
 def write(device: DeviceSpec, path: str | os.PathLike[str], sections: Iterable[Section]

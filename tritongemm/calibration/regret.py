@@ -5,8 +5,8 @@ choice among the problem's measured configs is looked up in the journal: best ti
 1 where the choice is the best. Times are the coarse stage's, lengthened by what such configs lose
 in rounds (``sustained.py``). The nearest tuned row, made of the other problems' best configs,
 is judged the same way. Problems of equal extents are left out together, whatever their dtype.
-Beside its sibling a device's model learns from the sibling's timings too, of other problems alone
-(``beside.py``); the sibling's constants are as shipped.
+With transfer learning (``transfer.py``) the model learns from the sibling's timings too, of other
+problems alone; the sibling's constants are as shipped.
 
 The shipped calibration can be judged too (:func:`shipped`), on journals that it has not learned.
 """
@@ -26,9 +26,9 @@ import numpy as np
 
 from tritongemm.calibration.calibrate import contenders_of, corrected, fit, learned
 from tritongemm.calibration.sustained import sustained
-from tritongemm.calibration.timing_table import Table
-from tritongemm.calibration.timings import Source, Timing, read_timings
-from tritongemm.calibration.transfer import Beside, beside_sibling
+from tritongemm.calibration.timing_table import TimingTable
+from tritongemm.calibration.timings import DeviceTimings, Timing, read_timings
+from tritongemm.calibration.transfer import Transfer, transfers_from_sibling
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.errors import UsageError
@@ -94,20 +94,20 @@ def regret(journals: Iterable[str | os.PathLike[str]], device: str | None = None
         UsageError: fewer than two folds. DataFileError: a bad journal.
     """
     _check(folds)
-    source = sustained(read_timings(journals, device))
-    return [one for _, part in source.parts() for one in _judge(part, folds, _alone(part))]
+    measured = sustained(read_timings(journals, device))
+    return [one for _, part in measured.parts() for one in _judge(part, folds, _alone(part))]
 
 
-def regret_beside(journals: Iterable[str | os.PathLike[str]], device: str,
-                  folds: int | None = None) -> list[Regret]:
+def regret_with_sibling(journals: Iterable[str | os.PathLike[str]], device: str,
+                        folds: int | None = None) -> list[Regret]:
     """The same of ``device``, whose model learns from the sibling's journals too.
 
     Raises:
         UsageError: fewer than two folds, or no sibling. DataFileError: a bad journal.
     """
     _check(folds)
-    return [one for both in beside_sibling(journals, device)[2]
-            for one in _judge(both.source, folds, _beside(both))]
+    return [one for transfer in transfers_from_sibling(journals, device)[2]
+            for one in _judge(transfer.measured, folds, _with_sibling(transfer))]
 
 
 def _check(folds: int | None) -> None:
@@ -123,23 +123,23 @@ def shipped(journals: Iterable[str | os.PathLike[str]], device: str | None = Non
         UsageError: no calibration serves the device. DataFileError: a bad journal or calibration.
     """
     found = []
-    source = sustained(read_timings(journals, device))
+    measured = sustained(read_timings(journals, device))
     by_problem: dict[GemmProblem, list[Timing]] = {}
-    for timing in source.timings:
+    for timing in measured.timings:
         by_problem.setdefault(timing.problem, []).append(timing)
-    for problem, mine in by_problem.items():
-        model = model_for(problem, source.device)
+    for problem, timings in by_problem.items():
+        model = model_for(problem, measured.device)
         if model.section is None:
-            raise UsageError(f"no calibration serves {source.device.slug} for {problem.unit}, its "
-                             "own or a sibling's; run `tritongemm calibrate` first")
-        place = np.array([model.place(t.config) for t in mine])
+            raise UsageError(f"no calibration serves {measured.device.slug} for {problem.unit}, "
+                             "its own or a sibling's; run `tritongemm calibrate` first")
+        place = np.array([model.place(t.config) for t in timings])
         chosen_among = (place < len(model.contenders) if model.contenders
-                        else np.array([model.knows(t.config) for t in mine]))
+                        else np.array([model.knows(t.config) for t in timings]))
         expected = np.where(
-            chosen_among, model.times(problem, Columns([t.config for t in mine])), np.inf)
+            chosen_among, model.times(problem, Columns([t.config for t in timings])), np.inf)
         chosen = _first(expected, place)
-        found.append(Regret(problem, len(mine), min(mine, key=lambda t: t.time_us),
-                            None if chosen is None else mine[chosen],
+        found.append(Regret(problem, len(timings), min(timings, key=lambda t: t.time_us),
+                            None if chosen is None else timings[chosen],
                             None if chosen is None else float(expected[chosen]), None))
     return found
 
@@ -153,38 +153,40 @@ def _first(expected: np.ndarray, place: np.ndarray) -> int | None:
     return int(as_good[np.argmin(place[as_good])])
 
 
-#: Of timings of a source, those left out by index: their expected times, microseconds, and the
+#: Of a device's timings, those left out by index: their expected times, microseconds, and the
 #: contenders, from all others.
-_Left = Callable[[np.ndarray], tuple[np.ndarray, tuple[KernelConfig, ...]]]
+_Prediction = Callable[[np.ndarray], tuple[np.ndarray, tuple[KernelConfig, ...]]]
 
 
-def _alone(source: Source) -> _Left:
+def _alone(measured: DeviceTimings) -> _Prediction:
     """The model is fitted to the other timings."""
-    table = Table(source.timings, source.device)
+    table = TimingTable(measured.timings, measured.device)
 
-    def left(these: np.ndarray) -> tuple[np.ndarray, tuple[KernelConfig, ...]]:
-        training = table.rows(np.delete(np.arange(len(source.timings)), these))
+    def predict(left_out: np.ndarray) -> tuple[np.ndarray, tuple[KernelConfig, ...]]:
+        training = table.rows(np.delete(np.arange(len(measured.timings)), left_out))
         fitted = fit(training)
-        return (corrected(table.rows(these), fitted, learned(training, fitted)),
+        return (corrected(table.rows(left_out), fitted, learned(training, fitted)),
                 contenders_of(training.columns.configs, training.behind))
-    return left
+    return predict
 
 
-def _beside(both: Beside) -> _Left:
+def _with_sibling(transfer: Transfer) -> _Prediction:
     """The model learns from the device's other timings, and from its sibling's of other extents."""
-    def left(these: np.ndarray) -> tuple[np.ndarray, tuple[KernelConfig, ...]]:
-        mine = both.mine.of(these)
-        out = {_extents(p) for p in mine.problems()}
-        lessons = both.theirs.of(np.flatnonzero(
-            [_extents(t.problem) not in out for t in both.theirs.timings])).and_of(
-            both.mine.of(np.delete(np.arange(len(both.mine.timings)), these)))
-        times = np.log([t.time_us for t in mine.timings]) - mine.missed_by(lessons.learned())
-        return np.exp(times), lessons.contenders()
-    return left
+    target, source = transfer.target, transfer.source
+
+    def predict(left_out: np.ndarray) -> tuple[np.ndarray, tuple[KernelConfig, ...]]:
+        test = target.rows(left_out)
+        extents = {_extents(p) for p in test.problems()}
+        training = source.rows(np.flatnonzero(
+            [_extents(t.problem) not in extents for t in source.timings])).joined_with(
+            target.rows(np.delete(np.arange(len(target.timings)), left_out)))
+        times = np.log([t.time_us for t in test.timings]) - test.missed_by(training.network())
+        return np.exp(times), training.contenders()
+    return predict
 
 
-def _judge(source: Source, folds: int | None, left: _Left) -> list[Regret]:
-    timings, device = source.timings, source.device
+def _judge(measured: DeviceTimings, folds: int | None, predict: _Prediction) -> list[Regret]:
+    timings, device = measured.timings, measured.device
     extents = sorted({_extents(t.problem) for t in timings})
     random.Random(_SEED).shuffle(extents)
     parts = min(folds or len(extents), len(extents))
@@ -193,7 +195,7 @@ def _judge(source: Source, folds: int | None, left: _Left) -> list[Regret]:
     expected, place = np.full(len(timings), np.inf), np.zeros(len(timings), int)
     for these in (np.flatnonzero(part == one) for one in range(parts)):
         if len(these) < len(timings):
-            times, contenders = left(these)
+            times, contenders = predict(these)
             places = {config: number for number, config in enumerate(contenders)}
             place[these] = [places.get(timings[i].config, -1) for i in these]
             expected[these] = np.where(place[these] < 0, np.inf, times)
@@ -201,16 +203,16 @@ def _judge(source: Source, folds: int | None, left: _Left) -> list[Regret]:
     problem_of = np.array([numbers.setdefault(t.problem, len(numbers)) for t in timings])
     rows = np.argsort(problem_of, kind="stable")
     by_problem = np.split(rows, np.flatnonzero(np.diff(problem_of[rows])) + 1)
-    best = [min((timings[i] for i in mine), key=lambda t: t.time_us) for mine in by_problem]
+    best = [min((timings[i] for i in own), key=lambda t: t.time_us) for own in by_problem]
     tuned = [(path_for(t.problem, device.slug), _row(t)) for t in best]
     found = []
-    for mine, fastest in zip(by_problem, best, strict=True):
+    for own, fastest in zip(by_problem, best, strict=True):
         problem = fastest.problem
-        first = _first(expected[mine], place[mine])
-        chosen = None if first is None else timings[mine[first]]
-        nearest = _nearest(problem, device, [timings[i] for i in mine], tuned)
-        found.append(Regret(problem, len(mine), fastest, chosen,
-                            None if first is None else float(expected[mine[first]]), nearest))
+        first = _first(expected[own], place[own])
+        chosen = None if first is None else timings[own[first]]
+        nearest = _nearest(problem, device, [timings[i] for i in own], tuned)
+        found.append(Regret(problem, len(own), fastest, chosen,
+                            None if first is None else float(expected[own[first]]), nearest))
     return found
 
 

@@ -15,8 +15,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from tritongemm.calibration.timing_table import Fit, Table
-from tritongemm.calibration.timings import Final, Source, Timing
+from tritongemm.calibration.timing_table import Fit, TimingTable
+from tritongemm.calibration.timings import DeviceTimings, Final, Timing
 from tritongemm.calibration.training import Size, train
 from tritongemm.device import DeviceSpec
 from tritongemm.selection.inputs import NAMES
@@ -30,23 +30,23 @@ _NEAR = 0.03
 _MOST = 0.12
 
 
-def sustained(source: Source) -> Source:
-    """``source`` with the times of configs as the rounds of finalists have them among each other.
+def sustained(measured: DeviceTimings) -> DeviceTimings:
+    """``measured`` with the times of configs as the rounds of finalists have them among each other.
 
     A problem's times stay where they are in the mean of its fastest configs. Where there are too
     few finalists to learn from, all stay.
     """
-    return replace(source, timings=tuple(
-        t for _, part in source.parts() for t in _lengthened(part)))
+    return replace(measured, timings=tuple(
+        t for _, part in measured.parts() for t in _lengthened(part)))
 
 
-def _lengthened(part: Source) -> Sequence[Timing]:
+def _lengthened(part: DeviceTimings) -> Sequence[Timing]:
     seen = Counter(f.rounds for f in part.finals)
     finals = [f for f in part.finals if seen[f.rounds] > 1]
     lost = _learned(finals, part.device)
     if lost is None:
         return part.timings
-    table = Table(part.timings, part.device)
+    table = TimingTable(part.timings, part.device)
     losses = lost(table.inputs(Fit(table.usual)))
     level = table.mean_of_problem(losses, np.exp(-table.behind / _NEAR))
     times = np.exp(table.log_time + np.clip(losses - level, -_MOST, _MOST))
@@ -57,7 +57,7 @@ def _learned(finals: Sequence[Final], device: DeviceSpec) -> Network | None:
     """What a config loses in rounds, as a logarithm and up to a summand of its problem's."""
     if not finals:
         return None
-    table = Table([Timing(f.problem, f.config, f.coarse_us) for f in finals], device)
+    table = TimingTable([Timing(f.problem, f.config, f.coarse_us) for f in finals], device)
     losses = np.log([f.final_us / f.coarse_us for f in finals])
     numbers: dict[tuple, int] = {}
     rounds = np.array([numbers.setdefault(f.rounds, len(numbers)) for f in finals])

@@ -35,13 +35,13 @@ STEP = 1e-4
 
 @dataclass(frozen=True)
 class Fit:
-    """Constants (logarithms, in the order of ``Table.keys``) and factors by config."""
+    """Constants (logarithms, in the order of ``TimingTable.keys``) and factors by config."""
 
     constants: np.ndarray
     factors: Mapping[str, float] = field(default_factory=dict)
 
 
-class Table:
+class TimingTable:
     """Timings as columns: counts of work, where each rate's constant stands, and the times."""
 
     def __init__(self, timings: Sequence[Timing], device: DeviceSpec) -> None:
@@ -81,9 +81,9 @@ class Table:
         self.factor_ids = [factor_id(t.config) for t in timings]
         self.num_sms = device.num_sms
 
-    def rows(self, chosen: Any) -> Table:
+    def rows(self, chosen: Any) -> TimingTable:
         """The rows of an index or mask, with the same constants and numbers of problems."""
-        part = object.__new__(Table)
+        part = object.__new__(TimingTable)
         part.__dict__.update(self.__dict__)
         part.work = SimpleNamespace(**{k: v[chosen] for k, v in vars(self.work).items()})
         for name in ("index", "scale", "log_time", "problem", "behind"):

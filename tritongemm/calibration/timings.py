@@ -47,7 +47,7 @@ class Final:
 
 
 @dataclass(frozen=True)
-class Source:
+class DeviceTimings:
     """What journals hold for one device: the fastest coarse time of each problem and config, the
     finalists, and of problems with a winner torch's time over the winner's (``vs_torch``)."""
 
@@ -58,7 +58,7 @@ class Source:
     triton: str
     vs_torch: Mapping[GemmProblem, float]
 
-    def parts(self) -> Iterator[tuple[tuple[str, ...], Source]]:
+    def parts(self) -> Iterator[tuple[tuple[str, ...], DeviceTimings]]:
         """The units of each of :data:`TOGETHER` that there are timings of, and what is of them."""
         for units in TOGETHER:
             timings = tuple(t for t in self.timings if t.problem.unit in units)
@@ -67,7 +67,8 @@ class Source:
                     f for f in self.finals if f.problem.unit in units))
 
 
-def read_timings(journals: Iterable[str | os.PathLike[str]], device: str | None = None) -> Source:
+def read_timings(journals: Iterable[str | os.PathLike[str]], device: str | None = None
+                 ) -> DeviceTimings:
     """The timings of ``journals``; only those of ``device`` (a slug) if given. Of products alone:
     what an epilogue reads and computes is none of what a calibration learns.
 
@@ -120,5 +121,5 @@ def read_timings(journals: Iterable[str | os.PathLike[str]], device: str | None 
         raise DataFileError(path, "holds no timing" + (f" of {device}" if device else "")
                             + "; sweep some problems first")
     timings = tuple(Timing(p, c, t) for (p, c), t in best.items())
-    return Source(device_named(slugs.pop()), timings, tuple(finals), tuple(sorted(runs)),
+    return DeviceTimings(device_named(slugs.pop()), timings, tuple(finals), tuple(sorted(runs)),
                   max(runs.values()), {problem: ratio for problem, (_, ratio) in winners.items()})

@@ -1,10 +1,11 @@
-"""A device that was measured little learns beside its sibling.
+"""Transfer learning: a device that was measured little learns from its sibling as well.
 
-It keeps the sibling's constants, with its own memory (``selection/sibling.py``), and a network
-learns what these miss from the timings of both, each in the terms of its own device: what the
-sibling shows of configs and problems, and what is otherwise here. Of 414 problems of an H100, a
-fifth left out in turn, choices have 0.977 of the best for 0.970 by the sibling alone:
-perf/results/nvidia-h100-80gb-hbm3/regret-beside-the-h200.csv.
+The source is the sibling, another device of the architecture with a calibration; the target is the
+device. The target keeps the source's constants, with its own memory (``selection/sibling.py``), and
+a network learns what these miss from the timings of both, each in the terms of its own device: what
+the source shows of configs and problems, and what differs on the target. Of 414 problems of an
+H100, with a fifth left out at a time, choices reach 0.977 of the best speed, and 0.970 by the
+source's calibration alone: perf/results/nvidia-h100-80gb-hbm3/regret-beside-the-h200.csv.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 
 from tritongemm.calibration.calibrate import contenders_of, near_the_best, neighbours_of, write
 from tritongemm.calibration.sustained import sustained
-from tritongemm.calibration.timings import Source, Timing, read_timings
+from tritongemm.calibration.timings import DeviceTimings, Timing, read_timings
 from tritongemm.calibration.training import train
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
@@ -38,7 +39,7 @@ from tritongemm.selection.network import Network
 from tritongemm.selection.sibling import sibling_of
 
 
-class Lessons(NamedTuple):
+class TrainingSet(NamedTuple):
     """What a network learns from, a row each timing.
 
     Attributes:
@@ -51,17 +52,17 @@ class Lessons(NamedTuple):
     misses: np.ndarray
     behind: np.ndarray
 
-    def of(self, chosen: np.ndarray) -> Lessons:
+    def rows(self, chosen: np.ndarray) -> TrainingSet:
         """Those of an index."""
-        return Lessons(tuple(self.timings[i] for i in chosen), self.inputs[chosen],
-                       self.misses[chosen], self.behind[chosen])
+        return TrainingSet(tuple(self.timings[i] for i in chosen), self.inputs[chosen],
+                           self.misses[chosen], self.behind[chosen])
 
-    def and_of(self, other: Lessons) -> Lessons:
-        """These, then ``other``."""
-        return Lessons(self.timings + other.timings,
-                       np.concatenate([self.inputs, other.inputs]),
-                       np.concatenate([self.misses, other.misses]),
-                       np.concatenate([self.behind, other.behind]))
+    def joined_with(self, other: TrainingSet) -> TrainingSet:
+        """These rows, then those of ``other``."""
+        return TrainingSet(self.timings + other.timings,
+                           np.concatenate([self.inputs, other.inputs]),
+                           np.concatenate([self.misses, other.misses]),
+                           np.concatenate([self.behind, other.behind]))
 
     def problems(self) -> tuple[GemmProblem, ...]:
         """Each once, in the order of its first timing."""
@@ -71,8 +72,8 @@ class Lessons(NamedTuple):
         """What a choice is made among."""
         return contenders_of([t.config for t in self.timings], self.behind)
 
-    def learned(self) -> NetworkRecord | None:
-        """The network; None: there are too few timings."""
+    def network(self) -> NetworkRecord | None:
+        """The network that is trained on it; None: there are too few timings."""
         return train(NAMES, self.inputs, self.misses, self.behind)
 
     def missed_by(self, record: NetworkRecord | None) -> np.ndarray:
@@ -80,24 +81,24 @@ class Lessons(NamedTuple):
         return self.misses if record is None else self.misses - Network(record)(self.inputs)
 
 
-class Beside(NamedTuple):
-    """What a device has to learn from beside its sibling, of some units.
+class Transfer(NamedTuple):
+    """What a device has to learn from, with its sibling, of some units.
 
     Attributes:
-        source: the device's timings, in the order of its lessons; run_ids: of both devices.
+        measured: the device's timings, in the order of ``target``; run_ids: of both devices.
         section: the sibling's, as it is on the device.
-        mine, theirs: the lessons of the device, and of the sibling.
+        target, source: of the device, and of the sibling.
     """
 
-    source: Source
+    measured: DeviceTimings
     run_ids: tuple[str, ...]
     section: Section
-    mine: Lessons
-    theirs: Lessons
+    target: TrainingSet
+    source: TrainingSet
 
 
-def lessons_of(timings: Sequence[Timing], served: Served) -> Lessons:
-    """The lessons of ``timings``, problem by problem, by the constants of a section."""
+def training_set_of(timings: Sequence[Timing], served: Served) -> TrainingSet:
+    """The training set of ``timings``, problem by problem, by the constants of a section."""
     by_problem: dict[GemmProblem, list[Timing]] = {}
     for timing in timings:
         by_problem.setdefault(timing.problem, []).append(timing)
@@ -109,12 +110,12 @@ def lessons_of(timings: Sequence[Timing], served: Served) -> Lessons:
         seen.append(inputs)
         misses.append(times - np.log(predicted_us))
         behind.append(times - times.min())
-    return Lessons(tuple(t for some in by_problem.values() for t in some),
-                   np.concatenate(seen), np.concatenate(misses), np.concatenate(behind))
+    return TrainingSet(tuple(t for some in by_problem.values() for t in some),
+                       np.concatenate(seen), np.concatenate(misses), np.concatenate(behind))
 
 
-def beside_sibling(journals: Iterable[str | os.PathLike[str]], device: str
-                   ) -> tuple[DeviceSpec, DeviceSpec, list[Beside]]:
+def transfers_from_sibling(journals: Iterable[str | os.PathLike[str]], device: str
+                           ) -> tuple[DeviceSpec, DeviceSpec, list[Transfer]]:
     """(device, sibling, what there is to learn) of journals of both.
 
     Raises:
@@ -122,41 +123,43 @@ def beside_sibling(journals: Iterable[str | os.PathLike[str]], device: str
         UsageError: the device has no sibling, or its calibration nothing of these units.
     """
     journals = list(journals)
-    mine = sustained(read_timings(journals, device))
-    sibling = sibling_of(mine.device)
+    target = sustained(read_timings(journals, device))
+    sibling = sibling_of(target.device)
     if sibling is None:
         raise UsageError(f"{device} has no sibling, no other device of its architecture with a "
                          "calibration; leave out --with-sibling")
-    theirs = dict(sustained(read_timings(journals, sibling.slug)).parts())
+    source = dict(sustained(read_timings(journals, sibling.slug)).parts())
     found = []
-    for units, part in mine.parts():
-        here, there = (of_sibling(sibling, x, units[0]) for x in (mine.device, sibling))
-        if here.section is not None and units in theirs:
-            lessons = lessons_of(part.timings, here)
-            found.append(Beside(replace(part, timings=lessons.timings),
-                                theirs[units].run_ids + part.run_ids, here.section, lessons,
-                                lessons_of(theirs[units].timings, there)))
+    for units, part in target.parts():
+        here, there = (of_sibling(sibling, x, units[0]) for x in (target.device, sibling))
+        if here.section is not None and units in source:
+            learned = training_set_of(part.timings, here)
+            found.append(Transfer(replace(part, timings=learned.timings),
+                                  source[units].run_ids + part.run_ids, here.section, learned,
+                                  training_set_of(source[units].timings, there)))
     if not found:
         raise UsageError(f"{sibling.slug} has no timings or no calibration of what {device} "
                          "measured; leave out --with-sibling")
-    return mine.device, sibling, found
+    return target.device, sibling, found
 
 
-def section_of(both: Beside) -> Section:
+def transferred_section(transfer: Transfer) -> Section:
     """The sibling's section with what a network learned from both."""
-    lessons = both.theirs.and_of(both.mine)
-    network = lessons.learned()
+    both = transfer.source.joined_with(transfer.target)
+    network = both.network()
     return replace(
-        both.section, run_ids=both.run_ids, problems=len(lessons.problems()),
-        results=len(lessons.misses),
-        rms_log_error=near_the_best(lessons.missed_by(network), lessons.behind),
-        contenders=lessons.contenders(),
-        neighbours=neighbours_of(lessons.problems(), both.source), network=network)
+        transfer.section, run_ids=transfer.run_ids, problems=len(both.problems()),
+        results=len(both.misses),
+        rms_log_error=near_the_best(both.missed_by(network), both.behind),
+        contenders=both.contenders(),
+        neighbours=neighbours_of(both.problems(), transfer.measured), network=network)
 
 
-def calibrate_beside(journals: Iterable[str | os.PathLike[str]], device: str,
-                     path: str | os.PathLike[str] | None = None) -> tuple[Path, Calibration]:
+def calibrate_with_sibling(journals: Iterable[str | os.PathLike[str]], device: str,
+                           path: str | os.PathLike[str] | None = None
+                           ) -> tuple[Path, Calibration]:
     """Learns from journals of ``device`` (a slug) and of its sibling, and writes what serves the
-    device from then on. What :func:`beside_sibling` raises."""
-    mine, sibling, found = beside_sibling(journals, device)
-    return write(mine, path or calibration_path(mine.slug, sibling.slug), map(section_of, found))
+    device from then on. What :func:`transfers_from_sibling` raises."""
+    target, sibling, found = transfers_from_sibling(journals, device)
+    return write(target, path or calibration_path(target.slug, sibling.slug),
+                 map(transferred_section, found))

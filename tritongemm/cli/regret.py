@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the shares of the best speed that the model and the nearest row reach."""
-    from tritongemm.calibration.regret import regret, regret_beside, shipped, write_csv
+    from tritongemm.calibration.regret import regret, regret_with_sibling, shipped, write_csv
 
     if args.shipped and (args.fresh is not None or args.folds is not None):
         raise UsageError("--shipped judges what is shipped on journals; leave out "
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         found = shipped(args.journals, args.device)
         print("best time / chosen time, by the calibration as it is shipped")
     elif args.journals:
-        found = (regret_beside if args.with_sibling else regret)(
+        found = (regret_with_sibling if args.with_sibling else regret)(
             args.journals, args.device, args.folds)
         print("best time / chosen time, each problem left out of what its choice was made from")
     else:
