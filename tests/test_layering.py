@@ -37,7 +37,7 @@ NEVER = {"records": {"torch", "triton", "pandas"}, "report": {"torch", "triton"}
          "errors": HEAVY, "settings": HEAVY, "config": HEAVY}
 #: Imported by whoever only wants to look: nothing heavy at module level.
 LIGHT = {"errors", "settings", "problem", "config", "device", "records", "report", "selection",
-         "cli"}
+         "workers", "cli"}
 
 
 def sources() -> list[Path]:
@@ -250,6 +250,10 @@ def test_light_modules_load_nothing_heavy():
     statements = "import importlib\n" + "\n".join(
         f"importlib.import_module({name!r})" for name in names)
     assert _loaded_by(statements) & HEAVY == set()
+
+
+def test_the_process_that_writes_a_benchs_rows_loads_nothing_heavy():
+    assert _loaded_by("import tritongemm.bench.runner, tritongemm.ladder.climbing") & HEAVY == set()
 
 
 def test_kernel_specs_load_without_torch_or_triton():

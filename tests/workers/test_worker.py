@@ -67,7 +67,7 @@ def test_results_come_one_by_one_and_in_order(worker):
     one = worker(index=0, seed=0)
     until(one, Ready)
     asked = request()
-    one.give(asked)
+    one.send(asked)
     events = until(one, Finished)
     assert [(e.index, e.value.values["time_us"]) for e in results(events)] == [
         (0, 16.0), (1, 32.0), (2, 48.0)]
@@ -81,7 +81,7 @@ def test_a_setup_is_made_once_and_again_in_a_new_process(worker, tmp_path):
     for _ in range(2):
         until(one, Ready)
         for _ in range(2):
-            one.give(request())
+            one.send(request())
             until(one, Finished)
         one.kill()
         one.start()
@@ -94,7 +94,7 @@ def test_a_setup_is_made_once_and_again_in_a_new_process(worker, tmp_path):
 def test_where_the_setup_fails_no_call_is_made(worker, behaviour, status):
     one = worker(index=0, seed=0, behaviour={"open 64x64x64": behaviour})
     until(one, Ready)
-    one.give(request())
+    one.send(request())
     failed, finished = until(one, Finished)
     assert (failed.index, failed.outcome.status) == (SETUP, status)
     assert finished.rest == (0, 1, 2)
@@ -132,7 +132,7 @@ def test_a_process_that_does_not_start_in_time_is_ended(worker):
 def test_what_a_process_prints_reaches_neither_the_pipe_nor_our_output(worker, capfd):
     one = worker(index=0, seed=0, behaviour={f"coarse *:{fakes.config(1).config_id}": "exit"})
     until(one, Ready)
-    one.give(request())
+    one.send(request())
     (failed,) = results(until(one, Finished))
     assert "last words of file.py" in failed.outcome.reason
     assert capfd.readouterr() == ("", "")
@@ -145,7 +145,7 @@ def test_a_death_costs_its_call_and_the_rest_comes_back(worker, behaviour, says)
     second = f"coarse *:{fakes.config(2).config_id}"
     one = worker(index=0, seed=0, behaviour={second: behaviour})
     until(one, Ready)
-    one.give(request(timeout_s=0.5 if behaviour == "hang" else 20.0))
+    one.send(request(timeout_s=0.5 if behaviour == "hang" else 20.0))
     events = until(one, Finished)
     first, failed = results(events)
     assert first.value.ok and failed.index == 1 and says in failed.outcome.reason
@@ -161,7 +161,7 @@ def test_a_call_that_raises_says_where_and_the_next_is_made(worker):
     second = f"coarse *:{fakes.config(2).config_id}"
     one = worker(index=0, seed=0, behaviour={second: "unexpected"})
     until(one, Ready)
-    one.give(request())
+    one.send(request())
     events = until(one, Finished)
     assert [type(e) for e in results(events)] == [Returned, Failed, Returned]
     failed = results(events)[1]
@@ -174,7 +174,7 @@ def test_the_user_of_one_worker_waits_for_its_events(worker):
     one = worker(index=0, seed=0, behaviour={f"coarse *:{fakes.config(1).config_id}": "hang"})
     (ready,) = one.wait_for(Ready, Refused)
     assert ready.info["device"].slug == "nvidia-h200"
-    one.give(request(1, timeout_s=0.3, setup=False))
+    one.send(request(1, timeout_s=0.3, setup=False))
     failed, finished = one.wait_for(Finished)
     assert failed.outcome.status == "timeout" and finished.rest == ()
     assert one.wait_for(Finished) == []  # there is no process
@@ -197,7 +197,7 @@ def test_ending_a_process_ends_what_it_started(worker, tmp_path):
     finally:
         sys.path.remove(str(tmp_path))
     until(one, Ready)
-    one.give(request(1, timeout_s=1.0, doing=COMPILE, setup=False))
+    one.send(request(1, timeout_s=1.0, doing=COMPILE, setup=False))
     events = until(one, Finished)
     assert "compiling took over 1 s" in events[0].outcome.reason
     grandchild = int(note.read_text())

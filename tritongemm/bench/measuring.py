@@ -84,7 +84,7 @@ class MeasuringProcess:
     def _ask(self, method: str, argument: object, timeout_s: float) -> Any:
         if not self._worker.idle:
             self.start()
-        self._worker.give(Request((Call(method, (argument,), timeout_s),)))
+        self._worker.send(Request((Call(method, (argument,), timeout_s),)))
         first = self._worker.wait_for(Finished)[0]
         if isinstance(first, Returned):
             return first.value

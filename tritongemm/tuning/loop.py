@@ -217,13 +217,13 @@ class Loop:
             if connection in measuring:
                 device = measuring[connection]
                 for event in devices.read(device):
-                    self._take(device, event)
+                    self._handle(device, event)
             elif pool is not None:
-                self._take_built(pool.read(compilers[connection]))
+                self._handle_built(pool.read(compilers[connection]))
         for device, event in devices.check():
-            self._take(device, event)
+            self._handle(device, event)
         if pool is not None:
-            self._take_built(pool.check())
+            self._handle_built(pool.check())
         self._begin()
         for device in devices:
             if device.lost:  # another device takes over its problems
@@ -279,7 +279,7 @@ class Loop:
         if known is not None:
             self._built(task, config, known)
 
-    def _take_built(self, answers: list) -> None:
+    def _handle_built(self, answers: list) -> None:
         for (task, config), outcome in answers:
             self._built(task, config, outcome)
 
@@ -371,7 +371,7 @@ class Loop:
             if device.worker.idle:
                 task = self._task_for(device)
                 if task is not None:
-                    self._give(device, task)
+                    self._send(device, task)
 
     def _task_for(self, device: DeviceWorker) -> Task | None:
         """Its own problem while there is something to measure; else the earliest other."""
@@ -379,7 +379,7 @@ class Loop:
                 and (t.ready or (t.coarse_over and t.final_groups))]
         return min(free, key=lambda t: t is not device.task, default=None)
 
-    def _give(self, device: DeviceWorker, task: Task) -> None:
+    def _send(self, device: DeviceWorker, task: Task) -> None:
         limit = self._options.per_config_timeout_s
         if task.owner is None:
             task.owner = device
@@ -396,7 +396,7 @@ class Loop:
                           "the final stage"),)
         task.measuring = set(configs)
         setup = Call("open", (task.problem,), _OPEN_FACTOR * limit, "making the operands")
-        device.worker.give(Request(calls, setup, asked))
+        device.worker.send(Request(calls, setup, asked))
 
     def _share_budget(self, task: Task) -> None:
         """Time is shared out evenly among the problems that have had none."""
@@ -407,7 +407,7 @@ class Loop:
             task.deadline = now + (self._deadline - now) / math.ceil(
                 waiting / len(self._devices))
 
-    def _take(self, device: DeviceWorker, event: Event) -> None:
+    def _handle(self, device: DeviceWorker, event: Event) -> None:
         task = device.task
         assert task is not None and isinstance(event, (Returned, Failed, Finished))
         asked = event.request.tag

@@ -103,16 +103,16 @@ class CompilePool:
                 if starting < len(self._queue):
                     worker.start()
             elif worker.idle:
-                self._give(worker)
+                self._send(worker)
 
-    def _give(self, worker: Worker) -> None:
+    def _send(self, worker: Worker) -> None:
         count = max(1, min(_MOST_AT_ONCE, len(self._queue) // (2 * len(self._workers))))
         problem = self._queue[0].problem
         builds = []
         while self._queue and len(builds) < count and self._queue[0].problem == problem:
             builds.append(self._queue.popleft())
         self._running[worker] = dict(enumerate(builds))
-        worker.give(Request(tuple(Call("one", (b.problem, b.config), self._timeout_s, COMPILE)
+        worker.send(Request(tuple(Call("one", (b.problem, b.config), self._timeout_s, COMPILE)
                                   for b in builds)))
 
     def connections(self) -> dict[Connection, Worker]:

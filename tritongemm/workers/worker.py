@@ -110,7 +110,7 @@ class Worker:
 
     @property
     def idle(self) -> bool:
-        """Whether a request can be given."""
+        """Whether a request can be sent."""
         return self.ready and self.request is None
 
     @property
@@ -154,8 +154,8 @@ class Worker:
         except OSError:
             pass  # it died already: reading the pipe will say so
 
-    def give(self, request: Request) -> None:
-        """Hands the process a request. Its death meanwhile shows as events of the next
+    def send(self, request: Request) -> None:
+        """Sends the process a request. Its death meanwhile shows as events of the next
         :meth:`read`."""
         assert self.idle
         self.request, self._left, self._index = request, set(range(len(request.calls))), None
