@@ -1,7 +1,8 @@
-"""Imports point down only, and what must stay light imports neither torch nor triton.
+"""Imports point down only and never in a circle, and what must stay light imports neither torch nor
+triton.
 
-The source is read with ``ast``, functions included; a name under ``if TYPE_CHECKING`` is no
-import.
+The source is read with ``ast``, functions included; a name under ``if TYPE_CHECKING`` counts for
+circles alone.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import ast
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ PACKAGE = Path(tritongemm.__file__).resolve().parent
 LAYERS = (
     ("errors",), ("settings",), ("problem", "config", "device"), ("records",),
     ("kernels", "baselines", "measure"), ("selection",), ("ops",), ("integration",),
-    ("tuning", "bench"), ("cli",),
+    ("workers",), ("tuning", "bench"), ("calibration", "ladder"), ("cli",),
 )
 #: The bottom may know itself: device reads settings, problem and config know errors.
 _LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -36,7 +37,7 @@ NEVER = {"records": {"torch", "triton", "pandas"}, "report": {"torch", "triton"}
          "errors": HEAVY, "settings": HEAVY, "config": HEAVY}
 #: Imported by whoever only wants to look: nothing heavy at module level.
 LIGHT = {"errors", "settings", "problem", "config", "device", "records", "report", "selection",
-         "cli"}
+         "workers", "cli"}
 
 
 def sources() -> list[Path]:
@@ -117,6 +118,62 @@ def test_report_stands_on_records_alone():
     assert wrong == []
 
 
+def dependencies() -> dict[str, set[str]]:
+    """Each module of the package -> those that it imports, in functions and for types too."""
+    modules = {".".join(("tritongemm", *p.relative_to(PACKAGE).with_suffix("").parts)
+                        ).removesuffix(".__init__"): p for p in sources()}
+    found: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        folder = ("tritongemm", *path.relative_to(PACKAGE).parts[:-1])
+        names = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+            if isinstance(node, ast.Import):
+                names.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                above = folder[:len(folder) - node.level + 1] if node.level else ()
+                base = ".".join((*above, *([node.module] if node.module else [])))
+                names.update(whole if (whole := f"{base}.{alias.name}") in modules else base
+                             for alias in node.names)
+        found[module] = names & set(modules) - {module}
+    return found
+
+
+def circles(imported: Mapping[str, set[str]]) -> list[list[str]]:
+    """The groups of modules that import each other, straight or through others of the group."""
+    reached: dict[str, set[str]] = {}
+    for module in imported:
+        seen: set[str] = set()
+        todo = [module]
+        while todo:
+            for other in imported[todo.pop()] - seen:
+                seen.add(other)
+                todo.append(other)
+        reached[module] = seen
+    groups = {frozenset(other for other in seen if module in reached[other])
+              for module, seen in reached.items() if module in seen}
+    return sorted(sorted(group) for group in groups)
+
+
+def test_no_file_imports_one_that_imports_it():
+    assert circles(dependencies()) == []
+
+
+@pytest.mark.parametrize(("imported", "expected"), [
+    ({"a": {"b"}, "b": {"c"}, "c": set()}, []),
+    ({"a": {"b"}, "b": {"a"}, "c": {"a"}}, [["a", "b"]]),
+    ({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"e"}, "e": {"d"}}, [["a", "b", "c"], ["d", "e"]]),
+], ids=["none", "two", "three and two"])
+def test_circles_are_found(imported, expected):
+    assert circles(imported) == expected
+
+
+def test_an_import_for_types_or_inside_a_function_counts_for_circles():
+    found = dependencies()
+    assert "tritongemm.bench.target" in found["tritongemm.bench.providers"]  # TYPE_CHECKING
+    assert "tritongemm.tuning.sweep" in found["tritongemm.cli.sweep"]  # in run()
+    assert "tritongemm.kernels.device.order" in found["tritongemm.kernels.device.tiled"]
+
+
 @pytest.mark.parametrize("part", sorted(NEVER))
 def test_these_never_import(part):
     wrong = [f"{path.relative_to(PACKAGE)}:{line} imports {module}"
@@ -193,6 +250,10 @@ def test_light_modules_load_nothing_heavy():
     statements = "import importlib\n" + "\n".join(
         f"importlib.import_module({name!r})" for name in names)
     assert _loaded_by(statements) & HEAVY == set()
+
+
+def test_the_process_that_writes_a_benchs_rows_loads_nothing_heavy():
+    assert _loaded_by("import tritongemm.bench.runner, tritongemm.ladder.climbing") & HEAVY == set()
 
 
 def test_kernel_specs_load_without_torch_or_triton():

@@ -75,10 +75,3 @@ def crash(spec):
 
 def broken(spec):
     raise RuntimeError("no such library")
-
-
-def compile_fake(build):
-    """``build`` is a word: what to do."""
-    if build == "dies":
-        os._exit(1)
-    return True

@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 
 from tritongemm import settings
-from tritongemm.bench.triton_rung import in_float32, scale_launch
 from tritongemm.device import representative
 from tritongemm.errors import ConstraintError
 from tritongemm.kernels import SPECS, spec_named
 from tritongemm.kernels.compile import build, build_launches, launches_of
 from tritongemm.kernels.ladder import RUNG_SPECS
+from tritongemm.ladder.triton_rung import in_float32, scale_launch
 from tritongemm.problem import GemmProblem
 
 pytest.importorskip("triton")

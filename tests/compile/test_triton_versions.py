@@ -17,8 +17,8 @@ import pytest
 pytest.importorskip("triton", reason="compiling needs triton")
 
 from tritongemm import settings
-from tritongemm.kernels.compile import triton_version
 from tritongemm.kernels.gluon_support import KNOWN
+from tritongemm.kernels.triton_version import triton_version
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent

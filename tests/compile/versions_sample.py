@@ -8,8 +8,9 @@ from tritongemm.config import KernelConfig
 from tritongemm.device import representative
 from tritongemm.errors import CompileError
 from tritongemm.kernels import SPECS, violation
-from tritongemm.kernels.compile import compile_launch, launches_of, triton_version
+from tritongemm.kernels.compile import compile_launch, launches_of
 from tritongemm.kernels.gluon_support import one_buffer_obstacle
+from tritongemm.kernels.triton_version import triton_version
 from tritongemm.problem import LAYOUTS, GemmProblem
 
 

@@ -7,9 +7,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tritongemm.bench.triton_rung import TritonRung  # noqa: E402
 from tritongemm.device import cuda_device  # noqa: E402
 from tritongemm.kernels.ladder import RUNG_SPECS  # noqa: E402
+from tritongemm.ladder.triton_rung import TritonRung  # noqa: E402
 from tritongemm.measure.numerics import check, reference  # noqa: E402
 from tritongemm.measure.operands import draw  # noqa: E402
 from tritongemm.ops.plan import bind_config  # noqa: E402

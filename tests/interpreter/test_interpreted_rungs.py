@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tritongemm.bench.triton_rung import TritonRung
 from tritongemm.device import interpreter_device
 from tritongemm.kernels.ladder import RUNG_SPECS
+from tritongemm.ladder.triton_rung import TritonRung
 from tritongemm.measure.numerics import check, reference
 from tritongemm.measure.operands import draw
 from tritongemm.ops.plan import bind_config

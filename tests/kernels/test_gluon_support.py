@@ -28,7 +28,7 @@ def triton(monkeypatch):
     """Pretends that this version is installed."""
     def install(version):
         gluon_support.forget()
-        monkeypatch.setattr(compiling, "triton_version", lambda: version)
+        monkeypatch.setattr(gluon_support, "triton_version", lambda: version)
     yield install
     monkeypatch.undo()
     gluon_support.forget()

@@ -11,16 +11,12 @@ pytest.importorskip("torch")
 from tritongemm.errors import DeviceError
 from tritongemm.measure.clocks import Reading, Sampler
 from tritongemm.measure.comparison import Comparing
-from tritongemm.measure.contender import (
-    CONTROL,
-    TORCH,
-    Contender,
-    Measurement,
-)
+from tritongemm.measure.contender import TORCH, Contender, Measurement
 from tritongemm.measure.graph import CaptureError
 from tritongemm.measure.numerics import ErrorReport
 from tritongemm.measure.power import PowerBlocks
 from tritongemm.measure.rounds import Rounds
+from tritongemm.records.control import CONTROL
 
 TIMES = {TORCH: 2000.0, CONTROL: 2000.0, "fast": 1000.0, "eager": 4000.0, "secret": 500.0}
 

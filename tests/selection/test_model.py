@@ -13,6 +13,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from selection_made import TILED, TMA, calibrate
 
+from tritongemm.calibration.calibrate import corrected
+from tritongemm.calibration.timing_table import Fit, TimingTable
+from tritongemm.calibration.timings import Timing
 from tritongemm.config import KernelConfig
 from tritongemm.device import device_named, interpreter_device, representative
 from tritongemm.ops.explain import explain_problem
@@ -22,9 +25,6 @@ from tritongemm.selection.columns import Columns, kind_of
 from tritongemm.selection.model import Rates, keys_of, model_for, predict, scales
 from tritongemm.selection.shipped import configs as shipped_configs
 from tritongemm.selection.work import class_of, resident_programs, static_of, work_of
-from tritongemm.tuning.calibrate import corrected
-from tritongemm.tuning.table import Fit, Table
-from tritongemm.tuning.timings import Timing
 
 H200 = device_named("nvidia-h200")
 SQUARE = GemmProblem.contiguous(4096, 4096, 4096, layout="nt")
@@ -222,7 +222,7 @@ def test_what_calibration_predicts_is_what_a_call_predicts(h200):
                 GemmProblem.contiguous(1000, 520, 2056, batch=3, layout="tt", dtype="fp16"))
     timings = [Timing(problem, config, 1.0) for problem in problems
                for config in candidates(problem, h200, 60)]
-    table = Table(timings, h200)
+    table = TimingTable(timings, h200)
     constants = [model_for(t.problem, h200)._constants(
         [t.config], [class_of(t.config)], [static_of(t.problem, t.config, h200)])[:, 0]
         * np.array(scales(t.problem, h200)) for t in timings]

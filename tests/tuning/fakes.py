@@ -18,8 +18,8 @@ from tritongemm.device import DeviceSpec, device_named
 from tritongemm.errors import CompileError, DeviceError, LaunchError
 from tritongemm.problem import GemmProblem
 from tritongemm.tuning.candidates import Candidates, PruneReport
-from tritongemm.tuning.jobs import Outcome
 from tritongemm.tuning.sweep import SweepReport, sweep
+from tritongemm.workers.messages import Outcome
 
 MEASURER, BUILDER = "fakes:Measurer", "fakes:Builder"
 #: The builder's behaviour is the config's group_m.

@@ -20,14 +20,14 @@ from tritongemm.records.spaces import read_space
 from tritongemm.selection import choose
 from tritongemm.selection.model import model_for
 from tritongemm.tuning import candidates
-from tritongemm.tuning.candidates import Planner
+from tritongemm.tuning.candidates import KernelPlanner
 
 H200 = device_named("nvidia-h200")
 LARGE = GemmProblem.contiguous(2048, 2048, 2048)
 
 
 def test_every_candidate_is_legal_and_every_other_config_is_counted_under_a_rule():
-    found = Planner()(LARGE, H200)
+    found = KernelPlanner()(LARGE, H200)
     assert found.configs
     assert all(violation(LARGE, c, H200) is None for c in found.configs)
     report = found.report
@@ -38,15 +38,15 @@ def test_every_candidate_is_legal_and_every_other_config_is_counted_under_a_rule
 
 def test_the_most_promising_come_first():
     model = model_for(LARGE, H200)
-    found = Planner()(LARGE, H200).configs
+    found = KernelPlanner()(LARGE, H200).configs
     times = [model.estimate(LARGE, c).total_us for c in found]
     # numpy sums the product of one row in another order than that of many: 1e-7, in float32
     assert times == pytest.approx(sorted(times), rel=1e-6)
 
 
 def test_top_takes_the_first_and_the_present_choice():
-    everything = Planner()(LARGE, H200).configs
-    found = Planner(top=5)(LARGE, H200)
+    everything = KernelPlanner()(LARGE, H200).configs
+    found = KernelPlanner(top=5)(LARGE, H200)
     assert set(everything[:5]) <= set(found.configs)
     assert set(found.configs) - set(everything[:5]) <= {choose(LARGE, H200).config}
     assert found.report.not_chosen >= len(everything) - 6
@@ -60,17 +60,17 @@ def test_the_present_choice_is_measured_where_the_space_has_it_no_more(tmp_path,
     path = tmp_path / f"{present.kernel}.json"
     path.write_text(json.dumps({"schema_version": 1, "kernel": present.kernel, "axes": axes}))
     monkeypatch.setattr(candidates, "load_space", lambda kernel: read_space(path))
-    assert set(Planner([present.kernel])(LARGE, H200).configs) == {present, other}
+    assert set(KernelPlanner([present.kernel])(LARGE, H200).configs) == {present, other}
 
 
 def test_a_random_subset_is_the_same_for_a_seed_and_differs_between_seeds():
-    first, again, other = (Planner(subset=8, seed=s)(LARGE, H200).configs for s in (1, 1, 2))
+    first, again, other = (KernelPlanner(subset=8, seed=s)(LARGE, H200).configs for s in (1, 1, 2))
     assert first == again != other
     assert 8 <= len(first) <= 9
 
 
 def test_only_the_kernels_asked_for():
-    found = Planner(["tiled"])(LARGE, H200)
+    found = KernelPlanner(["tiled"])(LARGE, H200)
     assert {c.kernel for c in found.configs} == {"tiled"}
 
 
@@ -79,7 +79,7 @@ def test_only_the_kernels_asked_for():
 ])
 def test_bad_options_are_named(options, words):
     with pytest.raises(UsageError, match=words):
-        Planner(**options)
+        KernelPlanner(**options)
 
 
 def test_a_malformed_space_is_an_error_naming_the_file(tmp_path):
@@ -87,17 +87,17 @@ def test_a_malformed_space_is_an_error_naming_the_file(tmp_path):
     (tmp_path / "spaces" / "tiled.json").write_text(
         json.dumps({"schema_version": 1, "kernel": "tiled", "axes": {"block_m": [0]}}))
     with settings.override(config_dir=tmp_path), pytest.raises(DataFileError, match="tiled.json"):
-        Planner()
+        KernelPlanner()
 
 
 def test_a_dtype_that_no_kernel_takes_has_no_candidates():
-    found = Planner()(GemmProblem.contiguous(64, 64, 64, dtype="fp64"), H200)
+    found = KernelPlanner()(GemmProblem.contiguous(64, 64, 64, dtype="fp64"), H200)
     assert found.configs == () and found.report.kept == 0
 
 
 @pytest.mark.parametrize("extents", [(0, 64, 64), (64, 0, 64), (64, 64, 0)])
 def test_an_empty_product_has_no_candidates(extents):
-    assert Planner()(GemmProblem.contiguous(*extents), H200).configs == ()
+    assert KernelPlanner()(GemmProblem.contiguous(*extents), H200).configs == ()
 
 
 @hypothesis_settings(deadline=None)  # the first reads the calibration
@@ -107,15 +107,15 @@ def test_an_empty_product_has_no_candidates(extents):
 def test_any_problem_has_legal_candidates_only(m, n, k, dtype, layout, arch):
     problem = GemmProblem.contiguous(m, n, k, dtype=dtype, layout=layout)
     device = representative(arch)
-    for config in Planner(["tiled"], top=3)(problem, device).configs:
+    for config in KernelPlanner(["tiled"], top=3)(problem, device).configs:
         assert violation(problem, config, device) is None
 
 
 def test_the_lines_of_a_report_name_rules_and_counts():
-    report = Planner(top=3)(LARGE, H200).report
+    report = KernelPlanner(top=3)(LARGE, H200).report
     lines = report.lines()
     assert lines[0].startswith(f"{report.kept} candidates of {report.considered} ")
     assert len(lines) == 2 + len(report.removed)
-    both = Planner()(LARGE, H200).report
+    both = KernelPlanner()(LARGE, H200).report
     both.add(report)
     assert both.considered == 2 * report.considered

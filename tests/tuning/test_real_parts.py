@@ -29,7 +29,7 @@ SMALL = KernelConfig("tiled", 16, 16, 32, num_warps=1, num_stages=1)
 def test_the_builder_compiles_for_a_gpu_that_is_not_there_and_then_finds_it_stored(tmp_path):
     pytest.importorskip("triton")
     with settings.override(cache_dir=tmp_path):
-        from tritongemm.tuning.builder import Builder
+        from tritongemm.workers.builder import Builder
 
         problem = GemmProblem.contiguous(64, 64, 64)
         key = Builder.key(problem, SMALL, H200)

@@ -15,9 +15,9 @@ from tritongemm.errors import CompileError, DataFileError, DeviceError, UsageErr
 from tritongemm.problem import GemmProblem
 from tritongemm.records.codec import config_from_json, problem_from_json
 from tritongemm.records.journal import read_journal
-from tritongemm.tuning.jobs import Outcome
 from tritongemm.tuning.progress import Plain, Progress, Snapshot
 from tritongemm.tuning.task import Task
+from tritongemm.workers.messages import Outcome
 
 FOUR = [config(n) for n in (1, 2, 3, 4)]
 
@@ -322,7 +322,7 @@ def test_a_system_that_starts_no_process_is_a_clear_error(tmp_path, monkeypatch)
     def refuse(*_: object, **__: object):
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
-    monkeypatch.setattr("tritongemm.tuning.station.subprocess.Popen", refuse)
+    monkeypatch.setattr("tritongemm.workers.worker.subprocess.Popen", refuse)
     with pytest.raises(DeviceError, match="no process can be started"):
         run(tmp_path / "j.jsonl", FOUR)
 

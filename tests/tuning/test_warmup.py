@@ -19,7 +19,7 @@ from tritongemm.problem import LAYOUTS, GemmProblem
 from tritongemm.records.suites import Shape
 from tritongemm.selection import choose
 from tritongemm.tuning import warmup as warming
-from tritongemm.tuning.builder import Builder
+from tritongemm.workers.builder import Builder
 
 H200 = device_named("nvidia-h200")
 SHAPES = [(64, 512, 512), (128, 512, 512), (4096, 4096, 512), (999, 1001, 333)]

@@ -6,9 +6,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from tritongemm.records.control import control_limit
-
-CONTROL = "torch-control"
+from tritongemm.records.control import CONTROL, control_limit
 
 Row = Mapping[str, object]
 

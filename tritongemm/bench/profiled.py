@@ -23,14 +23,11 @@ def known(kernel: str) -> None:
         try:
             providers.load(kernel)
         except UsageError as error:
-            from tritongemm.bench import ladder
-
-            names = (*SPECS, *providers.PROVIDERS, *(r.name for r in ladder.RUNGS
-                                                     if r.kind != ladder.HOST))
             if "+" in kernel:
                 raise
-            raise UsageError(f"kernel {kernel!r} is not known; use one of {', '.join(names)}"
-                             ) from error
+            raise UsageError(f"kernel {kernel!r} is not known; use one of "
+                             f"{', '.join((*SPECS, *providers.PROVIDERS))}, or a CUDA or Triton "
+                             "rung (`tritongemm ladder --list`)") from error
 
 
 def prepare(problem: GemmProblem, kernel: str, where: target.Target) -> Prepared:

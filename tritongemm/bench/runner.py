@@ -10,18 +10,22 @@ cut short loses nothing, and ``resume`` goes on in the middle of a pass.
 
 from __future__ import annotations
 
+import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tritongemm.bench import combine, precompile
-from tritongemm.bench.child import DEFAULT_OPENER, Child, ChildLost
-from tritongemm.bench.combine import CONTROL, Control
-from tritongemm.bench.providers import BASELINE, check_names
+from tritongemm.bench import combine
+from tritongemm.bench.combine import Control
+from tritongemm.bench.measuring import DEFAULT_OPENER, MeasuringProcess, ProcessLost
+from tritongemm.bench.providers import check_names
 from tritongemm.bench.session import Columns, Hello, Job, SessionSpec
-from tritongemm.errors import UsageError
+from tritongemm.errors import CompileError, UsageError
 from tritongemm.problem import GemmProblem
+from tritongemm.records.codec import problem_key
+from tritongemm.records.control import BASELINE, CONTROL
 from tritongemm.records.rows import (
     append_rows,
     derive,
@@ -33,6 +37,9 @@ from tritongemm.records.rows import (
 )
 from tritongemm.records.run import new_run_id, utc_now
 from tritongemm.records.suites import Shape
+from tritongemm.workers.compile_pool import compile_all
+
+_LOG = logging.getLogger("tritongemm")
 
 Work = tuple[Shape, GemmProblem]
 #: Seconds that one problem may take, compiling and all providers together.
@@ -139,18 +146,18 @@ def bench(plan: BenchPlan, progress: Callable[[Progress], None] = lambda event: 
         UsageError, DeviceError: a provider or device that is not there.
         DataFileError: the CSV or a sidecar cannot be written or read.
     """
-    with Child(SessionSpec(plan.device, plan.providers), plan.opener) as child:
-        hello = child.start()
+    with MeasuringProcess(SessionSpec(plan.device, plan.providers), plan.opener) as process:
+        hello = process.start()
         progress(Progress("start", message=hello.device.name))
-        return _Bench(plan, child, hello, progress).run()
+        return _Bench(plan, process, hello, progress).run()
 
 
 class _Bench:
     """One call of :func:`bench`."""
 
-    def __init__(self, plan: BenchPlan, child: Child, hello: Hello,
+    def __init__(self, plan: BenchPlan, process: MeasuringProcess, hello: Hello,
                  progress: Callable[[Progress], None]) -> None:
-        self.plan, self.child, self.hello, self.progress = plan, child, hello, progress
+        self.plan, self.process, self.hello, self.progress = plan, process, hello, progress
         # What is not timed has no scatter to take a median of.
         self.passes = plan.processes if hello.timed else 1
         self.suites = list(dict.fromkeys(shape.suite for shape, _ in plan.work))
@@ -192,7 +199,7 @@ class _Bench:
         found = []
         for index in range(self.passes):
             if index:
-                self.child.start()  # a fresh process each pass
+                self.process.start()  # a fresh process each pass
             path = folder / f"{self.plan.out.stem}-{index + 1}.csv"
             before = self._rows_of(path) if self.plan.resume else {}
             done = finished | set(before)
@@ -227,8 +234,8 @@ class _Bench:
         """Every provider's columns. Where the process is lost, who lost it is found by measuring
         each provider alone; that one's row says how, and the others keep theirs."""
         try:
-            return self.child.measure(job, self.plan.timeout_s)
-        except ChildLost as lost:
+            return self.process.measure(job, self.plan.timeout_s)
+        except ProcessLost as lost:
             self.progress(Progress("lost", problem=job.problem, message=lost.reason))
             ended: dict[str, object] = {"status": lost.status, "error": lost.reason}
         if not job.providers:
@@ -248,15 +255,27 @@ class _Bench:
         if self.plan.compile_workers == 0:
             return
         try:
-            wanted = self.child.builds(list(dict.fromkeys(problems)))
-        except ChildLost as lost:
+            wanted = self.process.builds(list(dict.fromkeys(problems)))
+        except ProcessLost as lost:
             self.progress(Progress("lost", message=lost.reason))
             return
-        built = precompile.compile_ahead(
-            [(problem, config, self.hello.device) for problem, config in wanted],
-            workers=self.plan.compile_workers,
-            progress=lambda done, total: self.progress(Progress("compile", done, total)))
-        self.compile_s.update(((problem, config), seconds) for problem, config, seconds in built)
+        builds = {f"{problem_key(problem)} {config.config_id}": (problem, config)
+                  for problem, config in wanted}
+        try:
+            built = compile_all(
+                [(key, *build) for key, build in builds.items()], {"device": self.hello.device},
+                workers=self.plan.compile_workers or len(os.sched_getaffinity(0)),
+                progress=lambda done, total: self.progress(Progress("compile", done, total)))
+        except CompileError as error:  # the measuring process compiles what it needs
+            self.progress(Progress("lost", message=str(error)))
+            return
+        for key, outcome in built.items():
+            problem, config = builds[key]
+            if not outcome.ok:  # the measuring process meets it again, in its row
+                _LOG.info("%s of %s is not compiled ahead: %s", config.config_id, problem,
+                          outcome.reason)
+            seconds = outcome.values.get("compile_s")
+            self.compile_s[problem, config.config_id] = seconds  # type: ignore[assignment]
 
     # -- rows and sidecars --------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """What runs inside the measuring process: providers made ready, measured, told as columns.
 
-The parent process imports neither torch nor triton; it opens a session by name in a child
-(:mod:`tritongemm.bench.child`) and asks it one problem at a time.
+The parent process imports neither torch nor triton; it opens a session by name in a worker
+(:mod:`tritongemm.bench.measuring`) and asks it one problem at a time.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 from tritongemm.bench import providers, target
-from tritongemm.bench.providers import BASELINE, Prepared
+from tritongemm.bench.providers import Prepared
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.errors import DeviceError, TritonGemmError, UsageError
 from tritongemm.problem import GemmProblem
+from tritongemm.records.control import BASELINE
+from tritongemm.workers.child import resolve
 
 if TYPE_CHECKING:
     from tritongemm.measure.contender import Measurement
@@ -201,3 +203,23 @@ def _columns(measurement: Measurement) -> dict[str, object]:
 def open_session(spec: SessionSpec) -> Session:
     """The session that the bench opens unless told another."""
     return Session(spec)
+
+
+class Served:
+    """What the measuring process serves (``workers/child.py``): the session that ``opener``, a
+    ``module:function``, opens."""
+
+    def __init__(self, spec: SessionSpec, opener: str) -> None:
+        self._session: Session = resolve(opener)(spec)  # type: ignore[operator]
+
+    def info(self) -> Hello:
+        """What the session says of itself."""
+        return self._session.hello
+
+    def builds(self, problems: Sequence[GemmProblem]) -> list[tuple[GemmProblem, KernelConfig]]:
+        """See :meth:`Session.builds`."""
+        return self._session.builds(problems)
+
+    def measure(self, job: Job) -> Columns:
+        """See :meth:`Session.measure`."""
+        return self._session.measure(job)

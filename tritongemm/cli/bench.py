@@ -173,8 +173,7 @@ def _minutes(seconds: float) -> str:
 
 def _of_row(row: Mapping[str, object]) -> str:
     """``torch 177.5 us``, ``tritongemm 1.031x (1.020-1.042)``; nothing for the control."""
-    from tritongemm.bench.combine import CONTROL
-    from tritongemm.bench.providers import BASELINE
+    from tritongemm.records.control import BASELINE, CONTROL
 
     name = row["provider"]
     if name == CONTROL:

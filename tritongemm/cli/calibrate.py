@@ -25,13 +25,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Fits, trains, writes, and says how well the model describes what it was made of."""
     if args.with_sibling:
-        from tritongemm.tuning.beside import calibrate_beside
+        from tritongemm.calibration.transfer import calibrate_with_sibling
 
         if args.device is None:
             raise UsageError("--with-sibling: name the device that it is for with --device")
-        path, calibration = calibrate_beside(args.journals, args.device, args.out)
+        path, calibration = calibrate_with_sibling(args.journals, args.device, args.out)
     else:
-        from tritongemm.tuning.calibrate import calibrate
+        from tritongemm.calibration.calibrate import calibrate
 
         path, calibration = calibrate(args.journals, args.device, args.out)
     for section in calibration.sections:

@@ -13,8 +13,8 @@ from tritongemm.cli.shapes import integers
 from tritongemm.errors import MissingDependencyError, TritonGemmError, UsageError
 
 if TYPE_CHECKING:
-    from tritongemm.bench.experiments import Experiment
-    from tritongemm.bench.ladder_run import LadderPlan, Row, Size
+    from tritongemm.ladder.climbing import LadderPlan, Row, Size
+    from tritongemm.ladder.experiments import Experiment
 
 DEFAULT_OUT = Path("results/ladder.csv")
 _KINDS = ("host", "cuda", "triton")
@@ -84,8 +84,8 @@ def run(args: argparse.Namespace) -> int:
         return _list()
     if args.draw:
         return _draw(args.draw, args.markdown)
-    from tritongemm.bench import experiments
-    from tritongemm.bench.ladder_run import climb, rows_of
+    from tritongemm.ladder import experiments
+    from tritongemm.ladder.climbing import climb, rows_of
 
     chosen = experiments.experiment(args.experiment) if args.experiment else None
     plan = _plan(args, _on_cpu(args), chosen)
@@ -148,8 +148,8 @@ def _on_cpu(args: argparse.Namespace) -> bool:
 
 
 def _plan(args: argparse.Namespace, cpu: bool, chosen: Experiment | None) -> LadderPlan:
-    from tritongemm.bench.experiments import ablation
-    from tritongemm.bench.ladder_run import Climb, LadderPlan
+    from tritongemm.ladder.climbing import Climb, LadderPlan
+    from tritongemm.ladder.experiments import ablation
 
     if args.source and args.profile:
         raise UsageError("--from measures nothing; leave out --profile (counters that are stored "
@@ -181,7 +181,7 @@ def _sizes(args: argparse.Namespace, cpu: bool) -> tuple[Size, ...]:
         m, n, k = (integers(text, axis) for axis, text in zip("mnk", axes))
         sizes = tuple((x, y, z) for x in m for y in n for z in k)
     elif args.source and not args.size:
-        from tritongemm.bench.ladder_run import sizes_in
+        from tritongemm.ladder.climbing import sizes_in
 
         return sizes_in(args.source)
     else:
@@ -194,8 +194,8 @@ def _sizes(args: argparse.Namespace, cpu: bool) -> tuple[Size, ...]:
 
 
 def _rungs(args: argparse.Namespace, cpu: bool) -> tuple[str, ...]:
-    from tritongemm.bench import ladder
-    from tritongemm.bench.rung_provider import parse
+    from tritongemm.ladder import catalog
+    from tritongemm.ladder.provider import parse
 
     # The interpreter proves Triton's rungs and no others.
     standard = "host" if cpu else "triton" if settings.current().interpret else "cuda,triton"
@@ -203,7 +203,7 @@ def _rungs(args: argparse.Namespace, cpu: bool) -> tuple[str, ...]:
     texts: dict[str, None] = {}
     for word in (word.strip() for word in words):
         if word in _KINDS:
-            texts.update(dict.fromkeys(r.name for r in ladder.rungs(word)))
+            texts.update(dict.fromkeys(r.name for r in catalog.rungs(word)))
         else:
             parse(word)
             texts[word] = None
@@ -220,8 +220,8 @@ def _rungs(args: argparse.Namespace, cpu: bool) -> tuple[str, ...]:
 def _tables(args: argparse.Namespace, plan: LadderPlan, chosen: Experiment | None,
             rows: Sequence[Row], counters: Mapping[tuple, Mapping[str, float]]):
     """(marker, title, (heads, cells)) of each table."""
-    from tritongemm.bench import experiments
-    from tritongemm.bench.ladder_run import table
+    from tritongemm.ladder import experiments
+    from tritongemm.ladder.climbing import table
 
     if chosen is not None:
         told = {f"{text} {size[0]}": values for (text, size), values in counters.items()}
@@ -292,8 +292,8 @@ def _check_markers(path: Path, markers: Sequence[str]) -> None:
 
 
 def _floor(chosen: Experiment, rows: Sequence[Row]) -> str:
-    from tritongemm.bench.experiments import floor_text
     from tritongemm.device import device_named
+    from tritongemm.ladder.experiments import floor_text
 
     return floor_text(chosen, device_named(str(rows[0]["device"])))
 
@@ -350,10 +350,10 @@ def _profile(plan: LadderPlan, path: Path) -> dict[tuple, dict[str, float]]:
 # -- other answers --------------------------------------------------------------------------------
 
 def _list() -> int:
-    from tritongemm.bench import ladder
-    from tritongemm.bench.experiments import EXPERIMENTS
+    from tritongemm.ladder import catalog
+    from tritongemm.ladder.experiments import EXPERIMENTS
 
-    for one in ladder.RUNGS:
+    for one in catalog.RUNGS:
         print(f"{one.kind:<7}{one.name:<24}{', '.join(one.sources)}\n       {one.idea} "
               f"{one.lesson}")
         if one.parameters:
@@ -365,7 +365,7 @@ def _list() -> int:
 
 
 def _draw(folder: Path, page: Path | None) -> int:
-    from tritongemm.bench.drawing import REUSE_HEADS, reuse_rows, write_drawings
+    from tritongemm.ladder.drawing import REUSE_HEADS, reuse_rows, write_drawings
 
     written = write_drawings(folder)
     print(f"{len(written)} drawings in {folder}")

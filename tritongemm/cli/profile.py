@@ -28,15 +28,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints and stores the counters of every launch; 0. Raises :class:`TritonGemmError`."""
-    from tritongemm.bench import counters, ladder, profiled
+    from tritongemm.bench import counters, profiled
+    from tritongemm.ladder import catalog
 
     for axis in ("m", "n", "k"):
         if not 1 <= getattr(args, axis) <= MAX_EXTENT:
             raise UsageError(f"{axis.upper()}={getattr(args, axis)} is outside 1 to {MAX_EXTENT}")
     profiled.known(args.kernel)
     head = args.kernel.partition("+")[0]
-    fp32 = any(r.name == head and r.kind != ladder.TRITON for r in ladder.RUNGS)
-    if fp32 and ladder.rung(head).kind == ladder.HOST:
+    fp32 = any(r.name == head and r.kind != catalog.TRITON for r in catalog.RUNGS)
+    if fp32 and catalog.rung(head).kind == catalog.HOST:
         raise UsageError(f"{head} runs on the CPU; ncu reads a GPU's counters")
     dtype = args.dtype or ("fp32" if fp32 else "bf16")
     problem = GemmProblem.contiguous(args.m, args.n, args.k, dtype=dtype, layout=args.layout,

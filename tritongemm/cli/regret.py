@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from tritongemm.errors import UsageError
 
 if TYPE_CHECKING:
-    from tritongemm.tuning.regret import Regret
+    from tritongemm.calibration.regret import Regret
 
 _WORST_SHOWN = 8
 
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the shares of the best speed that the model and the nearest row reach."""
-    from tritongemm.tuning.regret import regret, regret_beside, shipped, write_csv
+    from tritongemm.calibration.regret import regret, regret_with_sibling, shipped, write_csv
 
     if args.shipped and (args.fresh is not None or args.folds is not None):
         raise UsageError("--shipped judges what is shipped on journals; leave out "
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         found = shipped(args.journals, args.device)
         print("best time / chosen time, by the calibration as it is shipped")
     elif args.journals:
-        found = (regret_beside if args.with_sibling else regret)(
+        found = (regret_with_sibling if args.with_sibling else regret)(
             args.journals, args.device, args.folds)
         print("best time / chosen time, each problem left out of what its choice was made from")
     else:
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(found: Sequence[Regret]) -> None:
-    from tritongemm.tuning.regret import summaries
+    from tritongemm.calibration.regret import summaries
 
     print(f"{'problems':<18}{'count':>6}{'model':>9}{'worst':>8}{'nearest':>10}{'worst':>8}")
     for kind, (model, nearest) in summaries(found).items():
@@ -113,9 +113,9 @@ def _show(found: Sequence[Regret]) -> None:
 
 def _fresh(args: argparse.Namespace) -> list[Regret] | None:
     """Draws and measures; None where only the plan was asked for."""
+    from tritongemm.calibration import fresh_regret
     from tritongemm.cli.sweep import progress_of
     from tritongemm.device import current_device, device_named
-    from tritongemm.tuning import fresh_regret
 
     device = device_named(args.device) if args.device else current_device()
     problems = fresh_regret.drawn_for(device, args.fresh, args.count)

@@ -116,7 +116,7 @@ def _promising(problems: list[GemmProblem], factor: float,
 def _sweep_rungs(text: str, problems: list, journal: str, kernels: object,
                  options: dict[str, object]) -> int:
     """One rung after another; the worst of their statuses."""
-    from tritongemm.tuning.rungs import sweep_rungs, sweepable
+    from tritongemm.ladder.rung_sweep import sweep_rungs, sweepable
 
     if kernels:
         raise UsageError("--kernels and --rungs exclude each other")

@@ -16,7 +16,6 @@ import subprocess
 import tempfile
 import time
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from tritongemm import settings
@@ -33,6 +32,7 @@ from tritongemm.kernels.launch import (
     Scalar,
     descriptor_type,
 )
+from tritongemm.kernels.triton_version import triton_version
 from tritongemm.problem import GemmProblem, dtype_of
 from tritongemm.records.atomic import write_atomic
 
@@ -118,17 +118,6 @@ def binary_key(launch: Launch, arch: int) -> str:
     parts = {"store": _STORE_VERSION, "device_code": device_code_digest(),
              "triton": triton_version(), "arch": arch, "launch": launch.static_key()}
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-@functools.cache
-def triton_version() -> str:
-    """Triton's version without importing it; empty where it is not installed."""
-    for name in ("triton", "pytorch-triton"):
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return ""
 
 
 @functools.cache

@@ -11,6 +11,8 @@ import functools
 import importlib.util
 from pathlib import Path
 
+from tritongemm.kernels.triton_version import triton_version
+
 #: Minor versions that tests/compile/test_triton_versions.py compiles the kernels with.
 KNOWN = ((3, 6), (3, 9))
 #: From here on a piece of shared memory cannot be read as a larger one, which kernels need that
@@ -23,13 +25,13 @@ _refused: str | None = None
 
 def obstacle() -> str | None:
     """Why Gluon kernels are not used here; None where they are, and where there is no Triton."""
-    return _refused or _obstacle(_version())
+    return _refused or _obstacle(triton_version())
 
 
 def one_buffer_obstacle() -> str | None:
     """Why only tiles of a power of two columns, none turned and no clusters, are used here, or
     None."""
-    version = _version()
+    version = triton_version()
     if version and _minor(version) >= _NO_ONE_BUFFER:
         return (f"Triton {version} does not let a kernel keep both operands in one buffer, which "
                 "clusters, turned tiles and tiles whose width is no power of two need")
@@ -47,12 +49,6 @@ def forget() -> None:
     global _refused
     _refused = None
     _obstacle.cache_clear()
-
-
-def _version() -> str:
-    from tritongemm.kernels import compile as compiling  # it imports the kernels' rules
-
-    return compiling.triton_version()
 
 
 def _minor(version: str) -> tuple[int, ...]:

@@ -9,20 +9,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from tritongemm.errors import UsageError
 from tritongemm.measure.clocks import Reading
-from tritongemm.measure.contender import CONTROL, TORCH, Contender, Measurement
+from tritongemm.measure.contender import TORCH, Contender, Measurement
 from tritongemm.measure.entry import Entry, card_fields, time_fields
 from tritongemm.measure.graph import CaptureError
 from tritongemm.measure.power import NEAR_CAP, PowerBlocks
 from tritongemm.measure.rounds import Rounds, compare
-
-if TYPE_CHECKING:
-    from tritongemm.measure.problem_bench import ProblemBench
+from tritongemm.records.control import CONTROL
 
 POWER_MODES = ("auto", "always", "never")
+
+
+class Bench(Protocol):
+    """What a comparison needs of its bench; see
+    :class:`~tritongemm.measure.problem_bench.ProblemBench`."""
+
+    default_timer: str
+    seed: int
+    torch_time_us: float
+    sampler: Any
+
+    def torch_contender(self, name: str = TORCH) -> Contender: ...
+    def common_fields(self) -> dict[str, object]: ...
+    def timer(self, kind: str) -> Any: ...
+    def clear(self) -> None: ...
+    def bind(self, contender: Contender) -> list[Callable[[], None]]: ...
+    def run_proof(self, contender: Contender) -> Any: ...
+    def run_proof_changed(self, contender: Contender) -> Any: ...
+    def check_closing(self, entry: Entry, timer: Any) -> None: ...
+    def failure(self, contender: Contender, error: Exception) -> Measurement: ...
 
 
 class Comparing:
@@ -32,7 +50,7 @@ class Comparing:
         UsageError: a name twice, an unknown baseline or mode.
     """
 
-    def __init__(self, bench: ProblemBench, contenders: Sequence[Contender], *, baseline: str,
+    def __init__(self, bench: Bench, contenders: Sequence[Contender], *, baseline: str,
                  rounds: Rounds, control: bool, power: str, blocks: PowerBlocks) -> None:
         added = [bench.torch_contender()]
         if control:

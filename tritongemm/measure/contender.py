@@ -16,13 +16,12 @@ from tritongemm.errors import (
     NumericsError,
     UnsupportedError,
 )
+from tritongemm.records.control import BASELINE
 
 if TYPE_CHECKING:
     from tritongemm.measure.operands import OperandSet
 
-#: The baseline's name, and the name under which it is measured a second time as a control.
-TORCH = "torch"
-CONTROL = "torch-control"
+TORCH = BASELINE
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,13 @@ from dataclasses import replace
 import torch
 
 from tritongemm.errors import UsageError
-from tritongemm.measure.contender import CONTROL, TORCH, Contender, Measurement, failure_kind
+from tritongemm.measure.contender import TORCH, Contender, Measurement, failure_kind
 from tritongemm.measure.operands import OperandSet, draw
 from tritongemm.measure.power import PowerBlocks
 from tritongemm.measure.problem_bench import ProblemBench
 from tritongemm.measure.rounds import Rounds
 from tritongemm.problem import GemmProblem
+from tritongemm.records.control import CONTROL
 
 __all__ = ["CONTROL", "TORCH", "Contender", "Measurement", "OperandSet", "PowerBlocks",
            "ProblemBench", "Rounds", "draw", "failure_kind", "measure"]

@@ -130,7 +130,7 @@ def explain_problem(problem: GemmProblem, device: DeviceSpec) -> Explanation:
 
 def _foreign(row: TunedRow | None) -> str:
     """What made ``row``, where that is another Triton than the one installed."""
-    from tritongemm.kernels.compile import triton_version
+    from tritongemm.kernels.triton_version import triton_version
 
     if row is None:
         return ""

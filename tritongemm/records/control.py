@@ -1,4 +1,5 @@
-"""Torch against torch, the hidden provider of every suite: how far from 1 its mean ratio may be.
+"""Torch, the baseline of every suite, and torch against torch, its hidden control: their names, and
+how far from 1 the control's mean ratio may be.
 
 Beyond the limit a run is void: its machine was not still enough to say anything. The bench marks
 it so; the report checks it again from the rows.
@@ -8,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+#: As the column ``provider`` names them.
+BASELINE, CONTROL = "torch", "torch-control"
 #: Of a mean over a suite, for times that the device's own clock took.
 DEVICE_LIMIT = 0.005
 #: The clock of a busy host is no device timer: this only catches nonsense.

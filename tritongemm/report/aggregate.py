@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tritongemm.records.control import control_limit
-from tritongemm.report.load import BASELINE, CONTROL, is_contender
+from tritongemm.records.control import BASELINE, CONTROL, control_limit
+from tritongemm.report.load import is_contender
 
 if TYPE_CHECKING:
     import pandas as pd

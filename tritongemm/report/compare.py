@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tritongemm.errors import UsageError
-from tritongemm.report.load import BASELINE, CONTROL, KEY, Results
+from tritongemm.records.control import BASELINE, CONTROL
+from tritongemm.report.load import KEY, Results
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tritongemm.errors import DataFileError, UsageError
+from tritongemm.records.control import BASELINE, CONTROL
 from tritongemm.records.rows import COLUMNS, PROBLEM_COLUMNS, read_rows, read_sidecars
 
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Providers that are the yardstick itself, never a contender in a headline.
-BASELINE, CONTROL = "torch", "torch-control"
 #: One problem x provider: rows that agree in all of these measure the same thing.
 KEY = ("device", "suite", "provider", *PROBLEM_COLUMNS)
 

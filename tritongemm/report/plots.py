@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tritongemm.errors import DataFileError, missing
+from tritongemm.records.control import BASELINE, CONTROL
 from tritongemm.report import style
 from tritongemm.report.heat import HeatMap, mean_shares
-from tritongemm.report.load import BASELINE, CONTROL, Results, is_contender
+from tritongemm.report.load import Results, is_contender
 from tritongemm.report.roof import Roof, roof_of
 
 if TYPE_CHECKING:

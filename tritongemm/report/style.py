@@ -6,14 +6,16 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
+from tritongemm.records.control import BASELINE, CONTROL
+
 T = TypeVar("T")
 
 #: Okabe and Ito's palette, told apart by colour-blind readers too. Torch is grey: the yardstick.
-_FIXED = {"torch": "#7f7f7f", "torch-control": "#bdbdbd", "tritongemm": "#0072B2",
+_FIXED = {BASELINE: "#7f7f7f", CONTROL: "#bdbdbd", "tritongemm": "#0072B2",
           "tritongemm-auto": "#56B4E9", "inductor": "#E69F00"}
 _OTHERS = ("#009E73", "#D55E00", "#CC79A7", "#8C6D31", "#5B4B8A", "#A6761D", "#1B7837")
 #: Marks, matplotlib's name and plotly's.
-_FIXED_MARKS = {"torch": ("o", "circle-open"), "torch-control": ("o", "circle-open"),
+_FIXED_MARKS = {BASELINE: ("o", "circle-open"), CONTROL: ("o", "circle-open"),
                 "tritongemm": ("o", "circle"), "tritongemm-auto": ("s", "square"),
                 "inductor": ("^", "triangle-up")}
 _MARKS = (("D", "diamond"), ("v", "triangle-down"), ("P", "cross"), ("X", "x"),

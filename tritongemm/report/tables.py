@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tritongemm.records.control import CONTROL
 from tritongemm.report import aggregate, style
-from tritongemm.report.load import CONTROL, Results, is_contender
+from tritongemm.report.load import Results, is_contender
 
 if TYPE_CHECKING:
     import pandas as pd

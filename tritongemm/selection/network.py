@@ -2,8 +2,8 @@
 
 Each maps what ``inputs.py`` makes of a config at a problem to the logarithm of measured over
 predicted time, through layers of z * sigmoid(z). Trained on the sweeps' timings by ``tritongemm
-calibrate`` (``tuning/training.py``), they replace averages over measured problems near by: of 440
-problems left out they choose configs at 0.983 of the best one's speed, the averages at 0.972
+calibrate`` (``calibration/training.py``), they replace averages over measured problems near by: of
+440 problems left out they choose configs at 0.983 of the best one's speed, the averages at 0.972
 (perf/results/nvidia-h200/exploratory/learned.txt).
 """
 

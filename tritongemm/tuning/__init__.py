@@ -1,4 +1,4 @@
-"""The sweep: candidates, workers that may hang or die, the journal, finalists, publishing.
+"""The sweep: candidates, device workers, the journal, finalists, publishing.
 
-``tuning.sweep`` is the door; nothing heavy is imported by importing the package.
+``tuning.sweep`` is the entry point; nothing heavy is imported by importing the package.
 """

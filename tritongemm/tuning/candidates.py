@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -58,40 +59,44 @@ class Candidates:
     report: PruneReport
 
 
-class Planner:
-    """Makes each problem's :class:`Candidates` from the shipped spaces.
+class Planner(ABC):
+    """Makes each problem's :class:`Candidates`: what is legal, the most promising first, cut to
+    ``top`` or ``subset``. What is in use now is always among them, in the spaces or not, so that a
+    sweep compares with what it would replace.
 
     Args:
-        kernels: names of kernels; None: every kernel that has a space.
-        top: only that many, the most promising by the selection's estimate.
+        top: only that many, the most promising by estimate.
         subset: only that many, drawn at random with ``seed``.
 
-    The config that is in use now is always among them where its kernel is, in the spaces or not,
-    so that a sweep compares with what it would replace.
-
     Raises:
-        UsageError: an unknown kernel, or counts below 1. DataFileError: a bad space.
+        UsageError: counts below 1.
     """
 
-    def __init__(self, kernels: Sequence[str] | None = None, *, top: int | None = None,
-                 subset: int | None = None, seed: int = 0) -> None:
+    def __init__(self, *, top: int | None = None, subset: int | None = None, seed: int = 0
+                 ) -> None:
         for name, count in (("top", top), ("subset", subset)):
             if count is not None and count < 1:
                 raise UsageError(f"{name}={count} is below 1; at least one config is needed")
-        self.spaces: list[Space] = ([load_space(name) for name in dict.fromkeys(kernels)]
-                                    if kernels is not None else
-                                    [s for name, s in load_spaces().items() if name in SPECS])
-        unknown = [space.kernel for space in self.spaces if space.kernel not in SPECS]
-        if unknown:
-            raise UsageError(f"kernel {unknown[0]!r} is not one that tritongemm.matmul runs; use "
-                             f"{', '.join(SPECS)}")
         self._top, self._subset, self._seed = top, subset, seed
-        self._made: dict[tuple[str, str], tuple[KernelConfig, ...]] = {}
 
     @property
+    @abstractmethod
     def space_hash(self) -> str:
         """Of the spaces that candidates come from."""
-        return combined_hash(self.spaces)
+
+    @abstractmethod
+    def legal(self, problem: GemmProblem, device: DeviceSpec, report: PruneReport
+              ) -> list[KernelConfig]:
+        """The legal configs of the spaces, each once; counts the others in ``report``."""
+
+    @abstractmethod
+    def by_promise(self, problem: GemmProblem, device: DeviceSpec, configs: list[KernelConfig]
+                   ) -> list[KernelConfig]:
+        """``configs``, the most promising first."""
+
+    @abstractmethod
+    def in_use(self, problem: GemmProblem, device: DeviceSpec) -> list[KernelConfig]:
+        """What a sweep would replace."""
 
     def __call__(self, problem: GemmProblem, device: DeviceSpec) -> Candidates:
         """The candidates of one problem; deterministic. An empty product has none: there is
@@ -99,16 +104,7 @@ class Planner:
         report = PruneReport()
         if problem.batch * problem.m * problem.n * problem.k == 0:
             return Candidates((), report)
-        legal: list[KernelConfig] = []
-        for space in self.spaces:
-            for config in self._configs(space, problem.dtype_a):
-                report.considered += 1
-                broken = violation(problem, config, device)
-                if broken is None:
-                    legal.append(config)
-                else:
-                    report.removed[space.kernel, broken.rule] += 1
-        ordered = selection.by_promise(problem, device, legal)
+        ordered = self.by_promise(problem, device, self.legal(problem, device, report))
         chosen = ordered
         if self._subset is not None and self._subset < len(ordered):
             drawn = set(random.Random(f"{self._seed} {problem_key(problem)}")
@@ -116,10 +112,66 @@ class Planner:
             chosen = [config for config in ordered if config in drawn]
         if self._top is not None:
             chosen = chosen[:self._top]
-        chosen = self._with_present(problem, device, chosen)
+        chosen = [*(c for c in self.in_use(problem, device) if c not in chosen), *chosen]
         report.kept = len(chosen)
         report.not_chosen = len(set(ordered) - set(chosen))
         return Candidates(tuple(chosen), report)
+
+
+class KernelPlanner(Planner):
+    """The candidates of the kernels that ``tritongemm.matmul`` runs, from the shipped spaces.
+
+    Args:
+        kernels: names of kernels; None: every kernel that has a space.
+        top, subset, seed: see :class:`Planner`.
+
+    Raises:
+        UsageError: an unknown kernel, or counts below 1. DataFileError: a bad space.
+    """
+
+    def __init__(self, kernels: Sequence[str] | None = None, *, top: int | None = None,
+                 subset: int | None = None, seed: int = 0) -> None:
+        super().__init__(top=top, subset=subset, seed=seed)
+        self.spaces: list[Space] = ([load_space(name) for name in dict.fromkeys(kernels)]
+                                    if kernels is not None else
+                                    [s for name, s in load_spaces().items() if name in SPECS])
+        unknown = [space.kernel for space in self.spaces if space.kernel not in SPECS]
+        if unknown:
+            raise UsageError(f"kernel {unknown[0]!r} is not one that tritongemm.matmul runs; use "
+                             f"{', '.join(SPECS)}")
+        self._made: dict[tuple[str, str], tuple[KernelConfig, ...]] = {}
+
+    @property
+    def space_hash(self) -> str:
+        """Of the spaces that candidates come from."""
+        return combined_hash(self.spaces)
+
+    def legal(self, problem: GemmProblem, device: DeviceSpec, report: PruneReport
+              ) -> list[KernelConfig]:
+        """See :class:`Planner`."""
+        found: list[KernelConfig] = []
+        for space in self.spaces:
+            for config in self._configs(space, problem.dtype_a):
+                report.considered += 1
+                broken = violation(problem, config, device)
+                if broken is None:
+                    found.append(config)
+                else:
+                    report.removed[space.kernel, broken.rule] += 1
+        return found
+
+    def by_promise(self, problem: GemmProblem, device: DeviceSpec, configs: list[KernelConfig]
+                   ) -> list[KernelConfig]:
+        """By the selection's estimate."""
+        return selection.by_promise(problem, device, configs)
+
+    def in_use(self, problem: GemmProblem, device: DeviceSpec) -> list[KernelConfig]:
+        """The selection's choice, where its kernel is swept."""
+        try:
+            present = selection.choose(problem, device).config
+        except UnsupportedError:
+            return []
+        return [present] if present.kernel in {space.kernel for space in self.spaces} else []
 
     def _configs(self, space: Space, dtype: str) -> tuple[KernelConfig, ...]:
         """The space's configs, made once: it has tens of thousands."""
@@ -127,14 +179,3 @@ class Planner:
         if key not in self._made:
             self._made[key] = tuple(space.configs(dtype=dtype))
         return self._made[key]
-
-    def _with_present(self, problem: GemmProblem, device: DeviceSpec,
-                      chosen: list[KernelConfig]) -> list[KernelConfig]:
-        try:
-            present = selection.choose(problem, device).config
-        except UnsupportedError:
-            return chosen
-        swept = {space.kernel for space in self.spaces}
-        if present in chosen or present.kernel not in swept:
-            return chosen
-        return [present, *chosen]

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
+from typing import NamedTuple
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
@@ -24,14 +25,23 @@ from tritongemm.errors import DeviceError, TritonGemmError
 from tritongemm.problem import GemmProblem
 from tritongemm.records.codec import problem_key
 from tritongemm.tuning.candidates import Candidates, PruneReport
-from tritongemm.tuning.child import resolve
-from tritongemm.tuning.compiling import CompilePool
-from tritongemm.tuning.crew import Crew, Device
-from tritongemm.tuning.jobs import COARSE, COMPILE, FINAL, Job, Outcome, failure
-from tritongemm.tuning.ledger import Ledger
+from tritongemm.tuning.device_workers import DeviceWorker, DeviceWorkers
 from tritongemm.tuning.progress import OnDevice, Progress, Snapshot
-from tritongemm.tuning.station import Broken, Event, Finished, Opened, Result
+from tritongemm.tuning.sweep_journal import SweepJournal
 from tritongemm.tuning.task import ProblemReport, Task
+from tritongemm.workers.child import resolve
+from tritongemm.workers.compile_pool import CompilePool
+from tritongemm.workers.messages import (
+    COARSE,
+    COMPILE,
+    FINAL,
+    SETUP,
+    Call,
+    Outcome,
+    Request,
+    failure,
+)
+from tritongemm.workers.worker import Event, Failed, Finished, Returned
 
 #: Problems opened beyond one a device, so that compiling never runs dry.
 _AHEAD = 6
@@ -41,6 +51,13 @@ _BATCH = 16
 _OPEN_FACTOR = 4.0
 _WAIT_S = 0.2
 _TRIES = 3
+
+
+class Assignment(NamedTuple):
+    """What a device is asked to measure of its problem: configs at one stage."""
+
+    stage: str
+    configs: tuple[KernelConfig, ...]
 
 
 @dataclass(frozen=True)
@@ -67,14 +84,14 @@ class Loop:
                  journal: Path, options: Options, progress: Progress) -> None:
         self._problems = list(dict.fromkeys(problems))
         self._candidates, self._space_hash = candidates, space_hash
-        self._journal, self._options, self.progress = journal, options, progress
+        self._path, self._options, self.progress = journal, options, progress
         self._builder = resolve(options.builder)
-        self._crew = Crew(options.measurer,
+        self._devices = DeviceWorkers(options.measurer,
                           {"seed": options.seed, **options.measurer_arguments},
                           options.devices, progress.say)
         self._spec: DeviceSpec | None = None
         self._pool: CompilePool | None = None
-        self._ledger: Ledger | None = None
+        self._journal: SweepJournal | None = None
         self._tasks: list[Task] = []
         self._next = 0
         self._started = time.monotonic()
@@ -93,7 +110,7 @@ class Loop:
 
     @property
     def run_id(self) -> str:
-        return self._ledger.run_id if self._ledger else ""
+        return self._journal.run_id if self._journal else ""
 
     @property
     def device(self) -> str:
@@ -101,11 +118,11 @@ class Loop:
 
     @property
     def gpu_busy_s(self) -> float:
-        return sum(d.station.busy_s for d in self._crew)
+        return sum(d.worker.busy_s for d in self._devices)
 
     @property
     def gpu_waited_s(self) -> float:
-        return sum(d.waited_s for d in self._crew)
+        return sum(d.waited_s for d in self._devices)
 
     @property
     def compile_s(self) -> float:
@@ -127,7 +144,7 @@ class Loop:
                     if self._interrupted:
                         raise KeyboardInterrupt
                     if self._tasks or self._pool is None:
-                        self._crew.start()
+                        self._devices.start()
                     if self._pool is not None:
                         self._open_tasks()
                         self._pool.feed()
@@ -142,12 +159,12 @@ class Loop:
 
     def _close(self) -> None:
         self.wall_s = time.monotonic() - self._started
-        self._crew.close()
+        self._devices.close()
         if self._pool is not None:
             self._pool.close()
         self.progress.close()
-        if self._ledger is not None:
-            self._ledger.close()
+        if self._journal is not None:
+            self._journal.close()
         if self._next < len(self._problems) and self._out_of_time():
             self.stopped = "budget"
 
@@ -172,10 +189,10 @@ class Loop:
 
     def _begin(self) -> None:
         """The first worker is ready: opens the journal and the compile pool for its device."""
-        identity, options = self._crew.identity, self._options
+        identity, options = self._devices.identity, self._options
         if identity is None or self._pool is not None:
             return
-        self._ledger = Ledger(self._journal, device=identity.spec,
+        self._journal = SweepJournal(self._path, device=identity.spec,
                               environment=identity.environment,
                               fingerprint=identity.fingerprint, space_hash=self._space_hash,
                               seed=options.seed)
@@ -186,12 +203,12 @@ class Loop:
 
     def _watch(self) -> None:
         """Waits for news from any child, takes it, and ends what has taken too long."""
-        pool, crew = self._pool, self._crew
+        pool, devices = self._pool, self._devices
         compilers = pool.connections() if pool else {}
-        measuring = crew.connections()
+        measuring = devices.connections()
         start = time.monotonic()
-        deadline = min(crew.deadline(), pool.deadline() if pool else math.inf)
-        idle = [d for d in crew if d.station.idle]
+        deadline = min(devices.deadline(), pool.deadline() if pool else math.inf)
+        idle = [d for d in devices if d.worker.idle]
         ready = wait([*compilers, *measuring], max(0.0, min(_WAIT_S, deadline - start)))
         if pool is not None and pool.outstanding:
             for device in idle:
@@ -199,16 +216,16 @@ class Loop:
         for connection in ready:
             if connection in measuring:
                 device = measuring[connection]
-                for event in crew.read(device):
-                    self._take(device, event)
+                for event in devices.read(device):
+                    self._handle(device, event)
             elif pool is not None:
-                self._take_built(pool.read(compilers[connection]))
-        for device, event in crew.check():
-            self._take(device, event)
+                self._handle_built(pool.read(compilers[connection]))
+        for device, event in devices.check():
+            self._handle(device, event)
         if pool is not None:
-            self._take_built(pool.check())
+            self._handle_built(pool.check())
         self._begin()
-        for device in crew:
+        for device in devices:
             if device.lost:  # another device takes over its problems
                 for task in self._tasks:
                     task.owner = None if task.owner is device else task.owner
@@ -224,22 +241,22 @@ class Loop:
         assert pool is not None
         while self._next < len(self._problems) and not self._out_of_time():
             count = len(self._tasks)
-            working = len(self._crew)
+            working = len(self._devices)
             if count > working and (pool.queued >= pool.workers or count >= working + _AHEAD):
                 return
             self._open(self._problems[self._next])
             self._next += 1
 
     def _open(self, problem: GemmProblem) -> None:
-        assert self._spec is not None and self._ledger is not None and self._pool is not None
+        assert self._spec is not None and self._journal is not None and self._pool is not None
         found = self._candidates(problem, self._spec)
         self.prune.add(found.report)
-        todo = [c for c in found.configs if not self._ledger.done(problem, c)]
+        todo = [c for c in found.configs if not self._journal.done(problem, c)]
         self.resumed += len(found.configs) - len(todo)
-        if found.configs and not todo and self._ledger.finished(problem):
+        if found.configs and not todo and self._journal.finished(problem):
             self._report(ProblemReport(problem, note="measured before"))
             return
-        task = Task(problem, len(found.configs), coarse=self._ledger.coarse(problem))
+        task = Task(problem, len(found.configs), coarse=self._journal.coarse(problem))
         self._tasks.append(task)
         for config in todo:
             self._build(task, config)
@@ -262,7 +279,7 @@ class Loop:
         if known is not None:
             self._built(task, config, known)
 
-    def _take_built(self, answers: list) -> None:
+    def _handle_built(self, answers: list) -> None:
         for (task, config), outcome in answers:
             self._built(task, config, outcome)
 
@@ -303,26 +320,26 @@ class Loop:
         task.building.clear()
         task.ready.clear()
 
-    def _abandon(self, task: Task, outcome: Outcome, job: Job) -> None:
+    def _abandon(self, task: Task, outcome: Outcome, asked: Assignment) -> None:
         """The problem itself cannot be measured: every config left gets its outcome."""
         task.note = f"{outcome.status}: {outcome.reason}"
         task.final_groups.clear()
         left = [*task.ready, *task.building]
-        if job.stage == COARSE:
-            left += [config for config in job.configs if config in task.measuring]
+        if asked.stage == COARSE:
+            left += [config for config in asked.configs if config in task.measuring]
         self._forget(task)
         for config in left:
             self._settle(task, config, COARSE, outcome)
         task.coarse.clear()
 
     def _finish(self, task: Task) -> None:
-        assert self._ledger is not None
+        assert self._journal is not None
         self._tasks.remove(task)
         report = task.report()
         if report.winner is not None:
-            self._ledger.winner(report)
+            self._journal.winner(report)
         elif not report.skipped:
-            self._ledger.left_out(report)
+            self._journal.left_out(report)
         self._report(report)
 
     def _report(self, report: ProblemReport) -> None:
@@ -331,12 +348,12 @@ class Loop:
 
     def _settle(self, task: Task, config: KernelConfig, stage: str, outcome: Outcome) -> None:
         """Journals one outcome, first of all."""
-        assert self._ledger is not None
+        assert self._journal is not None
         _stop_if_asked(outcome)
         if stage == COARSE:
             outcome = Outcome(outcome.status, outcome.reason,
                               {**task.built.pop(config, {}), **outcome.values})
-        self._ledger.result(task.problem, config, stage, outcome)
+        self._journal.result(task.problem, config, stage, outcome)
         self.measured += stage != FINAL
         task.measured += stage != FINAL
         if not outcome.ok:
@@ -350,19 +367,19 @@ class Loop:
     # -- devices --------------------------------------------------------------------------------
 
     def _assign(self) -> None:
-        for device in self._crew:
-            if device.station.idle:
+        for device in self._devices:
+            if device.worker.idle:
                 task = self._task_for(device)
                 if task is not None:
-                    self._give(device, task)
+                    self._send(device, task)
 
-    def _task_for(self, device: Device) -> Task | None:
+    def _task_for(self, device: DeviceWorker) -> Task | None:
         """Its own problem while there is something to measure; else the earliest other."""
         free = [t for t in self._tasks if not t.busy and t.owner in (None, device)
                 and (t.ready or (t.coarse_over and t.final_groups))]
         return min(free, key=lambda t: t is not device.task, default=None)
 
-    def _give(self, device: Device, task: Task) -> None:
+    def _send(self, device: DeviceWorker, task: Task) -> None:
         limit = self._options.per_config_timeout_s
         if task.owner is None:
             task.owner = device
@@ -370,13 +387,16 @@ class Loop:
         device.task = task
         if task.ready:
             configs = tuple(task.ready.popleft() for _ in range(min(_BATCH, len(task.ready))))
-            job = Job(task.problem, configs, COARSE, limit, _OPEN_FACTOR * limit)
+            asked = Assignment(COARSE, configs)
+            calls = tuple(Call("one", (task.problem, config), limit) for config in configs)
         else:
             configs = task.final_groups.popleft()
-            job = Job(task.problem, configs, FINAL, (len(configs) + 1) * limit,
-                      _OPEN_FACTOR * limit)
+            asked = Assignment(FINAL, configs)
+            calls = (Call("together", (task.problem, configs), (len(configs) + 1) * limit,
+                          "the final stage"),)
         task.measuring = set(configs)
-        device.station.give(job)
+        setup = Call("open", (task.problem,), _OPEN_FACTOR * limit, "making the operands")
+        device.worker.send(Request(calls, setup, asked))
 
     def _share_budget(self, task: Task) -> None:
         """Time is shared out evenly among the problems that have had none."""
@@ -385,52 +405,62 @@ class Loop:
             waiting += len(self._problems) - self._next
             now = time.monotonic()
             task.deadline = now + (self._deadline - now) / math.ceil(
-                waiting / len(self._crew))
+                waiting / len(self._devices))
 
-    def _take(self, device: Device, event: Event) -> None:
+    def _handle(self, device: DeviceWorker, event: Event) -> None:
         task = device.task
-        assert task is not None
-        if isinstance(event, Opened):
-            torch_us = event.info.get("torch_us")
-            task.torch_us = float(torch_us) if torch_us else None  # type: ignore[arg-type]
-        elif isinstance(event, Result):
-            task.measuring.discard(event.config)
-            self._settle(task, event.config, event.job.stage, event.outcome)
-            self._crew.note(device, event.outcome)
-        elif isinstance(event, Broken):
+        assert task is not None and isinstance(event, (Returned, Failed, Finished))
+        asked = event.request.tag
+        assert isinstance(asked, Assignment)
+        if isinstance(event, Finished):
+            self._finished(device, task, asked, event.rest)
+        elif isinstance(event, Failed) and (event.index == SETUP or asked.stage == FINAL):
             device.broken = True
-            self._broken(device, task, event)
-        elif isinstance(event, Finished):
-            self._finished(device, task, event)
+            _stop_if_asked(event.outcome)
+            self._devices.note(device, event.outcome)
+            self._broken(task, asked, event)
+        elif event.index == SETUP:
+            torch_us = event.value.get("torch_us")  # type: ignore[union-attr]
+            task.torch_us = float(torch_us) if torch_us else None
+        else:
+            found = event.outcome if isinstance(event, Failed) else event.value
+            pairs = (zip(asked.configs, found, strict=True)  # type: ignore[call-overload]
+                     if asked.stage == FINAL else [(asked.configs[event.index], found)])
+            for config, outcome in pairs:
+                task.measuring.discard(config)
+                self._settle(task, config, asked.stage, outcome)
+                self._devices.note(device, outcome)
 
-    def _finished(self, device: Device, task: Task, event: Finished) -> None:
+    def _finished(self, device: DeviceWorker, task: Task, asked: Assignment,
+                  rest: tuple[int, ...]) -> None:
         broken, device.broken = device.broken, False
-        if not task.note and not (broken and event.job.stage == FINAL):
-            self._return(task, event, broken)
+        if not task.note and not (broken and asked.stage == FINAL):
+            self._return(task, asked, rest, broken)
         task.measuring.clear()
 
-    def _return(self, task: Task, event: Finished, broken: bool) -> None:
+    def _return(self, task: Task, asked: Assignment, rest: tuple[int, ...], broken: bool) -> None:
         """Puts back what got no outcome; a worker that always dies at once is given up."""
-        if event.rest and len(event.rest) == len(event.job.configs) and not broken:
+        if not rest:
+            return
+        untouched = asked.stage == FINAL or len(rest) == len(asked.configs)
+        if untouched and not broken:
             task.breaks += 1
             if task.breaks >= _TRIES:
-                self._abandon(task, Outcome("died", "the worker died before it began"), event.job)
+                self._abandon(task, Outcome("died", "the worker died before it began"), asked)
                 return
-        if event.job.stage == COARSE:
-            task.ready.extendleft(reversed(event.rest))
-        elif event.rest:
-            task.final_groups.appendleft(event.rest)
+        if asked.stage == COARSE:
+            task.ready.extendleft(asked.configs[index] for index in reversed(rest))
+        else:
+            task.final_groups.appendleft(asked.configs)
 
-    def _broken(self, device: Device, task: Task, event: Broken) -> None:
+    def _broken(self, task: Task, asked: Assignment, event: Failed) -> None:
         """The operands could not be made, or the finalists failed together."""
-        _stop_if_asked(event.outcome)
-        self._crew.note(device, event.outcome)
-        configs = event.job.configs
-        if event.opening:
+        configs = asked.configs
+        if event.index == SETUP:
             task.breaks += 1
             if event.outcome.status not in ("died", "timeout") or task.breaks > 1:
-                self._abandon(task, event.outcome, event.job)
-            elif event.job.stage == FINAL:
+                self._abandon(task, event.outcome, asked)
+            elif asked.stage == FINAL:
                 task.final_groups.append(configs)
         elif len(configs) == 1:
             self._settle(task, configs[0], FINAL, event.outcome)
@@ -456,7 +486,7 @@ class Loop:
         on = [OnDevice(d.name, str(t.problem),
                        t.total - len(t.building) - len(t.ready) - len(t.measuring), t.total,
                        t.best_us, t.torch_us)
-              for d in self._crew if (t := d.task) is not None and t in self._tasks]
+              for d in self._devices if (t := d.task) is not None and t in self._tasks]
         self.progress.update(Snapshot(len(self.reports), total, self.measured, self.failures,
                                       self._pool.outstanding if self._pool else 0, elapsed, eta,
                                       on))

@@ -1,4 +1,4 @@
-"""The device worker's side of a measurement: what it serves (see ``child.py``).
+"""The device worker's side of a measurement: what it serves (see ``workers/child.py``).
 
 One :class:`~tritongemm.measure.protocol.ProblemBench` a problem: operands, references and torch's
 own error are made once and used for every config of it.
@@ -28,8 +28,8 @@ from tritongemm.measure.protocol import (
 )
 from tritongemm.ops.plan import bind_config
 from tritongemm.problem import GemmProblem
-from tritongemm.tuning.builder import build_values
-from tritongemm.tuning.jobs import COARSE, FINAL, Outcome, failure, one_line
+from tritongemm.workers.builder import build_values
+from tritongemm.workers.messages import COARSE, FINAL, Outcome, failure, one_line
 
 #: Journal fields of a measurement, beside its status and reason.
 _VALUES = ("time_us_p20", "time_us_p80", "ratio_vs_torch", "ratio_low", "ratio_high", "n_rounds",
@@ -123,6 +123,8 @@ class Measurer:
               ) -> tuple[Bound | None, Outcome]:
         try:
             return self.make(problem, config, self._device), Outcome("ok")
+        except DeviceError:
+            raise
         except Exception as error:  # the config's outcome, unless the device is lost
             if self._index is not None:
                 try:

@@ -18,7 +18,7 @@ from tritongemm.records.codec import config_from_json, problem_from_json
 from tritongemm.records.journal import read_journal
 from tritongemm.records.run import is_run_id
 from tritongemm.records.tables import LADDER, TableHeader, TunedRow, merge, path_for
-from tritongemm.tuning.jobs import COARSE, FINAL
+from tritongemm.workers.messages import COARSE, FINAL
 
 #: A config this many times slower than the winner in the coarse stage has lost without a final: of
 #: 768 pairs of finalists on an H200 (the first runs of the journals ``bf16_again_*``), the coarse

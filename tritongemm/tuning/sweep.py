@@ -1,4 +1,4 @@
-"""The door of the sweep: :func:`sweep` for a journal, :func:`tune` for Python."""
+"""The entry point of the sweep: :func:`sweep` for a journal, :func:`tune` for Python."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ from tritongemm.errors import UsageError
 from tritongemm.problem import GemmProblem
 from tritongemm.records.run import new_run_id
 from tritongemm.records.suites import Shape
-from tritongemm.tuning.candidates import Candidates, Planner, PruneReport
-from tritongemm.tuning.ledger import check_journal
+from tritongemm.tuning.candidates import Candidates, KernelPlanner, PruneReport
 from tritongemm.tuning.loop import Loop, Options
 from tritongemm.tuning.progress import Progress
+from tritongemm.tuning.sweep_journal import check_journal
 from tritongemm.tuning.task import ProblemReport
+from tritongemm.workers.compile_pool import BUILDER, COMPILE_TIMEOUT_S
 
 if TYPE_CHECKING:
     from tritongemm.tuning.publish import PublishReport
 
 MEASURER = "tritongemm.tuning.measurer:Measurer"
-BUILDER = "tritongemm.tuning.builder:Builder"
 PER_CONFIG_TIMEOUT_S = 20.0
-COMPILE_TIMEOUT_S = 120.0
 #: The coarse stage ranks configs that are 1 % apart by chance: of the 95 problems of
 #: ``bf16_cold_mid-top`` 59 have a winner behind its first four, 0.9 % faster than these.
 FINALISTS = 9
@@ -94,7 +93,7 @@ def sweep(problems: Iterable[GemmProblem], journal: str | os.PathLike[str], *,
             that was measured in the same environment.
         devices: CUDA indices, each taking the next problem; None: all; (None,): the CPU, by
             Triton's interpreter.
-        kernels, top, subset: see :class:`~tritongemm.tuning.candidates.Planner`.
+        kernels, top, subset: see :class:`~tritongemm.tuning.candidates.KernelPlanner`.
         budget_s: seconds for everything, shared out evenly among the problems; what was begun is
             finished, so that it may take a few more.
         compile_workers: processes; by default one a core.
@@ -123,7 +122,7 @@ def sweep(problems: Iterable[GemmProblem], journal: str | os.PathLike[str], *,
         raise UsageError("no device named; give indices, or None for all")
     path = check_journal(journal, resume)
     if candidates is None:
-        candidates = Planner(kernels, top=top, subset=subset, seed=seed)
+        candidates = KernelPlanner(kernels, top=top, subset=subset, seed=seed)
     space_hash = getattr(candidates, "space_hash", "none")
     options = Options(
         devices=tuple(devices) if devices is not None else None, budget_s=budget_s,

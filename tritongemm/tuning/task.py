@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from tritongemm.config import KernelConfig
 from tritongemm.problem import GemmProblem
 from tritongemm.selection.work import class_of
-from tritongemm.tuning.jobs import Outcome
+from tritongemm.workers.messages import Outcome
 
 #: A finalist is at most this many times slower than the fastest of the coarse stage.
 FINALIST_FACTOR = 1.25

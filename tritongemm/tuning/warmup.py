@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from multiprocessing.connection import wait
 from pathlib import Path
 
 from tritongemm.config import KernelConfig
@@ -21,14 +20,13 @@ from tritongemm.errors import CompileError, UnsupportedError, UsageError
 from tritongemm.problem import NOTHING_TO_MULTIPLY, GemmProblem
 from tritongemm.records.suites import Shape, read_suite, suite_path
 from tritongemm.selection import choose, torch_wins
-from tritongemm.tuning.builder import Builder
-from tritongemm.tuning.compiling import CompilePool
-from tritongemm.tuning.jobs import Outcome, failure
-from tritongemm.tuning.sweep import BUILDER, COMPILE_TIMEOUT_S, problem_of_item
+from tritongemm.tuning.sweep import problem_of_item
+from tritongemm.workers.builder import Builder
+from tritongemm.workers.compile_pool import BUILDER, compile_all
+from tritongemm.workers.messages import COMPILE, Outcome, failure
 
 #: Fewer missing builds than this are compiled in this process: starting another takes longer.
 _WORTH_A_PROCESS = 3
-_WAIT_S = 0.2
 
 What = str | os.PathLike[str] | GemmProblem | Iterable[GemmProblem | Shape | tuple[int, ...]]
 
@@ -142,28 +140,16 @@ def _problems(what: What, dtype: str, layout: str, precision: str) -> Iterable[G
 def _build(missing: dict[str, tuple[GemmProblem, KernelConfig]], device: DeviceSpec, workers: int,
            progress: Callable[[int, int], None]) -> dict[str, Outcome]:
     """The outcome of each build, by key."""
-    found: dict[str, Outcome] = {}
     if len(missing) < _WORTH_A_PROCESS:
+        found: dict[str, Outcome] = {}
         builder = Builder(device)
         for key, build in missing.items():
             try:
                 found[key] = builder.one(*build)
             except CompileError as error:
-                found[key] = failure(error, "compile")
+                found[key] = failure(error, COMPILE)
             progress(len(found), len(missing))
         return found
-    pool = CompilePool(BUILDER, {"device": device}, workers=min(workers, len(missing)),
-                       timeout_s=COMPILE_TIMEOUT_S)
-    try:
-        for key, (problem, config) in missing.items():
-            pool.want(key, key, problem, config)
-        while len(found) < len(missing):
-            pool.feed()
-            stations = pool.connections()
-            for connection in wait(list(stations), _WAIT_S):
-                found.update(pool.read(stations[connection]))  # type: ignore[arg-type,index]
-            found.update(pool.check())  # type: ignore[arg-type]
-            progress(len(found), len(missing))
-    finally:
-        pool.close()
-    return found
+    builds = [(key, problem, config) for key, (problem, config) in missing.items()]
+    return compile_all(builds, {"device": device}, target=BUILDER, workers=workers,
+                       progress=progress)

@@ -13,11 +13,12 @@ import logging
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from tritongemm import settings
 from tritongemm.baselines.cuda.launcher import CudaKernel
+from tritongemm.baselines.cuda.resources import Resources
 from tritongemm.errors import (
     CompileError,
     DataFileError,
@@ -33,23 +34,6 @@ _log = logging.getLogger(__name__)
 _STORE_VERSION = 1
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*\Z")
 _ARCH = re.compile(r"sm_\d{2,3}[af]?\Z")
-
-
-@dataclass(frozen=True)
-class Resources:
-    """What ``ptxas`` says a kernel takes.
-
-    Attributes:
-        registers: a thread.
-        spill_bytes: stored to and loaded from local memory for want of registers, a thread.
-        stack_bytes: local memory, a thread.
-        shared_bytes: static shared memory, a block.
-    """
-
-    registers: int
-    spill_bytes: int
-    stack_bytes: int
-    shared_bytes: int
 
 
 def compile_cuda(source: str | Path, name: str, macros: Mapping[str, object] | None = None, *,

@@ -5,12 +5,9 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from tritongemm.baselines.cuda.resources import Resources
 from tritongemm.errors import ConstraintError, DeviceError, LaunchError, UsageError
-
-if TYPE_CHECKING:
-    from tritongemm.baselines.cuda.compiler import Resources
 
 #: Dynamic shared memory, bytes, that a kernel gets without asking (CUDA C++ Programming Guide).
 DEFAULT_SHARED_BYTES = 48 * 1024
@@ -24,7 +21,7 @@ class CudaKernel:
     Attributes:
         name, arch: the kernel's name; ``sm_90``.
         code: the cubin.
-        resources: :class:`~tritongemm.baselines.cuda.compiler.Resources`.
+        resources: :class:`~tritongemm.baselines.cuda.resources.Resources`.
         log: what the compiler said.
         seconds: that compiling took; 0 from the cache.
         cached: whether it came from the disk cache.

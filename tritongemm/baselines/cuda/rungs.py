@@ -1,7 +1,7 @@
 """The 19 CUDA rungs as data: parameters, limits, and what one launch looks like. Needs no GPU.
 
 The kernels are in the ``.cu`` files beside this one; idea, lesson and figures of each rung are in
-``tritongemm.bench.ladder``.
+``tritongemm.ladder.catalog``.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 To add one, write a class with the four members of :class:`Provider` in a file here and name it
 in ``PROVIDERS``. A class of another package needs no entry: ``--providers package.module:Class``.
-Every rung of the ladder is one as well, by its name (:mod:`tritongemm.bench.rung_provider`).
+A class that stands for many names is in ``FAMILIES``: the rungs of the ladder are one. Both tables
+hold names that are imported when they are asked for, so that what measures knows no provider.
 """
 
 from __future__ import annotations
@@ -10,17 +11,16 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tritongemm.errors import UsageError
+from tritongemm.records.control import BASELINE
 
 if TYPE_CHECKING:
     from tritongemm.bench.target import Target
     from tritongemm.config import KernelConfig
     from tritongemm.measure.contender import Contender
     from tritongemm.problem import GemmProblem
-
-BASELINE = "torch"
 
 #: Name -> where its class is.
 PROVIDERS = {
@@ -30,6 +30,9 @@ PROVIDERS = {
     "inductor": "tritongemm.bench.providers.inductor:Inductor",
     "numpy_blocked": "tritongemm.bench.providers.numpy_blocked:NumpyBlocked",
 }
+#: Classes of many names: ``takes(name)`` says whether a name is one of theirs, and an instance is
+#: made of the name.
+FAMILIES = ("tritongemm.ladder.provider:RungProvider",)
 
 
 @dataclass(frozen=True)
@@ -61,16 +64,21 @@ class Provider(Protocol):
         """Compiles and binds what ``problem`` needs. Any exception becomes the row's status."""
 
 
-def _is_rung(name: str) -> bool:
-    from tritongemm.bench.rung_provider import is_rung
+def _attribute(target: str) -> Any:
+    """``"package.module:Class"`` -> the class."""
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(module), name)
 
-    return is_rung(name)
+
+def _family_of(name: str) -> Any:
+    """The class that takes ``name``, or None."""
+    return next((family for family in map(_attribute, FAMILIES) if family.takes(name)), None)
 
 
 def check_names(names: Sequence[str]) -> tuple[str, ...]:
     """``names`` without repeats, the baseline first. Raises :class:`UsageError`."""
     for name in names:
-        if name not in PROVIDERS and ":" not in name and not _is_rung(name):
+        if name not in PROVIDERS and ":" not in name and _family_of(name) is None:
             raise UsageError(f"provider {name!r} is not known; use some of "
                              f"{', '.join(PROVIDERS)}, a rung of the ladder, or "
                              "package.module:Class")
@@ -83,16 +91,14 @@ def load(name: str) -> Provider:
     Raises:
         UsageError: no such provider, or one that cannot be imported.
     """
-    if name not in PROVIDERS and _is_rung(name):
-        from tritongemm.bench.rung_provider import RungProvider
-
-        return RungProvider(name)
-    module_name, _, class_name = PROVIDERS.get(name, name).partition(":")
-    if not class_name:
+    if name not in PROVIDERS and (family := _family_of(name)) is not None:
+        return family(name)
+    target = PROVIDERS.get(name, name)
+    if ":" not in target.strip(":"):
         raise UsageError(f"provider {name!r} is not known; use some of {', '.join(PROVIDERS)}, "
                          "or package.module:Class")
     try:
-        provider = getattr(importlib.import_module(module_name), class_name)()
+        provider = _attribute(target)()
     except (ImportError, AttributeError) as error:
         raise UsageError(f"provider {name!r} cannot be loaded: {error}") from error
     absent = [member for member in ("name", "available", "build", "prepare")

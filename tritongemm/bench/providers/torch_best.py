@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tritongemm.bench.providers import BASELINE, Prepared
+from tritongemm.bench.providers import Prepared
 from tritongemm.measure import torch_baseline
 from tritongemm.measure.contender import Contender
+from tritongemm.records.control import BASELINE
 
 if TYPE_CHECKING:
     from tritongemm.bench.target import Target

@@ -1,0 +1,214 @@
+"""Sweep journals -> the constants of the selection's model, by least squares on logarithms.
+
+Coarse times are lengthened first by what such configs lose in rounds (``sustained.py``). What the
+constants still miss is learned by a network (``training.py``), written beside them with the
+problems and torch's time in the same rounds.
+
+Damped Gauss-Newton over the logarithms of the constants, each held near its usual value by a
+prior, so that what the timings do not show stays where it was. Each problem may be off by a
+factor of its own (clocks, power): what is fitted is above all the order of its configs. Fast
+configs weigh more than slow ones, which nobody would choose.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tritongemm.calibration.sustained import sustained
+from tritongemm.calibration.timing_table import STEP, Fit, TimingTable
+from tritongemm.calibration.timings import DeviceTimings, read_timings
+from tritongemm.calibration.training import train
+from tritongemm.config import KernelConfig
+from tritongemm.device import DeviceSpec
+from tritongemm.problem import GemmProblem
+from tritongemm.records import atomic
+from tritongemm.records.calibration import (
+    Calibration,
+    Neighbour,
+    NetworkRecord,
+    Section,
+    calibration_path,
+    read_calibration,
+    write_calibration,
+)
+from tritongemm.selection.inputs import NAMES
+from tritongemm.selection.network import Network
+
+#: Of a problem's own factor, and of a timing near the best about the model.
+_PROBLEM_SPREAD, _NOISE = 0.02, 0.08
+_ITERATIONS = 30
+#: A config that is slower than the best of every problem by more than this, as a logarithm, is
+#: chosen for none: leaving half of all out costs no choice that leave-one-out can see, and saves
+#: most of the time of choosing.
+_NEARLY_BEST = 0.065
+#: Fewer problems than this show a network none of what tells problems apart: fp32's 19, left out in
+#: turn, are chosen for at 0.947 of the best at the worst without one, at 0.906 with one.
+_LEAST_PROBLEMS = 100
+#: How far behind the best a config counts as much as the best for the contenders' order.
+_AS_GOOD = 0.03
+#: Timings that a config's own factor is taken to have had before it is seen.
+_FACTOR_PRIOR = 4.0
+
+
+def fit(table: TimingTable) -> Fit:
+    """Fits the constants, then the factors of single configs to what is left.
+
+    A timing depends on few of the constants, so the normal equations are summed timing by timing;
+    what a problem's own factor explains is taken out of them problem by problem.
+    """
+    squared = (np.exp(-table.behind) / _NOISE) ** 2
+    count, keys, prior = len(table.problems), len(table.usual), _PROBLEM_SPREAD ** -2
+    per_problem = np.bincount(table.problem, squared, count) + prior
+    explained = 1 / per_problem + prior / per_problem ** 2  # of the product of two weighted sums
+    of = table.index.T
+
+    def by_problem(values: np.ndarray) -> np.ndarray:
+        return np.bincount(table.problem, squared * values, count)
+
+    def cost(x: np.ndarray) -> float:
+        misses = table.log_predicted(x) - table.log_time
+        return float(squared @ misses ** 2 - explained @ by_problem(misses) ** 2
+                     + (((x - table.usual) / table.spread) ** 2).sum())
+
+    x, damping = table.usual.copy(), 1e-2
+    at = cost(x)
+    for _ in range(_ITERATIONS):
+        here = table.log_predicted(x)
+        misses = here - table.log_time
+        slopes = [(table.log_predicted(x, column) - here) / STEP for column in range(len(of))]
+        normal, slope, sums = np.zeros(keys * keys), np.zeros(keys), np.zeros(count * keys)
+        for one, values in zip(of, slopes, strict=True):
+            np.add.at(slope, one, squared * values * misses)
+            np.add.at(sums, table.problem * keys + one, squared * values)
+            for other, others in zip(of, slopes, strict=True):
+                np.add.at(normal, one * keys + other, squared * values * others)
+        sums = sums.reshape(count, keys)
+        normal = (normal.reshape(keys, keys) - (sums * explained[:, None]).T @ sums
+                  + np.diag(table.spread ** -2))
+        slope += (x - table.usual) / table.spread ** 2 - sums.T @ (explained * by_problem(misses))
+        before = at
+        while damping < 1e6:
+            step = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), -slope)
+            tried = x + np.clip(step, -1.0, 1.0)
+            reached = cost(tried)
+            if reached < at:
+                x, at, damping = tried, reached, max(damping / 5, 1e-6)
+                break
+            damping *= 4
+        if before - at < 1e-4 * before:
+            break
+    return Fit(x, _factors(table, x))
+
+
+def _factors(table: TimingTable, constants: np.ndarray) -> dict[str, float]:
+    """Measured over predicted of each config, drawn towards 1 where it was seen seldom."""
+    weight = np.exp(-2 * table.behind)
+    miss = table.log_time - table.log_predicted(constants)
+    miss = miss - table.mean_of_problem(miss, weight)
+    total: dict[str, float] = {}
+    seen: dict[str, float] = {}
+    for name, w, value in zip(table.factor_ids, weight, miss, strict=True):
+        total[name] = total.get(name, 0.0) + w * value
+        seen[name] = seen.get(name, _FACTOR_PRIOR) + w
+    return {name: math.exp(total[name] / seen[name]) for name in total}
+
+
+def predicted(table: TimingTable, fitted: Fit) -> np.ndarray:
+    """Predicted times of the table's rows, microseconds, by the constants alone."""
+    return np.asarray(table.terms(fitted).total_us)
+
+
+def learned(table: TimingTable, fitted: Fit) -> NetworkRecord | None:
+    """The network of what ``fitted`` misses of the table's rows; None: they are of too few
+    problems."""
+    if len(np.unique(table.problem)) < _LEAST_PROBLEMS:
+        return None
+    return train(NAMES, table.inputs(fitted),
+                 table.log_time - np.log(predicted(table, fitted)), table.behind)
+
+
+def corrected(table: TimingTable, fitted: Fit, network: NetworkRecord | None) -> np.ndarray:
+    """Predicted times of the table's rows with what the network corrects, microseconds."""
+    if network is None:
+        return predicted(table, fitted)
+    return predicted(table, fitted) * np.exp(Network(network)(table.inputs(fitted)))
+
+
+def contenders_of(configs: Sequence[KernelConfig], behind: np.ndarray
+                  ) -> tuple[KernelConfig, ...]:
+    """The configs that were the best of some problem, or nearly; those of many problems first, by
+    the sum of exp(-behind / :data:`_AS_GOOD`).
+
+    Args:
+        configs: of timings; behind: logarithm of each time over its problem's best.
+    """
+    found: dict[KernelConfig, float] = {}
+    for row in np.flatnonzero(behind <= _NEARLY_BEST):
+        config, share = configs[row], math.exp(-behind[row] / _AS_GOOD)
+        found[config] = found.get(config, 0.0) + share
+    return tuple(sorted(found, key=lambda c: (-found[c], c.config_id)))
+
+
+def neighbours_of(problems: Iterable[GemmProblem], measured: DeviceTimings
+                  ) -> tuple[Neighbour, ...]:
+    """Measured problems, with torch's time where ``measured`` has it."""
+    ratios = {p: measured.vs_torch.get(p) for p in problems}
+    return tuple(Neighbour(p, None if r is None else round(r, 4)) for p, r in ratios.items())
+
+
+def near_the_best(misses: np.ndarray, behind: np.ndarray) -> float:
+    """Root mean square of the misses of configs within 1.3 of their problem's best."""
+    return round(float(np.sqrt((misses[behind < math.log(1.3)] ** 2).mean())), 4)
+
+
+def section_of(table: TimingTable, units: tuple[str, ...], measured: DeviceTimings) -> Section:
+    """The fitted section for ``units``."""
+    fitted = fit(table)
+    network = learned(table, fitted)
+    misses = np.log(corrected(table, fitted, network)) - table.log_time
+    constants: dict[str, dict[str, float]] = {}
+    for (owner, name), value in zip(table.keys, np.exp(fitted.constants), strict=True):
+        constants.setdefault(owner, {})[name] = float(f"{value:.5g}")
+    return Section(units, measured.run_ids, measured.triton, len(table.problems),
+                   len(table.log_time), near_the_best(misses, table.behind), constants,
+                   {name: round(value, 4) for name, value in fitted.factors.items()},
+                   contenders_of(table.columns.configs, table.behind),
+                   neighbours_of(table.problems, measured), network)
+
+
+def calibrate(journals: Iterable[str | os.PathLike[str]], device: str | None = None,
+              path: str | os.PathLike[str] | None = None) -> tuple[Path, Calibration]:
+    """Fits every group of units that the journals hold, and writes the device's calibration.
+
+    Sections of units that the journals do not hold stay as they are.
+
+    Raises:
+        DataFileError: a journal or calibration that cannot be used, or not writable.
+        UsageError: journals of several devices and no ``device`` to choose one.
+    """
+    measured = sustained(read_timings(journals, device))
+    return write(measured.device, path or calibration_path(measured.device.slug), (
+        section_of(TimingTable(part.timings, part.device), units, part)
+        for units, part in measured.parts()))
+
+
+def write(device: DeviceSpec, path: str | os.PathLike[str], sections: Iterable[Section]
+          ) -> tuple[Path, Calibration]:
+    """Writes a calibration of ``sections``, made now; others that the file has stay."""
+    path = Path(path)
+    if path.exists():
+        read_calibration(path)  # one that cannot be kept is refused before minutes of fitting
+    made = list(sections)
+    with atomic.locked(path):
+        if path.exists():
+            known = {unit for section in made for unit in section.units}
+            made += [s for s in read_calibration(path).sections if not known & {*s.units}]
+        made.sort(key=lambda s: s.units)
+        result = Calibration(device.slug, device.arch, tuple(made))
+        write_calibration(path, result)
+    return path, result

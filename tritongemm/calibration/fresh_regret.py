@@ -1,0 +1,246 @@
+"""What choosing without measuring costs on shapes that nothing was made from: drawn, then measured.
+
+Two runs, each a sweep with a journal of its own, so that both resume and keep to a budget. The wide
+run times many configs of each drawn shape: the best by the selection's estimate, the best of each
+class of configs, and some at random, so that what the model thinks little of has its chance. The
+second run, in a new process, measures the fastest of them again, interleaved with the selection's
+own choice and torch: the best of these rounds is the best that there is, and the choice is judged
+in the same rounds.
+
+On an H200 a config takes some 16 ms of the wide run and a shape one second more over both runs.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import os
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tritongemm import selection
+from tritongemm.calibration.regret import Regret
+from tritongemm.calibration.timings import Timing
+from tritongemm.config import KernelConfig
+from tritongemm.device import DeviceSpec
+from tritongemm.errors import UsageError
+from tritongemm.problem import GemmProblem
+from tritongemm.records.codec import config_from_json, problem_from_json, problem_key
+from tritongemm.records.journal import read_journal
+from tritongemm.selection.columns import Columns
+from tritongemm.selection.model import model_for
+from tritongemm.selection.policy import nearest, tables_for
+from tritongemm.selection.work import class_of
+from tritongemm.tuning.candidates import Candidates, PruneReport
+from tritongemm.tuning.progress import Progress
+from tritongemm.tuning.sweep import sweep
+from tritongemm.workers.messages import COARSE, FINAL
+
+SHAPES, SIDES, MULTIPLE = 60, (128, 8192), 8
+#: The wide run's configs of a shape: the best by estimate, the best of each class, at random; the
+#: last two among those estimated at no more than so many times the best.
+TOP, RANDOM, HOPELESS = 48, 12, 1.6
+#: The fastest of the wide run that are measured again, and the second run's rounds, device seconds.
+AGAIN, _AGAIN_S, _WIDE_S = 5, 0.6, 0.1
+#: Of a config in the wide run, and of a shape over both runs, on an H200, for the forecast.
+_CONFIG_S, _SHAPE_S = 0.016, 1.3
+#: The second run's share of a budget.
+_AGAIN_SHARE = 0.25
+
+
+def draw(seed: int, count: int = SHAPES, *, dtype: str = "bf16", layout: str = "nt",
+         known: Iterable[GemmProblem] = ()) -> list[GemmProblem]:
+    """``count`` problems, each side log-uniform in :data:`SIDES`; every other one aligned, its
+    sides multiples of :data:`MULTIPLE`. None has the extents of a ``known`` one.
+
+    Raises:
+        UsageError: a count below 1.
+    """
+    if count < 1:
+        raise UsageError(f"count={count} is below 1")
+    rng = random.Random(f"regret:{seed}")
+    low, high = map(math.log, SIDES)
+    taken = {(p.m, p.n, p.k) for p in known}
+    found: list[GemmProblem] = []
+    while len(found) < count:
+        step = MULTIPLE if len(found) % 2 == 0 else 1
+        sides = tuple(round(math.exp(rng.uniform(low, high)) / step) * step for _ in range(3))
+        if sides not in taken:
+            taken.add(sides)
+            found.append(GemmProblem.contiguous(*sides, dtype=dtype, layout=layout))
+    return found
+
+
+def drawn_for(device: DeviceSpec, seed: int, count: int = SHAPES, *, dtype: str = "bf16",
+              layout: str = "nt") -> list[GemmProblem]:
+    """As :func:`draw`, clear of what the calibration and the tuned tables that serve the device
+    hold.
+
+    Raises:
+        UsageError: no calibration serves the device, so that there is nothing to judge.
+    """
+    one = GemmProblem.contiguous(1024, 1024, 1024, dtype=dtype, layout=layout)
+    section = model_for(one, device).section
+    if section is None:
+        raise UsageError(f"no calibration serves {device.slug} for {dtype}, its own or a "
+                         "sibling's; run `tritongemm calibrate` first")
+    known = [x.problem for x in section.neighbours]
+    for table in tables_for(one, device):
+        known += [row.problem(table.header) for row in table.rows.values()]
+    return draw(seed, count, dtype=dtype, layout=layout, known=known)
+
+
+class Wide:
+    """The wide run's candidates; see :data:`TOP`. The selection's choice is always among them."""
+
+    def __init__(self, seed: int = 0, top: int = TOP, at_random: int = RANDOM) -> None:
+        self._seed, self._top, self._random = seed, top, at_random
+
+    def __call__(self, problem: GemmProblem, device: DeviceSpec) -> Candidates:
+        """The candidates of one problem; deterministic."""
+        ordered = selection.candidates(problem, device)
+        chosen = dict.fromkeys((chosen_by_model(problem, device), *ordered[:self._top]))
+        model = model_for(problem, device)
+        times = model.times(problem, Columns(ordered))
+        hopeful = [c for c, time_us in zip(ordered, times, strict=True)
+                   if time_us <= HOPELESS * times[0]]
+        chosen.update(dict.fromkeys({class_of(c): c for c in reversed(hopeful)}.values()))
+        rest = [config for config in hopeful if config not in chosen]
+        rng = random.Random(f"{self._seed} {problem_key(problem)}")
+        chosen.update(dict.fromkeys(rng.sample(rest, min(self._random, len(rest)))))
+        return _candidates(chosen, len(ordered))
+
+
+class Again:
+    """The second run's candidates: the fastest of the wide run's journal, and the choice."""
+
+    def __init__(self, journal: Path, count: int = AGAIN) -> None:
+        self._fastest = {problem: heapq.nsmallest(count, times, key=lambda c: times[c])
+                         for problem, times in times_of(journal, COARSE).items()}
+
+    def __call__(self, problem: GemmProblem, device: DeviceSpec) -> Candidates:
+        """The candidates of one problem; none where the wide run did not come to it."""
+        fastest = self._fastest.get(problem)
+        if fastest is None:
+            return _candidates((), 0)
+        near = chosen_by_nearest(problem, device)
+        return _candidates(dict.fromkeys((chosen_by_model(problem, device),
+                                          *([near] if near else []), *fastest)), len(fastest))
+
+
+def _candidates(configs: Iterable[KernelConfig], considered: int) -> Candidates:
+    configs = tuple(configs)
+    return Candidates(configs, PruneReport(considered=considered, kept=len(configs),
+                                           not_chosen=max(0, considered - len(configs))))
+
+
+def chosen_by_model(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
+    """What the selection takes for a problem with no row of its own."""
+    return selection.choose(problem, device).config
+
+
+def chosen_by_nearest(problem: GemmProblem, device: DeviceSpec) -> KernelConfig | None:
+    """What the nearest tuned row would give, or None."""
+    near = nearest(problem, device)
+    return None if near is None else near[1].config
+
+
+def times_of(journal: Path, stage: str) -> dict[GemmProblem, dict[KernelConfig, float]]:
+    """The times of one stage, microseconds. Raises :class:`DataFileError`."""
+    found: dict[GemmProblem, dict[KernelConfig, float]] = {}
+    for record in read_journal(journal):
+        if record["kind"] == "result" and record["status"] == "ok" and (
+                record.get("stage") == stage and record.get("time_us")):
+            found.setdefault(problem_from_json(record["problem"]), {})[
+                config_from_json(record["config"])] = float(record["time_us"])
+    return found
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a run will take: shapes, their configs in the wide run, seconds on an H200 with the
+    kernels compiled, distinct binaries."""
+
+    shapes: int
+    configs: int
+    seconds: float
+    binaries: int
+
+
+def forecast(problems: Sequence[GemmProblem], device: DeviceSpec, wide: Wide) -> Forecast:
+    """Counts; touches no GPU."""
+    from tritongemm.kernels.compile import binary_key, launches_of
+
+    configs, keys = 0, set()
+    for problem in problems:
+        for config in wide(problem, device).configs:
+            configs += 1
+            keys.update(binary_key(launch, device.arch)
+                        for launch in launches_of(problem, config, device))
+    return Forecast(len(problems), configs, configs * _CONFIG_S + len(problems) * _SHAPE_S,
+                    len(keys))
+
+
+def journals(path: str | os.PathLike[str]) -> tuple[Path, Path]:
+    """The journals of the wide and of the second run, beside each other."""
+    path = Path(path)
+    return (path.with_name(f"{path.stem}-wide{path.suffix}"),
+            path.with_name(f"{path.stem}-again{path.suffix}"))
+
+
+def measure(problems: Sequence[GemmProblem], journal: str | os.PathLike[str], *, wide: Wide,
+            budget_s: float | None = None, resume: bool = False, seed: int = 0,
+            progress: Callable[[], Progress] = Progress, **options: object) -> None:
+    """Both runs; what a budget leaves out is left out of the judgement as well.
+
+    Args:
+        budget_s: seconds for both runs together.
+        resume: go on where journals of the same environment end.
+        progress: makes what each run shows.
+        options: of :func:`~tritongemm.tuning.sweep.sweep`.
+
+    Raises:
+        As :func:`~tritongemm.tuning.sweep.sweep`.
+    """
+    first, second = journals(journal)
+    started = time.monotonic()
+    share = None if budget_s is None else budget_s * (1 - _AGAIN_SHARE)
+    sweep(problems, first, candidates=wide, budget_s=share, resume=resume and first.exists(),
+          finalists=1, seed=seed, progress=progress(),
+          **{"measurer_arguments": {"final_s": _WIDE_S}, **options})  # type: ignore[arg-type]
+    left = None if budget_s is None else max(1.0, budget_s - (time.monotonic() - started))
+    again = Again(first)
+    sweep(problems, second, candidates=again, budget_s=left, resume=resume and second.exists(),
+          finalists=AGAIN + 2, seed=seed + 1, progress=progress(),
+          **{"measurer_arguments": {"final_s": _AGAIN_S}, **options})  # type: ignore[arg-type]
+
+
+def judge(problems: Sequence[GemmProblem], journal: str | os.PathLike[str],
+          device: DeviceSpec) -> list[Regret]:
+    """Judges the selection by the second run's rounds, problem by problem.
+
+    A choice so slow that it was no finalist is judged by its coarse time of the same run.
+
+    Raises:
+        DataFileError: a journal that cannot be used.
+    """
+    first, second = journals(journal)
+    wide, coarse, final = (times_of(first, COARSE), times_of(second, COARSE),
+                           times_of(second, FINAL))
+    found = []
+    for problem in problems:
+        if problem not in final:
+            continue
+        times = {**coarse.get(problem, {}), **final[problem]}
+        best = min(final[problem], key=lambda c: final[problem][c])
+        choice = selection.choose(problem, device)
+        near = chosen_by_nearest(problem, device)
+        timings = [Timing(problem, c, times[c]) if c in times else None
+                   for c in (choice.config, near)]
+        found.append(Regret(problem, len(wide.get(problem, ())),
+                            Timing(problem, best, final[problem][best]), timings[0],
+                            choice.predicted_us, timings[1]))
+    return found

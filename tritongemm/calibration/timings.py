@@ -1,0 +1,125 @@
+"""What sweep journals hold of one device: timings of configs, and the rounds of finalists."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tritongemm.config import KernelConfig
+from tritongemm.device import DeviceSpec, device_named
+from tritongemm.errors import DataFileError, UsageError
+from tritongemm.kernels import SPECS
+from tritongemm.problem import GemmProblem
+from tritongemm.records.codec import config_from_json, problem_from_json
+from tritongemm.records.journal import read_journal
+from tritongemm.workers.messages import COARSE, FINAL
+
+#: Units whose kernels run alike, so that one section of the calibration serves both.
+TOGETHER = (("bf16", "fp16"), ("fp32",), ("tf32",))
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One measured config of one problem."""
+
+    problem: GemmProblem
+    config: KernelConfig
+    time_us: float
+
+
+@dataclass(frozen=True)
+class Final:
+    """A finalist: its time in the coarse stage and in the rounds with others of its problem."""
+
+    problem: GemmProblem
+    config: KernelConfig
+    run_id: str
+    coarse_us: float
+    final_us: float
+
+    @property
+    def rounds(self) -> tuple[str, GemmProblem]:
+        """What those that ran in the same rounds have in common."""
+        return self.run_id, self.problem
+
+
+@dataclass(frozen=True)
+class DeviceTimings:
+    """What journals hold for one device: the fastest coarse time of each problem and config, the
+    finalists, and of problems with a winner torch's time over the winner's (``vs_torch``)."""
+
+    device: DeviceSpec
+    timings: tuple[Timing, ...]
+    finals: tuple[Final, ...]
+    run_ids: tuple[str, ...]
+    triton: str
+    vs_torch: Mapping[GemmProblem, float]
+
+    def parts(self) -> Iterator[tuple[tuple[str, ...], DeviceTimings]]:
+        """The units of each of :data:`TOGETHER` that there are timings of, and what is of them."""
+        for units in TOGETHER:
+            timings = tuple(t for t in self.timings if t.problem.unit in units)
+            if timings:
+                yield units, replace(self, timings=timings, finals=tuple(
+                    f for f in self.finals if f.problem.unit in units))
+
+
+def read_timings(journals: Iterable[str | os.PathLike[str]], device: str | None = None
+                 ) -> DeviceTimings:
+    """The timings of ``journals``; only those of ``device`` (a slug) if given. Of products alone:
+    what an epilogue reads and computes is none of what a calibration learns.
+
+    Raises:
+        DataFileError: a journal that cannot be read or holds no timing.
+        UsageError: journals of several devices and no ``device`` to choose one.
+    """
+    best: dict[tuple[GemmProblem, KernelConfig], float] = {}
+    finals: list[Final] = []
+    winners: dict[GemmProblem, tuple[float, float]] = {}
+    runs: dict[str, str] = {}
+    slugs: set[str] = set()
+    path: Path | None = None
+    for path in map(Path, journals):
+        slug = run = ""
+        coarse: dict[tuple[str, GemmProblem, KernelConfig], float] = {}
+        for record in read_journal(path):
+            if record["kind"] == "header":
+                slug, run = str(record.get("device", "")), str(record.get("run_id", ""))
+                versions = record.get("versions")
+                triton = versions.get("triton") if isinstance(versions, dict) else None
+                if device is None or slug == device:
+                    slugs.add(slug)
+                    runs[run] = str(triton or "unknown")
+            elif (device is not None and slug != device
+                  or record.get("problem", {}).get("epilogue", "none") != "none"):
+                continue
+            elif record["kind"] == "result" and record["status"] == "ok" and record.get("time_us"):
+                config = config_from_json(record["config"])
+                if config.kernel not in SPECS:
+                    continue
+                problem, time_us = problem_from_json(record["problem"]), record["time_us"]
+                if record.get("stage") == COARSE:
+                    best[problem, config] = min(time_us, best.get((problem, config), math.inf))
+                    coarse[run, problem, config] = time_us
+                elif record.get("stage") == FINAL and (run, problem, config) in coarse:
+                    finals.append(Final(problem, config, run, coarse[run, problem, config],
+                                        time_us))
+            elif record["kind"] == "winner" and record.get("ratio_vs_torch"):
+                problem = problem_from_json(record["problem"])
+                found = (record["time_us"], record["ratio_vs_torch"])
+                if config_from_json(record["config"]).kernel in SPECS:
+                    winners[problem] = min(found, winners.get(problem, found))
+    if path is None:
+        raise UsageError("no journal is given; name those that `tritongemm sweep` wrote")
+    if len(slugs) > 1:
+        raise UsageError(f"the journals are of {', '.join(sorted(slugs))}; choose one with "
+                         "--device")
+    if not best:
+        raise DataFileError(path, "holds no timing" + (f" of {device}" if device else "")
+                            + "; sweep some problems first")
+    timings = tuple(Timing(p, c, t) for (p, c), t in best.items())
+    return DeviceTimings(device_named(slugs.pop()), timings, tuple(finals), tuple(sorted(runs)),
+                  max(runs.values()), {problem: ratio for problem, (_, ratio) in winners.items()})

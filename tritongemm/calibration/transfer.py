@@ -1,0 +1,165 @@
+"""Transfer learning: a device that was measured little learns from its sibling as well.
+
+The source is the sibling, another device of the architecture with a calibration; the target is the
+device. The target keeps the source's constants, with its own memory (``selection/sibling.py``), and
+a network learns what these miss from the timings of both, each in the terms of its own device: what
+the source shows of configs and problems, and what differs on the target. Of 414 problems of an
+H100, with a fifth left out at a time, choices reach 0.977 of the best speed, and 0.970 by the
+source's calibration alone: perf/results/nvidia-h100-80gb-hbm3/regret-beside-the-h200.csv.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from tritongemm.calibration.calibrate import contenders_of, near_the_best, neighbours_of, write
+from tritongemm.calibration.sustained import sustained
+from tritongemm.calibration.timings import DeviceTimings, Timing, read_timings
+from tritongemm.calibration.training import train
+from tritongemm.config import KernelConfig
+from tritongemm.device import DeviceSpec
+from tritongemm.errors import UsageError
+from tritongemm.problem import GemmProblem
+from tritongemm.records.calibration import (
+    Calibration,
+    NetworkRecord,
+    Section,
+    calibration_path,
+)
+from tritongemm.selection.columns import Columns
+from tritongemm.selection.inputs import NAMES
+from tritongemm.selection.model import Served, model_of, of_sibling
+from tritongemm.selection.network import Network
+from tritongemm.selection.sibling import sibling_of
+
+
+class TrainingSet(NamedTuple):
+    """What a network learns from, a row each timing.
+
+    Attributes:
+        inputs: [timings, inputs] of the network.
+        misses, behind: logarithms of the time over the prediction, and over its problem's best.
+    """
+
+    timings: tuple[Timing, ...]
+    inputs: np.ndarray
+    misses: np.ndarray
+    behind: np.ndarray
+
+    def rows(self, chosen: np.ndarray) -> TrainingSet:
+        """Those of an index."""
+        return TrainingSet(tuple(self.timings[i] for i in chosen), self.inputs[chosen],
+                           self.misses[chosen], self.behind[chosen])
+
+    def joined_with(self, other: TrainingSet) -> TrainingSet:
+        """These rows, then those of ``other``."""
+        return TrainingSet(self.timings + other.timings,
+                           np.concatenate([self.inputs, other.inputs]),
+                           np.concatenate([self.misses, other.misses]),
+                           np.concatenate([self.behind, other.behind]))
+
+    def problems(self) -> tuple[GemmProblem, ...]:
+        """Each once, in the order of its first timing."""
+        return tuple(dict.fromkeys(t.problem for t in self.timings))
+
+    def contenders(self) -> tuple[KernelConfig, ...]:
+        """What a choice is made among."""
+        return contenders_of([t.config for t in self.timings], self.behind)
+
+    def network(self) -> NetworkRecord | None:
+        """The network that is trained on it; None: there are too few timings."""
+        return train(NAMES, self.inputs, self.misses, self.behind)
+
+    def missed_by(self, record: NetworkRecord | None) -> np.ndarray:
+        """What is still missed with what a network corrects."""
+        return self.misses if record is None else self.misses - Network(record)(self.inputs)
+
+
+class Transfer(NamedTuple):
+    """What a device has to learn from, with its sibling, of some units.
+
+    Attributes:
+        measured: the device's timings, in the order of ``target``; run_ids: of both devices.
+        section: the sibling's, as it is on the device.
+        target, source: of the device, and of the sibling.
+    """
+
+    measured: DeviceTimings
+    run_ids: tuple[str, ...]
+    section: Section
+    target: TrainingSet
+    source: TrainingSet
+
+
+def training_set_of(timings: Sequence[Timing], served: Served) -> TrainingSet:
+    """The training set of ``timings``, problem by problem, by the constants of a section."""
+    by_problem: dict[GemmProblem, list[Timing]] = {}
+    for timing in timings:
+        by_problem.setdefault(timing.problem, []).append(timing)
+    seen, misses, behind = [], [], []
+    for problem, some in by_problem.items():
+        inputs, predicted_us = model_of(served, problem).lesson(
+            problem, Columns([t.config for t in some]))
+        times = np.log([t.time_us for t in some])
+        seen.append(inputs)
+        misses.append(times - np.log(predicted_us))
+        behind.append(times - times.min())
+    return TrainingSet(tuple(t for some in by_problem.values() for t in some),
+                       np.concatenate(seen), np.concatenate(misses), np.concatenate(behind))
+
+
+def transfers_from_sibling(journals: Iterable[str | os.PathLike[str]], device: str
+                           ) -> tuple[DeviceSpec, DeviceSpec, list[Transfer]]:
+    """(device, sibling, what there is to learn) of journals of both.
+
+    Raises:
+        DataFileError: a journal or calibration that cannot be used, no timing of one of the two.
+        UsageError: the device has no sibling, or its calibration nothing of these units.
+    """
+    journals = list(journals)
+    target = sustained(read_timings(journals, device))
+    sibling = sibling_of(target.device)
+    if sibling is None:
+        raise UsageError(f"{device} has no sibling, no other device of its architecture with a "
+                         "calibration; leave out --with-sibling")
+    source = dict(sustained(read_timings(journals, sibling.slug)).parts())
+    found = []
+    for units, part in target.parts():
+        here, there = (of_sibling(sibling, x, units[0]) for x in (target.device, sibling))
+        if here.section is not None and units in source:
+            learned = training_set_of(part.timings, here)
+            found.append(Transfer(replace(part, timings=learned.timings),
+                                  source[units].run_ids + part.run_ids, here.section, learned,
+                                  training_set_of(source[units].timings, there)))
+    if not found:
+        raise UsageError(f"{sibling.slug} has no timings or no calibration of what {device} "
+                         "measured; leave out --with-sibling")
+    return target.device, sibling, found
+
+
+def transferred_section(transfer: Transfer) -> Section:
+    """The sibling's section with what a network learned from both."""
+    both = transfer.source.joined_with(transfer.target)
+    network = both.network()
+    return replace(
+        transfer.section, run_ids=transfer.run_ids, problems=len(both.problems()),
+        results=len(both.misses),
+        rms_log_error=near_the_best(both.missed_by(network), both.behind),
+        contenders=both.contenders(),
+        neighbours=neighbours_of(both.problems(), transfer.measured), network=network)
+
+
+def calibrate_with_sibling(journals: Iterable[str | os.PathLike[str]], device: str,
+                           path: str | os.PathLike[str] | None = None
+                           ) -> tuple[Path, Calibration]:
+    """Learns from journals of ``device`` (a slug) and of its sibling, and writes what serves the
+    device from then on. What :func:`transfers_from_sibling` raises."""
+    target, sibling, found = transfers_from_sibling(journals, device)
+    return write(target, path or calibration_path(target.slug, sibling.slug),
+                 map(transferred_section, found))

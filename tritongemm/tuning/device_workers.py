@@ -1,0 +1,161 @@
+"""The devices of a sweep: their workers, what they are, and which of them can be used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+from tritongemm.device import DeviceSpec
+from tritongemm.errors import DeviceError, UsageError
+from tritongemm.tuning.task import Task
+from tritongemm.workers.messages import Outcome, one_line
+from tritongemm.workers.worker import Event, Ready, Refused, Worker
+
+_TRIES = 3
+#: So many configs hanging or dying one after another are the device's fault, not theirs.
+_SICK_AFTER = 25
+
+
+@dataclass(eq=False)
+class DeviceWorker:
+    """A device, its worker, and the problem it was last on.
+
+    ``lost`` says why it can no longer be used; ``waited_s`` counts seconds without work while
+    configs were being compiled.
+    """
+
+    index: int | None
+    worker: Worker
+    task: Task | None = None
+    lost: str = ""
+    waited_s: float = 0.0
+    refused: int = 0
+    failed_in_a_row: int = 0
+    #: The request it is on has failed as a whole.
+    broken: bool = False
+
+    @property
+    def name(self) -> str:
+        """``device 0``."""
+        return self.worker.name
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What is measured on, as the first worker that was ready said it."""
+
+    spec: DeviceSpec
+    environment: Mapping[str, object]
+    fingerprint: str
+
+
+class DeviceWorkers:
+    """The devices of a sweep, one worker each; all alike.
+
+    Args:
+        target, arguments: what each worker serves (see ``workers/child.py``); ``index`` is added.
+        indices: CUDA indices; None: all that the first one's worker counts.
+        say: told of devices that are left out.
+    """
+
+    def __init__(self, target: str, arguments: Mapping[str, object],
+                 indices: Sequence[int | None] | None, say: Callable[[str], None]) -> None:
+        self._target, self._arguments, self._say = target, dict(arguments), say
+        self._all = indices is None
+        self.identity: Identity | None = None
+        self._devices: list[DeviceWorker] = []
+        self._add([0] if indices is None else indices)
+
+    def __iter__(self) -> Iterator[DeviceWorker]:
+        return iter(self._devices)
+
+    def __len__(self) -> int:
+        return len(self._devices)
+
+    def _add(self, indices: Sequence[int | None]) -> None:
+        for index in indices:
+            if not any(d.index == index for d in self._devices):
+                name = "cpu" if index is None else f"device {index}"
+                self._devices.append(DeviceWorker(index, Worker(
+                    name, self._target, {**self._arguments, "index": index})))
+
+    def start(self) -> None:
+        """Starts workers that are not running, those that died among them."""
+        for device in self._devices:
+            if not device.lost and not device.worker.alive:
+                device.worker.start()
+
+    def close(self) -> None:
+        """Ends every worker."""
+        for device in self._devices:
+            device.worker.kill()
+
+    def connections(self) -> dict[Connection, DeviceWorker]:
+        """What to wait on."""
+        return {d.worker.connection: d for d in self._devices if d.worker.connection}
+
+    def deadline(self) -> float:
+        """The earliest deadline."""
+        return min(d.worker.deadline for d in self._devices)
+
+    def read(self, device: DeviceWorker) -> list[Event]:
+        """Events of a worker about its request. Raises as :meth:`check`."""
+        return self._of_requests(device, device.worker.read())
+
+    def check(self) -> list[tuple[DeviceWorker, Event]]:
+        """Ends workers that take too long; the events that this makes.
+
+        Raises:
+            DeviceError: no device is left. UsageError: the devices are not alike.
+        """
+        return [(d, event) for d in self._devices
+                for event in self._of_requests(d, d.worker.check())]
+
+    def note(self, device: DeviceWorker, outcome: Outcome) -> None:
+        """Counts configs that hang or die one after another.
+
+        Raises:
+            DeviceError: there were so many that the device must be at fault.
+        """
+        sick = outcome.status in ("died", "timeout")
+        device.failed_in_a_row = device.failed_in_a_row + 1 if sick else 0
+        if device.failed_in_a_row >= _SICK_AFTER:
+            raise DeviceError(f"{device.name}: {_SICK_AFTER} configs in a row hung or died; last: "
+                              f"{outcome.reason}. `tritongemm doctor` may say more; then go on "
+                              "with --resume")
+
+    def _of_requests(self, device: DeviceWorker, events: list[Event]) -> list[Event]:
+        rest: list[Event] = []
+        for event in events:
+            if isinstance(event, Ready):
+                self._ready(device, event.info)
+            elif isinstance(event, Refused):
+                self._refused(device, event)
+            else:
+                rest.append(event)
+        return rest
+
+    def _ready(self, device: DeviceWorker, info: object) -> None:
+        device.refused = 0
+        assert isinstance(info, Mapping)
+        spec, environment = info["device"], info["environment"]
+        assert isinstance(spec, DeviceSpec) and isinstance(environment, Mapping)
+        fingerprint = str(info["fingerprint"])
+        if self.identity is None:
+            self.identity = Identity(spec, environment, fingerprint)
+            if self._all:
+                self._add(range(int(info["device_count"])))
+        elif fingerprint != self.identity.fingerprint:
+            raise UsageError(f"{device.name} ({spec.name}) is not like the first one "
+                             f"({self.identity.spec.name}); sweep one kind at a time with "
+                             "--devices")
+
+    def _refused(self, device: DeviceWorker, event: Refused) -> None:
+        device.refused += 1
+        if not event.final and device.refused < _TRIES:
+            return  # the next start tries again
+        device.lost = one_line(event.reason)
+        if all(d.lost for d in self._devices):
+            raise DeviceError(f"{device.name} cannot be used: {device.lost}")
+        self._say(f"{device.name} is left out: {device.lost}")

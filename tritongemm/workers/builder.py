@@ -1,0 +1,53 @@
+"""The compile pool's side of a build: what a compile process serves (see ``child.py``)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from tritongemm.config import KernelConfig
+from tritongemm.device import DeviceSpec
+from tritongemm.kernels import compile as compiling
+from tritongemm.problem import GemmProblem
+from tritongemm.workers.messages import Outcome
+
+#: Below the process that feeds the GPU: compiling must not delay measuring.
+_NICENESS = 5
+
+
+class Builder:
+    """Compiles configs for one device into the store of binaries; touches no GPU."""
+
+    def __init__(self, device: DeviceSpec) -> None:
+        self._device = device
+
+    def info(self) -> dict[str, object]:
+        """Nothing to tell; lowers this process's priority."""
+        os.nice(_NICENESS)
+        return {}
+
+    def one(self, problem: GemmProblem, config: KernelConfig) -> Outcome:
+        """Compiles one config. Raises CompileError, ConstraintError."""
+        return Outcome("ok", values=build_values(
+            compiling.build(problem, config, self._device)))
+
+    @staticmethod
+    def key(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> str:
+        """Configs of equal keys share their binaries, whatever their problems."""
+        return " ".join(compiling.binary_key(launch, device.arch)
+                        for launch in compiling.launches_of(problem, config, device))
+
+    @staticmethod
+    def stored(key: str) -> bool:
+        """Whether every binary of ``key`` is in the store; a damaged one is built again when it
+        is loaded."""
+        return all(compiling.store_path(part).exists() for part in key.split())
+
+
+def build_values(report: compiling.BuildReport) -> Mapping[str, object]:
+    """A build report as a journal's values; what is not known is left out."""
+    values = {"registers": report.registers, "spills": report.spills,
+              "shared_bytes": report.shared_bytes}
+    if not report.cached:
+        values["compile_s"] = round(report.seconds, 3)
+    return {name: value for name, value in values.items() if value is not None}

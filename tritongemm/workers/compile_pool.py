@@ -1,0 +1,213 @@
+"""The compile pool: processes that build configs ahead of the GPU, each build once.
+
+A build that hangs is ended with everything it started; one that kills its process is an outcome;
+the configs behind it go on in a new process. :class:`CompilePool` serves a loop that also does
+other things; :func:`compile_all` builds a list and returns.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection, wait
+
+from tritongemm.config import KernelConfig
+from tritongemm.errors import CompileError
+from tritongemm.problem import GemmProblem
+from tritongemm.workers.messages import COMPILE, Call, Outcome, Request, one_line
+from tritongemm.workers.worker import Event, Failed, Finished, Ready, Refused, Returned, Worker
+
+#: What a compile process serves unless told another, and the seconds that one build may take.
+BUILDER = "tritongemm.workers.builder:Builder"
+COMPILE_TIMEOUT_S = 120.0
+
+#: Configs handed to a process at once: round trips are saved, and balance is kept.
+_MOST_AT_ONCE = 8
+_TRIES = 3
+_WAIT_S = 0.2
+
+
+@dataclass
+class _Build:
+    key: str
+    problem: GemmProblem
+    config: KernelConfig
+    waiting: list[Hashable] = field(default_factory=list)
+    tries: int = 0
+
+
+class CompilePool:
+    """Builds configs in ``workers`` processes that serve ``target``.
+
+    Tickets are the caller's: :meth:`read` and :meth:`check` hand them back with their outcomes.
+    Configs of equal keys are built once, and one that was built or failed before is answered at
+    once by :meth:`want`.
+    """
+
+    def __init__(self, target: str, arguments: Mapping[str, object], *, workers: int,
+                 timeout_s: float) -> None:
+        self._workers = [Worker(f"compile {i}", target, arguments) for i in range(workers)]
+        self._timeout_s = timeout_s
+        self._queue: deque[_Build] = deque()
+        self._open: dict[str, _Build] = {}
+        self._running: dict[Worker, dict[int, _Build]] = {}
+        self._known: dict[str, Outcome] = {}
+        self._refused = 0
+        self.compile_s = 0.0
+
+    @property
+    def queued(self) -> int:
+        """Builds that no process has begun."""
+        return len(self._queue)
+
+    @property
+    def outstanding(self) -> int:
+        """Builds queued or begun."""
+        return len(self._open)
+
+    @property
+    def workers(self) -> int:
+        """How many processes there may be."""
+        return len(self._workers)
+
+    def want(self, ticket: Hashable, key: str, problem: GemmProblem,
+             config: KernelConfig) -> Outcome | None:
+        """Queues a build; its outcome if it is known already."""
+        known = self._known.get(key)
+        if known is not None:
+            return known
+        build = self._open.get(key)
+        if build is None:
+            build = self._open[key] = _Build(key, problem, config)
+            self._queue.append(build)
+        build.waiting.append(ticket)
+        return None
+
+    def drop(self, unwanted: Callable[[Hashable], bool]) -> None:
+        """Forgets tickets; builds that nobody waits for and that have not begun are left out."""
+        for build in self._open.values():
+            build.waiting = [t for t in build.waiting if not unwanted(t)]
+        left = [build for build in self._queue if not build.waiting]
+        for build in left:
+            del self._open[build.key]
+        self._queue = deque(build for build in self._queue if build.waiting)
+
+    def feed(self) -> None:
+        """Gives work to idle processes, starting as many as there is work for."""
+        for worker in self._workers:
+            if not self._queue:
+                return
+            if not worker.alive:
+                starting = sum(s.alive and not s.ready for s in self._workers)
+                if starting < len(self._queue):
+                    worker.start()
+            elif worker.idle:
+                self._send(worker)
+
+    def _send(self, worker: Worker) -> None:
+        count = max(1, min(_MOST_AT_ONCE, len(self._queue) // (2 * len(self._workers))))
+        problem = self._queue[0].problem
+        builds = []
+        while self._queue and len(builds) < count and self._queue[0].problem == problem:
+            builds.append(self._queue.popleft())
+        self._running[worker] = dict(enumerate(builds))
+        worker.send(Request(tuple(Call("one", (b.problem, b.config), self._timeout_s, COMPILE)
+                                  for b in builds)))
+
+    def connections(self) -> dict[Connection, Worker]:
+        """What to wait on."""
+        return {s.connection: s for s in self._workers if s.connection is not None}
+
+    def deadline(self) -> float:
+        """The earliest deadline."""
+        return min(s.deadline for s in self._workers)
+
+    def read(self, worker: Worker) -> list[tuple[Hashable, Outcome]]:
+        """Outcomes that wait in a worker's pipe. Raises as :meth:`check`."""
+        return self._settle(worker, worker.read())
+
+    def check(self) -> list[tuple[Hashable, Outcome]]:
+        """Ends builds that take too long; their outcomes.
+
+        Raises:
+            CompileError: no compile process can start at all.
+        """
+        return [done for s in self._workers for done in self._settle(s, s.check())]
+
+    def _settle(self, worker: Worker, events: Iterable[Event]
+                ) -> list[tuple[Hashable, Outcome]]:
+        answers: list[tuple[Hashable, Outcome]] = []
+        for event in events:
+            if isinstance(event, Ready):
+                self._refused = 0
+            elif isinstance(event, Refused):
+                self._refused += 1
+                if event.final or self._refused >= _TRIES:
+                    raise CompileError(f"no compile process can start: {one_line(event.reason)}")
+            elif isinstance(event, Returned):
+                assert isinstance(event.value, Outcome)
+                answers += self._answer(self._running[worker].pop(event.index), event.value)
+            elif isinstance(event, Failed):
+                answers += self._answer(self._running[worker].pop(event.index), event.outcome)
+            elif isinstance(event, Finished):
+                for build in reversed(list(self._running.pop(worker, {}).values())):
+                    build.tries += 1
+                    if build.tries < _TRIES:
+                        self._queue.appendleft(build)
+                    else:
+                        answers += self._answer(build, Outcome(
+                            "died", f"the compiling process died {build.tries} times before it "
+                            "began"))
+        return answers
+
+    def _answer(self, build: _Build, outcome: Outcome) -> list[tuple[Hashable, Outcome]]:
+        del self._open[build.key]
+        seconds = outcome.values.get("compile_s", 0.0)
+        self.compile_s += seconds if isinstance(seconds, float) else 0.0
+        # What compiling took is said once, by the config that it was done for.
+        later = replace(outcome, values={name: value for name, value in outcome.values.items()
+                                         if name != "compile_s"})
+        self._known[build.key] = later
+        return [(ticket, later if i else outcome) for i, ticket in enumerate(build.waiting)]
+
+    def close(self) -> None:
+        """Ends every process."""
+        for worker in self._workers:
+            worker.kill()
+
+
+def compile_all(builds: Iterable[tuple[str, GemmProblem, KernelConfig]],
+                arguments: Mapping[str, object], *, target: str = BUILDER, workers: int,
+                timeout_s: float = COMPILE_TIMEOUT_S,
+                progress: Callable[[int, int], None] = lambda done, total: None
+                ) -> dict[str, Outcome]:
+    """Compiles ``builds``, each a different key, a problem and a config: key -> outcome.
+
+    Args:
+        arguments: of ``target``.
+        workers: processes at most.
+        progress: called with (done, total).
+
+    Raises:
+        CompileError: no compile process can start at all.
+    """
+    todo = list(builds)
+    found: dict[str, Outcome] = {}
+    if not todo:
+        return found
+    pool = CompilePool(target, arguments, workers=min(workers, len(todo)), timeout_s=timeout_s)
+    try:
+        for key, problem, config in todo:
+            pool.want(key, key, problem, config)
+        while len(found) < len(todo):
+            pool.feed()
+            processes = pool.connections()
+            answers = [answer for connection in wait(list(processes), _WAIT_S)
+                       for answer in pool.read(processes[connection])]  # type: ignore[index]
+            for key, outcome in [*answers, *pool.check()]:
+                found[str(key)] = outcome
+                progress(len(found), len(todo))
+    finally:
+        pool.close()
+    return found
