@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import TransformType, get_interpreter_stack
 from torch.autograd import Function, forward_ad
 
 from tritongemm import settings
@@ -28,6 +29,7 @@ from tritongemm.ops.operands import VECTORS_ARE_TORCHS
 
 _transforms = torch._C._are_functorch_transforms_active
 _dispatch_modes = torch._C._len_torch_dispatch_stack
+_JVP = TransformType.Jvp
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
@@ -81,7 +83,13 @@ def eager_fused(op: Op, d: Tensor, a: Tensor, b: Tensor, beta: float = 1.0,
 
 
 def _applied(function: type[Function], *arguments: object) -> Tensor | Declined:
-    """A function of this module; what its steps refuse has passed through torch as an error."""
+    """A function of this module; what its steps refuse has passed through torch as an error.
+
+    Under two levels of forward mode it is torch's: ``save_for_forward`` keeps operands without the
+    tangents of the outer level, so that a second derivative would lack terms.
+    """
+    if _forward_levels() > 1:
+        return Declined("forward mode is nested: an autograd function has tangents of one level")
     try:
         return function.apply(*arguments)
     except Declined as reason:
@@ -104,6 +112,12 @@ def _activated(op: Op, result: Tensor | Declined) -> Tensor | Declined:
 def _transformed() -> bool:
     """Whether a transform of ``torch.func``, or forward mode, is at work."""
     return forward_ad._current_level >= 0 or _transforms()
+
+
+def _forward_levels() -> int:
+    """Levels of forward mode that are at work: ``torch.func``'s, and ``dual_level``."""
+    levels = sum(layer.key() == _JVP for layer in get_interpreter_stack() or ())
+    return levels or int(forward_ad._current_level >= 0)
 
 
 def _of_vectors(op: Op, a: Tensor, b: Tensor, alpha: float) -> Tensor | Declined:
