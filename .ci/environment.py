@@ -17,14 +17,15 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = "test,report,cpu,cuda13"
+EXTRAS = "test,report,cpu,cuda13,docs"
 #: Distribution -> module, for what pip adds where torch and triton are there already.
 NEEDED = {"pandas": "pandas", "numpy": "numpy", "filelock": "filelock",
           "platformdirs": "platformdirs", "rich": "rich", "pytest": "pytest"}
 #: What uses these skips or says so where they are missing.
 USEFUL = {"hypothesis": "hypothesis", "pytest-xdist": "xdist", "matplotlib": "matplotlib",
           "plotly": "plotly", "nvidia-ml-py": "pynvml", "numba": "numba", "ruff": "ruff",
-          "mypy": "mypy", "setuptools": "setuptools"}
+          "mypy": "mypy", "setuptools": "setuptools", "mkdocs-material": "material",
+          "mkdocstrings-python": "mkdocstrings_handlers"}
 
 
 def say(text: str) -> None:
