@@ -104,11 +104,13 @@ def test_it_has_the_siblings_constants_with_its_own_memory(configs, journals):
     assert here.rms_log_error < 0.1 and here.network is not None
 
 
+@pytest.mark.thorough
 def test_the_same_journals_give_the_same_file(configs, journals, tmp_path):
     first, second = (calibrate_beside(journals, H100.slug, tmp_path / name)[0] for name in "ab")
     assert first.read_bytes() == second.read_bytes()
 
 
+@pytest.mark.thorough
 def test_problems_left_out_are_chosen_for_better_than_by_the_sibling(configs, journals, capsys):
     alone = summaries(shipped([journals[1]]))["all"][0]
     found = regret_beside(journals, H100.slug, folds=4)
