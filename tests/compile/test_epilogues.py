@@ -77,7 +77,6 @@ def test_any_strides_of_d_fit_the_estimate(config, strides):
     assert max(b.shared_bytes for b in binaries) <= shared_bytes(problem, config)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(("kernel", "arch"), TARGETS,
                          ids=[f"{kernel}-sm_{arch}" for kernel, arch in TARGETS])
 def test_a_sample_of_the_space_compiles_with_every_epilogue_within_its_estimate(kernel, arch):
@@ -112,8 +111,7 @@ PUT_AWAY = {"warp_specialized_256x144x64_w8_s3_g4_d2": 10,
 
 
 @pytest.mark.skipif(not TABLES, reason="no tuned table is shipped in configs/tuned")
-@pytest.mark.parametrize("one_of", [pytest.param(4, marks=pytest.mark.thorough),
-                                    pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("one_of", [4, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("path", TABLES, ids=lambda p: f"{p.parent.name}-{p.stem}")
 def test_a_bias_and_gelu_spill_in_no_shipped_config(path, one_of):
     """In one of four, evenly spread over their ids; in all where slow tests are asked for."""

@@ -40,7 +40,12 @@ def test_there_are_five_scripts_and_two_notebooks_and_the_readme_names_them():
     assert set(re.findall(r"\]\(([^)]+)\)", text)) == {*SCRIPTS, *NOTEBOOKS}
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+#: What `make test` runs of them; `make test-all` runs all.
+QUICK = ("matmul.py", "tune_shapes.py")
+
+
+@pytest.mark.parametrize("name", [
+    name if name in QUICK else pytest.param(name, marks=pytest.mark.thorough) for name in SCRIPTS])
 def test_a_script_runs(name, tmp_path):
     if (obstacle := interpreter_obstacle()) and name != "tune_shapes.py":
         pytest.skip(obstacle)

@@ -23,6 +23,7 @@ from tritongemm.tuning.beside import Lessons, calibrate_beside
 from tritongemm.tuning.regret import regret_beside, shipped, summaries
 
 H200, H100 = device_named("nvidia-h200"), device_named("nvidia-h100-80gb-hbm3")
+pytestmark = pytest.mark.thorough  # they train networks
 SIDES = (1024, 1536, 2048, 3072, 4096)
 DEEP = [GemmProblem.contiguous(m, n, k, layout="nt") for m in SIDES for n in SIDES
         for k in (1024, 4096)]
@@ -104,13 +105,11 @@ def test_it_has_the_siblings_constants_with_its_own_memory(configs, journals):
     assert here.rms_log_error < 0.1 and here.network is not None
 
 
-@pytest.mark.thorough
 def test_the_same_journals_give_the_same_file(configs, journals, tmp_path):
     first, second = (calibrate_beside(journals, H100.slug, tmp_path / name)[0] for name in "ab")
     assert first.read_bytes() == second.read_bytes()
 
 
-@pytest.mark.thorough
 def test_problems_left_out_are_chosen_for_better_than_by_the_sibling(configs, journals, capsys):
     alone = summaries(shipped([journals[1]]))["all"][0]
     found = regret_beside(journals, H100.slug, folds=4)
