@@ -60,6 +60,12 @@ def on_page_markdown(markdown, page, config, files):
     return "".join(parts)
 
 
+def on_page_content(html, page, config, files):
+    """Shows the cross references of docstrings (``:func:`x```, ``:class:`~a.x```) as code."""
+    html = re.sub(r":(?:mod|func|class|data|meth|attr|exc|obj):(?=<code>)", "", html)
+    return re.sub(r"<code>~(?:\w+\.)*(\w+)</code>", r"<code>\1</code>", html)
+
+
 def _target(target: str, folder: Path, source: str, config) -> str:
     if "://" in target or target.startswith(("#", "mailto:")):
         return target

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+import tritongemm
 from tritongemm import settings
 from tritongemm.cli import VERBS, main, parser_of
 
@@ -66,6 +67,13 @@ def test_every_drawing_is_what_the_code_draws_with_a_title_and_small(tool):
 def test_every_page_stands_in_the_navigation():
     named = set(re.findall(r": ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
     assert {path.name for path in (ROOT / "docs").glob("*.md")} <= named
+
+
+def test_the_python_reference_holds_every_public_name():
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    shown = set(re.findall(r"^::: tritongemm\.(\w+)$", text, re.MULTILINE))
+    errors = {name for name in tritongemm.__all__ if name.endswith("Error")}
+    assert shown == {*tritongemm.__all__, "errors"} - {"__version__"} - errors
 
 
 def test_the_chart_and_tables_of_the_readme_are_those_of_the_csvs(tool, monkeypatch):
