@@ -1,4 +1,4 @@
-"""Measure a product of your own beside torch, by the same protocol, and read the CSV.
+"""Measure a product of your own with torch, by the same protocol, and read the CSV.
 
 A provider is a class with ``name``, ``available``, ``build`` and ``prepare``. ``tritongemm bench``
 loads it by ``module:Class``, proves its results against float64, and times it in the same rounds

@@ -66,7 +66,6 @@ def test_the_versions_are_those_that_gluon_is_trusted_with():
     assert [minor for _, minor in minors] == list(range(minors[0][1], minors[-1][1] + 1))
 
 
-@pytest.mark.quick
 def test_every_kernel_compiles_with_the_installed_triton(tmp_path):
     done = sample(triton_version(), [], tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
