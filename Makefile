@@ -34,6 +34,8 @@ test-all: $(STAMP)
 	$(RUN) -m pytest $(PARALLEL) --thorough $(PYTEST_ARGS)
 
 docs: $(STAMP)
+	@$(RUN) -c "import mkdocs, material, mkdocstrings" || \
+	    { echo "the site needs the packages of the extra [docs] (setup.cfg)"; exit 1; }
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 
 lint: ruff mypy
