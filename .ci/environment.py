@@ -24,8 +24,9 @@ NEEDED = {"pandas": "pandas", "numpy": "numpy", "filelock": "filelock",
 #: What uses these skips or says so where they are missing.
 USEFUL = {"hypothesis": "hypothesis", "pytest-xdist": "xdist", "matplotlib": "matplotlib",
           "plotly": "plotly", "nvidia-ml-py": "pynvml", "numba": "numba", "ruff": "ruff",
-          "mypy": "mypy", "setuptools": "setuptools", "mkdocs-material": "material",
-          "mkdocstrings-python": "mkdocstrings_handlers"}
+          "mypy": "mypy", "setuptools": "setuptools"}
+#: What builds the site (make docs).
+SITE = {"mkdocs-material": "material", "mkdocstrings-python": "mkdocstrings_handlers"}
 
 
 def say(text: str) -> None:
@@ -72,6 +73,7 @@ def reuse_installed(folder: Path, python: Path) -> None:
     command.chmod(0o755)
     add_missing(python, NEEDED)
     add_missing(python, USEFUL)
+    add_missing(python, SITE)
 
 
 def missing_from(python: Path, wanted: dict[str, str]) -> list[str]:

@@ -58,6 +58,7 @@ def _home_of_the_tests() -> None:
         path.mkdir(parents=True, exist_ok=True)
         os.environ[name] = str(path)
     os.environ["TRITONGEMM_CACHE_DIR"] = str(folder / ".cache" / "tritongemm")
+    os.environ["TRITONGEMM_USER_DIR"] = str(folder / "no-tables-of-a-user")
     for name in ("TRITON_CACHE_DIR", "NUMBA_CACHE_DIR"):
         os.environ.pop(name, None)
 
