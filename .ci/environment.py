@@ -18,6 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 EXTRAS = "test,report,cpu,cuda13,docs"
+#: What builds the site (make docs).
+SITE = {"mkdocs-material": "material", "mkdocstrings-python": "mkdocstrings_handlers"}
 #: Distribution -> module, for what pip adds where torch and triton are there already.
 NEEDED = {"pandas": "pandas", "numpy": "numpy", "filelock": "filelock",
           "platformdirs": "platformdirs", "rich": "rich", "pytest": "pytest"}
@@ -25,8 +27,6 @@ NEEDED = {"pandas": "pandas", "numpy": "numpy", "filelock": "filelock",
 USEFUL = {"hypothesis": "hypothesis", "pytest-xdist": "xdist", "matplotlib": "matplotlib",
           "plotly": "plotly", "nvidia-ml-py": "pynvml", "numba": "numba", "ruff": "ruff",
           "mypy": "mypy", "setuptools": "setuptools"}
-#: What builds the site (make docs).
-SITE = {"mkdocs-material": "material", "mkdocstrings-python": "mkdocstrings_handlers"}
 
 
 def say(text: str) -> None:
