@@ -17,7 +17,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = "test,report,cpu,cuda13"
+EXTRAS = "test,report,cpu,cuda13,docs"
+#: What builds the site (make docs).
+SITE = {"mkdocs-material": "material", "mkdocstrings-python": "mkdocstrings_handlers"}
 #: Distribution -> module, for what pip adds where torch and triton are there already.
 NEEDED = {"pandas": "pandas", "numpy": "numpy", "filelock": "filelock",
           "platformdirs": "platformdirs", "rich": "rich", "pytest": "pytest"}
@@ -71,6 +73,7 @@ def reuse_installed(folder: Path, python: Path) -> None:
     command.chmod(0o755)
     add_missing(python, NEEDED)
     add_missing(python, USEFUL)
+    add_missing(python, SITE)
 
 
 def missing_from(python: Path, wanted: dict[str, str]) -> list[str]:

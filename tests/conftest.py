@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import functools
 import os
+import site
+import tempfile
+import zlib
 from pathlib import Path
 
 import pytest
@@ -20,8 +23,13 @@ HERE = Path(__file__).resolve().parent
 INTERPRETING = settings.current().interpret
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--thorough", action="store_true",
+                     help="also the tests marked thorough, which `make test` leaves out")
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Tests see no TRITONGEMM_* of the user's, and keep compiled kernels beside pytest's cache."""
+    """Tests see no TRITONGEMM_* of the user's, and write to temporary folders only."""
     for variable in settings.VARIABLES:
         if variable.name.startswith("TRITONGEMM_"):
             os.environ.pop(variable.name, None)
@@ -29,10 +37,30 @@ def pytest_configure(config: pytest.Config) -> None:
         # Before torch is imported: workers that each take every core wait for each other.
         cores = len(os.sched_getaffinity(0))
         os.environ.setdefault("OMP_NUM_THREADS", str(max(cores // workers, 1)))
-    cache = getattr(config, "cache", None)
-    if cache is not None:
-        os.environ["TRITONGEMM_CACHE_DIR"] = str(cache.mkdir("tritongemm"))
+    _home_of_the_tests()
     settings.reload()
+
+
+def _home_of_the_tests() -> None:
+    """A home for this process and those that it starts, one a checkout: compiled kernels, and
+    what Triton, torch and matplotlib keep. It stays, so that the next run compiles less."""
+    folder = Path(tempfile.gettempdir()) / (
+        f"tritongemm-tests-{os.getuid()}-{zlib.crc32(str(HERE).encode()):08x}")
+    # Packages of `pip install --user` are found by HOME.
+    os.environ.setdefault("PYTHONUSERBASE", site.getuserbase())
+    for name, place in (("HOME", "."), ("XDG_CACHE_HOME", ".cache"),
+                        ("XDG_CONFIG_HOME", ".config"), ("XDG_DATA_HOME", ".local/share"),
+                        ("TRITON_HOME", "."),
+                        ("TORCHINDUCTOR_CACHE_DIR", ".cache/inductor"),
+                        ("MPLCONFIGDIR", ".config/matplotlib"),
+                        ("HYPOTHESIS_STORAGE_DIRECTORY", ".cache/hypothesis")):
+        path = (folder / place).resolve()
+        path.mkdir(parents=True, exist_ok=True)
+        os.environ[name] = str(path)
+    os.environ["TRITONGEMM_CACHE_DIR"] = str(folder / ".cache" / "tritongemm")
+    os.environ["TRITONGEMM_USER_DIR"] = str(folder / "no-tables-of-a-user")
+    for name in ("TRITON_CACHE_DIR", "NUMBA_CACHE_DIR"):
+        os.environ.pop(name, None)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -41,10 +69,13 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return min(4, len(os.sched_getaffinity(0)))
 
 
-def pytest_report_header() -> str:
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    lines = [] if config.getoption("--thorough") else [
+        "tests marked thorough are left out; --thorough (make test-all) runs them"]
     if INTERPRETING:
-        return "TRITON_INTERPRET=1: only tests/interpreter is collected"
-    return "tests/interpreter runs in a process of its own (tests/test_interpreter_suite.py)"
+        return [*lines, "TRITON_INTERPRET=1: only tests/interpreter is collected"]
+    return [*lines,
+            "tests/interpreter runs in a process of its own (tests/test_interpreter_suite.py)"]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -69,12 +100,17 @@ def _no_gpu() -> str | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves slow tests out unless ``-m`` names them; skips gpu and interpreter ones in vain."""
-    asked_for_slow = "slow" in (config.getoption("markexpr") or "")
-    slow = [] if asked_for_slow else [i for i in items if i.get_closest_marker("slow")]
-    if slow:
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [i for i in items if not i.get_closest_marker("slow")]
+    """Leaves thorough and slow tests out unless asked for; skips gpu and interpreter ones in
+    vain; runs the longest first, so that no worker is left with it at the end."""
+    asked = config.getoption("markexpr") or ""
+    left_out = {name for name in ("slow", "thorough") if name not in asked}
+    if config.getoption("--thorough"):
+        left_out -= {"thorough"}
+    out = [item for item in items if any(map(item.get_closest_marker, left_out))]
+    if out:
+        config.hook.pytest_deselected(items=out)
+        items[:] = [item for item in items if not any(map(item.get_closest_marker, left_out))]
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
     obstacle = interpreter_obstacle() if INTERPRETING else "needs TRITON_INTERPRET=1"
     for item in items:
         if item.get_closest_marker("gpu") and (reason := _no_gpu()):

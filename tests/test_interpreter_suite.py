@@ -12,11 +12,14 @@ from tritongemm.cli.doctor import interpreter_obstacle
 HERE = Path(__file__).resolve().parent
 
 
-def test_kernels_are_right_in_the_interpreter():
+@pytest.mark.long
+def test_kernels_are_right_in_the_interpreter(request):
     if obstacle := interpreter_obstacle():
         pytest.skip(obstacle)
+    thorough = ["--thorough"] if request.config.getoption("--thorough") else []
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/interpreter"],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/interpreter",
+         *thorough],
         cwd=HERE.parent, env=settings.child_environment(TRITON_INTERPRET="1"),
         capture_output=True, text=True, timeout=900)
     if done.returncode:

@@ -24,10 +24,12 @@ def _cases():
         for config in (*rung.variants, *(SWEPT if rung is _ASYNC else ())):
             for aligned in ((True, False) if rung.vector else (True,)):
                 for lazy in ((False, True) if rung.name == "warp_tiled_async" else (False,)):
-                    quick = config == rung.variants[0] and rung.name in (
+                    first = config == rung.variants[0] and rung.name in (
                         "naive", "padded", "warp_tiled", "warp_tiled_async")
+                    quick = first and rung.name in ("naive", "warp_tiled")
                     yield pytest.param(rung, config, aligned, lazy,
-                                       marks=() if quick else pytest.mark.slow,
+                                       marks=() if quick else pytest.mark.thorough if first
+                                       else pytest.mark.slow,
                                        id=f"{config}-{aligned}-{lazy}")
 
 

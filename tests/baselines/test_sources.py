@@ -26,6 +26,7 @@ def _cases():
                 # The other variants differ in sizes only; one architecture is enough for them.
                 for config in rung.variants if arch == 90 else rung.variants[:1]:
                     yield pytest.param(rung, config, aligned, arch,
+                                       marks=() if arch == 90 else pytest.mark.thorough,
                                        id=f"{config}-{'16' if aligned else '4'}-sm_{arch}")
 
 

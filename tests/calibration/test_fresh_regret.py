@@ -101,6 +101,7 @@ def test_both_runs_measure_and_the_choice_is_judged_in_the_second(tmp_path):
     assert len(judge(problems, journal, H200)) == 2
 
 
+@pytest.mark.thorough
 def test_resuming_measures_nothing_twice_and_goes_on(tmp_path):
     problems, journal, log = draw(7, 2), tmp_path / "r.jsonl", tmp_path / "log"
     options = {**FAKE, "measurer_arguments": {"log": str(log)}}
@@ -113,6 +114,7 @@ def test_resuming_measures_nothing_twice_and_goes_on(tmp_path):
     assert len(judge(problems, journal, H200)) == 2
 
 
+@pytest.mark.thorough
 def test_a_shape_that_the_wide_run_did_not_reach_is_not_judged(tmp_path):
     problems, journal = draw(7, 2), tmp_path / "r.jsonl"
     measure(problems[:1], journal, wide=SMALL, **FAKE)
@@ -142,6 +144,7 @@ FRESH = ["regret", "--fresh", "7", "--device", "nvidia-h200", "--count", "2", "-
          "--random", "2"]
 
 
+@pytest.mark.thorough
 def test_the_command_measures_judges_and_writes(faked, tmp_path, capsys):
     assert main([*FRESH, "--out", "r.csv"]) == 0
     out = capsys.readouterr().out

@@ -23,6 +23,7 @@ from tritongemm.selection.sibling import sibling_of, with_rows_for
 from tritongemm.selection.work import class_of
 
 H200, H100 = device_named("nvidia-h200"), device_named("nvidia-h100-80gb-hbm3")
+pytestmark = pytest.mark.thorough  # they train networks
 SIDES = (1024, 1536, 2048, 3072, 4096)
 DEEP = [GemmProblem.contiguous(m, n, k, layout="nt") for m in SIDES for n in SIDES
         for k in (1024, 4096)]

@@ -15,8 +15,11 @@ from tritongemm import settings
 from tritongemm.cli import main
 
 ROOT = Path(tritongemm.__file__).resolve().parent.parent
-DOCUMENTS = tuple(path for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md",
-                                    ROOT / "perf" / "README.md") if path.exists())
+DOCUMENTS = tuple(path for path in (
+    ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md",
+    ROOT / "examples/README.md", ROOT / "perf/README.md", ROOT / "perf/LADDER.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "perf/log").glob("*.md"))) if path.exists())
 pytestmark = pytest.mark.skipif(not DOCUMENTS, reason="the documents are not beside the package")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 

@@ -57,6 +57,17 @@ def hasty(binary: Binary) -> str | None:
     return f"{binary.symbol} does not wait for its products: {found[:3]}" if found else None
 
 
+@pytest.mark.quick
+@pytest.mark.skipif(not TABLES, reason="no tuned table is shipped in configs/tuned")
+@pytest.mark.parametrize("path", TABLES, ids=lambda p: f"{p.parent.name}-{p.stem}")
+def test_a_row_of_each_table_is_legal_and_builds_within_its_estimate(path):
+    """The middle one by config; all rows are tested below."""
+    rows = rows_of(path)
+    problem, row, device = rows[len(rows) // 2]
+    assert violation(problem, row.config, device) is None
+    assert fault(problem, row.config, device) is None
+
+
 @pytest.mark.skipif(not TABLES, reason="no tuned table is shipped in configs/tuned")
 @pytest.mark.parametrize("path, first", [
     pytest.param(path, first, id=f"{path.parent.name}-{path.stem}-{first}")

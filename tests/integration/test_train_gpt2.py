@@ -55,6 +55,7 @@ def test_a_tiny_model_is_trained_by_every_provider(script, arguments, products):
     assert tg.override_report().taken > 0
 
 
+@pytest.mark.thorough
 def test_further_seeds_compile_nothing(script, arguments, products):
     def compiled(seeds: str) -> int:
         arguments("--modes", "compiled", "--seeds", seeds)

@@ -56,7 +56,12 @@ def prove(problem: GemmProblem, config: KernelConfig, a, b, out, d=None, alpha: 
     assert report.ok, report.message
 
 
-@pytest.mark.parametrize("epilogue", EPILOGUES)
+#: Each addend and each activation once; the others are tested by `make test-all`.
+FEW = ("none", "scale+gelu_tanh", "bias+relu", "add+silu", "bias+gelu")
+
+
+@pytest.mark.parametrize("epilogue", [
+    e if e in FEW else pytest.param(e, marks=pytest.mark.thorough) for e in EPILOGUES])
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_every_epilogue_matches_float64(config, epilogue):
     problem = GemmProblem.contiguous(72, 80, 104, layout="nt", epilogue=epilogue)

@@ -37,7 +37,9 @@ def copied(scratch: torch.Tensor, offset: int, x: torch.Tensor, strides) -> torc
     return flat.as_strided(x.shape, strides if x.dim() == 3 else strides[1:])
 
 
-PADDED = [(m, n, k, batch, dtype, layout) for layout in LAYOUTS
+PADDED = [pytest.param(m, n, k, batch, dtype, layout,
+                       marks=pytest.mark.thorough if k > 1000 or m > 500 else ())
+          for layout in LAYOUTS
           for m, n, k, batch, dtype in ((5, 7, 3, 1, "bf16"), (9, 300, 257, 1, "fp16"),
                                         (17, 33, 41, 3, "bf16"), (1, 1, 1, 1, "fp16"),
                                         (17, 9, 1100, 2, "fp16"), (529, 1101, 8, 1, "bf16"))]

@@ -7,6 +7,7 @@ is proved is that the package alone finds its configs and suites, and that nothi
 from __future__ import annotations
 
 import configparser
+import email
 import importlib.metadata
 import json
 import shutil
@@ -149,6 +150,17 @@ def test_a_wheel_holds_the_data_and_no_tests(wheel):
     assert sorted(data - set(names)) == []
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"tritongemm"}
+
+
+def test_the_package_page_has_its_links_and_the_readme(wheel):
+    archive = zipfile.ZipFile(wheel)
+    (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+    metadata = email.message_from_string(archive.read(name).decode("utf-8"))
+    links = dict(line.split(", ", 1) for line in metadata.get_all("Project-URL"))
+    assert {"Source", "Documentation", "Changelog", "Results"} <= set(links)
+    assert all(link.startswith("https://") for link in links.values())
+    assert metadata["Description-Content-Type"].startswith("text/markdown")
+    assert metadata.get_payload().strip() == (CHECKOUT / "README.md").read_text().strip()
 
 
 def test_a_wheel_in_a_clean_environment_finds_its_files(wheel, tmp_path):

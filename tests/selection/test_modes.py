@@ -127,6 +127,7 @@ def test_one_config_serves_every_m(n, k, layout):
     assert (config.split_k, config.pad_operands, config.swap_ab) == (1, 0, 0)
 
 
+@pytest.mark.thorough
 @hypothesis_settings(max_examples=40, deadline=None)
 @given(n=strategies.integers(1, 9000), k=strategies.integers(1, 9000),
        dtype=strategies.sampled_from(["bf16", "fp16", "fp32"]),

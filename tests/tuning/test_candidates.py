@@ -100,6 +100,7 @@ def test_an_empty_product_has_no_candidates(extents):
     assert KernelPlanner()(GemmProblem.contiguous(*extents), H200).configs == ()
 
 
+@pytest.mark.thorough
 @hypothesis_settings(deadline=None)  # the first reads the calibration
 @given(st.integers(0, 5000), st.integers(0, 5000), st.integers(0, 5000),
        st.sampled_from(OPERAND_DTYPES), st.sampled_from(("nn", "nt", "tn", "tt")),

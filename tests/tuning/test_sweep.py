@@ -234,6 +234,7 @@ def test_no_usable_device_is_an_error_that_says_why(tmp_path):
     assert not (tmp_path / "j.jsonl").exists()
 
 
+@pytest.mark.thorough
 def test_a_device_on_which_everything_dies_stops_the_sweep(tmp_path):
     configs = [config(n) for n in range(1, 40)]
     with pytest.raises(DeviceError, match="25 configs in a row"):

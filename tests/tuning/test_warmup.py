@@ -148,6 +148,7 @@ def test_the_command_says_what_it_did(faked, capsys):
 MOST_BINARIES = 80
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("n, k", [(4096, 4096), (11008, 4096), (4097, 4097), (4096, 1001)])
 def test_a_changing_m_needs_few_binaries(n, k):
     """Of 4096 sizes a sample with every alignment and the neighbourhood of every usual tile."""

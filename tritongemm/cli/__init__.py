@@ -29,6 +29,13 @@ VERBS = {
 }
 
 
+def parser_of(verb: str) -> argparse.ArgumentParser:
+    """The argument parser of one verb of :data:`VERBS`."""
+    parser = argparse.ArgumentParser(prog=f"tritongemm {verb}", description=VERBS[verb])
+    importlib.import_module(f"tritongemm.cli.{verb}").add_arguments(parser)
+    return parser
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb. Returns the exit status: 0 good, 1 a negative answer, 2 a wrong argument
     or unusable input, 130 interrupted."""
@@ -50,10 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 2
     module = importlib.import_module(f"tritongemm.cli.{head.verb}")
-    verb_parser = argparse.ArgumentParser(prog=f"tritongemm {head.verb}",
-                                          description=VERBS[head.verb])
-    module.add_arguments(verb_parser)
-    args = verb_parser.parse_args(argv[1:])
+    args = parser_of(head.verb).parse_args(argv[1:])
     try:
         return int(module.run(args) or 0)
     except TritonGemmError as error:

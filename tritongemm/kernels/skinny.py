@@ -30,7 +30,7 @@ from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, divisor_of, dtype_of
 #: Rows of A at most: more are for tiles that share what they load.
 MAX_ROWS = 32
 #: Programs per SM that ask the L2 for weights before they wait, the first ones: as measured on an
-#: H200 with weights of which nothing is left in the cache (perf/HOPPER.md).
+#: H200 with weights of which nothing is left in the cache (perf/log/2026-11.md).
 _PREFETCHERS = 4
 #: Elements along K that a warp's threads load at once, 16 bytes each, of one column.
 _LOAD = 32

@@ -157,10 +157,10 @@ def cuda_svg(rung: CudaRung, config: KernelConfig | None = None) -> str:
         panels += [_Panel(20, top, c.block_m, depth, scale, loaders[0], f"A: {depth} of K"),
                    _Panel(left, 66, depth, c.block_n, scale, loaders[1], f"B: {depth} of K")]
     macros = " ".join(f"{k}={v}" for k, v in rung.macros(c).items() if k != "ALIGNED")
-    width = max(left + c.block_n * scale + 20, 470)
+    words = f"{macros}   {rung.threads(c)} threads, {rung.threads(c) // 32} warps"
+    width = max(left + c.block_n * scale + 20, 470, 40 + 7 * len(words))
     height = top + c.block_m * scale + 66
-    body = [_text(20, 24, rung.name, 15, bold=True),
-            _text(20, 42, f"{macros}   {rung.threads(c)} threads, {rung.threads(c) // 32} warps")]
+    body = [_text(20, 24, rung.name, 15, bold=True), _text(20, 42, words)]
     for panel in panels:
         body.extend(panel.svg())
     body.extend(_legend(20, height - 40))
@@ -217,6 +217,7 @@ def triton_svg(name: str) -> str:
             _text(20, 42, f"{rows} x {columns} tiles of C, {_STEPS} steps of K each, "
                           f"{_PROGRAMS} programs at a time")]
     top = 56
+    numbers = []  # drawn last, so that no later tile covers them
     for program, y, x, step in shares_of(name):
         width = side / _STEPS
         wave = program // _PROGRAMS
@@ -224,7 +225,9 @@ def triton_svg(name: str) -> str:
         body.append(f"<rect x='{20 + x * side + step * width:g}' y='{top + y * side}' "
                     f"width='{width:g}' height='{side}' fill='{colour}'/>")
         if step in (0, _STEPS // 2) and (step == 0 or name == "triton_split_k"):
-            body.append(_text(22 + x * side + step * width, top + y * side + 14, str(program), 9))
+            numbers.append(_text(22 + x * side + step * width, top + y * side + 14,
+                                 str(program), 9))
+    body.extend(numbers)
     for i in range(rows + 1):
         body.append(_line(20, top + i * side, 20 + columns * side, top + i * side))
         body.append(_line(20 + i * side, top, 20 + i * side, top + rows * side))

@@ -32,7 +32,7 @@ MOST_SETS = 1000
 #: The sets together exceed this many times the cache, where so many are not too many. A cache that
 #: threw out what is oldest would keep nothing of sets three times its size. The L2 of an H200, with
 #: requests of some kinds, keeps up to 14 % of them; from here on times change no more
-#: (perf/HOPPER.md).
+#: (perf/log/2026-11.md).
 CACHE_MULTIPLE = 24
 #: Sets that together do not exceed this many times the cache leave it warm.
 WARM_MULTIPLE = 3

@@ -15,8 +15,10 @@ coalesced(int M, int N, int K, float alpha, const float *A, const float *B, floa
         return;
 
     float sum = 0.0f;
+    // inner loop: begin
     for (int k = 0; k < K; ++k)
         sum += A[(size_t)row * K + k] * B[(size_t)k * N + col];
+    // inner loop: end
 
     float *c = C + (size_t)row * N + col;
     *c = beta == 0.0f ? alpha * sum : alpha * sum + beta * *c;

@@ -22,6 +22,7 @@ column_8(int M, int N, int K, float alpha, const float *A, const float *B, float
     B += (size_t)ty * N + col0 + tx;
 
     float sum[RESULTS] = {};
+    // inner loop: begin
     for (int k0 = 0; k0 < K; k0 += TILE) {
 #pragma unroll
         for (int i = 0; i < RESULTS; ++i) {
@@ -40,6 +41,7 @@ column_8(int M, int N, int K, float alpha, const float *A, const float *B, float
         }
         __syncthreads();
     }
+    // inner loop: end
 
 #pragma unroll
     for (int i = 0; i < RESULTS; ++i) {

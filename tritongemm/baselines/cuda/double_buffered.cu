@@ -117,6 +117,7 @@ double_buffered(int M, int N, int K, float alpha, const float *A, const float *B
     put(0);
     __syncthreads();
     read(0, 0, 0);
+    // inner loop: begin
     for (int k0 = 0, current = 0; k0 < K; k0 += BK, current ^= 1) {
         const bool more = k0 + BK < K;
         if (more)
@@ -137,6 +138,7 @@ double_buffered(int M, int N, int K, float alpha, const float *A, const float *B
             read(0, current ^ 1, 0);
         }
     }
+    // inner loop: end
 
 #pragma unroll
     for (int i = 0; i < TM; ++i)

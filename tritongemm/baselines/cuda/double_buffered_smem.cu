@@ -84,6 +84,7 @@ double_buffered_smem(int M, int N, int K, float alpha, const float *A, const flo
     float sum[TM][TN] = {};
     fill(0, 0);
     __syncthreads();
+    // inner loop: begin
     for (int k0 = 0, current = 0; k0 < K; k0 += BK, current ^= 1) {
         if (k0 + BK < K)
             fill(current ^ 1, k0 + BK);
@@ -104,6 +105,7 @@ double_buffered_smem(int M, int N, int K, float alpha, const float *A, const flo
         }
         __syncthreads();
     }
+    // inner loop: end
 
 #pragma unroll
     for (int i = 0; i < TM; ++i)

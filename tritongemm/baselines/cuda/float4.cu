@@ -38,6 +38,7 @@ float4_loads(int M, int N, int K, float alpha, const float *A, const float *B, f
     const int row0 = blockIdx.y * BM, col0 = blockIdx.x * BN;
 
     float sum[4] = {};
+    // inner loop: begin
     for (int k0 = 0; k0 < K; k0 += BK) {
 #pragma unroll
         for (int n = 0; n < BM * BK / 4 / THREADS; ++n) {
@@ -59,6 +60,7 @@ float4_loads(int M, int N, int K, float alpha, const float *A, const float *B, f
                 sum[j] += As[ty][k] * Bs[k][tx * 4 + j];
         __syncthreads();
     }
+    // inner loop: end
 
     const int row = row0 + ty;
 #pragma unroll

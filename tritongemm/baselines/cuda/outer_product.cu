@@ -25,6 +25,7 @@ outer_product(int M, int N, int K, float alpha, const float *A, const float *B, 
     const int row0 = blockIdx.y * BM, col0 = blockIdx.x * BN;
 
     float sum[TM][TN] = {};
+    // inner loop: begin
     for (int k0 = 0; k0 < K; k0 += BK) {
 #pragma unroll
         for (int n = 0; n < BM * BK / THREADS; ++n) {
@@ -58,6 +59,7 @@ outer_product(int M, int N, int K, float alpha, const float *A, const float *B, 
         }
         __syncthreads();
     }
+    // inner loop: end
 
 #pragma unroll
     for (int i = 0; i < TM; ++i)

@@ -63,6 +63,7 @@ outer_product_float4(int M, int N, int K, float alpha, const float *A, const flo
     const int row0 = blockIdx.y * BM, col0 = blockIdx.x * BN;
 
     float4 sum[TM] = {};
+    // inner loop: begin
     for (int k0 = 0; k0 < K; k0 += BK) {
 #pragma unroll
         for (int n = 0; n < BM * BK / 4 / THREADS; ++n) {
@@ -91,6 +92,7 @@ outer_product_float4(int M, int N, int K, float alpha, const float *A, const flo
         }
         __syncthreads();
     }
+    // inner loop: end
 
 #pragma unroll
     for (int i = 0; i < TM; ++i)

@@ -21,6 +21,7 @@ padded(int M, int N, int K, float alpha, const float *A, const float *B, float b
     B += (size_t)ty * N + col0 + tx;
 
     float sum[2][2] = {};
+    // inner loop: begin
     for (int k0 = 0; k0 < K; k0 += TILE) {
 #pragma unroll
         for (int i = 0; i < 2; ++i)
@@ -41,6 +42,7 @@ padded(int M, int N, int K, float alpha, const float *A, const float *B, float b
                     sum[i][j] += As[ty + i * HALF][k] * Bs[k][tx + j * HALF];
         __syncthreads();
     }
+    // inner loop: end
 
 #pragma unroll
     for (int i = 0; i < 2; ++i)

@@ -28,8 +28,10 @@ smem_strip(int M, int N, int K, float alpha, const float *A, const float *B, flo
     if (row >= M || col >= N)
         return;
     float sum = 0.0f;
+    // inner loop: begin
     for (int k = 0; k < K; ++k)
         sum += As[ty * K + k] * Bs[k * BN + tx];
+    // inner loop: end
 
     float *c = C + (size_t)row * N + col;
     *c = beta == 0.0f ? alpha * sum : alpha * sum + beta * *c;

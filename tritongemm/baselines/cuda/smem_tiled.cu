@@ -19,6 +19,7 @@ smem_tiled(int M, int N, int K, float alpha, const float *A, const float *B, flo
     const int row = blockIdx.y * TILE + ty;
 
     float sum = 0.0f;
+    // inner loop: begin
     for (int k0 = 0; k0 < K; k0 += TILE) {
         // Zeros outside the matrices: they add nothing, so the loop below needs no guard.
         As[ty][tx] = row < M && k0 + tx < K ? A[(size_t)row * K + k0 + tx] : 0.0f;
@@ -29,6 +30,7 @@ smem_tiled(int M, int N, int K, float alpha, const float *A, const float *B, flo
             sum += As[ty][k] * Bs[k][tx];
         __syncthreads();
     }
+    // inner loop: end
 
     if (row < M && col < N) {
         float *c = C + (size_t)row * N + col;

@@ -20,6 +20,7 @@ smem_tiled_unrolled(int M, int N, int K, float alpha, const float *A, const floa
     const int row = blockIdx.y * TILE + ty;
 
     float sum = 0.0f;
+    // inner loop: begin
     for (int k0 = 0; k0 < K; k0 += TILE) {
         As[ty][tx] = row < M && k0 + tx < K ? A[(size_t)row * K + k0 + tx] : 0.0f;
         Bs[ty][tx] = k0 + ty < K && col < N ? B[(size_t)(k0 + ty) * N + col] : 0.0f;
@@ -33,6 +34,7 @@ smem_tiled_unrolled(int M, int N, int K, float alpha, const float *A, const floa
         }
         __syncthreads();
     }
+    // inner loop: end
 
     if (row < M && col < N) {
         float *c = C + (size_t)row * N + col;

@@ -20,6 +20,7 @@ strided_2x2(int M, int N, int K, float alpha, const float *A, const float *B, fl
     const int row0 = blockIdx.y * TILE, col0 = blockIdx.x * TILE;
 
     float sum[2][2] = {};
+    // inner loop: begin
     for (int k0 = 0; k0 < K; k0 += TILE) {
 #pragma unroll
         for (int i = 0; i < 2; ++i)
@@ -39,6 +40,7 @@ strided_2x2(int M, int N, int K, float alpha, const float *A, const float *B, fl
                     sum[i][j] += As[ty + i * HALF][k] * Bs[k][tx + j * HALF];
         __syncthreads();
     }
+    // inner loop: end
 
 #pragma unroll
     for (int i = 0; i < 2; ++i)

@@ -22,6 +22,7 @@ thread_tile_1d(int M, int N, int K, float alpha, const float *A, const float *B,
     const int row0 = blockIdx.y * BM, col0 = blockIdx.x * BN;
 
     float sum[TM] = {};
+    // inner loop: begin
     for (int k0 = 0; k0 < K; k0 += BK) {
 #pragma unroll
         for (int n = 0; n < BM * BK / THREADS; ++n) {
@@ -45,6 +46,7 @@ thread_tile_1d(int M, int N, int K, float alpha, const float *A, const float *B,
         }
         __syncthreads();
     }
+    // inner loop: end
 
     const int col = col0 + tx;
 #pragma unroll

@@ -65,6 +65,7 @@ transposed_a(int M, int N, int K, float alpha, const float *A, const float *B, f
     const int row0 = blockIdx.y * BM, col0 = blockIdx.x * BN;
 
     float sum[TM][TN] = {};
+    // inner loop: begin
     for (int k0 = 0; k0 < K; k0 += BK) {
 #pragma unroll
         for (int n = 0; n < BM * BK / 4 / THREADS; ++n) {
@@ -97,6 +98,7 @@ transposed_a(int M, int N, int K, float alpha, const float *A, const float *B, f
         }
         __syncthreads();
     }
+    // inner loop: end
 
 #pragma unroll
     for (int i = 0; i < TM; ++i)

@@ -161,6 +161,7 @@ warp_tiled_async(int M, int N, int K, float alpha, const float *A, const float *
         arrive();
         read(0);
     }
+    // inner loop: begin
     for (int t = 0, from = 0, into = STAGES - 1; t < tiles; ++t) {
 #pragma unroll
         for (int k = 0; k < BK; ++k) {
@@ -182,6 +183,7 @@ warp_tiled_async(int M, int N, int K, float alpha, const float *A, const float *
                 }
         }
     }
+    // inner loop: end
 
 #pragma unroll
     for (int i = 0; i < TM; ++i) {

@@ -9,7 +9,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 #: Of each column: a line. With 1,024 bytes the same kernels took up to 4 % longer on an H200
-#: (perf/HOPPER.md).
+#: (perf/log/2026-11.md).
 BYTES = gl.constexpr(128)
 #: A column for each thread: its address, if there are so many columns, and its bytes.
 _COLUMN_A_THREAD = gl.constexpr("""{

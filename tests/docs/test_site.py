@@ -1,0 +1,113 @@
+"""What the site's pages and the README are made from: generated parts, links, numbers."""
+
+from __future__ import annotations
+
+import argparse
+import configparser
+import importlib
+import re
+import textwrap
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+import tritongemm
+from tritongemm import settings
+from tritongemm.cli import VERBS, main, parser_of
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOLS = ROOT / "docs" / "_tools"
+pytestmark = pytest.mark.skipif(not TOOLS.is_dir(), reason="docs/ is not beside the tests")
+
+
+@pytest.fixture
+def tool(monkeypatch):
+    """A module of docs/_tools by name."""
+    monkeypatch.syspath_prepend(str(TOOLS))
+    return importlib.import_module
+
+
+def repo_url() -> str:
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    urls = dict(line.split(" = ", 1) for line in
+                parser["metadata"]["project_urls"].strip().splitlines())
+    return urls["Source"]
+
+
+def test_the_reference_of_the_command_line_names_every_verb_and_option(tool):
+    page = tool("cli_reference").page()
+    for verb in VERBS:
+        assert f"\n## {verb}\n" in page
+        for action in parser_of(verb)._actions:
+            if action.help != argparse.SUPPRESS:
+                assert all(f"`{option}" in page or f", {option}" in page
+                           for option in action.option_strings if option not in ("-h", "--help"))
+    assert "%(" not in page
+
+
+def test_the_reference_of_the_settings_names_every_variable(tool):
+    page = tool("cli_reference").settings_page()
+    assert all(f"| `{variable.name}` |" in page for variable in settings.VARIABLES)
+
+
+def test_every_drawing_is_what_the_code_draws_with_a_title_and_small(tool):
+    module = tool("drawings")
+    made = module.drawings()
+    assert {path.stem for path in module.FOLDER.glob("*.svg")} == {*made, "speedup"}
+    for name, drawing in made.items():
+        path = module.FOLDER / f"{name}.svg"
+        assert path.read_text(encoding="utf-8") == drawing, "run python docs/_tools/drawings.py"
+        image = ElementTree.fromstring(drawing)
+        assert image.find("{http://www.w3.org/2000/svg}title").text, name
+        assert len(drawing) < 16_000, name
+
+
+def test_every_page_stands_in_the_navigation():
+    named = set(re.findall(r": ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    assert {path.name for path in (ROOT / "docs").glob("*.md")} <= named
+
+
+def test_the_python_reference_holds_every_public_name():
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    shown = set(re.findall(r"^::: tritongemm\.(\w+)$", text, re.MULTILINE))
+    errors = {name for name in tritongemm.__all__ if name.endswith("Error")}
+    assert shown == {*tritongemm.__all__, "errors"} - {"__version__"} - errors
+
+
+def test_the_chart_and_tables_of_the_readme_are_those_of_the_csvs(tool, monkeypatch):
+    headline = tool("headline")
+    monkeypatch.setattr("sys.argv", ["headline.py", "--check"])
+    assert headline.main() == 0
+
+
+def test_absolute_links_of_the_readme_lead_into_the_repository():
+    text, url = (ROOT / "README.md").read_text(encoding="utf-8"), repo_url()
+    assert f"repository: {url}\n" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    links = re.findall(rf"{re.escape(url)}/(?:blob|tree)/main/([^)\s#]+)", text)
+    raw = url.replace("github.com", "raw.githubusercontent.com")
+    links += re.findall(rf"{re.escape(raw)}/main/([^)\s]+)", text)
+    assert len(links) > 10 and [link for link in links if not (ROOT / link).exists()] == []
+    relative = [target for target in re.findall(r"\]\(([^)#\s]+)\)", text) if "://" not in target]
+    assert relative == []  # they would lead nowhere from the package's page
+
+
+def test_each_rung_of_the_ladder_page_shows_its_inner_loop(tool, capsys):
+    ladder_page = tool("ladder_page")
+    text = (ROOT / "perf" / "LADDER.md").read_text(encoding="utf-8")
+    page = ladder_page.page(text)
+    assert main(["ladder", "--list"]) == 0
+    listed = re.findall(r"^(host|cuda|triton) +(\w+)", capsys.readouterr().out, re.MULTILINE)
+    assert ladder_page.rungs_of(text) == [rung for kind, rung in listed if kind != "host"]
+    for _, rung in listed:
+        if rung not in ladder_page._SHARED:
+            loop = ladder_page.inner_loop(rung)
+            assert 1 < len(loop.splitlines()) < 40, rung
+            assert textwrap.indent(loop, "    ") in page, rung
+
+
+def test_the_page_names_the_rungs_that_its_charts_leave_out(tool):
+    text = (ROOT / "perf" / "LADDER.md").read_text(encoding="utf-8")
+    named = re.search(r"The charts leave out (.*?)\n\n", text, re.DOTALL)[1]
+    assert re.findall(r"`(\w+)`", named) == tool("ladder_page").left_out()
