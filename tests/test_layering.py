@@ -30,7 +30,7 @@ LAYERS = (
 _LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 #: report stands on records alone.
 REPORT_MAY = {"errors", "settings", "problem", "config", "device", "records", "report"}
-HEAVY = {"torch", "triton", "pandas", "matplotlib", "plotly", "numba", "cuda", "pynvml"}
+HEAVY = {"torch", "triton", "pandas", "matplotlib", "numba", "cuda", "pynvml"}
 #: Never imported there, not even inside a function.
 NEVER = {"records": {"torch", "triton", "pandas"}, "report": {"torch", "triton"},
          "errors": HEAVY, "settings": HEAVY, "config": HEAVY}

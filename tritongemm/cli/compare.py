@@ -40,6 +40,9 @@ def run(args: argparse.Namespace) -> int:
     for name, results in (("OLD", old), ("NEW", new)):
         for run_id, reason in results.void_runs.items():
             print(f"!! {name}: run {run_id} is VOID and left out: {reason}")
+        if results.skipped:
+            print(f"{name}: skipped, no rows of a bench: "
+                  f"{', '.join(path.name for path in results.skipped)}")
     if args.provider:
         names = [name.strip() for name in args.provider.split(",")]
         old, new = old.only(names), new.only(names)

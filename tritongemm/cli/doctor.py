@@ -31,7 +31,6 @@ OPTIONAL = {
     "numba": ("cpu", "the compiled host rungs of the ladder"),
     "nvidia-ml-py": (None, "clocks, power and energy in the rows"),
     "matplotlib": ("report", "PNG plots"),
-    "plotly": ("report", "the HTML report"),
 }
 
 

@@ -24,8 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--section", metavar="NAMES",
                         help="what goes into FILE or onto the terminal, a comma list of summary, "
                              "facts, correctness, slowest, failures, control, sources, "
-                             "environment (default: summary,facts, and correctness where nothing "
-                             "was timed)")
+                             "runs, environment (default: summary,facts, and correctness "
+                             "where nothing was timed)")
     parser.add_argument("--plot", action="append", default=[], metavar="NAME",
                         help="with --markdown and --out: also show the plot NAME.png of DIR "
                              "(e.g. overview) between the markers; may be given again")

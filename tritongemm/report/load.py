@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tritongemm.errors import DataFileError, UsageError
+from tritongemm.records.reading import csv_records
 from tritongemm.records.rows import COLUMNS, PROBLEM_COLUMNS, read_rows, read_sidecars
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Results:
         sidecars: run id -> environment record, of the runs in ``rows``.
         without_sidecar: run ids that have none.
         files: the CSVs read.
+        skipped: CSVs of a folder that hold no rows of a bench.
     """
 
     rows: pd.DataFrame
@@ -43,6 +45,7 @@ class Results:
     sidecars: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     without_sidecar: tuple[str, ...] = ()
     files: tuple[Path, ...] = ()
+    skipped: tuple[Path, ...] = ()
 
     @property
     def devices(self) -> list[str]:
@@ -70,19 +73,29 @@ def nothing() -> Results:
     return Results(rows=rows, headline=rows)
 
 
-def csv_paths(names: Iterable[str | Path]) -> list[Path]:
-    """Each CSV named once; a folder stands for the CSVs directly in it.
+def csv_paths(names: Iterable[str | Path]) -> tuple[list[Path], list[Path]]:
+    """(CSVs of a bench, other CSVs of ours), each once; a folder stands for the CSVs directly in
+    it.
+
+    A CSV that is named itself is always among the first: reading it tells what is wrong with it.
 
     Raises:
-        UsageError: a path that does not exist, or a folder without a CSV.
+        UsageError: a path that does not exist, or a folder without a CSV of a bench.
+        DataFileError: a CSV in a folder that cannot be read.
     """
     found: dict[Path, Path] = {}
+    skipped: dict[Path, Path] = {}
     for name in names:
         path = Path(name)
         if path.is_dir():
-            inside = sorted(p for p in path.glob("*.csv") if p.is_file())
+            every = sorted(p for p in path.glob("*.csv") if p.is_file())
+            others = [p for p in every if _is_other(p)]
+            inside = [p for p in every if p not in others]
+            skipped.update((p.resolve(), p) for p in others)
             if not inside:
-                raise UsageError(f"the folder {path} holds no .csv file")
+                holds = f", only {', '.join(p.name for p in others)}" if others else ""
+                raise UsageError(f"the folder {path} holds no .csv file that `tritongemm bench` "
+                                 f"wrote{holds}")
         elif path.exists():
             inside = [path]
         else:
@@ -90,7 +103,17 @@ def csv_paths(names: Iterable[str | Path]) -> list[Path]:
                              "or a folder of them")
         for one in inside:
             found.setdefault(one.resolve(), one)
-    return list(found.values())
+    return list(found.values()), [path for key, path in skipped.items() if key not in found]
+
+
+def _is_other(path: Path) -> bool:
+    """Whether a CSV is another of this package's: a suite, or what ``tritongemm regret`` writes.
+
+    Both have the columns m, n and k and no ``schema_version``. A damaged CSV of a bench is not
+    taken for one of them.
+    """
+    header = next(csv_records(path), (1, []))[1]
+    return {"m", "n", "k"} <= set(header) and "schema_version" not in header
 
 
 def load(names: Sequence[str | Path], *, all_runs: bool = False,
@@ -113,7 +136,7 @@ def load(names: Sequence[str | Path], *, all_runs: bool = False,
     """
     import pandas as pd
 
-    paths = csv_paths(names)
+    paths, skipped = csv_paths(names)
     if not paths:
         raise UsageError("no CSV was named")
     rows = _frame(paths)
@@ -134,7 +157,7 @@ def load(names: Sequence[str | Path], *, all_runs: bool = False,
     assert isinstance(headline, pd.DataFrame)
     return Results(rows=rows, headline=headline.reset_index(drop=True), void_runs=void,
                    superseded=len(good) - len(headline), sidecars=sidecars,
-                   without_sidecar=tuple(without), files=tuple(paths))
+                   without_sidecar=tuple(without), files=tuple(paths), skipped=tuple(skipped))
 
 
 def is_contender(rows: pd.DataFrame) -> pd.Series:

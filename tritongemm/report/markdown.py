@@ -19,6 +19,7 @@ TABLES: dict[str, Callable[[Results], tables.Table]] = {
     "failures": tables.failures_table,
     "control": tables.control_table,
     "sources": tables.sources_table,
+    "runs": tables.runs_table,
     "environment": tables.environment_table,
 }
 #: What ``--section`` takes; ``facts`` is the lines of context.

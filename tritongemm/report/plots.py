@@ -12,7 +12,7 @@ from tritongemm.errors import DataFileError, missing
 from tritongemm.report import style
 from tritongemm.report.heat import HeatMap, mean_shares
 from tritongemm.report.load import BASELINE, CONTROL, Results, is_contender
-from tritongemm.report.roof import Roof, roof_of
+from tritongemm.report.roof import Roof, roof_of, window
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -201,7 +201,10 @@ def roofline(rows: pd.DataFrame, roof: Roof, title: str) -> Figure | None:
     providers = style.ordered(rows["provider"].unique())
     colour, mark = style.colours(providers), style.marks(providers)
     figure, axes = _figure(8.2, 5.4)
-    low, high = rows["intensity"].min() / 1.6, rows["intensity"].max() * 1.6
+    low, high, slowest, fastest = window(rows, roof)
+    # Points outside the axes are drawn at their edge.
+    rows = rows.assign(intensity=rows["intensity"].clip(low, high),
+                       tflops=rows["tflops"].clip(slowest, fastest))
     for provider in reversed(providers):
         one = rows[rows["provider"] == provider]
         base = provider == BASELINE
@@ -224,6 +227,7 @@ def roofline(rows: pd.DataFrame, roof: Roof, title: str) -> Figure | None:
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(low, high)
+    axes.set_ylim(slowest, fastest)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(lambda v, _: f"{v:,.0f}" if v >= 1 else f"{v:g}")
     axes.set_xlabel("arithmetic intensity, FLOP / byte of compulsory traffic")

@@ -12,7 +12,7 @@ T = TypeVar("T")
 _FIXED = {"torch": "#7f7f7f", "torch-control": "#bdbdbd", "tritongemm": "#0072B2",
           "tritongemm-auto": "#56B4E9", "inductor": "#E69F00"}
 _OTHERS = ("#009E73", "#D55E00", "#CC79A7", "#8C6D31", "#5B4B8A", "#A6761D", "#1B7837")
-#: Marks, matplotlib's name and plotly's.
+#: Marks: matplotlib's name, and the one in charts.js.
 _FIXED_MARKS = {"torch": ("o", "circle-open"), "torch-control": ("o", "circle-open"),
                 "tritongemm": ("o", "circle"), "tritongemm-auto": ("s", "square"),
                 "inductor": ("^", "triangle-up")}
@@ -36,7 +36,7 @@ def colours(providers: Iterable[str]) -> dict[str, str]:
 
 
 def marks(providers: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """A mark for each provider, (matplotlib's, plotly's), so that colour is not needed."""
+    """A mark for each provider, (matplotlib's, the page's), so that colour is not needed."""
     return _assigned(providers, _FIXED_MARKS, _MARKS)
 
 

@@ -135,21 +135,58 @@ def sources_table(results: Results) -> Table:
     return _table("sources", "Where the configs came from", heads, cells, set(heads[:2]))
 
 
+#: Fields of a sidecar that describe one run and not its machine; :func:`runs_table` shows them.
+_OF_THE_RUN = ("run_id", "started_utc", "finished_utc", "suite", "dtypes", "layouts", "epilogues",
+               "seed", "fresh_seed", "processes", "control", "complete", "void", "void_reason",
+               "tags", "budget_s", "providers", "precision")
+#: Values of one field that the environment lists; more are counted.
+_MAX_VALUES = 6
+
+
+def runs_table(results: Results) -> Table:
+    """One line a run: when it began, what it measured, and its control."""
+    rows = results.rows.groupby("run_id", sort=False)
+    heads = ("run", "started", "suites", "dtypes", "layouts", "rows", "processes", "seed",
+             "torch / torch", "state")
+    cells = []
+    for run, own in rows:
+        meta = results.sidecars.get(str(run), {})
+        control = meta.get("control")
+        mean = control.get("mean_ratio") if isinstance(control, Mapping) else None
+        state = ("void" if run in results.void_runs else "no environment record" if not meta
+                 else "complete" if meta.get("complete", True) else "incomplete")
+        cells.append((str(run), str(meta.get("started_utc") or own["timestamp_utc"].min()),
+                      style.shorten(", ".join(sorted(filter(None, own["suite"].unique()))), 90),
+                      ", ".join(sorted(own["dtype"].unique())),
+                      ", ".join(sorted(own["layout"].unique())), style.count(len(own)),
+                      str(meta.get("processes", "")), str(meta.get("seed", "")),
+                      style.number(mean, 4) if isinstance(mean, (int, float)) else "–", state))
+    return _table("runs", "Runs", heads, cells,
+                  set(heads) - {"rows", "processes", "seed", "torch / torch"},
+                  "torch / torch: the control's mean ratio, torch measured against itself.")
+
+
 def environment_table(results: Results) -> Table:
-    """The sidecars side by side: a line a field, a column a run (the last six runs)."""
-    runs = list(results.sidecars)[-6:]
-    flat = {run: dict(flatten(results.sidecars[run])) for run in runs}
-    names = list(dict.fromkeys(name for fields in flat.values() for name in fields))
-    cells = [(name, *(style.shorten(flat[run].get(name, ""), 120) for run in runs))
-             for name in names]
-    notes = []
-    if len(results.sidecars) > len(runs):
-        notes.append(f"The last {len(runs)} of {len(results.sidecars)} runs.")
+    """One line a field and value of the sidecars, with the number of runs that have it."""
+    values: dict[str, dict[str, int]] = {}
+    for meta in results.sidecars.values():
+        for name, text in flatten({k: v for k, v in meta.items() if k not in _OF_THE_RUN}):
+            seen = values.setdefault(name.removeprefix("environment."), {})
+            seen[text] = seen.get(text, 0) + 1
+    total = len(results.sidecars)
+    cells = []
+    for name, seen in values.items():
+        listed = sorted(seen.items(), key=lambda item: -item[1])[:_MAX_VALUES]
+        cells += [(name, style.shorten(text, 160), "all" if count == total else style.count(count))
+                  for text, count in listed]
+        if len(seen) > len(listed):
+            cells.append((name, f"and {len(seen) - len(listed)} other values", ""))
+    note = ""
     if results.without_sidecar:
-        notes.append("No environment record beside the CSV for "
-                     + style.shorten(", ".join(results.without_sidecar), 200) + ".")
-    heads = ("field", *runs)
-    return _table("environment", "Environment", heads, cells, set(heads), " ".join(notes))
+        note = ("No environment record beside the CSV for "
+                + style.shorten(", ".join(results.without_sidecar), 200) + ".")
+    heads = ("field", "value", "runs")
+    return _table("environment", "Environment", heads, cells, set(heads), note)
 
 
 def flatten(meta: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
@@ -209,10 +246,15 @@ def facts(results: Results) -> list[str]:
                      + style.plural(rows["run_id"].nunique(), "run") + ".")
     throttled = int((~rows["throttled"].isin(["", "no"])).sum())
     if throttled:
-        lines.append(f"{style.plural(throttled, 'row')} measured while the card throttled.")
+        reasons = sorted({word for text in rows["throttled"].unique() for word in text.split("|")
+                          if word not in ("", "no")})
+        lines.append(f"{style.plural(throttled, 'row')} measured while the GPU lowered its clock "
+                     f"({', '.join(reasons)}).")
     if results.superseded:
         lines.append(f"{style.plural(results.superseded, 'older row')} of the same problem and "
                      "provider left out (--all-runs keeps them).")
+    if results.skipped:
+        lines.append(f"Skipped, no rows of a bench: {', '.join(p.name for p in results.skipped)}.")
     return lines
 
 
@@ -244,7 +286,36 @@ def _table(name: str, title: str, heads: Sequence[str], cells: Sequence[Sequence
 
 def problem_rows(rows: pd.DataFrame) -> pd.DataFrame:
     """The columns of the page's table of every row, contenders and torch, without the control."""
-    columns = ["suite", "problem", "dtype", "layout", "provider", "status", "ratio_vs_torch",
-               "ratio_low", "ratio_high", "time_us_p50", "tflops", "gbps", "pct_of_roof",
-               "max_err_ratio", "config_id", "selection_source"]
+    columns = ["device", "suite", "problem", "dtype", "layout", "epilogue", "provider", "status",
+               "ratio_vs_torch", "ratio_low", "ratio_high", "time_us_p50", "tflops", "gbps",
+               "pct_of_roof", "max_err_ratio", "config_id", "selection_source", "throttled",
+               "side"]
     return rows[rows["provider"] != CONTROL][columns]
+
+
+#: Terms of a report and what they mean.
+TERMS = (
+    ("ratio", "torch's time divided by the provider's time, measured in the same rounds. Above 1 "
+     "the provider is faster than torch.matmul."),
+    ("interval, tie", "The 95 % bootstrap interval of the ratio. A row whose interval contains 1 "
+     "is a tie; it enters the mean as measured."),
+    ("geometric mean", "The mean of a suite's ratios. Rows that are not ok are left out of it and "
+     "counted apart."),
+    ("throttled", "The driver reported a reason for lowering the SM clock when the row was "
+     "measured: sw_power_cap means that the board drew as much power as its limit allows, "
+     "sw_thermal and hw_thermal that it was hot, hw_slowdown and hw_power_brake that the hardware "
+     "intervened. Large products reach the power limit by themselves, so this is normal for them. "
+     "The ratio stays valid, since torch and the provider alternate under the same conditions; "
+     "microseconds and TFLOP/s are those of the lowered clock."),
+    ("of roof", "The least time that the device's peaks allow, divided by the measured time. The "
+     "roof is the peak rate of the unit that does the work, or memory bandwidth times arithmetic "
+     "intensity, whichever is lower."),
+    ("error / limit", "The largest error against a float64 reference, divided by the limit that "
+     "the result must keep. Above 1 the result is wrong."),
+    ("L2 cold, warm", "Cold: the calls rotate over operands that together exceed three times the "
+     "L2 cache. Warm: they do not fit that rule, so some operands come from the cache."),
+    ("by torch", "Rows for which the provider called torch's own kernel."),
+    ("chosen by", "exact: a tuned row of this problem. twin: the row of the same problem in the "
+     "other 16-bit type. sibling: a row measured on another GPU of the architecture. model: the "
+     "calibrated model. nearest: the row of the nearest problem. rule: the default."),
+)
