@@ -29,6 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
         # Before torch is imported: workers that each take every core wait for each other.
         cores = len(os.sched_getaffinity(0))
         os.environ.setdefault("OMP_NUM_THREADS", str(max(cores // workers, 1)))
+    os.environ["TRITONGEMM_USER_DIR"] = str(HERE / "no-tables-of-a-user")
     cache = getattr(config, "cache", None)
     if cache is not None:
         os.environ["TRITONGEMM_CACHE_DIR"] = str(cache.mkdir("tritongemm"))

@@ -7,9 +7,13 @@ loaded at first use (PEP 562).
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
+
+# As libraries do: nothing is shown unless the program, or TRITONGEMM_LOG, asks for it.
+logging.getLogger("tritongemm").addHandler(logging.NullHandler())
 
 #: Public name -> the module that holds it.
 _HOME = {

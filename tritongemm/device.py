@@ -95,13 +95,13 @@ def read_device(path: Path) -> DeviceSpec:
 
 
 @functools.cache
-def _known(root: Path) -> dict[str, DeviceSpec]:
-    return {p.stem: read_device(p) for p in sorted((root / "devices").glob("*.json"))}
+def _known(roots: tuple[Path, ...]) -> dict[str, DeviceSpec]:
+    return {slug: read_device(path) for slug, path in settings.config_files("devices").items()}
 
 
 def known_devices() -> dict[str, DeviceSpec]:
-    """Every device of ``configs/devices/`` by slug."""
-    return _known(settings.config_root())
+    """Every device of ``devices/`` in :func:`settings.config_roots`, by slug."""
+    return _known(settings.config_roots())
 
 
 def device_named(slug: str) -> DeviceSpec:

@@ -173,3 +173,16 @@ def test_every_line_of_this_machine_is_ok_or_mended():
     assert found.ok("python", "torch", "numpy", "pandas", "configs")
     assert all(check.ok or check.mend for check in found.checks)
     assert len({check.name for check in found.checks}) == len(found.checks)
+
+
+def test_doctor_lists_where_tables_come_from(tmp_path):
+    mine, users = tmp_path / "mine", tmp_path / "users"
+    table = users / "tuned" / "nvidia-h200" / "mm-bf16-ieee-nt.json"
+    mine.mkdir()
+    table.parent.mkdir(parents=True)
+    table.write_text("{}")
+    with settings.override(config_dir=mine, user_dir=users):
+        details = [check.detail for check in doctor._configs() if check.name.startswith("configs")]
+    assert details[0] == f"TRITONGEMM_CONFIG_DIR: {mine}, 0 tuned tables; publish writes here"
+    assert details[1] == f"your own: {users}, 1 tuned table"
+    assert details[2].startswith(f"shipped: {settings.shipped_root()}, ")

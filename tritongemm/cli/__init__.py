@@ -7,6 +7,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from tritongemm import settings
 from tritongemm.errors import TritonGemmError
 
 #: Verb -> its line in ``tritongemm --help``. The verb ``x`` lives in ``tritongemm.cli.x``.
@@ -54,7 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     module.add_arguments(verb_parser)
     args = verb_parser.parse_args(argv[1:])
     try:
-        return int(module.run(args) or 0)
+        # A command is a program of its own: it shows warnings, as a library does not.
+        with settings.override(log=settings.current().log or "warning"):
+            return int(module.run(args) or 0)
     except TritonGemmError as error:
         print(f"tritongemm {head.verb}: {error}", file=sys.stderr)
         return 2

@@ -253,41 +253,55 @@ def _profiler() -> Check:
                  "install NVIDIA Nsight Compute")
 
 
+def _layer(root: Path) -> str:
+    """What a folder of :func:`settings.config_roots` is."""
+    if root == settings.current().config_dir:
+        return "TRITONGEMM_CONFIG_DIR"
+    return "shipped" if root == settings.shipped_root() else "your own"
+
+
 def _configs() -> list[Check]:
-    """The configs/ folder, and the tuned tables of this device in it."""
+    """Where configuration is read from and written to, and the tuned tables of this device."""
     from tritongemm.device import current_device
 
     try:
-        root = settings.config_root()
+        roots, written = settings.config_roots(), settings.config_root()
     except TritonGemmError as error:
         return [Check("configs", False, str(error),
                       f"{sys.executable} -m pip install --force-reinstall tritongemm")]
-    checks = [Check("configs", True, str(root))]
+
+    def tables(slug: str, *among: Path) -> int:
+        return len({path.name for root in among for path in (root / "tuned" / slug).glob("*.json")})
+
+    checks = []
+    for number, root in enumerate(roots, 1):
+        count = len(list((root / "tuned").glob("*/*.json")))
+        detail = f"{_layer(root)}: {root}, {count} tuned table{'' if count == 1 else 's'}"
+        checks.append(Check("configs" if number == 1 else f"configs {number}", True, detail + (
+            "; publish writes here" if root == written else "")))
     try:
         device = current_device()
     except (TritonGemmError, ImportError, RuntimeError, OSError):
         # The reason has its own line (torch or GPU).
-        devices = sorted(p.name for p in (root / "tuned").glob("*") if p.is_dir())
-        shipped = ", ".join(devices) or "none"
-        return [*checks, Check("tuned tables", False, f"no GPU to look up; shipped for: {shipped}",
-                               "mend GPU first")]
+        devices = sorted({p.name for root in roots for p in (root / "tuned").glob("*")
+                          if p.is_dir()})
+        return [*checks, Check("tuned tables", False, "no GPU to look up; there are tables for: "
+                               + (", ".join(devices) or "none"), "mend GPU first")]
     # Not before: they want numpy, which may be missing where there is no GPU to look up.
-    from tritongemm.records.calibration import calibration_path
+    from tritongemm.records.calibration import find_calibration
     from tritongemm.selection.sibling import sibling_of, with_rows_for
 
-    def tables(slug: str) -> int:
-        return len(list((root / "tuned" / slug).glob("*.json")))
-
-    own, sibling, other = tables(device.slug), with_rows_for(device), sibling_of(device)
-    if calibration_path(device.slug).exists():
+    own = tables(device.slug, *roots)
+    sibling, other = with_rows_for(device), sibling_of(device)
+    if find_calibration(device.slug) is not None:
         calibrated = device.slug
-    elif other is not None and calibration_path(device.slug, other.slug).exists():
+    elif other is not None and find_calibration(device.slug, other.slug) is not None:
         calibrated = f"{other.slug} and {device.slug}"
     else:
         calibrated = other.slug if other is not None else ""
     served = [f"{own or 'none'} for {device.slug}"]
-    if sibling is not None and tables(sibling.slug):
-        served.append(f"{tables(sibling.slug)} of its sibling {sibling.slug}")
+    if sibling is not None and tables(sibling.slug, *roots):
+        served.append(f"{tables(sibling.slug, *roots)} of its sibling {sibling.slug}")
     served.append(f"else the model of {calibrated} chooses" if calibrated
                   else "else the nearest row or a rule chooses")
     return [*checks, Check("tuned tables", own > 0 or calibrated != "", "; ".join(served),
