@@ -22,7 +22,7 @@ PACKAGE = Path(tritongemm.__file__).resolve().parent
 #: From the bottom up. A layer imports those before it and itself; the names of one line stand
 #: beside each other and do not import each other.
 LAYERS = (
-    ("errors",), ("settings",), ("problem", "config", "device"), ("records",),
+    ("errors", "notebook"), ("settings",), ("problem", "config", "device"), ("records",),
     ("kernels", "baselines", "measure"), ("selection",), ("ops",), ("integration",),
     ("tuning", "bench"), ("cli",),
 )

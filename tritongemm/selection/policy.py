@@ -222,7 +222,8 @@ def by_model(problem: GemmProblem, device: DeviceSpec) -> Choice | None:
     the config classes that it measured is legal.
     """
     model = model_for(problem, device)
-    if model.section is None or problem.batch * problem.m * problem.n * problem.k == 0:
+    work = problem.batch * problem.m * problem.n * problem.k
+    if model.section is None or not 0 < work < 2**63:  # the counts of larger ones overflow
         return None
     among = shipped.contenders(problem, device, model)
     if not len(among.columns):
