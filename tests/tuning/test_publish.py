@@ -273,3 +273,10 @@ def test_to_names_another_folder(tmp_path, config_dir, capsys):
     assert not (config_dir / "tuned").exists()
     table = read_table(path_for(fakes.problem(64), "nvidia-h200", root=elsewhere))
     assert key_of(fakes.problem(64)) in table.rows
+
+
+def test_a_csv_is_not_called_a_damaged_journal(tmp_path, capsys):
+    (tmp_path / "good.csv").write_text("schema_version,run_id\n1,a\n1,b\n")
+    assert main(["publish", str(tmp_path / "good.csv")]) == 2
+    said = capsys.readouterr().err
+    assert "is not a journal that `tritongemm sweep` wrote" in said and "damaged" not in said

@@ -9,17 +9,22 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from tritongemm.cli.outputs import check_file, file_argument
 from tritongemm.cli.shapes import add_shape_arguments, problems_of, shapes_from
+from tritongemm.cli.where import cpu_instead
 from tritongemm.errors import UsageError
 
 DEFAULT_OUT = Path("results/bench.csv")
+_PROVIDERS, _CPU_PROVIDERS = "torch,tritongemm", "torch,numpy_blocked"
+#: Larger shapes take a CPU minutes each.
+_CPU_MAX_EXTENT = 2048
 #: Seconds between lines on what is being compiled, where lines cannot be overwritten.
 _QUIET_S = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
-    add_shape_arguments(parser)
+    add_shape_arguments(parser, dtype=None, dtype_default="bf16; on the CPU fp32")
     fresh = parser.add_argument_group("fresh shapes")
     fresh.add_argument("--fresh", type=int, metavar="SEED",
                        help="draw new suites of --family with this seed; none of their shapes is "
@@ -28,13 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     fresh.add_argument("--count", type=int, metavar="N",
                        help="shapes a family (default: as many as the suite has)")
     group = parser.add_argument_group("measuring")
-    group.add_argument("--providers", default="torch,tritongemm", metavar="LIST",
+    group.add_argument("--providers", metavar="LIST",
                        help="a comma list; torch, the baseline, is always there. --list names "
                             "them; package.module:Class is one of your own "
-                            "(default %(default)s)")
+                            f"(default {_PROVIDERS}; on the CPU {_CPU_PROVIDERS})")
     group.add_argument("--device", default="auto", metavar="NAME",
-                       help="cuda, cuda:INDEX or cpu; auto is the current CUDA device, or the "
-                            "interpreter under TRITON_INTERPRET=1, which proves and does not time")
+                       help="cuda, cuda:INDEX or cpu; auto is the current CUDA device, the CPU "
+                            "where there is none, or the interpreter under TRITON_INTERPRET=1, "
+                            "which proves and does not time")
     group.add_argument("--processes", type=int, default=1, metavar="N",
                        help="fresh processes over the whole list; the median row of each shape "
                             "counts (default 1; a headline takes 3)")
@@ -48,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--host-time", action="store_true",
                        help="also the host's time of a call, where the device's is small")
     output = parser.add_argument_group("output")
-    output.add_argument("--out", type=Path, default=DEFAULT_OUT, metavar="FILE.csv",
+    output.add_argument("--out", type=file_argument, default=DEFAULT_OUT, metavar="FILE.csv",
                         help="append here; <run>.meta.json go beside it (default %(default)s)")
     output.add_argument("--tag", action="append", default=[], metavar="WORD",
                         help="a word of your own in every row; may be repeated")
@@ -62,6 +68,8 @@ def run(args: argparse.Namespace) -> int:
     when interrupted. Raises :class:`TritonGemmError` for what cannot be measured at all."""
     if args.list:
         return _list()
+    check_file(args.out)
+    _choose_defaults(args)
     from tritongemm.bench import runner
 
     plan = runner.BenchPlan(
@@ -77,6 +85,21 @@ def run(args: argparse.Namespace) -> int:
               f"--resume goes on ({args.out})", file=sys.stderr)
         return 130
     return _summary(report)
+
+
+def _choose_defaults(args: argparse.Namespace) -> None:
+    """Fills in the providers and dtypes that can run where the bench measures."""
+    reason = cpu_instead(args.device)
+    if reason is not None and args.device == "auto" and args.providers is None:
+        args.device = "cpu"
+        limit = ""
+        if args.max_extent is None:
+            args.max_extent = _CPU_MAX_EXTENT
+            limit = f", and shapes up to {_CPU_MAX_EXTENT} (--max-extent)"
+        print(f"{reason}: the host providers are measured on the CPU{limit}. "
+              "TRITON_INTERPRET=1 proves kernels instead, without timing them")
+    args.providers = args.providers or (_PROVIDERS if reason is None else _CPU_PROVIDERS)
+    args.dtype = args.dtype or ("bf16" if reason is None else "fp32")
 
 
 def _work(args: argparse.Namespace):

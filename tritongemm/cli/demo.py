@@ -8,6 +8,7 @@ host products timed against ``torch.matmul`` on the CPU, report.
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tritongemm import settings
+from tritongemm.cli.where import no_gpu
 from tritongemm.errors import TritonGemmError, UsageError
 
 #: What a folder holds that an earlier demo made, so that nobody's files are cleared away.
@@ -46,8 +48,10 @@ def run(args: argparse.Namespace) -> int:
     """Returns 0; 1 where a result was wrong. Raises :class:`TritonGemmError` for a step that
     cannot be done at all."""
     began = time.monotonic()
+    if not 0 < args.budget < math.inf:
+        raise UsageError(f"--budget {args.budget:g} is not a positive number of seconds")
     _clear(args.out)
-    reason = "--no-gpu was given" if args.no_gpu else _no_gpu()
+    reason = "--no-gpu was given" if args.no_gpu else no_gpu()
     try:
         good = _without_gpu(args.out, reason) if reason else _with_gpu(args.out, args.budget)
     except KeyboardInterrupt:
@@ -56,18 +60,6 @@ def run(args: argparse.Namespace) -> int:
     _files(args.out)
     print(f"{time.monotonic() - began:.0f} s in all.")
     return 0 if good else 1
-
-
-def _no_gpu() -> str | None:
-    """Why there is no GPU to use, or None."""
-    if settings.current().interpret:
-        return "TRITON_INTERPRET=1 is set"
-    try:
-        import torch
-    except ImportError as error:
-        raise TritonGemmError(f"torch cannot be imported: {error}. Run: pip install torch"
-                              ) from error
-    return None if torch.cuda.is_available() else "torch sees no CUDA device"
 
 
 def _without_gpu(out: Path, reason: str) -> bool:

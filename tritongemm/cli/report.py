@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from tritongemm.cli.outputs import check_folder
 from tritongemm.errors import UsageError
 
 
@@ -44,6 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Returns 0. Raises :class:`TritonGemmError` for unusable input."""
     _check(args)
+    if args.out is not None:
+        check_folder(args.out)
     from tritongemm.report import heat, load, markdown, tables
 
     results = (load.load(args.csv, all_runs=args.all_runs, tag=args.tag) if args.csv

@@ -85,9 +85,13 @@ def names(text: str, known: Sequence[str], what: str) -> tuple[str, ...]:
     return chosen
 
 
-def add_shape_arguments(parser: argparse.ArgumentParser, *, dtype: str = "bf16",
-                        layout: str = "nn") -> None:
-    """Adds the arguments that :func:`problems_from` reads."""
+def add_shape_arguments(parser: argparse.ArgumentParser, *, dtype: str | None = "bf16",
+                        dtype_default: str = "bf16", layout: str = "nn") -> None:
+    """Adds the arguments that :func:`problems_from` reads.
+
+    ``dtype`` is the default, None where the command chooses; ``dtype_default`` is what its help
+    says of it.
+    """
     group = parser.add_argument_group("problems")
     group.add_argument("suites", nargs="*", metavar="SUITE",
                        help="a suite by name (perf/suites) or a CSV by path")
@@ -100,7 +104,7 @@ def add_shape_arguments(parser: argparse.ArgumentParser, *, dtype: str = "bf16",
     group.add_argument("--batch", metavar="LIST", help="batch sizes for --m --n --k (default 1)")
     group.add_argument("--dtype", default=dtype, metavar="LIST",
                        help=f"of {', '.join(DTYPES)}, where the suite has none "
-                            "(default %(default)s)")
+                            f"(default {dtype_default})")
     group.add_argument("--layout", default=layout, metavar="LIST",
                        help=f"of {', '.join(LAYOUTS)}, where the suite has none; nt is what "
                             "nn.Linear does (default %(default)s)")

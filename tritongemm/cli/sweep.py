@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tritongemm.cli.outputs import check_file, file_argument
 from tritongemm.cli.shapes import add_shape_arguments, integers, problems_from
 from tritongemm.errors import UsageError
 
@@ -21,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb."""
     add_shape_arguments(parser)
     where = parser.add_argument_group("where and how long")
-    where.add_argument("--journal", metavar="FILE.jsonl",
+    where.add_argument("--journal", type=file_argument, metavar="FILE.jsonl",
                        help="every outcome is appended here as it happens "
                             "(default sweep-RUN.jsonl)")
     where.add_argument("--resume", action="store_true",
@@ -70,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
     from tritongemm.tuning.sweep import sweep
 
     journal = args.journal or f"sweep-{new_run_id()}.jsonl"
+    check_file(journal)
     devices = None if args.devices == "all" else integers(args.devices, "devices")
     kernels = args.kernels.split(",") if args.kernels else None
     if args.expected is not None:

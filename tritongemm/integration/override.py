@@ -70,7 +70,12 @@ class override(ContextDecorator):
 
 def enable(ops: str | Iterable[str] | None = None, *, min_flops: float | None = None,
            strict: bool = False) -> None:
-    """The same until :func:`disable`; each call of one asks for a call of the other."""
+    """Overrides torch's matrix products from now on, as :class:`override` does in its block.
+
+    Every call needs a call of :func:`disable`, which ends the last one.
+
+    Args and errors: as :class:`override`.
+    """
     request = _request(ops, min_flops, strict)
     enter(request)
     _enabled.append(request)
