@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tritongemm.cli.outputs import check_file, file_argument
 from tritongemm.cli.shapes import add_shape_arguments, problems_of, shapes_from
+from tritongemm.cli.waiting import Waiting, starting
 from tritongemm.cli.where import cpu_instead
 from tritongemm.errors import UsageError
 
@@ -70,6 +71,15 @@ def run(args: argparse.Namespace) -> int:
         return _list()
     check_file(args.out)
     _choose_defaults(args)
+    waiting = starting()
+    waiting.start()
+    try:
+        return _bench(args, waiting)
+    finally:
+        waiting.stop()
+
+
+def _bench(args: argparse.Namespace, waiting: Waiting) -> int:
     from tritongemm.bench import runner
 
     plan = runner.BenchPlan(
@@ -79,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         compile_workers=args.compile_workers, host_time=args.host_time,
         notes=_notes(args))
     try:
-        report = runner.bench(plan, _Lines(plan.providers))
+        report = runner.bench(plan, _Lines(plan.providers, waiting))
     except KeyboardInterrupt:
         print(f"\ninterrupted. Every row measured so far is on the disk; the same command with "
               f"--resume goes on ({args.out})", file=sys.stderr)
@@ -150,8 +160,8 @@ def _list() -> int:
 class _Lines:
     """One line a problem; on a terminal the compile count is one line overwritten."""
 
-    def __init__(self, providers: tuple[str, ...]) -> None:
-        self._providers = providers
+    def __init__(self, providers: tuple[str, ...], waiting: Waiting) -> None:
+        self._providers, self._waiting = providers, waiting
         self._terminal = sys.stdout.isatty()
         self._said = self._began = time.monotonic()
         self._pass = -1
@@ -160,6 +170,7 @@ class _Lines:
         getattr(self, f"_{event.stage}")(event)
 
     def _start(self, event) -> None:
+        self._waiting.stop()
         print(f"measuring on {event.message}: {', '.join(self._providers)}", flush=True)
 
     def _compile(self, event) -> None:

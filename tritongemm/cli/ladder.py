@@ -15,6 +15,7 @@ from tritongemm import settings
 from tritongemm.cli.doctor import interpreter_obstacle
 from tritongemm.cli.outputs import check_file, file_argument
 from tritongemm.cli.shapes import integers
+from tritongemm.cli.waiting import Waiting, starting
 from tritongemm.cli.where import cpu_instead
 from tritongemm.errors import MissingDependencyError, TritonGemmError, UsageError
 
@@ -106,13 +107,17 @@ def run(args: argparse.Namespace) -> int:
     if args.markdown:
         _check_markers(args.markdown, [marker for marker, _, _ in _tables(
             args, plan, chosen, (), {})])
+    waiting = starting()
     try:
         if args.source is None:
-            climb(plan, _Lines())
+            waiting.start()
+            climb(plan, _Lines(waiting))
     except KeyboardInterrupt:
         print(f"\ninterrupted. Every row so far is in {args.out}; the same command with --resume "
               "goes on", file=sys.stderr)
         return 130
+    finally:
+        waiting.stop()
     rows = rows_of(plan)
     if args.source and not rows:
         raise UsageError(f"{args.source} has no rows of these rungs and sizes"
@@ -414,8 +419,12 @@ def _draw(folder: Path, page: Path | None) -> int:
 class _Lines:
     """One line a size; what each rung did is in the table."""
 
+    def __init__(self, waiting: Waiting) -> None:
+        self._waiting = waiting
+
     def __call__(self, event) -> None:
         if event.stage == "start":
+            self._waiting.stop()
             print(f"measuring on {event.message}", flush=True)
         elif event.stage == "row":
             good = sum(row["status"] == "ok" for row in event.rows)

@@ -11,11 +11,10 @@ from tritongemm.records.atomic import write_error
 
 
 def file_argument(text: str) -> Path:
-    """argparse's type of an output file: ``DIR/`` and an existing folder are no files."""
-    path = Path(text)
-    if text.endswith(("/", "/.")) or path.is_dir():
+    """argparse's type of an output file: ``DIR/`` is none, which a ``Path`` no longer says."""
+    if text.endswith("/"):
         raise argparse.ArgumentTypeError(f"{text} is a folder; name the file in it")
-    return path
+    return Path(text)
 
 
 def check_file(path: str | Path) -> None:
