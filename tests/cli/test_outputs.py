@@ -47,10 +47,12 @@ def test_what_cannot_be_written_is_told_first(tmp_path, monkeypatch, capsys, unu
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("in the way")
     (tmp_path / "script.py").write_text("raise AssertionError('the work began')")
-    for out in ("file/out", *(["."] if words[0] != "report" else [])):
+    for out, says in (("file/out", "file/out: "), (".", "is a folder, not a file")):
+        if out == "." and words[0] == "report":  # which takes a folder
+            continue
         assert main([word.format(out) for word in words]) == 2
         said = capsys.readouterr().err
-        assert f"{out}: " in said and "Traceback" not in said
+        assert says in said and "Traceback" not in said
     assert (tmp_path / "file").read_text() == "in the way"
 
 
