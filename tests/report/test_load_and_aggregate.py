@@ -271,7 +271,9 @@ REGRET = ("batch,m,n,k,dtype,layout,precision,align_a,align_b,align_c,configs,be
           "1,1,6144,4096,bf16,nt,ieee,16,16,16,151,skinny_8x16x256_w4_s4_g8,13.260\n")
 
 
-@pytest.mark.parametrize("name, text", [("regret.csv", REGRET), ("shapes.csv", "m,n,k\n1,2,3\n")])
+@pytest.mark.parametrize("name, text", [
+    ("regret.csv", REGRET), ("shapes.csv", "m,n,k\n1,2,3\n"),
+    ("train_gpt2.csv", "mode,step,ms\neager,1,20.5\n")])
 def test_other_csvs_of_a_folder_are_skipped_with_a_note(make_csv, tmp_path, capsys, name, text):
     make_csv([make_row(ratio=1.0)])
     (tmp_path / name).write_text(text)
@@ -291,8 +293,15 @@ def test_a_folder_of_other_csvs_only_is_an_error_that_names_them(tmp_path):
         load.load([tmp_path])
 
 
-def test_a_damaged_csv_in_a_folder_is_not_skipped(make_csv, tmp_path):
+@pytest.mark.parametrize("damage", ["columns", "first column", "empty"])
+def test_a_damaged_csv_in_a_folder_is_not_skipped(make_csv, tmp_path, damage):
     make_csv([make_row(ratio=1.0)])
-    (tmp_path / "broken.csv").write_text("schema_version,m,n,k\n1,2,3,4\n")
+    if damage == "columns":
+        (tmp_path / "broken.csv").write_text("schema_version,m,n,k\n1,2,3,4\n")
+    elif damage == "first column":
+        lines = (tmp_path / "bench.csv").read_text().splitlines()
+        (tmp_path / "broken.csv").write_text("\n".join(x.split(",", 1)[1] for x in lines) + "\n")
+    else:
+        (tmp_path / "broken.csv").touch()
     with pytest.raises(DataFileError, match="broken.csv"):
         load.load([tmp_path])

@@ -142,7 +142,7 @@ const put = (f, point, px, py, style, many) => {
 // groups: [{label, parts: [{provider, mean, points}]}].
 const strips = (holder, groups, styles, describe, chosen) => {
   const tall = Math.max(1, ...groups.map(group => group.parts.length));
-  const step = Math.max(30, 17 * tall), height = 8 + step * groups.length + 46;
+  const step = 17 * tall + 13, height = 8 + step * groups.length + 46;
   const longest = Math.max(8, ...groups.map(group => group.label.length));
   const f = frame(holder, height, Math.min(260, 8.2 * longest + 16), 70, 46,
     "Ratio to torch.matmul by suite");
@@ -160,7 +160,8 @@ const strips = (holder, groups, styles, describe, chosen) => {
         put(f, point, x(point.x), y + 5 * Math.sin(i * 2.4), style, part.points.length > 60));
       make("path", {d: "M0,-8L6,0L0,8L-6,0z", class: "mark mean", style: `--colour:${style.colour}`,
         transform: `translate(${x(part.mean)},${y})`}, f.svg);
-      make("text", {class: "value", x: f.right + 10, y: y + 4}, f.svg, part.mean.toFixed(3));
+      make("text", {class: "value", x: f.right + 10, y: y + 4, style: `--colour:${style.colour}`},
+        f.svg, part.mean.toFixed(3));
     });
   });
   pointer(holder, f, describe, chosen);

@@ -107,13 +107,14 @@ def csv_paths(names: Iterable[str | Path]) -> tuple[list[Path], list[Path]]:
 
 
 def _is_other(path: Path) -> bool:
-    """Whether a CSV is another of this package's: a suite, or what ``tritongemm regret`` writes.
+    """Whether a CSV holds something else than rows of a bench: a suite, regrets, a program's times.
 
-    Both have the columns m, n and k and no ``schema_version``. A damaged CSV of a bench is not
-    taken for one of them.
+    Its header has neither ``schema_version`` nor half of a bench's columns, so that a damaged CSV
+    of a bench is not taken for one.
     """
-    header = next(csv_records(path), (1, []))[1]
-    return {"m", "n", "k"} <= set(header) and "schema_version" not in header
+    header = set(next(csv_records(path), (1, []))[1])
+    known = header & {column.name for column in COLUMNS}
+    return bool(header) and "schema_version" not in header and 2 * len(known) < len(COLUMNS)
 
 
 def load(names: Sequence[str | Path], *, all_runs: bool = False,
