@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shape_arguments(parser, dtype=None, dtype_default="bf16; on the CPU fp32")
     fresh = parser.add_argument_group("fresh shapes")
     fresh.add_argument("--fresh", type=int, metavar="SEED",
-                       help="draw new suites of --family with this seed; none of their shapes is "
-                            "in the suite itself")
+                       help="draw new shapes like those of --family with this seed; no shape of "
+                            "the suite itself is among them")
     fresh.add_argument("--family", metavar="NAMES", help="suites to draw from, a comma list")
     fresh.add_argument("--count", type=int, metavar="N",
                        help="shapes a family (default: as many as the suite has)")
@@ -43,29 +43,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                             "where there is none, or the interpreter under TRITON_INTERPRET=1, "
                             "which proves and does not time")
     group.add_argument("--processes", type=int, default=1, metavar="N",
-                       help="fresh processes over the whole list; the median row of each shape "
-                            "counts (default 1; a headline takes 3)")
+                       help="measure the whole list in N fresh processes and keep the median row "
+                            "of each shape (default 1; published figures use 3)")
     group.add_argument("--budget", type=float, metavar="SECONDS",
                        help="device time of one problem's rounds (default: the protocol's)")
     group.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS",
-                       help="end a problem's process after this long (default %(default)g)")
-    group.add_argument("--seed", type=int, default=0, help="of operands and orders (default 0)")
+                       help="kill the process of a problem that takes longer (default %(default)g)")
+    group.add_argument("--seed", type=int, default=0,
+                       help="of the operands and the order of rounds (default 0)")
     group.add_argument("--compile-workers", type=int, metavar="N",
-                       help="processes that compile beforehand (default: one a core; 0: none)")
+                       help="processes that compile kernels first (default: one a core; 0: none)")
     group.add_argument("--host-time", action="store_true",
-                       help="also the host's time of a call, where the device's is small")
+                       help="also measure the host time of a call, for small problems")
     output = parser.add_argument_group("output")
     output.add_argument("--out", type=file_argument, default=DEFAULT_OUT, metavar="FILE.csv",
-                        help="append here; <run>.meta.json go beside it (default %(default)s)")
+                        help="append rows to this CSV; <run>.meta.json goes into its folder "
+                             "(default %(default)s)")
     output.add_argument("--tag", action="append", default=[], metavar="WORD",
                         help="a word of your own in every row; may be repeated")
     output.add_argument("--resume", action="store_true",
-                        help="skip what the CSV has already from the same environment")
-    output.add_argument("--list", action="store_true", help="name suites and providers, and end")
+                        help="skip problems that the CSV already has from the same environment")
+    output.add_argument("--list", action="store_true", help="list suites and providers, and exit")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns 0; 1 where a result was wrong, a control was out of bounds or nothing worked; 130
+    """Returns 0; 1 where a result was wrong, a control left its limit or nothing was measured; 130
     when interrupted. Raises :class:`TritonGemmError` for what cannot be measured at all."""
     if args.list:
         return _list()
@@ -138,7 +140,7 @@ def _tags(words: list[str]) -> str:
 
 
 def _notes(args: argparse.Namespace) -> dict[str, object]:
-    """What the sidecar says of the arguments; no paths."""
+    """The arguments that the sidecar records; no paths."""
     notes: dict[str, object] = {"dtypes": args.dtype, "layouts": args.layout,
                                 "precision": args.precision, "epilogues": args.epilogue}
     if args.fresh is not None:

@@ -1,4 +1,4 @@
-"""``tritongemm compare OLD NEW``: a verdict a row, and an exit status for CI."""
+"""``tritongemm compare OLD NEW``: a verdict for each row, and an exit status for CI."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
               f"{style.ratio(mean)} (above 1 is faster; tolerance {tolerance:.1%})")
     if counts[compare.MISSING]:
         print(f"{style.plural(counts[compare.MISSING], 'row')} of OLD not in NEW: "
-              "not held against it")
+              "not counted as worse")
     return result.exit_status
 
 

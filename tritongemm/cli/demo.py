@@ -1,4 +1,4 @@
-"""``tritongemm demo``: the whole job on a small suite, ending with the files to open.
+"""``tritongemm demo``: the whole workflow on a small suite, ending with the files to open.
 
 Every step is a command that a user could type, shown before it runs. With a GPU: sweep, publish
 into tuned tables of its own, bench, report. Without: the report of an H100 from its measured rows,
@@ -23,9 +23,9 @@ from tritongemm import settings
 from tritongemm.cli.where import no_gpu
 from tritongemm.errors import TritonGemmError, UsageError
 
-#: What a folder holds that an earlier demo made, so that nobody's files are cleared away.
+#: Marks a folder that a demo made; only such a folder is cleared.
 _MARKER = ".tritongemm-demo"
-#: Small enough for the interpreter, odd enough to meet every mask and tail; (batch, m, n, k).
+#: (batch, m, n, k): small enough for the interpreter, with every kind of mask and tail.
 _PROVED = ((1, 1, 1, 1), (1, 64, 64, 64), (1, 33, 65, 17), (1, 1, 128, 96), (1, 127, 3, 200),
            (1, 128, 128, 256), (3, 20, 50, 40))
 _HOST = ((1, 256, 256, 256), (1, 512, 512, 512), (1, 768, 768, 768), (1, 1024, 1024, 1024),
@@ -34,7 +34,7 @@ _SWEPT = ((1, 512, 512, 512), (1, 1024, 1024, 1024), (1, 2048, 2048, 2048), (1, 
           (1, 16, 4096, 4096), (1, 1000, 1000, 1000))
 _H100 = "nvidia-h100-80gb-hbm3"
 _EXPLAINED = ((4096, 4096, 4096), (1, 4096, 4096), (4095, 4097, 4099))
-#: One thread a product: two busy cores would time each other's waiting.
+#: One thread a product: on a busy machine, threads would be timed while they wait for a core.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
@@ -173,7 +173,7 @@ def _step(words: Sequence[object], **environment: str) -> bool:
     try:
         status = child.wait()
     except KeyboardInterrupt:
-        child.wait()  # it met Ctrl-C too, and is writing down where it was
+        child.wait()  # it got Ctrl-C too, and is saving its rows
         raise
     if status == 130:
         raise KeyboardInterrupt

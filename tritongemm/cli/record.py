@@ -23,8 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=file_argument, default=Path("recorded.csv"), metavar="FILE",
                         help="the suite to write (default recorded.csv)")
     parser.add_argument("--min-flops", type=float, metavar="N",
-                        help="smaller products run by torch; they are recorded too (default: as "
-                             "tritongemm.override)")
+                        help="products of fewer flops run on torch; they are recorded too "
+                             "(default: as tritongemm.override)")
     parser.add_argument("-m", dest="module", action="store_true",
                         help="the program is a module, as for python -m")
     parser.add_argument("program", help="a Python script, or with -m a module")

@@ -14,8 +14,8 @@ from tritongemm.errors import UsageError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
     parser.add_argument("csv", nargs="*", type=Path, metavar="CSV",
-                        help="CSVs that bench wrote, or folders of them; their <run>.meta.json "
-                             "are read from beside them")
+                        help="CSVs that bench wrote, or folders of them; each <run>.meta.json is "
+                             "read from the CSV's folder")
     parser.add_argument("--out", type=Path, metavar="DIR",
                         help="write report.html, summary.md and PNG plots here")
     parser.add_argument("--markdown", type=Path, metavar="FILE",
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                              "<!-- /tritongemm:NAME -->")
     parser.add_argument("--marker", metavar="NAME", help="the NAME of the markers in FILE")
     parser.add_argument("--section", metavar="NAMES",
-                        help="what goes into FILE or onto the terminal, a comma list of summary, "
+                        help="what to write into FILE or print, a comma list of summary, "
                              "facts, correctness, slowest, failures, control, sources, "
                              "runs, environment (default: summary,facts, and correctness "
                              "where nothing was timed)")

@@ -1,12 +1,12 @@
 """Which problems a command works on: suites, files of shapes, or ranges, times dtypes and layouts.
 
-Every verb that takes problems says them the same way:
+Every verb that takes problems has the same arguments:
 
     square llm_decode                   suites by name (perf/suites) or by path
     --shapes mine.csv                   a file of the same format
     --m 1024:4096:512 --n 4096 --k 64,128   the product of ranges and lists
     --dtype bf16,fp16 --layout nn,nt --epilogue bias+gelu
-                                        for what the suite itself does not say
+                                        for columns that the suite does not have
 
 A range is START:STOP:STEP and holds STOP where the steps reach it.
 """
@@ -34,7 +34,7 @@ from tritongemm.problem import (
 if TYPE_CHECKING:
     from tritongemm.records.suites import Shape
 
-#: A slip in a range (a step of 1) must not become a run of years.
+#: A typing error in a range, such as a step of 1, must not start a run of years.
 MAX_PROBLEMS = 100_000
 
 

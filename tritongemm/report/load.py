@@ -1,4 +1,4 @@
-"""Bench CSVs and their sidecars as one table: which rows count, and why the others do not."""
+"""Bench CSVs and their sidecars as one table; which rows count, and why the others do not."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tritongemm.records.rows import COLUMNS, PROBLEM_COLUMNS, read_rows, read_si
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Providers that are the yardstick itself, never a contender in a headline.
+#: The reference and its control; neither is compared with torch in a summary.
 BASELINE, CONTROL = "torch", "torch-control"
-#: One problem x provider: rows that agree in all of these measure the same thing.
+#: Rows that agree in all of these measure the same problem and provider.
 KEY = ("device", "suite", "provider", *PROBLEM_COLUMNS)
 
 

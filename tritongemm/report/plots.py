@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 #: More panels than this in one picture cannot be read.
 MAX_PANELS = 24
-#: Intervals are drawn where a provider has at most this many points in a panel.
+#: Intervals are drawn for providers with at most this many points in a panel.
 MAX_INTERVALS = 150
 _LOOK = {"font.size": 9.5, "axes.spines.top": False, "axes.spines.right": False,
          "axes.grid": True, "grid.color": "#e4e4e4", "grid.linewidth": 0.7,
@@ -87,7 +87,7 @@ def timed(headline: pd.DataFrame) -> pd.DataFrame:
 def with_rate(headline: pd.DataFrame) -> pd.DataFrame:
     """The rows that a roofline can show, torch's included, with ``intensity`` in FLOP/byte.
 
-    Both rates come from the same time, so their quotient is work over compulsory traffic.
+    ``tflops`` and ``gbps`` use the same time, so their quotient is FLOPs / compulsory bytes.
     """
     rows = headline[(headline["status"] == "ok") & (headline["tflops"] > 0)
                     & (headline["gbps"] > 0) & (headline["provider"] != CONTROL)]
@@ -307,7 +307,7 @@ def _heat(blocks: Mapping[str, Sequence[tuple[int, int]]], text: Any, title: str
 
 def _figure(width: float, height: float, rows: int = 0, columns: int = 0,
             width_ratios: Sequence[float] | None = None) -> tuple[Any, Any]:
-    # Not pyplot: it keeps figures alive and wants a display on some set-ups.
+    # Not pyplot, which keeps figures alive and needs a display on some systems.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

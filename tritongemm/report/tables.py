@@ -1,4 +1,4 @@
-"""The tables of a report as text cells, made once for Markdown, the terminal and the page."""
+"""The tables of a report as text cells, for Markdown, the terminal and the HTML page."""
 
 from __future__ import annotations
 
@@ -60,18 +60,18 @@ def summary_table(results: Results) -> Table:
                       *([style.count(row["failed"])] if failed else []),
                       *([style.count(row["fallback"])] if fell_back else [])))
     notes = ["Ratios are torch's time / the provider's time: above 1 is faster than torch. A tie "
-             "is a 95 % interval that contains 1; it enters the mean as measured."]
+             "is a row whose 95 % interval contains 1; it enters the mean as measured."]
     if failed:
         notes.append("Rows that are not ok are counted and never averaged.")
     if fell_back:
-        notes.append("By torch: rows that the provider handed to torch.")
+        notes.append("By torch: rows for which the provider called torch's kernel.")
     if untimed:
         notes.append("A dash: nothing was timed there; see the correctness table.")
     return _table("summary", "Against torch.matmul", heads, cells, text, " ".join(notes))
 
 
 def correctness_table(results: Results) -> Table:
-    """What was checked against the float64 reference, and how close it came to its limit."""
+    """What was checked against the float64 reference, and the largest errors."""
     heads = ("suite", "dtype", "layout", "provider", "rows", "checked", "wrong", "other failures",
              "worst error / limit", "worst RMS error / limit")
     cells = [(r["suite"], r["dtype"], r["layout"], r["provider"], style.count(r["rows"]),
@@ -79,8 +79,8 @@ def correctness_table(results: Results) -> Table:
               style.number(r["max_err_ratio"], 3), style.number(r["rms_err_ratio"], 3))
              for r in aggregate.correctness(results.headline).to_dict("records")]
     return _table("correctness", "Correctness", heads, cells, set(heads[:4]),
-                  "Error of each result against a float64 reference, over the limit it is held "
-                  "to: above 1 is wrong.")
+                  "Error of each result against a float64 reference, divided by the limit that it "
+                  "must keep. Above 1 the result is wrong.")
 
 
 def failures_table(results: Results, limit: int = 200) -> Table:
@@ -97,7 +97,7 @@ def failures_table(results: Results, limit: int = 200) -> Table:
 
 
 def slowest_table(results: Results, count: int = 15) -> Table:
-    """The lowest ratios to torch: where the room is."""
+    """The ``count`` lowest ratios to torch."""
     heads = ("suite", "problem", "dtype", "layout", "provider", "ratio", "interval", "us",
              "torch us", "TFLOP/s", "of roof", "config", "chosen by")
     cells = [(r["suite"], r["problem"], r["dtype"], r["layout"], r["provider"],
@@ -120,7 +120,8 @@ def control_table(results: Results) -> Table:
              for r in aggregate.control(results.rows).to_dict("records")]
     return _table("control", "Control: torch against torch", heads, cells,
                   {"run", "limit", "within"},
-                  "The same call, measured twice, as a hidden provider.")
+                  "Torch is also measured as a second, hidden provider; its ratio to torch shows "
+                  "the error of the measurement.")
 
 
 def _margin(limit: float) -> str:
@@ -128,7 +129,7 @@ def _margin(limit: float) -> str:
 
 
 def sources_table(results: Results) -> Table:
-    """Where the configs came from."""
+    """How each provider's configs were chosen."""
     heads = ("provider", "chosen by", "rows")
     cells = [(r["provider"], r["selection_source"], style.count(r["rows"]))
              for r in aggregate.sources(results.headline).to_dict("records")]
@@ -204,7 +205,7 @@ def flatten(meta: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
 
 
 def alarms(results: Results) -> list[str]:
-    """What must be shown loudly: void runs, a control out of bounds, wrong results."""
+    """Warnings above the figures: void runs, a control outside its limit, wrong results."""
     lines = []
     for run, reason in results.void_runs.items():
         rows = int((results.rows["run_id"] == run).sum())
@@ -214,7 +215,7 @@ def alarms(results: Results) -> list[str]:
     for row in measured[~measured["within"].astype(bool)].to_dict("records"):
         if row["run_id"] not in results.void_runs:
             lines.append(f"Run {row['run_id']}: torch against torch averages {row['mean']:.4f}, "
-                         f"outside {_margin(row['limit'])}; its ratios are not to be trusted.")
+                         f"outside {_margin(row['limit'])}; do not rely on its ratios.")
     wrong = results.headline["status"] == "wrong"
     if wrong.any():
         lines.append(f"{style.plural(wrong.sum(), 'result')} WRONG: listed, and in no mean.")
@@ -222,7 +223,7 @@ def alarms(results: Results) -> list[str]:
 
 
 def facts(results: Results) -> list[str]:
-    """Lines of context under a headline: device, versions, how it was timed, what was left out."""
+    """Lines below a title: device, versions, how rows were timed, which were left out."""
     rows = results.headline
     lines = []
     if results.devices:
@@ -230,12 +231,12 @@ def facts(results: Results) -> list[str]:
     versions = sorted({text for meta in results.sidecars.values() if (text := _versions(meta))})
     if versions:
         lines.append("Software: " + style.shorten("; ".join(versions), 300) + ".")
-    had = aggregate.conditions(rows)
+    conditions = aggregate.conditions(rows)
     timed = int((rows["time_us_p50"].notna() & is_contender(rows)).sum())
     if timed:
-        parts = [f"{what} {', '.join(had[name])}" for name, what in
+        parts = [f"{what} {', '.join(conditions[name])}" for name, what in
                  (("timer", "timer"), ("l2_state", "L2"), ("torch_backend", "torch by"))
-                 if had[name]]
+                 if conditions[name]]
         lines.append("Timed: " + "; ".join(parts) + "." if parts else "Timed.")
     elif len(rows):
         lines.append("Nothing here was timed; results were checked for correctness only.")
@@ -313,7 +314,8 @@ TERMS = (
     ("error / limit", "The largest error against a float64 reference, divided by the limit that "
      "the result must keep. Above 1 the result is wrong."),
     ("L2 cold, warm", "Cold: the calls rotate over operands that together exceed three times the "
-     "L2 cache. Warm: they do not fit that rule, so some operands come from the cache."),
+     "L2 cache, so each call reads its operands from memory. Warm: the operands are too few for "
+     "that, so a call finds some of them in the L2 cache."),
     ("by torch", "Rows for which the provider called torch's own kernel."),
     ("chosen by", "exact: a tuned row of this problem. twin: the row of the same problem in the "
      "other 16-bit type. sibling: a row measured on another GPU of the architecture. model: the "
