@@ -25,8 +25,9 @@ NEEDED = {"pandas": "pandas", "numpy": "numpy", "filelock": "filelock",
           "platformdirs": "platformdirs", "rich": "rich", "pytest": "pytest"}
 #: What uses these skips or says so where they are missing.
 USEFUL = {"hypothesis": "hypothesis", "pytest-xdist": "xdist", "matplotlib": "matplotlib",
-          "plotly": "plotly", "nvidia-ml-py": "pynvml", "numba": "numba", "ruff": "ruff",
-          "mypy": "mypy", "setuptools": "setuptools"}
+          "nvidia-ml-py": "pynvml", "numba": "numba", "ruff": "ruff",
+          "mypy": "mypy", "basedpyright": "basedpyright", "selenium": "selenium",
+          "setuptools": "setuptools"}
 
 
 def say(text: str) -> None:

@@ -38,6 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
         cores = len(os.sched_getaffinity(0))
         os.environ.setdefault("OMP_NUM_THREADS", str(max(cores // workers, 1)))
     _home_of_the_tests()
+    os.environ["TRITONGEMM_USER_DIR"] = str(HERE / "no-tables-of-a-user")
     settings.reload()
 
 

@@ -23,7 +23,7 @@ PACKAGE = Path(tritongemm.__file__).resolve().parent
 #: From the bottom up. A layer imports those before it and itself; the names of one line stand
 #: beside each other and do not import each other.
 LAYERS = (
-    ("errors",), ("settings",), ("problem", "config", "device"), ("records",),
+    ("errors", "notebook"), ("settings",), ("problem", "config", "device"), ("records",),
     ("kernels", "baselines", "measure"), ("selection",), ("ops",), ("integration",),
     ("workers",), ("tuning", "bench"), ("calibration", "ladder"), ("cli",),
 )
@@ -31,7 +31,7 @@ LAYERS = (
 _LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 #: report stands on records alone.
 REPORT_MAY = {"errors", "settings", "problem", "config", "device", "records", "report"}
-HEAVY = {"torch", "triton", "pandas", "matplotlib", "plotly", "numba", "cuda", "pynvml"}
+HEAVY = {"torch", "triton", "pandas", "matplotlib", "numba", "cuda", "pynvml"}
 #: Never imported there, not even inside a function.
 NEVER = {"records": {"torch", "triton", "pandas"}, "report": {"torch", "triton"},
          "errors": HEAVY, "settings": HEAVY, "config": HEAVY}

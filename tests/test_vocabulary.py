@@ -276,6 +276,40 @@ def test_a_config_folder_that_is_none_is_said(monkeypatch, tmp_path):
         settings.config_root()
 
 
+def test_without_other_layers_a_config_folder_must_be_named(tmp_path):
+    with settings.override(config_only=True), pytest.raises(UsageError, match="needs TRITONGEMM_C"):
+        settings.config_roots()
+    with settings.override(config_only=True, config_dir=tmp_path):
+        assert settings.config_roots() == (tmp_path,)
+
+
+def test_layers_are_the_config_folder_then_the_users_then_the_shipped(tmp_path):
+    mine, users = tmp_path / "mine", tmp_path / "users"
+    mine.mkdir()
+    with settings.override(user_dir=users):
+        assert settings.config_roots() == (users, settings.shipped_root())
+        assert settings.config_root() == settings.shipped_root()  # a checkout's, in these tests
+        with settings.override(config_dir=mine):
+            assert settings.config_roots() == (mine, users, settings.shipped_root())
+            assert settings.config_root() == mine
+            assert settings.config_files("devices").keys() == {
+                path.stem for path in (settings.shipped_root() / "devices").glob("*.json")}
+            (mine / "devices").mkdir()
+            (mine / "devices" / "nvidia-h200.json").touch()
+            assert settings.config_files("devices")["nvidia-h200"].is_relative_to(mine)
+
+
+def test_an_installed_package_is_written_to_the_users_folder(monkeypatch, tmp_path):
+    monkeypatch.setattr(settings, "_CHECKOUT", tmp_path / "no-checkout")
+    monkeypatch.setattr(settings, "_PACKAGE", tmp_path / "site-packages" / "tritongemm")
+    (tmp_path / "site-packages" / "tritongemm" / "configs").mkdir(parents=True)
+    with settings.override(user_dir=tmp_path / "users"):
+        assert settings.config_root() == tmp_path / "users"
+    with settings.override(user_dir=None):
+        assert settings.config_root().name == "tritongemm"
+        assert not settings.config_root().is_relative_to(tmp_path)
+
+
 def test_the_cache_folder_is_the_one_asked_for_or_the_users(monkeypatch, tmp_path):
     with settings.override(cache_dir=tmp_path):
         assert settings.cache_root() == tmp_path

@@ -7,9 +7,13 @@ loaded at first use (PEP 562).
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
+
+# As libraries do: nothing is shown unless the program, or TRITONGEMM_LOG, asks for it.
+logging.getLogger("tritongemm").addHandler(logging.NullHandler())
 
 #: Public name -> the module that holds it.
 _HOME = {
@@ -53,14 +57,16 @@ __all__ = ["DeviceSpec", "GemmProblem", "KernelConfig", "TritonGemmError", "__ve
            "matmul", "mm", "mv", "override", "override_report", "sm_budget", "tune", "warmup"]
 
 
-def __getattr__(name: str) -> object:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module 'tritongemm' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # a checker would take any name for one that this finds
+    def __getattr__(name: str) -> object:
+        home = _HOME.get(name)
+        if home is None:
+            raise AttributeError(f"module 'tritongemm' has no attribute {name!r}")
+        value = getattr(importlib.import_module(home), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(_HOME))
+    """The public names; no import or table of this file."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

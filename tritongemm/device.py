@@ -95,22 +95,28 @@ def read_device(path: Path) -> DeviceSpec:
 
 
 @functools.cache
-def _known(root: Path) -> dict[str, DeviceSpec]:
-    return {p.stem: read_device(p) for p in sorted((root / "devices").glob("*.json"))}
+def _known(roots: tuple[Path, ...]) -> dict[str, DeviceSpec]:
+    return {slug: read_device(path) for slug, path in settings.config_files("devices").items()}
 
 
 def known_devices() -> dict[str, DeviceSpec]:
-    """Every device of ``configs/devices/`` by slug."""
-    return _known(settings.config_root())
+    """Every device of ``devices/`` in :func:`settings.config_roots`, by slug."""
+    return _known(settings.config_roots())
 
 
 def device_named(slug: str) -> DeviceSpec:
-    """The shipped spec ``slug``. Raises :class:`DeviceError` for an unknown one."""
-    try:
-        return known_devices()[slug]
-    except KeyError:
-        raise DeviceError(f"device {slug!r} is not in configs/devices; known: "
-                          f"{', '.join(known_devices())}") from None
+    """The spec of ``slug`` in ``configs/devices``. A part of one slug alone, such as ``h200``, is
+    enough. Raises :class:`DeviceError` for an unknown name, or a part of several."""
+    known = known_devices()
+    if slug in known:
+        return known[slug]
+    wanted = slug.lower().strip("-")
+    found = [name for name in known if wanted and f"-{wanted}-" in f"-{name}-"]
+    if len(found) == 1:
+        return known[found[0]]
+    if found:
+        raise DeviceError(f"device {slug!r} could be {', '.join(found)}; use one of these names")
+    raise DeviceError(f"device {slug!r} is not in configs/devices; known: {', '.join(known)}")
 
 
 def representative(arch: int) -> DeviceSpec:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 from tritongemm.errors import ProblemError
 
@@ -66,7 +66,8 @@ def torch_dtype(name: str) -> torch.dtype:
 
 #: What may be added to the product, or only scale it, and what may be applied to the sum.
 ADDENDS = ("none", "scale", "bias", "add")
-ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
+Activation = Literal["none", "relu", "gelu", "gelu_tanh", "silu"]
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 
 
 @dataclass(frozen=True, slots=True)

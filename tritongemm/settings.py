@@ -7,6 +7,8 @@ Nothing else in the package reads the environment. Values are read once, at firs
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
@@ -14,6 +16,9 @@ from pathlib import Path
 
 from tritongemm.errors import UsageError
 
+_PACKAGE = Path(__file__).resolve().parent
+#: Of a checkout; an installed package has its copy inside.
+_CHECKOUT = _PACKAGE.parent / "configs"
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"", "0", "false", "no", "off"}
 POLICIES = ("auto", "own")
 LOG_LEVELS = ("off", "error", "warning", "info", "debug")
@@ -31,7 +36,9 @@ def _path(name: str, text: str) -> Path | None:
     return Path(text).expanduser() if text else None
 
 
-def _level(name: str, text: str) -> str:
+def _level(name: str, text: str) -> str | None:
+    if not text:
+        return None
     if text.lower() in LOG_LEVELS:
         return text.lower()
     raise UsageError(f"{name}={text!r} is not a level; use one of {', '.join(LOG_LEVELS)}")
@@ -70,14 +77,20 @@ class Variable:
 
 VARIABLES: tuple[Variable, ...] = (
     Variable("config_dir", "TRITONGEMM_CONFIG_DIR", "", _path,
-             "folder with spaces/, tuned/, calibration/ and devices/; default: the packaged copy"),
+             "folder with any of tuned/, calibration/, spaces/ and devices/, read before your own "
+             "tables and the shipped ones"),
+    Variable("config_only", "TRITONGEMM_CONFIG_ONLY", "0", _flag,
+             "read TRITONGEMM_CONFIG_DIR alone, without your own tables and the shipped ones"),
+    Variable("user_dir", "TRITONGEMM_USER_DIR", "", _path,
+             "folder for your own tuned tables; default: tritongemm in the user's data folder"),
     Variable("cache_dir", "TRITONGEMM_CACHE_DIR", "", _path,
              "folder for compiled kernels; default: the user's cache folder"),
     Variable("disable", "TRITONGEMM_DISABLE", "0", _flag, "send every call to torch"),
     Variable("strict", "TRITONGEMM_STRICT", "0", _flag,
              "raise, naming the reason, where a call would go to torch"),
-    Variable("log", "TRITONGEMM_LOG", "warning", _level,
-             "log level; info logs each new choice once (problem, kernel, config, source)"),
+    Variable("log", "TRITONGEMM_LOG", "", _level,
+             "show log lines of this level and above on standard error; info logs each new choice "
+             "once (problem, kernel, config, source); unset: the program's own logging decides"),
     Variable("profile", "TRITONGEMM_PROFILE", "0", _flag,
              "wrap each launch in a profiler range that names the problem and the config"),
     Variable("plan_cache_size", "TRITONGEMM_PLAN_CACHE_SIZE", "4096", _count,
@@ -99,10 +112,12 @@ class Settings:
     """The parsed variables; see :data:`VARIABLES` for what each one means."""
 
     config_dir: Path | None
+    config_only: bool
+    user_dir: Path | None
     cache_dir: Path | None
     disable: bool
     strict: bool
-    log: str
+    log: str | None
     profile: bool
     plan_cache_size: int
     policy: str
@@ -119,6 +134,7 @@ def current() -> Settings:
     global _current
     if _current is None:
         _current = _read()
+        show_log(_current.log)
     return _current
 
 
@@ -140,6 +156,9 @@ def changed() -> None:
 def _put(values: Settings | None) -> None:
     global _current
     _current = values
+    if values is not None:
+        show_log(values.log)
+    _layers.cache_clear()
     changed()
 
 
@@ -164,43 +183,120 @@ def override(**values: object) -> Iterator[Settings]:
         _put(before)
 
 
+_handler: logging.Handler | None = None
+
+
+def show_log(level: str | None) -> None:
+    """Shows the package's log lines of ``level`` and above on standard error; None or ``off``: no
+    longer.
+
+    Nothing is shown unless TRITONGEMM_LOG or the command line asks for it. The logger
+    ``tritongemm`` then gets a handler, and a level where the program has given it none. Its
+    propagation, and handlers and levels that the program sets, stay as they are.
+    """
+    global _handler
+    logger = logging.getLogger("tritongemm")
+    if _handler is not None:
+        logger.removeHandler(_handler)
+        if logger.level == _handler.level:
+            logger.setLevel(logging.NOTSET)
+        _handler = None
+    if level in (None, "off"):
+        return
+    _handler = logging.StreamHandler()
+    _handler.setLevel(level.upper())
+    _handler.setFormatter(logging.Formatter("%(message)s"))
+    logger.addHandler(_handler)
+    if logger.level == logging.NOTSET:
+        logger.setLevel(_handler.level)
+
+
 def _read() -> Settings:
     values = {v.field: v.parse(v.name, os.environ.get(v.name, v.default)) for v in VARIABLES}
     return Settings(**values)  # type: ignore[arg-type]
 
 
-def config_root() -> Path:
-    """The folder ``configs/``: TRITONGEMM_CONFIG_DIR, the packaged copy, or the checkout's.
+def shipped_root() -> Path:
+    """The ``configs/`` that came with the package: the packaged copy, or the checkout's.
 
     Raises:
-        UsageError: none of the three exists.
+        UsageError: neither exists.
     """
-    chosen = current().config_dir
-    if chosen is not None:
-        if chosen.is_dir():
-            return chosen
-        raise UsageError(f"TRITONGEMM_CONFIG_DIR={chosen} is not a folder")
-    package = Path(__file__).resolve().parent
-    for candidate in (package / "configs", package.parent / "configs"):
+    for candidate in (_PACKAGE / "configs", _CHECKOUT):
         if candidate.is_dir():
             return candidate
-    raise UsageError(f"no configs/ folder in {package} or beside it; reinstall the package "
+    raise UsageError(f"no configs/ folder in {_PACKAGE} or beside it; reinstall the package "
                      "or set TRITONGEMM_CONFIG_DIR")
+
+
+def user_root() -> Path:
+    """The folder of the user's own tables; it need not exist."""
+    return current().user_dir or _user_folder("user_data_dir", "XDG_DATA_HOME", ".local/share")
+
+
+def config_roots() -> tuple[Path, ...]:
+    """The folders that configuration is read from, the first that has something wins:
+    TRITONGEMM_CONFIG_DIR, the user's own, the shipped one. The user's need not exist.
+
+    Raises:
+        UsageError: TRITONGEMM_CONFIG_DIR is not a folder, or nothing is shipped.
+    """
+    return _layers()
+
+
+@functools.cache  # emptied whenever a setting changes
+def _layers() -> tuple[Path, ...]:
+    values = current()
+    if values.config_dir is not None and not values.config_dir.is_dir():
+        raise UsageError(f"TRITONGEMM_CONFIG_DIR={values.config_dir} is not a folder")
+    if values.config_only:
+        if values.config_dir is None:
+            raise UsageError("TRITONGEMM_CONFIG_ONLY=1 needs TRITONGEMM_CONFIG_DIR, the folder to "
+                             "read")
+        return (values.config_dir,)
+    top = () if values.config_dir is None else (values.config_dir,)
+    return (*top, user_root(), shipped_root())
+
+
+def config_root() -> Path:
+    """The folder that `publish` and `calibrate` write to: TRITONGEMM_CONFIG_DIR, else the
+    checkout's ``configs/``, else (an installed package) the user's own folder.
+
+    Raises:
+        UsageError: as :func:`config_roots`.
+    """
+    first, *_ = config_roots()
+    if current().config_dir is not None:
+        return first
+    return _CHECKOUT if shipped_root() == _CHECKOUT else user_root()
+
+
+def config_files(*folder: str) -> dict[str, Path]:
+    """Name -> file of every ``*.json`` in ``folder`` of all :func:`config_roots`, by name; of a
+    name in several roots, the first's."""
+    found: dict[str, Path] = {}
+    for root in reversed(config_roots()):
+        found.update((path.stem, path) for path in root.joinpath(*folder).glob("*.json"))
+    return dict(sorted(found.items()))
 
 
 def cache_root() -> Path:
     """The folder for compiled kernels and other things that can be made again."""
-    chosen = current().cache_dir
-    if chosen is not None:
-        return chosen
+    return current().cache_dir or _user_folder("user_cache_dir", "XDG_CACHE_HOME", ".cache")
+
+
+def _user_folder(kind: str, variable: str, default: str) -> Path:
+    """platformdirs' folder of ``kind`` for this package."""
     try:
         import platformdirs
     except ImportError:  # an offline GPU machine may lack it; its answer on Linux is this one
-        base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+        base = os.environ.get(variable) or str(Path.home() / default)
         return Path(base) / "tritongemm"
-    return Path(platformdirs.user_cache_dir("tritongemm"))
+    return Path(getattr(platformdirs, kind)("tritongemm"))
 
 
 def child_environment(**changes: str) -> dict[str, str]:
-    """A copy of the environment for a child process, with ``changes`` on top."""
-    return {**os.environ, **changes}
+    """A copy of the environment for a child process, with ``changes`` on top. The child shows
+    the log lines that this process shows."""
+    level = current().log
+    return {**os.environ, **({"TRITONGEMM_LOG": level} if level else {}), **changes}

@@ -37,13 +37,74 @@ def test_a_wrong_argument_is_one_line_and_status_2(tmp_path, monkeypatch, capsys
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_a_gpu_bench_says_what_to_do(tmp_path, monkeypatch, capsys):
-    torch = pytest.importorskip("torch")
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU here")
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture
+def planned(monkeypatch):
+    """The plans that ``tritongemm bench`` makes, none of which is run."""
+    pytest.importorskip("torch")
+    plans = []
+
+    def bench(plan, progress):
+        plans.append(plan)
+        raise UsageError("only planned")
+
+    monkeypatch.setattr("tritongemm.bench.runner.bench", bench)
+    return plans
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+
+def test_without_a_gpu_bench_chooses_what_can_run(planned, no_gpu, capsys):
     assert main(["bench", "square"]) == 2
+    (plan,) = planned
+    assert (plan.device, plan.providers) == ("cpu", ("torch", "numpy_blocked"))
+    assert {p.dtype_a for _, p in plan.work} == {"fp32"}
+    assert max(p.m for _, p in plan.work) == 2048
+    said = capsys.readouterr().out
+    assert "torch sees no CUDA device: the host providers are measured on the CPU" in said
+    assert "up to 2048 (--max-extent)" in said
+
+
+def test_on_the_cpu_bench_chooses_what_can_run(planned):
+    main(["bench", "square", "--device", "cpu"])
+    (plan,) = planned
+    assert (plan.device, plan.providers) == ("cpu", ("torch", "numpy_blocked"))
+    assert {p.dtype_a for _, p in plan.work} == {"fp32"}
+    assert max(p.m for _, p in plan.work) > 2048  # the user asked for the CPU
+
+
+def test_what_the_user_says_stays(planned, no_gpu, capsys):
+    main(["bench", "square", "--dtype", "fp64", "--max-extent", "512"])
+    (plan,) = planned
+    assert {p.dtype_a for _, p in plan.work} == {"fp64"} and max(p.m for _, p in plan.work) <= 512
+
+
+def test_a_provider_that_was_named_keeps_the_device(tmp_path, monkeypatch, no_gpu, capsys):
+    import torch
+
+    if torch.cuda.device_count():
+        pytest.skip("there is a GPU here, which another process sees")
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "square", "--providers", "tritongemm"]) == 2
     assert "--device cpu" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["os:path", "json:loads", "json:nothing", "nowhere:Class"])
+def test_a_provider_that_is_no_class_is_named(tmp_path, capsys, name):
+    pytest.importorskip("torch")
+    assert main(["bench", "--m", "16", "--n", "16", "--k", "16", "--device", "cpu",
+                 "--providers", name, "--out", str(tmp_path / "x.csv")]) == 2
+    said = capsys.readouterr().err
+    assert f"provider {name!r} cannot be loaded: " in said and "package.module:Class" in said
+
+
+@pytest.mark.parametrize("budget", ["-1", "0", "nan", "inf"])
+def test_a_budget_of_the_demo_that_is_none_is_refused(tmp_path, capsys, budget):
+    assert main(["demo", "--budget", budget, "--out", str(tmp_path / "demo")]) == 2
+    assert "is not a positive number of seconds" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_host_rows_end_to_end(tmp_path, capsys):
@@ -140,7 +201,10 @@ def test_the_demo_without_a_gpu_ends_by_naming_files_that_are_there(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Not done here" in done.stdout
     named = [line.split()[0] for line in done.stdout.partition("\nOpen:\n")[2].splitlines()[:-1]]
-    assert str(out / "demo.csv") in named
+    assert {str(out / "demo.csv"), str(out / "h100" / "report.html")} <= set(named)
+    for said in ("3 problems on nvidia-h100-80gb-hbm3: ", "problem    1x4096x4096 bf16 nt",
+                 "llm_decode", "starting: torch and Triton are imported"):
+        assert said in done.stdout
     from pathlib import Path
 
     assert all(Path(name).exists() for name in named)

@@ -108,7 +108,7 @@ def learned(journal, tmp_path):
     """A configs folder whose only calibration, of the H200, has learned from the journal."""
     for name in ("spaces", "devices"):
         shutil.copytree(settings.config_root() / name, tmp_path / "learned" / name)
-    with settings.override(config_dir=tmp_path / "learned"):
+    with settings.override(config_dir=tmp_path / "learned", config_only=True):
         assert main(["calibrate", str(journal)]) == 0
         selection.reload()
         yield tmp_path / "learned"

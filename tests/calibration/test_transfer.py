@@ -56,7 +56,7 @@ def folder(journals, tmp_path_factory):
     for name in ("spaces", "devices"):
         shutil.copytree(settings.config_root() / name, root / name)
     (root / "calibration").mkdir()
-    with settings.override(config_dir=root):
+    with settings.override(config_dir=root, config_only=True):
         assert main(["calibrate", str(journals[0])]) == 0
     return root
 
@@ -65,7 +65,7 @@ def folder(journals, tmp_path_factory):
 def configs(folder, tmp_path):
     """The same, to be changed."""
     root = shutil.copytree(folder, tmp_path / "configs")
-    with settings.override(config_dir=root):
+    with settings.override(config_dir=root, config_only=True):
         selection.reload()
         yield root
     selection.reload()

@@ -1,4 +1,4 @@
-"""doctor: each line says what is there or the command that mends it; the status says whether
+"""doctor: each line says what is there or the command that fixes it; the status says whether
 kernels can run."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FOR_INTERPRETER = ("python", "torch", "triton", "interpreter", "configs")
 
 def diagnosis(*missing: str) -> Diagnosis:
     names = dict.fromkeys(FOR_GPU + FOR_INTERPRETER)
-    return Diagnosis(tuple(Check(name, name not in missing, "", "mend it") for name in names))
+    return Diagnosis(tuple(Check(name, name not in missing, "", "fix it") for name in names))
 
 
 @pytest.mark.parametrize("version, expected", [
@@ -45,7 +45,7 @@ def test_the_pair_that_does_not_work_is_known(triton, numpy, works):
         assert triton in obstacle and numpy in obstacle and "numpy < 2.4" in obstacle
 
 
-def test_a_missing_line_names_the_command_that_mends_it():
+def test_a_missing_line_names_the_command_that_fixes_it():
     assert str(Check("torch", False, "not installed", "pip install torch")).splitlines() == [
         "missing torch               not installed", f"{'':28}-> pip install torch"]
     assert "->" not in str(Check("torch", True, "2.13.0", "pip install torch"))
@@ -82,7 +82,7 @@ def test_a_trial_decides_the_status(gpu, device, good, monkeypatch, capsys):
     asked = []
     monkeypatch.setattr(doctor, "diagnose", lambda: diagnosis(*([] if gpu else ["GPU"])))
     monkeypatch.setattr(doctor, "trial", lambda name: asked.append(name) or Check(
-        "trial", good, "it said so", "mend"))
+        "trial", good, "it said so", "fix"))
     assert doctor.run(argparse.Namespace(run_trial=True)) == (0 if good else 1)
     assert asked == [device]
     assert "it said so" in capsys.readouterr().out
@@ -96,7 +96,7 @@ def test_a_package_too_old_or_broken_is_missing(monkeypatch, tmp_path):
     monkeypatch.setitem(doctor.MINIMUM, "oldpackage", (2, 10))
     old, broken, needy = map(doctor._import, ("oldpackage", "brokenpackage", "needypackage"))
     assert not old.ok and "2.9.1 is older than 2.10" in old.detail
-    assert "'oldpackage>=2.10'" in old.mend
+    assert "'oldpackage>=2.10'" in old.fix
     assert not broken.ok and "libcudart.so.13" in broken.detail
     assert not needy.ok and "absent_dependency_of_it" in needy.detail
 
@@ -106,7 +106,7 @@ def test_a_cache_that_cannot_be_written_is_said(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITONGEMM_CACHE_DIR", str(tmp_path / "file" / "below"))
     settings.reload()
     check = doctor._cache()
-    assert not check.ok and "TRITONGEMM_CACHE_DIR" in check.mend
+    assert not check.ok and "TRITONGEMM_CACHE_DIR" in check.fix
 
 
 def test_no_configs_folder_is_said(monkeypatch, tmp_path):
@@ -167,9 +167,22 @@ def test_works_with_no_torch_at_all():
     assert "Without torch" in lines[-1]
 
 
-def test_every_line_of_this_machine_is_ok_or_mended():
+def test_every_line_of_this_machine_is_ok_or_fixed():
     pytest.importorskip("torch")
     found = doctor.diagnose()
     assert found.ok("python", "torch", "numpy", "pandas", "configs")
-    assert all(check.ok or check.mend for check in found.checks)
+    assert all(check.ok or check.fix for check in found.checks)
     assert len({check.name for check in found.checks}) == len(found.checks)
+
+
+def test_doctor_lists_where_tables_come_from(tmp_path):
+    mine, users = tmp_path / "mine", tmp_path / "users"
+    table = users / "tuned" / "nvidia-h200" / "mm-bf16-ieee-nt.json"
+    mine.mkdir()
+    table.parent.mkdir(parents=True)
+    table.write_text("{}")
+    with settings.override(config_dir=mine, user_dir=users):
+        details = [check.detail for check in doctor._configs() if check.name.startswith("configs")]
+    assert details[0] == f"TRITONGEMM_CONFIG_DIR: {mine}, 0 tuned tables; publish writes here"
+    assert details[1] == f"your own: {users}, 1 tuned table"
+    assert details[2].startswith(f"shipped: {settings.shipped_root()}, ")

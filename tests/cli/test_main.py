@@ -134,7 +134,7 @@ def _loaded_by(words: list[str]) -> set[str]:
                                    ["bench", "--help"], ["explain", "--help"]])
 def test_help_loads_neither_torch_nor_pandas(words):
     loaded = _loaded_by(words)
-    assert loaded & {"torch", "triton", "pandas", "matplotlib", "plotly", "numpy"} == set()
+    assert loaded & {"torch", "triton", "pandas", "matplotlib", "numpy"} == set()
 
 
 def test_only_the_asked_verb_is_imported():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import sys
 from dataclasses import replace
 
@@ -100,7 +99,6 @@ def full(cache, monkeypatch) -> None:
 def test_a_store_that_cannot_be_written_costs_only_the_next_compile(
         compiled, tmp_path, monkeypatch, caplog, broken):
     broken(tmp_path / "cache", monkeypatch)
-    monkeypatch.setattr(logging.getLogger("tritongemm"), "propagate", True)
     launches = launches_of(PROBLEM, CONFIG, DEVICE)
     for _ in range(2):
         binaries, report = compiling.build_launches(launches, 90)

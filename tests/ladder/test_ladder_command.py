@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 
 import pytest
 
 from tritongemm import settings
+from tritongemm.cli import ladder as ladder_verb
 from tritongemm.cli import main
 from tritongemm.cli.doctor import interpreter_obstacle
 from tritongemm.records.rows import read_rows
@@ -211,3 +213,37 @@ def test_an_experiment_is_drawn_again_with_its_floor(measured, tmp_path, capsys)
 def test_what_cannot_be_drawn_again_says_why(words, says, tmp_path, capsys):
     assert main(["ladder", "--from", str(tmp_path / "x.csv"), *words]) == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.fixture
+def without(monkeypatch):
+    """``without(package, ...)``: as if these were not installed."""
+    def hide(*packages):
+        monkeypatch.setattr(ladder_verb, "installed", lambda name: name not in packages)
+
+    return hide
+
+
+def test_without_numba_the_triton_rungs_are_proved(tmp_path, monkeypatch, capfd, without):
+    pytest.importorskip("torch")
+    if obstacle := interpreter_obstacle():
+        pytest.skip(obstacle)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    without("numba")
+    out = tmp_path / "ladder.csv"
+    assert main(["ladder", "--size", "32", "--tag", "mine", "--out", str(out)]) == 0
+    said = capfd.readouterr().out
+    assert "numba is not installed" in said and "TRITON_INTERPRET=1 tritongemm ladder" in said
+    rows = list(read_rows(out))
+    assert {"torch", "triton_naive", "triton_split_k"} <= {r["provider"] for r in rows}
+    assert {r["tags"] for r in rows} == {"mine"} and not any(r["time_us_p50"] for r in rows)
+
+
+def test_without_cuda_core_the_cuda_rungs_are_left_out(monkeypatch, capsys, without):
+    without("cuda.core")
+    args = argparse.Namespace(rungs=None, tuned=False)
+    texts = ladder_verb._rungs(args, cpu=False)
+    assert texts and all(text.startswith(("triton", "gluon")) for text in texts)
+    assert "the cuda rungs are left out: they need cuda.core" in capsys.readouterr().out
+    without()
+    assert len(ladder_verb._rungs(args, cpu=False)) > len(texts)

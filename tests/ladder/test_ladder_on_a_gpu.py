@@ -60,7 +60,8 @@ def test_a_swept_rung_is_published_and_then_used(tmp_path, monkeypatch):
         (configs / name).symlink_to(settings.config_root() / name)
     (configs / "tuned").mkdir()
     monkeypatch.setenv("TRITONGEMM_CONFIG_DIR", str(configs))  # for the child processes
-    with settings.override(config_dir=configs):
+    monkeypatch.setenv("TRITONGEMM_CONFIG_ONLY", "1")
+    with settings.override(config_dir=configs, config_only=True):
         size = ["--m", "512", "--n", "512", "--k", "512", "--dtype", "fp32"]
         assert main(["sweep", *size, "--rungs", "warp_tiled_async", "--top", "12", "--plain",
                      "--journal", "j.jsonl"]) == 0

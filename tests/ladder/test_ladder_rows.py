@@ -72,7 +72,7 @@ def test_tuned_parameters_come_from_the_ladders_table(tmp_path):
     config = tmp_path / "configs"
     (config / "tuned").mkdir(parents=True)
     one, changes, tuned = parse("thread_tile_2d+tuned")
-    with settings.override(config_dir=config):
+    with settings.override(config_dir=config, config_only=True):
         path = path_for(problem(), H200.slug, LADDER)
         assert config_for(one, problem(), H200, changes, tuned)[1] == "source"
         header = TableHeader.of(problem(), device=H200.slug, arch=90, space_hash="x", torch="2",

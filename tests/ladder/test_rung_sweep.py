@@ -106,7 +106,7 @@ def test_each_rung_has_a_journal_and_winners_go_to_tables_of_op_ladder(faked, ca
         assert [r["config"]["kernel"] for r in kinds] == [rung]
     configs = faked / "configs"
     (configs / "tuned").mkdir(parents=True)
-    with settings.override(config_dir=configs):
+    with settings.override(config_dir=configs, config_only=True):
         assert main(["publish", *map(str, journals)]) == 0
     (path,) = configs.glob("tuned/*/*.json")
     assert path == configs / "tuned/nvidia-h200/ladder-fp32-ieee-nn.json"
@@ -116,7 +116,7 @@ def test_each_rung_has_a_journal_and_winners_go_to_tables_of_op_ladder(faked, ca
                                                                   "warp_tiled_async"}
     for row in table.rows.values():
         assert problem_violation(row.problem(table.header), row.config, H200) is None
-    with settings.override(config_dir=configs):
+    with settings.override(config_dir=configs, config_only=True):
         choice = selection.choose(problem(64), H200)  # what matmul asks
     assert choice.config.kernel in SPECS and choice.source != "exact"
 

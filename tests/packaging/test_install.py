@@ -31,14 +31,15 @@ PROBE = """
 import json, sys
 import tritongemm
 loaded = sorted({"torch", "triton", "pandas"} & set(sys.modules))
-from tritongemm.settings import config_root
+from tritongemm.settings import config_root, shipped_root
 from tritongemm.device import known_devices
 from tritongemm.records.suites import known_suites, read_suite, suite_path
 names = known_suites()
 print(json.dumps({
     "file": tritongemm.__file__, "version": tritongemm.__version__, "loaded": loaded,
-    "configs": str(config_root()), "devices": sorted(known_devices()),
-    "spaces": sorted(p.stem for p in (config_root() / "spaces").glob("*.json")),
+    "configs": str(shipped_root()), "written": str(config_root()),
+    "devices": sorted(known_devices()),
+    "spaces": sorted(p.stem for p in (shipped_root() / "spaces").glob("*.json")),
     "suites": sorted(str(n) for n in names),
     "square": len(read_suite(suite_path("square")))}))
 """
@@ -166,7 +167,8 @@ def test_the_package_page_has_its_links_and_the_readme(wheel):
 def test_a_wheel_in_a_clean_environment_finds_its_files(wheel, tmp_path):
     python = clean_python(tmp_path / "env")
     run(*PIP, "--python", python, "install", *OFFLINE, wheel)
-    found = probe(python)
+    found = probe(python, TRITONGEMM_USER_DIR=str(tmp_path / "user"))
+    assert found.pop("written") == str(tmp_path / "user")  # never into site-packages
     package = Path(found.pop("file")).parent
     assert package.is_relative_to(tmp_path / "env")
     assert Path(found.pop("configs")) == package / "configs"
@@ -180,7 +182,7 @@ def test_an_editable_install_finds_the_checkouts_files(tree, build_path, tmp_pat
     run(*PIP, "--python", python, "install", *OFFLINE, "--editable", tree, PYTHONPATH=build_path)
     found = probe(python)
     assert Path(found.pop("file")).parent == tree / "tritongemm"
-    assert Path(found.pop("configs")) == tree / "configs"
+    assert Path(found.pop("configs")) == Path(found.pop("written")) == tree / "configs"
     assert found == expected()
     command = tmp_path / "env" / "bin" / "tritongemm"
     assert run(command, "--version").strip() == f"tritongemm {tritongemm.__version__}"
@@ -190,12 +192,15 @@ def test_a_bare_checkout_finds_its_files(tree, tmp_path):
     python = clean_python(tmp_path / "env")
     found = probe(python, PYTHONPATH=str(tree))
     assert Path(found.pop("file")).parent == tree / "tritongemm"
-    assert Path(found.pop("configs")) == tree / "configs"
+    assert Path(found.pop("configs")) == Path(found.pop("written")) == tree / "configs"
     assert found == expected()
 
 
-def test_a_config_folder_of_ones_own_comes_first(tree, tmp_path):
+def test_a_config_folder_of_ones_own_takes_nothing_away(tree, tmp_path):
     python = clean_python(tmp_path / "env")
-    shutil.copytree(tree / "configs", tmp_path / "mine")
+    (tmp_path / "mine").mkdir()
     found = probe(python, PYTHONPATH=str(tree), TRITONGEMM_CONFIG_DIR=str(tmp_path / "mine"))
-    assert Path(found["configs"]) == tmp_path / "mine"
+    assert Path(found.pop("written")) == tmp_path / "mine"
+    assert Path(found.pop("configs")) == tree / "configs"
+    del found["file"]
+    assert found == expected()

@@ -128,7 +128,7 @@ def test_spaces_are_found_by_kernel(tmp_path):
     folder = tmp_path / "spaces"
     folder.mkdir()
     _write(folder, {"schema_version": 1, "kernel": "tiled", "axes": AXES})
-    with settings.override(config_dir=tmp_path):
+    with settings.override(config_dir=tmp_path, config_only=True):
         assert set(spaces.load_spaces()) == {"tiled"}
         assert spaces.load_space("tiled").size() == 8
         with pytest.raises(UsageError, match="there is one for tiled"):

@@ -89,8 +89,11 @@ def test_no_space_left_leaves_the_old_suite(tmp_path, monkeypatch):
     ("\n\n", None, None, "is empty"),
     ("m,n,k\n", None, None, "no shapes"),
     ("m,n\n1,2\n", 1, "k", "missing"),
-    ("1,2,3\n4,5,6\n", 1, "1", "unknown column"),
-    ("m,n,k,color\n1,2,3,red\n", 1, "color", "unknown column"),
+    ("1,2,3\n4,5,6\n", 1, None, "has no header; put m,n,k above the numbers"),
+    ("1,2,3,4\n4,5,6,7\n", 1, None, "has no header; put m,n,k,batch above the numbers"),
+    ("M,N,K\n1,2,3\n", 1, None, "in lower case: m,n,k"),
+    ("m\tn\tk\n1\t2\t3\n", 1, None, "separated by tabs"),
+    ("a,b,c\n1,2,3\n", 1, "m", "missing; a suite has m, n, k and may have batch"),
     ("m,n,k,m\n1,2,3,4\n", 1, "m", "given twice"),
     ("m,n,k\n1,2,3\n-1,2,3\n", 3, "m", "outside 0"),
     ("m,n,k\n1,-2147483648,3\n", 2, "n", "outside 0"),
@@ -105,7 +108,7 @@ def test_no_space_left_leaves_the_old_suite(tmp_path, monkeypatch):
     ("m,n,k\n1,,3\n", 2, "n", "is empty"),
     ("m,n,k\n1,2\n", 2, None, "has 2 fields"),
     ("m,n,k\n1,2,3,4\n", 2, None, "has 4 fields"),
-    ("m;n;k\n1;2;3\n", 1, "m;n;k", "unknown column"),
+    ("m;n;k\n1;2;3\n", 1, None, "separated by semicolons; a suite is separated by commas"),
     ("m,n,k,batch\n1,2,3,0\n", 2, "batch", "outside 1"),
     ("m,n,k,count\n1,2,3,-4\n", 2, "count", "outside 1"),
     ("m,n,k,layout\n1,2,3,tt\n1,2,3,row\n", 3, "layout", "one of nn, nt, tn, tt"),
@@ -116,8 +119,8 @@ def test_no_space_left_leaves_the_old_suite(tmp_path, monkeypatch):
     ("m,n,k,suite\n1,2,3,=cmd()\n", 2, "suite", "not a name"),
     ("m,n,k,note\n1,2,3," + "x" * 501 + "\n", 2, "note", "501 characters"),
     ('m,n,k,note\n1,2,3,"cut', 2, None, "cut short"),
-    ("PK\x03\x04\n", 1, "PK\x03\x04", "unknown column"),
-    ('{"m": 1}\n', 1, '{"m": 1}', "unknown column"),
+    ("PK\x03\x04\n", 1, "m", "missing"),
+    ('{"m": 1}\n', 1, "m", "missing"),
 ])
 def test_a_bad_suite_is_one_error(tmp_path, text, row, field, reason):
     path = tmp_path / "a.csv"
@@ -126,6 +129,13 @@ def test_a_bad_suite_is_one_error(tmp_path, text, row, field, reason):
         read_suite(path)
     assert (caught.value.row, caught.value.field) == (row, field)
     assert str(path) in str(caught.value)
+
+
+def test_columns_of_others_are_ignored_with_a_note(tmp_path, caplog):
+    path = tmp_path / "a.csv"
+    path.write_text("model,m,n,k,weight\nllama,1,2,3,0.5\n")
+    assert read_suite(path) == [Shape(1, 2, 3, suite="a")]
+    assert "are ignored: model, weight (known: m, n, k," in caplog.text
 
 
 def test_a_suite_that_is_not_utf8_is_refused(tmp_path):

@@ -73,7 +73,7 @@ def test_a_row_is_found_by_its_problem():
 
 def test_the_path_names_op_dtype_precision_and_layout(tmp_path):
     problem = GemmProblem.contiguous(8, 8, 8, dtype="bf16", dtype_out="fp32", layout="nt")
-    with settings.override(config_dir=tmp_path):
+    with settings.override(config_dir=tmp_path, config_only=True):
         path = tables.path_for(problem, "nvidia-h200")
     assert path == tmp_path / "tuned" / "nvidia-h200" / "mm-bf16-fp32-ieee-nt.json"
 

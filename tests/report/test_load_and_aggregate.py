@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from made_rows import LATER, RUN, make_row
 
 from tritongemm.bench.combine import control_of
+from tritongemm.cli import main
 from tritongemm.errors import DataFileError, UsageError
 from tritongemm.records import rows as records
 from tritongemm.report import aggregate, load
@@ -264,3 +265,43 @@ def test_summary_does_not_depend_on_row_order_and_counts_every_row(tmp_path_fact
         assert first[name] == pytest.approx(second[name])
     assert first["faster"] + first["tie"] + first["slower"] == len(ratios)
     assert first["min"] * (1 - 1e-6) <= first["geomean"] <= first["max"] * (1 + 1e-6)
+
+
+REGRET = ("batch,m,n,k,dtype,layout,precision,align_a,align_b,align_c,configs,best_config,best_us\n"
+          "1,1,6144,4096,bf16,nt,ieee,16,16,16,151,skinny_8x16x256_w4_s4_g8,13.260\n")
+
+
+@pytest.mark.parametrize("name, text", [
+    ("regret.csv", REGRET), ("shapes.csv", "m,n,k\n1,2,3\n"),
+    ("train_gpt2.csv", "mode,step,ms\neager,1,20.5\n")])
+def test_other_csvs_of_a_folder_are_skipped_with_a_note(make_csv, tmp_path, capsys, name, text):
+    make_csv([make_row(ratio=1.0)])
+    (tmp_path / name).write_text(text)
+    results = load.load([tmp_path])
+    assert len(results.rows) == 1 and [p.name for p in results.skipped] == [name]
+    assert main(["report", str(tmp_path)]) == 0
+    assert f"Skipped, no rows of a bench: {name}." in capsys.readouterr().out
+    assert main(["compare", str(tmp_path), str(tmp_path)]) == 0
+    assert f"OLD: skipped, no rows of a bench: {name}\n" in capsys.readouterr().out
+    with pytest.raises(DataFileError, match="not a CSV of tritongemm"):
+        load.load([tmp_path / name])  # named by itself, it is an error
+
+
+def test_a_folder_of_other_csvs_only_is_an_error_that_names_them(tmp_path):
+    (tmp_path / "regret.csv").write_text(REGRET)
+    with pytest.raises(UsageError, match="holds no .csv file.*only regret.csv"):
+        load.load([tmp_path])
+
+
+@pytest.mark.parametrize("damage", ["columns", "first column", "empty"])
+def test_a_damaged_csv_in_a_folder_is_not_skipped(make_csv, tmp_path, damage):
+    make_csv([make_row(ratio=1.0)])
+    if damage == "columns":
+        (tmp_path / "broken.csv").write_text("schema_version,m,n,k\n1,2,3,4\n")
+    elif damage == "first column":
+        lines = (tmp_path / "bench.csv").read_text().splitlines()
+        (tmp_path / "broken.csv").write_text("\n".join(x.split(",", 1)[1] for x in lines) + "\n")
+    else:
+        (tmp_path / "broken.csv").touch()
+    with pytest.raises(DataFileError, match="broken.csv"):
+        load.load([tmp_path])

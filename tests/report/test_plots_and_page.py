@@ -16,10 +16,9 @@ from tritongemm.config import KernelConfig
 from tritongemm.errors import DataFileError, MissingDependencyError
 from tritongemm.problem import GemmProblem
 from tritongemm.records import rows as records
-from tritongemm.report import figures, heat, load, page, plots, style
+from tritongemm.report import heat, load, page, page_data, plots, roof, style, tables
 
 pytest.importorskip("matplotlib")
-pytest.importorskip("plotly")
 
 SLY = "</script><img src=x onerror=alert(1)>"
 
@@ -103,7 +102,8 @@ def test_a_device_without_peaks_has_points_and_no_roof(make_csv, tmp_path):
                                 make_row(device="cpu-x", ratio=1.0, provider="torch")])])
     names = [path.name for _, path in plots.write_plots(host, tmp_path / "out")]
     assert "roofline-cpu-x-bf16.png" in names
-    assert "no roof" in page.page(host)
+    data, _ = page_data.page_data(host, (), ())
+    assert [one["roof"] for one in data["roofs"]] == [None]
 
 
 def test_a_sweep_in_which_nothing_ran_draws_no_map(tmp_path):
@@ -126,9 +126,66 @@ def test_a_title_becomes_a_file_name_that_stays_in_its_folder(name):
 
 def test_the_page_fetches_nothing(results, maps):
     parsed = Elements(page.page(results, maps=maps, mean_of=maps))
-    assert not [attrs for tag, attrs in parsed.tags
-                if tag in ("script", "img", "link", "iframe") and ("src" in attrs
-                                                                   or "href" in attrs)]
+    places = [attrs.get("src") or attrs.get("href") for _, attrs in parsed.tags]
+    assert [place for place in places if place and not place.startswith(("#", "data:,"))] == []
+
+
+def test_every_link_of_the_navigation_has_its_section(results, maps):
+    parsed = Elements(page.page(results, maps=maps, mean_of=maps))
+    links = [attrs["href"][1:] for tag, attrs in parsed.tags if tag == "a"]
+    sections = [attrs["id"] for tag, attrs in parsed.tags if tag == "section"]
+    assert links == sections and links[0] == "overview"
+    assert {"roofline", "rows", "runs", "environment", "notes"} <= set(links)
+
+
+def test_there_is_a_card_a_suite_and_dtype_and_no_mean_over_suites(results):
+    text = page.page(results)
+    assert text.count("<div class=card>") == 2
+    for name in ("llm_decode bf16", "square bf16"):
+        assert f"<h3>{name}</h3>" in text
+    assert "<th scope=row>nt tritongemm</th><td><b>1.197</b></td>" in text
+
+
+def test_a_page_of_many_rows_stays_under_6_mb(make_csv, monkeypatch):
+    results = load.load([make_csv([make_row(16 + i, ratio=1.0) for i in range(400)])])
+    data, left_out = page_data.page_data(results, (), ())
+    size = len(page_data.embedded(data["columns"]))
+    assert (left_out, data["rows"]) == (0, 400)
+    monkeypatch.setattr(page_data, "ROWS_LIMIT", size // 2)
+    data, left_out = page_data.page_data(results, (), ())
+    assert left_out == 400 - data["rows"] > 0
+    assert len(page_data.embedded(data["columns"])) <= size // 2
+    assert f"{left_out} rows left out" in page.page(results)
+    monkeypatch.undo()
+    frame = len(page.page(results)) - size
+    assert page_data.ROWS_LIMIT + frame < 6_000_000
+
+
+def test_the_axes_of_a_roofline_hold_what_matters(make_csv):
+    rows = [make_row(1024 + i, 1024, 1024, time_us=4.0) for i in range(400)]
+    rows += [make_row(1, 1, 1, time_us=4.0)]
+    frame = plots.with_rate(load.load([make_csv(rows)]).headline)
+    known = roof.roof_of("nvidia-h200", frame)
+    low_x, high_x, low_y, high_y = roof.window(frame, known)
+    assert low_x > 100 and low_y > 100  # 1x1x1 has an intensity below 1
+    assert high_x > frame["intensity"].quantile(0.99) and high_y > known.peak_tflops
+
+
+def test_throttled_is_explained(make_csv):
+    text = page.page(load.load([make_csv([make_row(ratio=1.0, throttled="sw_power_cap")])]))
+    assert "1 row measured while the GPU lowered its clock (sw_power_cap)" in text
+    assert "<dt>throttled</dt>" in text and "power" in text
+
+
+def test_the_environment_is_a_line_a_field_and_value(make_csv, tmp_path):
+    path = make_csv([make_row(ratio=1.0), make_row(128, ratio=1.0, run=LATER)])
+    for run, triton in ((RUN, "3.6.0"), (LATER, "3.7.1")):
+        records.write_sidecar(tmp_path, run, {"started_utc": run, "environment": {
+            "torch": "2.13.0", "triton": triton}})
+    shown = tables.environment_table(load.load([path]))
+    assert shown.cells == (("torch", "2.13.0", "all"), ("triton", "3.6.0", "1"),
+                           ("triton", "3.7.1", "1"))
+    assert [line[0] for line in tables.runs_table(load.load([path])).cells] == [RUN, LATER]
 
 
 def test_the_page_shows_figures_tables_environment_and_every_row(results, maps):
@@ -159,7 +216,8 @@ def test_text_from_a_csv_stays_text(make_csv, tmp_path):
     assert "img" not in [tag for tag, _ in parsed.tags]
     assert SLY in parsed.cells
     data = next(json.loads(s) for s in parsed.scripts if s.startswith('{"columns"'))
-    assert [SLY, "b"] == data["columns"][0]["texts"]
+    [suites] = [column for column in data["columns"] if column["name"] == "suite"]
+    assert [SLY, "b"] == suites["texts"]
 
 
 def test_the_page_of_nothing_is_a_page(make_csv):
@@ -176,28 +234,14 @@ def test_a_library_that_is_not_installed_is_named_with_the_command_that_installs
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingDependencyError, match=r"matplotlib.*tritongemm\[report\]"):
         plots.write_plots(results, tmp_path / "out")
-    monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
-    with pytest.raises(MissingDependencyError, match="plotly"):
-        page.page(results)
 
 
 def test_the_tables_need_neither_torch_nor_a_plotting_library(results, tmp_path):
     code = ("import sys; from tritongemm.cli import main; main(['report', sys.argv[1]]); "
-            "loaded = {'torch', 'triton', 'matplotlib', 'plotly'} & set(sys.modules); "
+            "loaded = {'torch', 'triton', 'matplotlib'} & set(sys.modules); "
             "assert not loaded, loaded")
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "bench.csv")], check=True,
                    cwd=Path(page.__file__).parents[2], stdout=subprocess.DEVNULL)
-
-
-def test_thinning_keeps_the_extremes(make_csv, monkeypatch):
-    monkeypatch.setattr(figures, "MAX_POINTS", 200)
-    rows = [make_row(16 + i, ratio=1 + i / 1000) for i in range(700)]
-    frame = load.load([make_csv(rows)]).headline
-    kept = figures.thin(frame, "ratio_vs_torch")
-    assert 200 <= len(kept) <= 320
-    assert kept["ratio_vs_torch"].min() == frame["ratio_vs_torch"].min()
-    assert kept["ratio_vs_torch"].max() == frame["ratio_vs_torch"].max()
-    assert kept.index.is_unique
 
 
 @pytest.mark.parametrize("value, percent, rate", [

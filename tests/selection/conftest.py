@@ -18,7 +18,7 @@ def configs(tmp_path: Path):
     for name in ("spaces", "devices"):
         shutil.copytree(shipped / name, tmp_path / name)
     selection.reload()
-    with settings.override(config_dir=tmp_path):
+    with settings.override(config_dir=tmp_path, config_only=True):
         yield tmp_path
     selection.reload()
 

@@ -250,16 +250,16 @@ def test_a_new_calibration_is_seen_after_reload(configs, h200):
 
 def test_a_table_read_while_another_replaces_it_does_not_stay(configs, h200, monkeypatch):
     publish(h200, (PROBLEM, TMA))
-    real = policy.read_table
+    real = policy.read_layers
 
-    def read_table(path):
-        table = real(path)
-        monkeypatch.setattr(policy, "read_table", real)
+    def read_layers(paths):
+        table = real(paths)
+        monkeypatch.setattr(policy, "read_layers", real)
         publish(h200, (PROBLEM, TILED))  # another thread's doing
         reload()
         return table
 
-    monkeypatch.setattr(policy, "read_table", read_table)
+    monkeypatch.setattr(policy, "read_layers", read_layers)
     assert choose(PROBLEM, h200).config == TMA
     assert choose(PROBLEM, h200).config == TILED
 

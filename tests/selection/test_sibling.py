@@ -51,7 +51,7 @@ def test_of_two_it_is_the_one_with_as_many_sms(configs, h100, h200):
     (configs / "devices" / "nvidia-h100-80gb-hbm3.json").write_text(
         (configs / "devices" / "nvidia-h100-80gb-hbm3.json").read_text().replace("132", "114"))
     moved = configs.rename(configs.with_name("moved"))
-    with override(config_dir=moved):
+    with override(config_dir=moved, config_only=True):
         assert sibling_of(other).slug == "nvidia-h200"
 
 

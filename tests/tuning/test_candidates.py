@@ -86,7 +86,8 @@ def test_a_malformed_space_is_an_error_naming_the_file(tmp_path):
     (tmp_path / "spaces").mkdir()
     (tmp_path / "spaces" / "tiled.json").write_text(
         json.dumps({"schema_version": 1, "kernel": "tiled", "axes": {"block_m": [0]}}))
-    with settings.override(config_dir=tmp_path), pytest.raises(DataFileError, match="tiled.json"):
+    with (settings.override(config_dir=tmp_path, config_only=True),
+          pytest.raises(DataFileError, match="tiled.json")):
         KernelPlanner()
 
 

@@ -28,7 +28,7 @@ RUN = "20261121T05{:02}00Z-0a1b2c"
 def config_dir(tmp_path, monkeypatch):
     folder = tmp_path / "configs"
     folder.mkdir()
-    with settings.override(config_dir=folder):
+    with settings.override(config_dir=folder, config_only=True):
         yield folder
 
 
@@ -223,7 +223,7 @@ def test_two_publishes_at_once_lose_nothing(tmp_path, config_dir):
              for i in range(4)]
     code = ("import sys, pathlib; from tritongemm import settings; "
             "from tritongemm.tuning.publish import publish\n"
-            "with settings.override(config_dir=pathlib.Path(sys.argv[1])):\n"
+            "with settings.override(config_dir=pathlib.Path(sys.argv[1]), config_only=True):\n"
             "    sys.stdin.read(1)\n"
             "    publish([sys.argv[2]])")
     root = str(Path(__file__).resolve().parents[2])
@@ -264,3 +264,19 @@ def test_journals_hold_no_tuples_or_classes_beyond_json(tmp_path):
     fakes.run(tmp_path / "j.jsonl", [fakes.config(1)])
     for line in (tmp_path / "j.jsonl").read_text().splitlines():
         assert isinstance(json.loads(line), dict)
+
+
+def test_to_names_another_folder(tmp_path, config_dir, capsys):
+    path, elsewhere = journal(tmp_path / "a.jsonl", {}), tmp_path / "elsewhere"
+    assert main(["publish", str(path), "--to", str(elsewhere)]) == 0
+    assert str(elsewhere) in capsys.readouterr().out
+    assert not (config_dir / "tuned").exists()
+    table = read_table(path_for(fakes.problem(64), "nvidia-h200", root=elsewhere))
+    assert key_of(fakes.problem(64)) in table.rows
+
+
+def test_a_csv_is_not_called_a_damaged_journal(tmp_path, capsys):
+    (tmp_path / "good.csv").write_text("schema_version,run_id\n1,a\n1,b\n")
+    assert main(["publish", str(tmp_path / "good.csv")]) == 2
+    said = capsys.readouterr().err
+    assert "is not a journal that `tritongemm sweep` wrote" in said and "damaged" not in said

@@ -75,7 +75,7 @@ def tuned(monkeypatch, tmp_path):
         (configs / name).symlink_to(settings.config_root() / name)
     monkeypatch.setattr(door, "sweep", functools.partial(
         door.sweep, measurer=fakes.MEASURER, builder=fakes.BUILDER))
-    with settings.override(config_dir=configs, cache_dir=tmp_path / "cache"):
+    with settings.override(config_dir=configs, config_only=True, cache_dir=tmp_path / "cache"):
         yield door.tune
     reload()
 

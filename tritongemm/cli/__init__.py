@@ -7,25 +7,26 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from tritongemm import settings
 from tritongemm.errors import TritonGemmError
 
 #: Verb -> its line in ``tritongemm --help``. The verb ``x`` lives in ``tritongemm.cli.x``.
 VERBS = {
-    "sweep": "find the best configuration of each shape, journalling every outcome",
+    "sweep": "find the fastest config of each shape and journal every outcome",
     "publish": "merge the winners of sweep journals into the tuned tables",
     "calibrate": "fit the selection's model to the timings of sweep journals",
-    "regret": "how near the best the model's choices come, over journals or on fresh shapes",
-    "warmup": "compile ahead what calls of these shapes need; needs no GPU",
-    "record": "run a program and write the products it makes as a suite",
+    "regret": "how close the model's choices are to the best config, on journals or fresh shapes",
+    "warmup": "compile the kernels that calls of these shapes need; needs no GPU",
+    "record": "run a program and write its matrix products as a suite",
     "bench": "measure providers against torch.matmul and append CSV rows",
-    "ladder": "the teaching kernels of the ladder, rung by rung, beside torch.matmul",
-    "accuracy": "errors of float32 products beside cuBLAS's, over distributions and sizes",
-    "profile": "hardware counters of one kernel's call, read by ncu",
+    "ladder": "measure the teaching kernels, one technique each, against torch.matmul",
+    "accuracy": "measure the errors of float32 products beside cuBLAS's",
+    "profile": "read the hardware counters of one kernel's launch with ncu",
     "report": "tables, plots and one HTML page from bench CSVs",
-    "compare": "say for each row of two CSVs: SAME, FASTER, SLOWER or AMBIGUOUS",
-    "explain": "what tritongemm.matmul would run for one shape, and why",
-    "doctor": "what works here, what is missing, and the command that mends it",
-    "demo": "the whole job on a small suite: sweep, publish, bench, report",
+    "compare": "judge each row of two CSVs: SAME, FASTER, SLOWER or AMBIGUOUS",
+    "explain": "show what tritongemm.matmul would run for one shape, and why",
+    "doctor": "show what works here, what is missing, and the command that fixes it",
+    "demo": "the whole workflow on a small suite: sweep, publish, bench, report",
 }
 
 
@@ -59,7 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     module = importlib.import_module(f"tritongemm.cli.{head.verb}")
     args = parser_of(head.verb).parse_args(argv[1:])
     try:
-        return int(module.run(args) or 0)
+        # A command is a program of its own: it shows warnings, as a library does not.
+        with settings.override(log=settings.current().log or "warning"):
+            return int(module.run(args) or 0)
     except TritonGemmError as error:
         print(f"tritongemm {head.verb}: {error}", file=sys.stderr)
         return 2

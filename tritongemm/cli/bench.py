@@ -9,59 +9,79 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from tritongemm.cli.outputs import check_file, file_argument
 from tritongemm.cli.shapes import add_shape_arguments, problems_of, shapes_from
+from tritongemm.cli.waiting import Waiting, starting
+from tritongemm.cli.where import cpu_instead
 from tritongemm.errors import UsageError
 
 DEFAULT_OUT = Path("results/bench.csv")
+_PROVIDERS, _CPU_PROVIDERS = "torch,tritongemm", "torch,numpy_blocked"
+#: Larger shapes take a CPU minutes each.
+_CPU_MAX_EXTENT = 2048
 #: Seconds between lines on what is being compiled, where lines cannot be overwritten.
 _QUIET_S = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
-    add_shape_arguments(parser)
+    add_shape_arguments(parser, dtype=None, dtype_default="bf16; on the CPU fp32")
     fresh = parser.add_argument_group("fresh shapes")
     fresh.add_argument("--fresh", type=int, metavar="SEED",
-                       help="draw new suites of --family with this seed; none of their shapes is "
-                            "in the suite itself")
+                       help="draw new shapes like those of --family with this seed; no shape of "
+                            "the suite itself is among them")
     fresh.add_argument("--family", metavar="NAMES", help="suites to draw from, a comma list")
     fresh.add_argument("--count", type=int, metavar="N",
                        help="shapes a family (default: as many as the suite has)")
     group = parser.add_argument_group("measuring")
-    group.add_argument("--providers", default="torch,tritongemm", metavar="LIST",
+    group.add_argument("--providers", metavar="LIST",
                        help="a comma list; torch, the baseline, is always there. --list names "
                             "them; package.module:Class is one of your own "
-                            "(default %(default)s)")
+                            f"(default {_PROVIDERS}; on the CPU {_CPU_PROVIDERS})")
     group.add_argument("--device", default="auto", metavar="NAME",
-                       help="cuda, cuda:INDEX or cpu; auto is the current CUDA device, or the "
-                            "interpreter under TRITON_INTERPRET=1, which proves and does not time")
+                       help="cuda, cuda:INDEX or cpu; auto is the current CUDA device, the CPU "
+                            "where there is none, or the interpreter under TRITON_INTERPRET=1, "
+                            "which proves and does not time")
     group.add_argument("--processes", type=int, default=1, metavar="N",
-                       help="fresh processes over the whole list; the median row of each shape "
-                            "counts (default 1; a headline takes 3)")
+                       help="measure the whole list in N fresh processes and keep the median row "
+                            "of each shape (default 1; published figures use 3)")
     group.add_argument("--budget", type=float, metavar="SECONDS",
                        help="device time of one problem's rounds (default: the protocol's)")
     group.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS",
-                       help="end a problem's process after this long (default %(default)g)")
-    group.add_argument("--seed", type=int, default=0, help="of operands and orders (default 0)")
+                       help="kill the process of a problem that takes longer (default %(default)g)")
+    group.add_argument("--seed", type=int, default=0,
+                       help="of the operands and the order of rounds (default 0)")
     group.add_argument("--compile-workers", type=int, metavar="N",
-                       help="processes that compile beforehand (default: one a core; 0: none)")
+                       help="processes that compile kernels first (default: one a core; 0: none)")
     group.add_argument("--host-time", action="store_true",
-                       help="also the host's time of a call, where the device's is small")
+                       help="also measure the host time of a call, for small problems")
     output = parser.add_argument_group("output")
-    output.add_argument("--out", type=Path, default=DEFAULT_OUT, metavar="FILE.csv",
-                        help="append here; <run>.meta.json go beside it (default %(default)s)")
+    output.add_argument("--out", type=file_argument, default=DEFAULT_OUT, metavar="FILE.csv",
+                        help="append rows to this CSV; <run>.meta.json goes into its folder "
+                             "(default %(default)s)")
     output.add_argument("--tag", action="append", default=[], metavar="WORD",
                         help="a word of your own in every row; may be repeated")
     output.add_argument("--resume", action="store_true",
-                        help="skip what the CSV has already from the same environment")
-    output.add_argument("--list", action="store_true", help="name suites and providers, and end")
+                        help="skip problems that the CSV already has from the same environment")
+    output.add_argument("--list", action="store_true", help="list suites and providers, and exit")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns 0; 1 where a result was wrong, a control was out of bounds or nothing worked; 130
+    """Returns 0; 1 where a result was wrong, a control left its limit or nothing was measured; 130
     when interrupted. Raises :class:`TritonGemmError` for what cannot be measured at all."""
     if args.list:
         return _list()
+    check_file(args.out)
+    _choose_defaults(args)
+    waiting = starting()
+    waiting.start()
+    try:
+        return _bench(args, waiting)
+    finally:
+        waiting.stop()
+
+
+def _bench(args: argparse.Namespace, waiting: Waiting) -> int:
     from tritongemm.bench import runner
 
     plan = runner.BenchPlan(
@@ -71,12 +91,27 @@ def run(args: argparse.Namespace) -> int:
         compile_workers=args.compile_workers, host_time=args.host_time,
         notes=_notes(args))
     try:
-        report = runner.bench(plan, _Lines(plan.providers))
+        report = runner.bench(plan, _Lines(plan.providers, waiting))
     except KeyboardInterrupt:
         print(f"\ninterrupted. Every row measured so far is on the disk; the same command with "
               f"--resume goes on ({args.out})", file=sys.stderr)
         return 130
     return _summary(report)
+
+
+def _choose_defaults(args: argparse.Namespace) -> None:
+    """Fills in the providers and dtypes that can run where the bench measures."""
+    reason = cpu_instead(args.device)
+    if reason is not None and args.device == "auto" and args.providers is None:
+        args.device = "cpu"
+        limit = ""
+        if args.max_extent is None:
+            args.max_extent = _CPU_MAX_EXTENT
+            limit = f", and shapes up to {_CPU_MAX_EXTENT} (--max-extent)"
+        print(f"{reason}: the host providers are measured on the CPU{limit}. "
+              "TRITON_INTERPRET=1 proves kernels instead, without timing them")
+    args.providers = args.providers or (_PROVIDERS if reason is None else _CPU_PROVIDERS)
+    args.dtype = args.dtype or ("bf16" if reason is None else "fp32")
 
 
 def _work(args: argparse.Namespace):
@@ -105,7 +140,7 @@ def _tags(words: list[str]) -> str:
 
 
 def _notes(args: argparse.Namespace) -> dict[str, object]:
-    """What the sidecar says of the arguments; no paths."""
+    """The arguments that the sidecar records; no paths."""
     notes: dict[str, object] = {"dtypes": args.dtype, "layouts": args.layout,
                                 "precision": args.precision, "epilogues": args.epilogue}
     if args.fresh is not None:
@@ -127,8 +162,8 @@ def _list() -> int:
 class _Lines:
     """One line a problem; on a terminal the compile count is one line overwritten."""
 
-    def __init__(self, providers: tuple[str, ...]) -> None:
-        self._providers = providers
+    def __init__(self, providers: tuple[str, ...], waiting: Waiting) -> None:
+        self._providers, self._waiting = providers, waiting
         self._terminal = sys.stdout.isatty()
         self._said = self._began = time.monotonic()
         self._pass = -1
@@ -137,6 +172,7 @@ class _Lines:
         getattr(self, f"_{event.stage}")(event)
 
     def _start(self, event) -> None:
+        self._waiting.stop()
         print(f"measuring on {event.message}: {', '.join(self._providers)}", flush=True)
 
     def _compile(self, event) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from tritongemm.cli.outputs import check_file, file_argument
 from tritongemm.errors import UsageError
 
 
@@ -17,13 +18,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--with-sibling", action="store_true",
                         help="for a device that was measured little: keep the constants of its "
                              "sibling, and learn from the timings of both")
-    parser.add_argument("--out", metavar="PATH",
+    parser.add_argument("--out", type=file_argument, metavar="PATH",
                         help="the file to write (default: configs/calibration/<device>.json, or "
                              "<device>-and-<sibling>.json)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Fits, trains, writes, and says how well the model describes what it was made of."""
+    if args.out:
+        check_file(args.out)
     if args.with_sibling:
         from tritongemm.calibration.transfer import calibrate_with_sibling
 

@@ -1,4 +1,4 @@
-"""``tritongemm compare OLD NEW``: a verdict a row, and an exit status for CI."""
+"""``tritongemm compare OLD NEW``: a verdict for each row, and an exit status for CI."""
 
 from __future__ import annotations
 
@@ -40,6 +40,9 @@ def run(args: argparse.Namespace) -> int:
     for name, results in (("OLD", old), ("NEW", new)):
         for run_id, reason in results.void_runs.items():
             print(f"!! {name}: run {run_id} is VOID and left out: {reason}")
+        if results.skipped:
+            print(f"{name}: skipped, no rows of a bench: "
+                  f"{', '.join(path.name for path in results.skipped)}")
     if args.provider:
         names = [name.strip() for name in args.provider.split(",")]
         old, new = old.only(names), new.only(names)
@@ -61,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
               f"{style.ratio(mean)} (above 1 is faster; tolerance {tolerance:.1%})")
     if counts[compare.MISSING]:
         print(f"{style.plural(counts[compare.MISSING], 'row')} of OLD not in NEW: "
-              "not held against it")
+              "not counted as worse")
     return result.exit_status
 
 

@@ -1,13 +1,16 @@
-"""``tritongemm demo``: the whole job on a small suite, ending with the files to open.
+"""``tritongemm demo``: the whole workflow on a small suite, ending with the files to open.
 
 Every step is a command that a user could type, shown before it runs. With a GPU: sweep, publish
-into a copy of the tuned tables, bench, report. Without: kernels proved in Triton's interpreter,
-host products timed against ``torch.matmul`` on the CPU, report.
+into tuned tables of its own, bench, report. Without: the report of an H100 from its measured rows,
+what would run there and why, kernels compiled for it, kernels proved in Triton's interpreter, and
+host products timed against ``torch.matmul`` on the CPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import os
 import shlex
 import shutil
 import subprocess
@@ -17,18 +20,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tritongemm import settings
+from tritongemm.cli.where import no_gpu
 from tritongemm.errors import TritonGemmError, UsageError
 
-#: What a folder holds that an earlier demo made, so that nobody's files are cleared away.
+#: Marks a folder that a demo made; only such a folder is cleared.
 _MARKER = ".tritongemm-demo"
-#: Small enough for the interpreter, odd enough to meet every mask and tail; (batch, m, n, k).
+#: (batch, m, n, k): small enough for the interpreter, with every kind of mask and tail.
 _PROVED = ((1, 1, 1, 1), (1, 64, 64, 64), (1, 33, 65, 17), (1, 1, 128, 96), (1, 127, 3, 200),
            (1, 128, 128, 256), (3, 20, 50, 40))
 _HOST = ((1, 256, 256, 256), (1, 512, 512, 512), (1, 768, 768, 768), (1, 1024, 1024, 1024),
          (1, 16, 1024, 1024), (1, 1000, 999, 1001))
 _SWEPT = ((1, 512, 512, 512), (1, 1024, 1024, 1024), (1, 2048, 2048, 2048), (1, 4096, 4096, 4096),
           (1, 16, 4096, 4096), (1, 1000, 1000, 1000))
-#: One thread a product: two busy cores would time each other's waiting.
+_H100 = "nvidia-h100-80gb-hbm3"
+_EXPLAINED = ((4096, 4096, 4096), (1, 4096, 4096), (4095, 4097, 4099))
+#: One thread a product: on a busy machine, threads would be timed while they wait for a core.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
@@ -46,8 +52,10 @@ def run(args: argparse.Namespace) -> int:
     """Returns 0; 1 where a result was wrong. Raises :class:`TritonGemmError` for a step that
     cannot be done at all."""
     began = time.monotonic()
+    if not 0 < args.budget < math.inf:
+        raise UsageError(f"--budget {args.budget:g} is not a positive number of seconds")
     _clear(args.out)
-    reason = "--no-gpu was given" if args.no_gpu else _no_gpu()
+    reason = "--no-gpu was given" if args.no_gpu else no_gpu()
     try:
         good = _without_gpu(args.out, reason) if reason else _with_gpu(args.out, args.budget)
     except KeyboardInterrupt:
@@ -58,45 +66,41 @@ def run(args: argparse.Namespace) -> int:
     return 0 if good else 1
 
 
-def _no_gpu() -> str | None:
-    """Why there is no GPU to use, or None."""
-    if settings.current().interpret:
-        return "TRITON_INTERPRET=1 is set"
-    try:
-        import torch
-    except ImportError as error:
-        raise TritonGemmError(f"torch cannot be imported: {error}. Run: pip install torch"
-                              ) from error
-    return None if torch.cuda.is_available() else "torch sees no CUDA device"
-
-
 def _without_gpu(out: Path, reason: str) -> bool:
     from tritongemm.cli.doctor import interpreter_obstacle
 
-    print(f"No GPU ({reason}): kernels are proved in Triton's interpreter, and the measuring, the "
-          "CSV and\nthe report are shown on host products.")
+    print(f"No GPU ({reason}): steps 1 to 3 show an H100 from its measured rows, tables and model, "
+          "steps 4\nand 5 prove kernels and show the measuring here.")
+    _heading("1. The report of an H100, from the rows that were measured there")
+    _measured(out)
+    _heading("2. What matmul would run on an H100, and why: a square, a token, an odd size")
+    for m, n, k in _EXPLAINED:
+        _step(["explain", m, n, k, "--layout", "nt", "--device-name", _H100])
+        print()
+    _heading("3. Warm-up: the kernels of these shapes compiled for an H100, without one")
+    shapes = _suite(out / "shapes" / "explained.csv", [(1, *size) for size in _EXPLAINED])
+    _step(["warmup", shapes, "--layout", "nt", "--device", _H100])
     rows, good, proved = out / "demo.csv", True, False
     obstacle = interpreter_obstacle()
+    _heading("4. Triton kernels in the interpreter: right or wrong, no times")
     if obstacle:
-        print(f"\nThe interpreter is left out: {obstacle}.")
+        print(f"left out: {obstacle}.")
     else:
-        _heading("1. Triton kernels in the interpreter: right or wrong, no times")
         shapes = _suite(out / "shapes" / "interpreter.csv", _PROVED)
         good = proved = _step(
             ["bench", "--shapes", shapes, "--dtype", "fp16,bf16,fp32", "--layout", "nn,nt",
              "--providers", "torch,tritongemm", "--tag", "demo", "--out", rows],
             TRITON_INTERPRET="1")
-    _heading("2. A blocked NumPy product against torch.matmul on the CPU, one thread each")
+    _heading("5. A blocked NumPy product against torch.matmul on the CPU, one thread each")
     shapes = _suite(out / "shapes" / "host.csv", _HOST)
     quiet = _step(["bench", "--shapes", shapes, "--dtype", "fp32", "--device", "cpu",
                    "--providers", "torch,numpy_blocked", "--budget", 1, "--tag", "demo",
                    "--out", rows], TRITON_INTERPRET="0", **_ONE_THREAD)
-    _heading("3. The report")
     _report(rows, out)
     print("\nNot done here, for want of a GPU:\n"
           "  - nothing was swept: there is no journal, no tuned table, no heat map;\n"
-          "  - no Triton kernel was compiled for a GPU or timed: their rows have no time;\n"
-          "  - the ratios above are of NumPy to torch on this CPU: they say nothing of "
+          "  - no Triton kernel was timed: the rows of step 4 have no time;\n"
+          "  - the ratios of step 5 are of NumPy to torch on this CPU: they say nothing of "
           "tritongemm.")
     if not proved and not obstacle:
         print("  ! A kernel's result was WRONG in the interpreter; its row says how far.")
@@ -106,13 +110,24 @@ def _without_gpu(out: Path, reason: str) -> bool:
     return good
 
 
+def _measured(out: Path) -> None:
+    """The report of the rows that a checkout has of an H100."""
+    rows = Path(__file__).resolve().parents[2] / "perf" / "results" / _H100
+    if not rows.is_dir():
+        print(f"left out: the measured rows are in the repository (perf/results/{_H100}), not in "
+              "the installed package.")
+        return
+    _step(["report", os.path.relpath(rows), "--out", out / "h100", "--title",
+           "tritongemm on an H100"])
+
+
 def _with_gpu(out: Path, budget_s: float) -> bool:
     configs = out / "configs"
-    shutil.copytree(settings.config_root(), configs)
+    configs.mkdir()
     journal, rows = out / "sweep.jsonl", out / "demo.csv"
     shapes = _suite(out / "shapes" / "demo.csv", _SWEPT)
     problems = ["--shapes", shapes, "--dtype", "bf16", "--layout", "nt"]
-    print(f"Tuned tables of this demo go to {configs}, a copy: the shipped ones stay as they are.")
+    print(f"Tuned tables of this demo go to {configs}; the shipped ones stay as they are.")
     _heading("1. Sweep: try configurations, keep every outcome in a journal")
     _step(["sweep", *problems, "--journal", journal, "--budget", f"{budget_s:g}"],
           TRITONGEMM_CONFIG_DIR=str(configs))
@@ -158,7 +173,7 @@ def _step(words: Sequence[object], **environment: str) -> bool:
     try:
         status = child.wait()
     except KeyboardInterrupt:
-        child.wait()  # it met Ctrl-C too, and is writing down where it was
+        child.wait()  # it got Ctrl-C too, and is saving its rows
         raise
     if status == 130:
         raise KeyboardInterrupt
@@ -193,7 +208,8 @@ def _clear(out: Path) -> None:
 
 def _files(out: Path) -> None:
     """The files to open, those that are there."""
-    what = {"report/report.html": "the page: plots, sortable tables, environment",
+    what = {"h100/report.html": "what an H100 measured: start here",
+            "report/report.html": "the page: plots, sortable tables, environment",
             "report/summary.md": "the same tables in markdown",
             "demo.csv": "every row measured",
             "sweep.jsonl": "every configuration tried",

@@ -1,4 +1,4 @@
-"""``tritongemm doctor``: what works here, what is missing, and the command that mends it.
+"""``tritongemm doctor``: what works here, what is missing, and the command that fixes it.
 
 Works on a machine with no torch at all, so every look at a package is its own small attempt.
 """
@@ -31,7 +31,6 @@ OPTIONAL = {
     "numba": ("cpu", "the compiled host rungs of the ladder"),
     "nvidia-ml-py": (None, "clocks, power and energy in the rows"),
     "matplotlib": ("report", "PNG plots"),
-    "plotly": ("report", "the HTML report"),
 }
 
 
@@ -43,17 +42,17 @@ class Check:
         name: what was looked at.
         ok: whether it is there and usable.
         detail: version, place, or what is wrong.
-        mend: the command or step that mends it; empty when ok.
+        fix: the command or step that fixes it; empty when ok.
     """
 
     name: str
     ok: bool
     detail: str
-    mend: str = ""
+    fix: str = ""
 
     def __str__(self) -> str:
         line = f"{'ok' if self.ok else 'missing':<8}{self.name:<20}{self.detail}"
-        return line if self.ok or not self.mend else f"{line}\n{'':28}-> {self.mend}"
+        return line if self.ok or not self.fix else f"{line}\n{'':28}-> {self.fix}"
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ def interpreter_obstacle(triton: str | None = None, numpy: str | None = None) ->
     """Why Triton's interpreter cannot work with what is installed, or None.
 
     Triton 3.6's interpreter turns one-element arrays into scalars in a way that numpy 2.4
-    refuses ("only 0-dimensional arrays can be converted"); Triton 3.7 mended it.
+    refuses ("only 0-dimensional arrays can be converted"); Triton 3.7 fixed it.
 
     Args:
         triton, numpy: versions; those installed if not given.
@@ -123,20 +122,20 @@ def _python() -> Check:
 
 def _import(package: str) -> Check:
     """``package`` by importing it: a broken build is as missing as an absent one."""
-    mend = f"{sys.executable} -m pip install {package}"
+    fix = f"{sys.executable} -m pip install {package}"
     try:
         version = str(importlib.import_module(package).__version__)
     except ModuleNotFoundError as error:
         if error.name == package:
             if package == "triton" and platform.system() != "Linux":
-                mend = f"Triton has no build for {platform.system()}; calls go to torch here"
-            return Check(package, False, "not installed", mend)
-        return Check(package, False, f"cannot be imported: {error}", mend)
+                fix = f"Triton has no build for {platform.system()}; calls go to torch here"
+            return Check(package, False, "not installed", fix)
+        return Check(package, False, f"cannot be imported: {error}", fix)
     except (ImportError, OSError, AttributeError, RuntimeError) as error:
         # A CUDA library that does not load is an OSError, a build against another numpy any of
         # these; the reason is the line's detail.
         return Check(package, False, f"cannot be imported: {error}",
-                     f"{mend} --force-reinstall")
+                     f"{fix} --force-reinstall")
     low = MINIMUM.get(package, ())
     if release(version)[:len(low)] < low:
         wanted = ".".join(map(str, low))
@@ -151,7 +150,7 @@ def _gluon(triton: Check) -> Check:
 
     if not triton.ok:
         return Check("Gluon kernels", False, "cannot be looked for without triton",
-                     "mend triton first")
+                     "fix triton first")
     reason = obstacle()
     if reason is None:
         try:
@@ -177,25 +176,25 @@ def _required(package: str) -> Check:
 def _driver() -> Check:
     """The NVIDIA driver, by nvidia-smi: it needs neither torch nor NVML's Python package."""
     smi = shutil.which("nvidia-smi")
-    mend = "install NVIDIA's driver; without one, calls go to torch"
+    fix = "install NVIDIA's driver; without one, calls go to torch"
     if smi is None:
-        return Check("driver", False, "no nvidia-smi in PATH", mend)
+        return Check("driver", False, "no nvidia-smi in PATH", fix)
     try:
         done = subprocess.run([smi, "--query-gpu=driver_version", "--format=csv,noheader"],
                               capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Check("driver", False, f"nvidia-smi failed: {error}", mend)
+        return Check("driver", False, f"nvidia-smi failed: {error}", fix)
     lines = done.stdout.split()
     if done.returncode or not lines:
         reason = (done.stderr or done.stdout).strip().splitlines() or ["no GPU"]
-        return Check("driver", False, f"nvidia-smi: {reason[0]}", mend)
+        return Check("driver", False, f"nvidia-smi: {reason[0]}", fix)
     return Check("driver", True, lines[0])
 
 
 def _gpu(torch_ok: bool) -> list[Check]:
     """CUDA of torch's build, and the devices it sees."""
     if not torch_ok:
-        return [Check("GPU", False, "cannot be looked for without torch", "mend torch first")]
+        return [Check("GPU", False, "cannot be looked for without torch", "fix torch first")]
     import torch
 
     cuda = torch.version.cuda
@@ -235,9 +234,9 @@ def _interpreter() -> Check:
     obstacle = interpreter_obstacle()
     if obstacle is None:
         return Check("interpreter", True, "TRITON_INTERPRET=1 runs kernels on CPU tensors")
-    mend = (f"{sys.executable} -m pip install 'numpy<2.4'" if "numpy <" in obstacle
+    fix = (f"{sys.executable} -m pip install 'numpy<2.4'" if "numpy <" in obstacle
             else f"{sys.executable} -m pip install triton numpy")
-    return Check("interpreter", False, obstacle, mend)
+    return Check("interpreter", False, obstacle, fix)
 
 
 def _optional(distribution: str) -> Check:
@@ -254,41 +253,55 @@ def _profiler() -> Check:
                  "install NVIDIA Nsight Compute")
 
 
+def _layer(root: Path) -> str:
+    """What a folder of :func:`settings.config_roots` is."""
+    if root == settings.current().config_dir:
+        return "TRITONGEMM_CONFIG_DIR"
+    return "shipped" if root == settings.shipped_root() else "your own"
+
+
 def _configs() -> list[Check]:
-    """The configs/ folder, and the tuned tables of this device in it."""
+    """Where configuration is read from and written to, and the tuned tables of this device."""
     from tritongemm.device import current_device
 
     try:
-        root = settings.config_root()
+        roots, written = settings.config_roots(), settings.config_root()
     except TritonGemmError as error:
         return [Check("configs", False, str(error),
                       f"{sys.executable} -m pip install --force-reinstall tritongemm")]
-    checks = [Check("configs", True, str(root))]
+
+    def tables(slug: str, *among: Path) -> int:
+        return len({path.name for root in among for path in (root / "tuned" / slug).glob("*.json")})
+
+    checks = []
+    for number, root in enumerate(roots, 1):
+        count = len(list((root / "tuned").glob("*/*.json")))
+        detail = f"{_layer(root)}: {root}, {count} tuned table{'' if count == 1 else 's'}"
+        checks.append(Check("configs" if number == 1 else f"configs {number}", True, detail + (
+            "; publish writes here" if root == written else "")))
     try:
         device = current_device()
     except (TritonGemmError, ImportError, RuntimeError, OSError):
         # The reason has its own line (torch or GPU).
-        devices = sorted(p.name for p in (root / "tuned").glob("*") if p.is_dir())
-        shipped = ", ".join(devices) or "none"
-        return [*checks, Check("tuned tables", False, f"no GPU to look up; shipped for: {shipped}",
-                               "mend GPU first")]
+        devices = sorted({p.name for root in roots for p in (root / "tuned").glob("*")
+                          if p.is_dir()})
+        return [*checks, Check("tuned tables", False, "no GPU to look up; there are tables for: "
+                               + (", ".join(devices) or "none"), "fix GPU first")]
     # Not before: they want numpy, which may be missing where there is no GPU to look up.
-    from tritongemm.records.calibration import calibration_path
+    from tritongemm.records.calibration import find_calibration
     from tritongemm.selection.sibling import sibling_of, with_rows_for
 
-    def tables(slug: str) -> int:
-        return len(list((root / "tuned" / slug).glob("*.json")))
-
-    own, sibling, other = tables(device.slug), with_rows_for(device), sibling_of(device)
-    if calibration_path(device.slug).exists():
+    own = tables(device.slug, *roots)
+    sibling, other = with_rows_for(device), sibling_of(device)
+    if find_calibration(device.slug) is not None:
         calibrated = device.slug
-    elif other is not None and calibration_path(device.slug, other.slug).exists():
+    elif other is not None and find_calibration(device.slug, other.slug) is not None:
         calibrated = f"{other.slug} and {device.slug}"
     else:
         calibrated = other.slug if other is not None else ""
     served = [f"{own or 'none'} for {device.slug}"]
-    if sibling is not None and tables(sibling.slug):
-        served.append(f"{tables(sibling.slug)} of its sibling {sibling.slug}")
+    if sibling is not None and tables(sibling.slug, *roots):
+        served.append(f"{tables(sibling.slug, *roots)} of its sibling {sibling.slug}")
     served.append(f"else the model of {calibrated} chooses" if calibrated
                   else "else the nearest row or a rule chooses")
     return [*checks, Check("tuned tables", own > 0 or calibrated != "", "; ".join(served),
@@ -318,7 +331,7 @@ def _failures() -> Check:
 
     try:
         known, place = failures.remembered(), failures.path()
-    except ImportError as error:  # the cache's line says how to mend it
+    except ImportError as error:  # the cache's line says how to fix it
         return Check("failed kernels", False, f"their place is not known: {error}")
     if not known:
         return Check("failed kernels", True, "none on record")
@@ -327,7 +340,7 @@ def _failures() -> Check:
     return Check("failed kernels", False,
                  f"{problems} problem{'s' if problems > 1 else ''} went to torch; the last, "
                  f"{last.problem} on {last.device} at {last.when}: {last.reason}",
-                 f"each process tries again; when that is mended, delete {place}")
+                 f"each process tries again; when that is fixed, delete {place}")
 
 
 def diagnose() -> Diagnosis:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import shlex
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tritongemm import settings
+from tritongemm.cli.doctor import interpreter_obstacle
+from tritongemm.cli.outputs import check_file, file_argument
 from tritongemm.cli.shapes import integers
+from tritongemm.cli.waiting import Waiting, starting
+from tritongemm.cli.where import cpu_instead
 from tritongemm.errors import MissingDependencyError, TritonGemmError, UsageError
 
 if TYPE_CHECKING:
@@ -18,7 +25,9 @@ if TYPE_CHECKING:
 
 DEFAULT_OUT = Path("results/ladder.csv")
 _KINDS = ("host", "cuda", "triton")
-_SIZES = {"gpu": "512,1024,2048,4096", "cpu": "256,512"}
+_SIZES = {"gpu": "512,1024,2048,4096", "cpu": "256,512", "interpreter": "32,64"}
+#: Kind of rungs -> the package that all of them need, and its extra.
+_NEEDS = {"host": ("numba", "cpu"), "cuda": ("cuda.core", "cuda")}
 _DTYPES = ("bf16", "fp16", "fp32")
 
 
@@ -63,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                      help="for one size, all rungs together (default %(default)g)")
     how.add_argument("--seed", type=int, default=0, help="of operands and orders (default 0)")
     out = parser.add_argument_group("output")
-    out.add_argument("--out", type=Path, default=DEFAULT_OUT, metavar="FILE.csv",
+    out.add_argument("--out", type=file_argument, default=DEFAULT_OUT, metavar="FILE.csv",
                      help="append rows here; sidecars, counters and pictures go beside it "
                           "(default %(default)s)")
     out.add_argument("--tag", default="", metavar="WORD", help="a word of your own in every row")
@@ -88,17 +97,27 @@ def run(args: argparse.Namespace) -> int:
     from tritongemm.ladder.climbing import climb, rows_of
 
     chosen = experiments.experiment(args.experiment) if args.experiment else None
-    plan = _plan(args, _on_cpu(args), chosen)
+    if args.source is None:
+        check_file(args.out)
+    cpu = _on_cpu(args)
+    if cpu and not (args.source or args.rungs or chosen or args.ablate or args.tuned or args.m
+                    or installed("numba")):
+        return _interpreted(args)
+    plan = _plan(args, cpu, chosen)
     if args.markdown:
         _check_markers(args.markdown, [marker for marker, _, _ in _tables(
             args, plan, chosen, (), {})])
+    waiting = starting()
     try:
         if args.source is None:
-            climb(plan, _Lines())
+            waiting.start()
+            climb(plan, _Lines(waiting))
     except KeyboardInterrupt:
         print(f"\ninterrupted. Every row so far is in {args.out}; the same command with --resume "
               "goes on", file=sys.stderr)
         return 130
+    finally:
+        waiting.stop()
     rows = rows_of(plan)
     if args.source and not rows:
         raise UsageError(f"{args.source} has no rows of these rungs and sizes"
@@ -131,20 +150,38 @@ def _report(args: argparse.Namespace, plan: LadderPlan, chosen: Experiment | Non
 
 # -- what to run ----------------------------------------------------------------------------------
 
-def _on_cpu(args: argparse.Namespace) -> bool:
-    if args.device != "auto" or args.source:
-        return args.device == "cpu"
-    if settings.current().interpret:
-        return False
+def installed(package: str) -> bool:
+    """Whether ``package`` can be found; nothing is imported but what it is inside of."""
     try:
-        import torch
-    except ImportError as error:
-        raise MissingDependencyError(f"torch cannot be imported: {error}. Run: pip install torch"
-                                     ) from error
-    if torch.cuda.is_available():
+        return importlib.util.find_spec(package) is not None
+    except ImportError:
         return False
-    print("torch sees no CUDA device: the host rungs run on the CPU")
-    return True
+
+
+def _on_cpu(args: argparse.Namespace) -> bool:
+    if args.source:
+        return args.device == "cpu"
+    reason = cpu_instead(args.device)
+    if reason is not None and args.device == "auto":
+        print(f"{reason}: the host rungs run on the CPU")
+    return reason is not None
+
+
+def _interpreted(args: argparse.Namespace) -> int:
+    """The Triton rungs in the interpreter, in a process of its own: what can run without Numba."""
+    obstacle = interpreter_obstacle()
+    if obstacle:
+        raise UsageError("the host rungs need numba (pip install 'tritongemm[cpu]'), and "
+                         f"{obstacle}")
+    print("numba is not installed (pip install 'tritongemm[cpu]'), so no host rung can run. The "
+          "Triton rungs run in the interpreter, which proves them without timing them:", flush=True)
+    words = ["ladder", "--rungs", "triton", "--size", args.size or _SIZES["interpreter"], "--dtype",
+             args.dtype, "--out", str(args.out), "--seed", str(args.seed), "--no-pictures"]
+    words += ["--resume"] if args.resume else []
+    words += ["--tag", args.tag] if args.tag else []
+    print("$ TRITON_INTERPRET=1 tritongemm " + shlex.join(words), flush=True)
+    return subprocess.run([sys.executable, "-m", "tritongemm", *words], check=False,
+                          env=settings.child_environment(TRITON_INTERPRET="1")).returncode
 
 
 def _plan(args: argparse.Namespace, cpu: bool, chosen: Experiment | None) -> LadderPlan:
@@ -203,6 +240,11 @@ def _rungs(args: argparse.Namespace, cpu: bool) -> tuple[str, ...]:
     texts: dict[str, None] = {}
     for word in (word.strip() for word in words):
         if word in _KINDS:
+            package, extra = _NEEDS.get(word, ("", ""))
+            if package and not installed(package) and len(words) > 1:
+                print(f"the {word} rungs are left out: they need {package} "
+                      f"(pip install 'tritongemm[{extra}]')")
+                continue
             texts.update(dict.fromkeys(r.name for r in catalog.rungs(word)))
         else:
             parse(word)
@@ -377,8 +419,12 @@ def _draw(folder: Path, page: Path | None) -> int:
 class _Lines:
     """One line a size; what each rung did is in the table."""
 
+    def __init__(self, waiting: Waiting) -> None:
+        self._waiting = waiting
+
     def __call__(self, event) -> None:
         if event.stage == "start":
+            self._waiting.stop()
             print(f"measuring on {event.message}", flush=True)
         elif event.stage == "row":
             good = sum(row["status"] == "ok" for row in event.rows)

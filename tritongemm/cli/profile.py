@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from tritongemm.cli.outputs import check_file, file_argument
 from tritongemm.errors import UsageError
 from tritongemm.problem import DTYPES, LAYOUTS, MAX_EXTENT, PRECISIONS, GemmProblem
 
@@ -22,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="of the operands (default: fp32 for CUDA rungs, else bf16)")
     parser.add_argument("--layout", default="nn", choices=LAYOUTS)
     parser.add_argument("--precision", default="ieee", choices=PRECISIONS)
-    parser.add_argument("--out", type=Path, default=DEFAULT_OUT, metavar="FILE.jsonl",
+    parser.add_argument("--out", type=file_argument, default=DEFAULT_OUT, metavar="FILE.jsonl",
                         help="append the counters here (default %(default)s)")
 
 
@@ -42,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
     dtype = args.dtype or ("fp32" if fp32 else "bf16")
     problem = GemmProblem.contiguous(args.m, args.n, args.k, dtype=dtype, layout=args.layout,
                                      precision=args.precision if dtype == "fp32" else "ieee")
+    check_file(args.out)
     ncu = counters.find_ncu()
     launches = counters.profile(problem, args.kernel, ncu=ncu)
     from tritongemm.device import current_device

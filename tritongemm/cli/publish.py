@@ -13,13 +13,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="journals that `tritongemm sweep` wrote")
     parser.add_argument("--force", action="store_true",
                         help="replace rows by slower ones and by those of older versions too")
+    parser.add_argument("--to", metavar="DIR",
+                        help="write DIR/tuned (default: TRITONGEMM_CONFIG_DIR, else configs/ of a "
+                             "checkout, else your own folder; `tritongemm doctor` names it)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Publishes; 0, or 1 where the journals hold no winner."""
     from tritongemm.tuning.publish import publish
 
-    report = publish(args.journals, force=args.force)
+    report = publish(args.journals, force=args.force, to=args.to)
     if report.winners == 0:
         print("no winner in these journals: a problem has one once its finalists were measured")
         return 1

@@ -6,13 +6,12 @@ from __future__ import annotations
 import argparse
 import runpy
 import sys
-import tempfile
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tritongemm.errors import DataFileError, UsageError
-from tritongemm.records.atomic import write_error
+from tritongemm.cli.outputs import check_file, file_argument
+from tritongemm.errors import UsageError
 from tritongemm.records.suites import write_suite
 
 if TYPE_CHECKING:
@@ -21,11 +20,11 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``tritongemm record``; what follows the program is the program's."""
-    parser.add_argument("--out", type=Path, default=Path("recorded.csv"), metavar="FILE",
+    parser.add_argument("--out", type=file_argument, default=Path("recorded.csv"), metavar="FILE",
                         help="the suite to write (default recorded.csv)")
     parser.add_argument("--min-flops", type=float, metavar="N",
-                        help="smaller products run by torch; they are recorded too (default: as "
-                             "tritongemm.override)")
+                        help="products of fewer flops run on torch; they are recorded too "
+                             "(default: as tritongemm.override)")
     parser.add_argument("-m", dest="module", action="store_true",
                         help="the program is a module, as for python -m")
     parser.add_argument("program", help="a Python script, or with -m a module")
@@ -48,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     if args.min_flops is not None and not args.min_flops >= 0:
         raise UsageError(f"--min-flops {args.min_flops} is not a number of at least 0")
     out = args.out.absolute()  # the program may go to another folder
-    _check_writable(out)
+    check_file(out)  # now rather than after hours of the program
 
     from tritongemm.integration.record import recording
 
@@ -85,18 +84,6 @@ def _own_frames(error: Exception) -> object:
                                   or frames.tb_frame.f_code.co_filename == "<frozen runpy>"):
         frames = frames.tb_next
     return frames
-
-
-def _check_writable(out: Path) -> None:
-    """Raises DataFileError now rather than after hours of the program."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        if out.is_dir():
-            raise DataFileError(out, "is a folder, not a file; give the path of a file")
-        with tempfile.TemporaryFile(dir=out.parent):
-            pass
-    except OSError as error:
-        raise write_error(out, error) from error
 
 
 def _write(seen: Recording, out: Path) -> None:

@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tritongemm.cli.outputs import check_file, file_argument
 from tritongemm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--with-sibling", action="store_true",
                         help="judge what `calibrate --with-sibling` makes for --device: journals "
                              "of both")
-    parser.add_argument("--out", metavar="CSV", help="write one row a problem")
+    parser.add_argument("--out", type=file_argument, metavar="CSV", help="write one row a problem")
     fresh = parser.add_argument_group(
         "fresh shapes", "bf16 nt, each side log-uniform 128 to 8192, every other one aligned")
     fresh.add_argument("--fresh", type=int, metavar="SEED",
@@ -66,6 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the shares of the best speed that the model and the nearest row reach."""
+    if args.out:
+        check_file(args.out)
     from tritongemm.calibration.regret import regret, regret_with_sibling, shipped, write_csv
 
     if args.shipped and (args.fresh is not None or args.folds is not None):

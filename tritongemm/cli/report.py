@@ -7,14 +7,15 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from tritongemm.cli.outputs import check_folder
 from tritongemm.errors import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
     parser.add_argument("csv", nargs="*", type=Path, metavar="CSV",
-                        help="CSVs that bench wrote, or folders of them; their <run>.meta.json "
-                             "are read from beside them")
+                        help="CSVs that bench wrote, or folders of them; each <run>.meta.json is "
+                             "read from the CSV's folder")
     parser.add_argument("--out", type=Path, metavar="DIR",
                         help="write report.html, summary.md and PNG plots here")
     parser.add_argument("--markdown", type=Path, metavar="FILE",
@@ -22,10 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                              "<!-- /tritongemm:NAME -->")
     parser.add_argument("--marker", metavar="NAME", help="the NAME of the markers in FILE")
     parser.add_argument("--section", metavar="NAMES",
-                        help="what goes into FILE or onto the terminal, a comma list of summary, "
+                        help="what to write into FILE or print, a comma list of summary, "
                              "facts, correctness, slowest, failures, control, sources, "
-                             "environment (default: summary,facts, and correctness where nothing "
-                             "was timed)")
+                             "runs, environment (default: summary,facts, and correctness "
+                             "where nothing was timed)")
     parser.add_argument("--plot", action="append", default=[], metavar="NAME",
                         help="with --markdown and --out: also show the plot NAME.png of DIR "
                              "(e.g. overview) between the markers; may be given again")
@@ -44,6 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Returns 0. Raises :class:`TritonGemmError` for unusable input."""
     _check(args)
+    if args.out is not None:
+        check_folder(args.out)
     from tritongemm.report import heat, load, markdown, tables
 
     results = (load.load(args.csv, all_runs=args.all_runs, tag=args.tag) if args.csv

@@ -1,12 +1,12 @@
 """Which problems a command works on: suites, files of shapes, or ranges, times dtypes and layouts.
 
-Every verb that takes problems says them the same way:
+Every verb that takes problems has the same arguments:
 
     square llm_decode                   suites by name (perf/suites) or by path
     --shapes mine.csv                   a file of the same format
     --m 1024:4096:512 --n 4096 --k 64,128   the product of ranges and lists
     --dtype bf16,fp16 --layout nn,nt --epilogue bias+gelu
-                                        for what the suite itself does not say
+                                        for columns that the suite does not have
 
 A range is START:STOP:STEP and holds STOP where the steps reach it.
 """
@@ -34,7 +34,7 @@ from tritongemm.problem import (
 if TYPE_CHECKING:
     from tritongemm.records.suites import Shape
 
-#: A slip in a range (a step of 1) must not become a run of years.
+#: A typing error in a range, such as a step of 1, must not start a run of years.
 MAX_PROBLEMS = 100_000
 
 
@@ -85,9 +85,13 @@ def names(text: str, known: Sequence[str], what: str) -> tuple[str, ...]:
     return chosen
 
 
-def add_shape_arguments(parser: argparse.ArgumentParser, *, dtype: str = "bf16",
-                        layout: str = "nn") -> None:
-    """Adds the arguments that :func:`problems_from` reads."""
+def add_shape_arguments(parser: argparse.ArgumentParser, *, dtype: str | None = "bf16",
+                        dtype_default: str = "bf16", layout: str = "nn") -> None:
+    """Adds the arguments that :func:`problems_from` reads.
+
+    ``dtype`` is the default, None where the command chooses; ``dtype_default`` is what its help
+    says of it.
+    """
     group = parser.add_argument_group("problems")
     group.add_argument("suites", nargs="*", metavar="SUITE",
                        help="a suite by name (perf/suites) or a CSV by path")
@@ -100,7 +104,7 @@ def add_shape_arguments(parser: argparse.ArgumentParser, *, dtype: str = "bf16",
     group.add_argument("--batch", metavar="LIST", help="batch sizes for --m --n --k (default 1)")
     group.add_argument("--dtype", default=dtype, metavar="LIST",
                        help=f"of {', '.join(DTYPES)}, where the suite has none "
-                            "(default %(default)s)")
+                            f"(default {dtype_default})")
     group.add_argument("--layout", default=layout, metavar="LIST",
                        help=f"of {', '.join(LAYOUTS)}, where the suite has none; nt is what "
                             "nn.Linear does (default %(default)s)")

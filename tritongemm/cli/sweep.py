@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tritongemm.cli.outputs import check_file, file_argument
 from tritongemm.cli.shapes import add_shape_arguments, integers, problems_from
 from tritongemm.errors import UsageError
 
@@ -21,21 +22,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb."""
     add_shape_arguments(parser)
     where = parser.add_argument_group("where and how long")
-    where.add_argument("--journal", metavar="FILE.jsonl",
+    where.add_argument("--journal", type=file_argument, metavar="FILE.jsonl",
                        help="every outcome is appended here as it happens "
                             "(default sweep-RUN.jsonl)")
     where.add_argument("--resume", action="store_true",
-                       help="go on with the journal: repeat nothing that was measured in the same "
-                            "environment")
+                       help="continue the journal; configs measured in the same environment are "
+                            "skipped")
     where.add_argument("--devices", default="0", metavar="LIST",
                        help="`all`, or CUDA indices such as 0,1; each takes the next problem "
                             "(default %(default)s)")
     where.add_argument("--budget", type=float, metavar="SECONDS",
-                       help="stop after that long; the time is shared out among the problems")
+                       help="stop after that long; each problem gets an equal share")
     where.add_argument("--timeout", type=float, default=20.0, metavar="SECONDS",
-                       help="for proving and timing one config (default %(default)s)")
+                       help="limit for checking and timing one config (default %(default)s)")
     where.add_argument("--compile-timeout", type=float, default=120.0, metavar="SECONDS",
-                       help="for compiling one config (default %(default)s)")
+                       help="limit for compiling one config (default %(default)s)")
     where.add_argument("--compile-workers", type=int, metavar="N",
                        help="compiling processes (default one a core)")
     what = parser.add_argument_group("which configs")
@@ -43,20 +44,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                       help="of configs/spaces, comma separated (default all)")
     what.add_argument("--rungs", metavar="LIST",
                       help="CUDA rungs of the ladder instead (configs/spaces/ladder), or `all`; "
-                           "takes --dtype fp32; a journal each; winners go to tables of their own")
+                           "needs --dtype fp32; writes a journal each; their winners go to "
+                           "separate tables")
     what.add_argument("--top", type=int, metavar="N",
-                      help="only the N most promising of each problem")
+                      help="only the N configs of each problem that the model ranks first")
     what.add_argument("--random", type=int, metavar="N",
-                      help="only N of each problem, drawn with --seed")
+                      help="only N random configs of each problem, drawn with --seed")
     what.add_argument("--expected", type=float, metavar="FACTOR",
                       help="only problems without a tuned row of their own, and those whose row "
                            "the model expects another config to beat by this factor (1.02: 2 %%), "
                            "those with most to gain first")
     what.add_argument("--finalists", type=int, default=9, metavar="N",
-                      help="measured again, interleaved with torch (default %(default)s)")
-    what.add_argument("--seed", type=int, default=0, help="of operands, orders and --random")
+                      help="configs measured again, interleaved with torch (default %(default)s)")
+    what.add_argument("--seed", type=int, default=0,
+                      help="of the operands, the order of rounds and --random")
     parser.add_argument("--plain", action="store_true",
-                        help="lines instead of the live display, as without a terminal")
+                        help="print lines instead of the live display")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -70,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
     from tritongemm.tuning.sweep import sweep
 
     journal = args.journal or f"sweep-{new_run_id()}.jsonl"
+    check_file(journal)
     devices = None if args.devices == "all" else integers(args.devices, "devices")
     kernels = args.kernels.split(",") if args.kernels else None
     if args.expected is not None:

@@ -1,4 +1,4 @@
-"""``tritongemm warmup``: compile ahead what calls of these problems need."""
+"""``tritongemm warmup``: compile the kernels that calls of these problems need."""
 
 from __future__ import annotations
 

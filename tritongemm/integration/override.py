@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from tritongemm import settings
 from tritongemm.errors import UsageError
 from tritongemm.integration.entries import OPS, Entries, Policy, Watch, dispatch_keys, tallies
+from tritongemm.notebook import table
 
 #: Flops, of four products of 256 x 256 x 256: below about this a product takes less than the
 #: microseconds that a Python kernel in the dispatcher may add to a call. A chain of products that
@@ -69,7 +70,12 @@ class override(ContextDecorator):
 
 def enable(ops: str | Iterable[str] | None = None, *, min_flops: float | None = None,
            strict: bool = False) -> None:
-    """The same until :func:`disable`; each call of one asks for a call of the other."""
+    """Overrides torch's matrix products from now on, as :class:`override` does in its block.
+
+    Every call needs a call of :func:`disable`, which ends the last one.
+
+    Args and errors: as :class:`override`.
+    """
     request = _request(ops, min_flops, strict)
     enter(request)
     _enabled.append(request)
@@ -124,6 +130,13 @@ class OverrideReport:
             reasons = sorted(calls.declined.items(), key=lambda item: -item[1])
             lines += [f"  {count:>16} x {reason}" for reason, count in reasons]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        rows = [(f"aten::{calls.name}", calls.taken, sum(calls.declined.values()), "; ".join(
+            f"{count} x {reason}" for reason, count in sorted(
+                calls.declined.items(), key=lambda item: -item[1]))) for calls in self.calls]
+        return table(("operation", "tritongemm", "torch", "why torch"), rows,
+                     f"overridden now: {', '.join(self.active) or 'nothing'}")
 
 
 def override_report(*, clear: bool = False) -> OverrideReport:

@@ -20,7 +20,7 @@ from tritongemm.errors import UnsupportedError, UsageError
 from tritongemm.kernels.ladder import RUNG_SPECS
 from tritongemm.ladder import catalog
 from tritongemm.problem import GemmProblem
-from tritongemm.records.tables import LADDER, path_for, read_table
+from tritongemm.records.tables import LADDER, layers_for, read_layers
 
 if TYPE_CHECKING:
     from tritongemm.bench.target import Target
@@ -93,10 +93,11 @@ def _cuda_config(rung: cuda.CudaRung, problem: GemmProblem, device: DeviceSpec,
 
 def _from_table(name: str, problem: GemmProblem, device: DeviceSpec
                 ) -> tuple[KernelConfig, str] | None:
-    path = path_for(problem, device.slug, LADDER)
-    if not path.exists():
+    layers = layers_for(problem, device.slug, LADDER)
+    if not layers:
         return None
-    rows = [row for row in read_table(path).rows.values() if row.config.kernel == name
+    table = read_layers([path for path, *_ in layers])
+    rows = [row for row in table.rows.values() if row.config.kernel == name
             and cuda.violation(problem, row.config, device) is None]
     if not rows:
         return None

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 from tritongemm.config import KernelConfig
-from tritongemm.device import DeviceSpec
-from tritongemm.errors import UnsupportedError
+from tritongemm.device import DeviceSpec, current_device, device_named
+from tritongemm.errors import UnsupportedError, UsageError
 from tritongemm.kernels import shared_bytes
 from tritongemm.measure.roofline import roof_time_us
-from tritongemm.problem import GemmProblem
+from tritongemm.notebook import table
+from tritongemm.problem import NOTHING_TO_MULTIPLY, GemmProblem
 from tritongemm.records.tables import TunedRow
 from tritongemm.selection import Estimate, candidates, choose, estimate, torch_wins
 from tritongemm.selection.policy import TORCH_WINS
@@ -57,50 +58,93 @@ class Explanation:
         """Rounds in which the SMs take the tiles."""
         return self.estimate.waves if self.estimate else None
 
-    def __str__(self) -> str:
-        lines = [f"problem    {self.problem}",
-                 f"alignment  A {self.problem.align_a}, B {self.problem.align_b}, "
-                 f"C {self.problem.align_c} bytes",
-                 f"device     {self.device.name} ({self.device.sm}, {self.device.num_sms} SMs)"]
+    def fields(self) -> list[tuple[str, str]]:
+        """(name, text) of what is known of the choice."""
+        p = self.problem
+        found = [("problem", str(p)),
+                 ("alignment", f"A {p.align_a}, B {p.align_b}, C {p.align_c} bytes"),
+                 ("device", f"{self.device.name} ({self.device.sm}, {self.device.num_sms} SMs)")]
         if self.config is None or self.estimate is None:
-            return "\n".join([*lines, f"kernel     torch: {self.note}"])
+            return [*found, ("kernel", f"torch: {self.note}")]
         e = self.estimate
-        lines += [f"kernel     {self.config.kernel}", f"config     {self.config.config_id}",
-                  f"source     {self.source}: {self.note}",
-                  f"tiles      {e.tiles} in {e.waves} wave{'s' if e.waves != 1 else ''}",
-                  f"shared     {self.shared_bytes} of {self.device.shared_bytes_per_block} bytes"]
+        found += [("kernel", self.config.kernel), ("config", self.config.config_id),
+                  ("source", f"{self.source}: {self.note}"),
+                  ("tiles", f"{e.tiles} in {e.waves} wave{'s' if e.waves != 1 else ''}"),
+                  ("shared", f"{self.shared_bytes} of {self.device.shared_bytes_per_block} bytes")]
         if self.roof_time_us is not None:
-            lines.append(f"roof       {self.roof_time_us:.2f} us, bound by {self.roof_bound}")
-        lines.append(
-            f"estimate   {e.total_us:.2f} us: launch {e.launch_us:.2f} + fill {e.fill_us:.2f} + "
+            found.append(("roof", f"{self.roof_time_us:.2f} us, bound by {self.roof_bound}"))
+        found.append((
+            "estimate", f"{e.total_us:.2f} us: launch {e.launch_us:.2f} + fill {e.fill_us:.2f} + "
             f"K loop {e.k_loop_us:.2f} + units {e.unit_us:.2f} + store {e.store_us:.2f} + "
             f"split {e.split_us:.2f} + padding {e.pad_us:.2f} + correction "
-            f"{e.correction_us:.2f}")
+            f"{e.correction_us:.2f}"))
         if self.measured_us is not None:
-            line = f"measured   {self.measured_us:.2f} us"
+            text = f"{self.measured_us:.2f} us"
             if self.roof_time_us:
-                line += f", {100 * self.roof_time_us / self.measured_us:.0f} % of the roof"
-            lines.append(line)
+                text += f", {100 * self.roof_time_us / self.measured_us:.0f} % of the roof"
+            found.append(("measured", text))
         if self.foreign:
-            lines.append(f"row made by {self.foreign}")
+            found.append(("row made by", self.foreign))
+        return found
+
+    def _others(self) -> list[tuple[str, str]]:
+        return [(c.config_id, f"{estimate(self.problem, c, self.device).total_us:.2f} us")
+                for c in self.alternatives]
+
+    def __str__(self) -> str:
+        lines = [f"{name:<10} {text}" for name, text in self.fields()]
         if self.alternatives:
             lines.append("also legal, most promising by estimate first:")
-            lines += [f"           {c.config_id}  "
-                      f"{estimate(self.problem, c, self.device).total_us:.2f} us"
-                      for c in self.alternatives]
+            lines += [f"           {config}  {time}" for config, time in self._others()]
         return "\n".join(lines)
 
+    def _repr_html_(self) -> str:
+        others = table(("also legal", "estimate"), self._others()) if self.alternatives else ""
+        return table((), self.fields()) + others
 
-def explain(a: torch.Tensor, b: torch.Tensor) -> Explanation:
-    """What ``tritongemm.matmul(a, b)`` would run.
+
+@overload
+def explain(a: torch.Tensor, b: torch.Tensor, /) -> Explanation: ...
+
+
+@overload
+def explain(m: int, n: int, k: int, /, *, batch: int = 1, dtype: str = "bf16", layout: str = "nn",
+            precision: str = "ieee", epilogue: str = "none", device: str | None = None
+            ) -> Explanation: ...
+
+
+@overload
+def explain(problem: GemmProblem, /, *, device: str | None = None) -> Explanation: ...
+
+
+def explain(*what: object, device: str | None = None, **options: object) -> Explanation:
+    """What ``tritongemm.matmul`` would run.
+
+    Args:
+        what: two tensors A and B; or the sizes M, N and K of contiguous operands, with the
+            ``options`` ``batch, dtype, layout, precision`` and ``epilogue``; or a problem.
+        device: a device of ``configs/devices`` such as ``nvidia-h200``, or a part of its name;
+            None: the one of the tensors, or the current one.
 
     Raises:
-        UnsupportedError: operands that always go to torch. DeviceError: no device.
+        UsageError: other arguments. ProblemError: a problem that cannot exist.
+        UnsupportedError: operands that always go to torch. DeviceError: no such device.
     """
-    from tritongemm.ops.calls import problem_of
-    from tritongemm.ops.plans import device_of
+    if len(what) == 3 and all(isinstance(size, int) for size in what):
+        problem = GemmProblem.contiguous(*what, **options)  # type: ignore[arg-type]
+    elif options:
+        raise UsageError(f"explain() takes {', '.join(options)} with the sizes M, N and K only")
+    elif len(what) == 1 and isinstance(what[0], GemmProblem):
+        problem = what[0]
+    elif len(what) == 2 and device is None:
+        from tritongemm.ops.calls import problem_of
+        from tritongemm.ops.plans import device_of
 
-    return explain_problem(problem_of(a, b), device_of(a.device))
+        a, b = what
+        return explain_problem(problem_of(a, b), device_of(a.device))  # type: ignore[attr-defined]
+    else:
+        raise UsageError("explain() takes two tensors, or three sizes M, N and K, or a GemmProblem")
+    return explain_problem(problem, device_named(device) if device else current_device())
 
 
 def explain_problem(problem: GemmProblem, device: DeviceSpec) -> Explanation:
@@ -108,6 +152,8 @@ def explain_problem(problem: GemmProblem, device: DeviceSpec) -> Explanation:
     roof = roof_time_us(problem, device)  # None for a device without peaks on record
     roof_us, bound = (roof.time_us, roof.bound) if roof else (None, None)
     try:
+        if 0 in (problem.batch, problem.m, problem.n, problem.k):
+            raise UnsupportedError(NOTHING_TO_MULTIPLY)
         choice = choose(problem, device)
     except UnsupportedError as error:
         return Explanation(problem, device, None, "torch", str(error), None, None, roof_us, bound,

@@ -40,6 +40,7 @@ from tritongemm.ops.execute import (
     product,
     product_into,
 )
+from tritongemm.problem import Activation
 
 _FUNCTIONALIZE = TransformType.Functionalize
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
@@ -110,7 +111,7 @@ def baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, out_dtype: torch.dtyp
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *,
-           activation: str = "none", strict: bool = False) -> Tensor:
+           activation: Activation = "none", strict: bool = False) -> Tensor:
     """activation(input @ weight.T + bias) as ``torch.nn.functional.linear``, by one kernel.
 
     Where a gradient is needed torch's own activation follows the kernel: its gradient needs the

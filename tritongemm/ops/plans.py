@@ -173,19 +173,6 @@ def forget() -> None:
     _say_capturing.cache_clear()
 
 
-def configure_logging() -> None:
-    """Shows this package's log lines at the level of TRITONGEMM_LOG on standard error."""
-    level = settings.current().log
-    if level != "off":
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(message)s"))
-        if not log.handlers:
-            log.addHandler(handler)
-        log.setLevel(getattr(logging, level.upper()))
-        log.propagate = False
-
-
-configure_logging()
 settings.when_changed(forget)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=plans.after_fork)

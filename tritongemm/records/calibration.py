@@ -144,10 +144,20 @@ class Calibration:
 
 
 def calibration_path(device: str, sibling: str = "") -> Path:
-    """``configs/calibration/<device>.json``, or what was learned from the device's timings and its
-    sibling's: ``<device>-and-<sibling>.json``."""
+    """Where a calibration is written: ``calibration/<device>.json``, or of what was learned from
+    the device's timings and its sibling's ``<device>-and-<sibling>.json``."""
+    return settings.config_root() / _relative(device, sibling)
+
+
+def find_calibration(device: str, sibling: str = "") -> Path | None:
+    """The calibration in the first of :func:`settings.config_roots` that has it, or None."""
+    paths = (root / _relative(device, sibling) for root in settings.config_roots())
+    return next((path for path in paths if path.exists()), None)
+
+
+def _relative(device: str, sibling: str) -> Path:
     name = f"{device}-and-{sibling}" if sibling else device
-    return settings.config_root() / "calibration" / f"{name}.json"
+    return Path("calibration", f"{name}.json")
 
 
 def read_calibration(path: str | os.PathLike[str]) -> Calibration:
@@ -351,14 +361,14 @@ def _lines(section: Section) -> str:
 
 
 def read_shipped(device: str, sibling: str = "") -> Calibration | None:
-    """The calibration in ``configs/`` for the device with that slug, or that which learned from its
+    """The calibration for the device with that slug, or that which learned from its
     sibling too; None where none is.
 
     Raises:
         DataFileError: the file is damaged, or is of another device.
     """
-    path = calibration_path(device, sibling)
-    if not path.exists():
+    path = find_calibration(device, sibling)
+    if path is None:
         return None
     calibration = read_calibration(path)
     if calibration.device != device:

@@ -222,8 +222,9 @@ def _parse(raw: bytes) -> dict | None:
 
 def _check_first(path: Path, record: dict | None) -> None:
     if record is None or record.get("kind") != "header":
-        raise DataFileError(path, "is not a journal: its first line is no header; "
-                            "choose another path", row=1)
+        raise DataFileError(path, "is not a journal that `tritongemm sweep` wrote: its first line "
+                            "is no header; choose another path (`tritongemm report` reads CSVs of "
+                            "bench)", row=1)
 
 
 class _Known(NamedTuple):
@@ -315,6 +316,8 @@ def _records(path: Path) -> Iterator[tuple[int, dict]]:
         bad = 0
         number = 0
         for number, raw in reading.lines(file, path):
+            if bad == 1:
+                _check_first(path, None)
             if bad:
                 raise DataFileError(path, "is not a JSON object, and other lines follow: the file "
                                     "was damaged. Delete the line to go on without it", row=bad)

@@ -177,8 +177,7 @@ def _product(path: Path, entry: object, row: int | None) -> Product:
 
 
 def _space_files(*below: str) -> dict[str, Path]:
-    folder = settings.config_root().joinpath("spaces", *below)
-    return {path.stem: path for path in sorted(folder.glob("*.json"))}
+    return settings.config_files("spaces", *below)
 
 
 def load_space(kernel: str) -> Space:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -18,6 +19,7 @@ from tritongemm.errors import DataFileError, ProblemError, UsageError
 from tritongemm.problem import LAYOUTS, MAX_EXTENT, GemmProblem, dtype_of, epilogue_of
 from tritongemm.records import atomic, reading
 
+_LOG = logging.getLogger("tritongemm")
 REQUIRED = ("m", "n", "k")
 _SUITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 #: Characters of a note; it ends up in reports.
@@ -119,11 +121,12 @@ _PARSERS: dict[str, Callable[[str], object]] = {
 def read_suite(path: str | os.PathLike[str]) -> list[Shape]:
     """The shapes of a suite's CSV, in the file's order; at least one.
 
-    A row that names no suite belongs to the one of the file's name.
+    A row that names no suite belongs to the one of the file's name. Columns that a suite does not
+    have are ignored, with a warning in the log.
 
     Raises:
-        DataFileError: not there, unreadable, too large, not UTF-8, not CSV, an unknown, missing
-            or repeated column, a wrong value, a row too short or too long, or no row at all; it
+        DataFileError: not there, unreadable, too large, not UTF-8, not CSV, a missing or repeated
+            column, a wrong value, a row too short or too long, or no row at all; it
             names the file, the line (the header is line 1) and the field.
     """
     path = Path(path)
@@ -131,6 +134,9 @@ def read_suite(path: str | os.PathLike[str]) -> list[Shape]:
     line, header = next(records, (1, []))
     header = [name.strip() for name in header]
     _check_header(path, line, header)
+    if others := [name[:40] for name in header if name not in _PARSERS]:
+        _LOG.warning("%s: columns that a suite does not have are ignored: %s (known: %s)", path,
+                     ", ".join(others), ", ".join(COLUMNS))
     default_suite = path.stem if _SUITE.fullmatch(path.stem) and len(path.stem) <= 100 else "suite"
     shapes = []
     for line, texts in records:
@@ -139,6 +145,8 @@ def read_suite(path: str | os.PathLike[str]) -> list[Shape]:
                                 row=line)
         values: dict[str, object] = {}
         for name, text in zip(header, texts, strict=True):
+            if name not in _PARSERS:
+                continue
             try:
                 values[name] = _PARSERS[name](text.strip())
             except ValueError as error:
@@ -155,14 +163,23 @@ def _check_header(path: Path, line: int, header: list[str]) -> None:
         raise DataFileError(path, f"is empty; its first line must be a header with "
                             f"{','.join(REQUIRED)}")
     for name in header:
-        if name not in _PARSERS:
-            raise DataFileError(path, f"unknown column; known: {', '.join(COLUMNS)}", row=line,
-                                field=name[:80])
-        if header.count(name) > 1:
+        if name in _PARSERS and header.count(name) > 1:
             raise DataFileError(path, "the column is given twice", row=line, field=name)
-    for name in REQUIRED:
-        if name not in header:
-            raise DataFileError(path, "the column is missing", row=line, field=name)
+    absent = [name for name in REQUIRED if name not in header]
+    if not absent:
+        return
+    if all(re.fullmatch(r"[+-]?[0-9.]+", name) for name in header):
+        raise DataFileError(path, f"has no header; put {','.join(COLUMNS[:len(header)])} above "
+                            "the numbers, in the order of their columns", row=line)
+    for mark, name in ((";", "semicolons"), ("\t", "tabs")):
+        if len(header) == 1 and mark in header[0]:
+            raise DataFileError(path, f"is separated by {name}; a suite is separated by commas",
+                                row=line)
+    if {name.lower() for name in header} >= set(REQUIRED):
+        raise DataFileError(path, "column names are in lower case: "
+                            + ",".join(name.lower() for name in header), row=line)
+    raise DataFileError(path, f"the column is missing; a suite has {', '.join(REQUIRED)} and may "
+                        f"have {', '.join(COLUMNS[len(REQUIRED):])}", row=line, field=absent[0])
 
 
 def write_suite(path: str | os.PathLike[str], shapes: Iterable[Shape]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -151,21 +151,45 @@ class MergeReport:
     kept: int
 
 
-def table_path(device: str, op: str, dtype: str, precision: str, layout: str) -> Path:
-    """``configs/tuned/<device>/<op>-<dtype>-<precision>-<layout>.json``.
+def table_path(device: str, op: str, dtype: str, precision: str, layout: str,
+               root: Path | None = None) -> Path:
+    """``<root>/tuned/<device>/<op>-<dtype>-<precision>-<layout>.json``.
 
-    ``dtype`` is A's, followed by ``-<out>`` where the output's differs (see :func:`path_for`).
+    ``dtype`` is A's, followed by ``-<out>`` where the output's differs (see :func:`path_for`);
+    ``root`` is the folder that is written to, :func:`settings.config_root`, if not given.
     """
-    return (settings.config_root() / "tuned" / device
+    return ((root or settings.config_root()) / "tuned" / device
             / f"{op}-{dtype}-{precision}-{layout}.json")
 
 
-def path_for(problem: GemmProblem, device: str, op: str | None = None) -> Path:
-    """The table in ``configs/`` that ``problem`` belongs to on the device with that slug."""
+def path_for(problem: GemmProblem, device: str, op: str | None = None,
+             root: Path | None = None) -> Path:
+    """The table below ``root`` that ``problem`` belongs to on the device with that slug."""
     dtype = problem.dtype_a
     if problem.dtype_out != problem.dtype_a:
         dtype += f"-{problem.dtype_out}"
-    return table_path(device, op or problem.op, dtype, problem.precision, problem.layout)
+    return table_path(device, op or problem.op, dtype, problem.precision, problem.layout, root)
+
+
+def layers_for(problem: GemmProblem, device: str, op: str | None = None
+               ) -> list[tuple[Path, int, int]]:
+    """(table, inode, time of its last change in ns) of each layer that has one for ``problem``,
+    the one that wins first; see :func:`settings.config_roots`. One ``stat`` a layer.
+
+    Raises:
+        DataFileError: a table that cannot be looked at.
+    """
+    found = []
+    for root in settings.config_roots():
+        path = path_for(problem, device, op, root)
+        try:
+            file = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise DataFileError(path, f"cannot be read: {error.strerror}") from error
+        found.append((path, file.st_ino, file.st_mtime_ns))
+    return found
 
 
 def read_table(path: str | os.PathLike[str]) -> TunedTable:
@@ -188,6 +212,30 @@ def read_table(path: str | os.PathLike[str]) -> TunedTable:
                                 row=number)
         table.rows[key] = row
     return table
+
+
+def read_layers(paths: Sequence[str | os.PathLike[str]]) -> TunedTable:
+    """One table of several: a row of an earlier path wins over that of a later one for the same
+    problem. The header is the first's.
+
+    Raises:
+        DataFileError: a bad table, or tables that are not about the same thing.
+    """
+    first, *others = (read_table(path) for path in paths)
+    for path, other in zip(paths[1:], others, strict=True):
+        _same_subject(path, other.header, first.header)
+        for key, row in other.rows.items():
+            first.rows.setdefault(key, row)
+    return TunedTable(first.header, dict(sorted(first.rows.items())) if others else first.rows)
+
+
+def _same_subject(path: object, ours: TableHeader, theirs: TableHeader) -> None:
+    """Raises :class:`DataFileError` where the rows of ``theirs`` do not belong into the table at
+    ``path`` with the header ``ours``."""
+    for name in IDENTITY:
+        if getattr(ours, name) != getattr(theirs, name):
+            raise DataFileError(path, f"is a table of {getattr(ours, name)!r}, but the rows to "
+                                f"merge are of {getattr(theirs, name)!r}", field=name)
 
 
 def _header(top: Fields) -> TableHeader:
@@ -293,11 +341,7 @@ def merge(path: str | os.PathLike[str], header: TableHeader, rows: Iterable[Tune
     path = Path(path)
     with atomic.locked(path):
         table = read_table(path) if path.exists() else TunedTable(header)
-        for name in IDENTITY:
-            ours, theirs = getattr(table.header, name), getattr(header, name)
-            if ours != theirs:
-                raise DataFileError(path, f"is a table of {ours!r}, but the rows to merge are of "
-                                    f"{theirs!r}", field=name)
+        _same_subject(path, table.header, header)
         added = replaced = kept = 0
         for row in rows:
             row = _filled(row, header)

@@ -1,4 +1,4 @@
-"""Rows to figures: geometric mean, minimum, counts, ties, fallbacks, failures, worst errors."""
+"""Statistics of rows: geometric means, extremes, counts, ties, fallbacks, failures, errors."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from tritongemm.report.load import is_contender
 if TYPE_CHECKING:
     import pandas as pd
 
-#: What one line of the summary stands for.
+#: The columns that define one line of the summary.
 GROUP = ("device", "suite", "dtype", "layout", "provider")
 SUMMARY_COLUMNS = ("rows", "timed", "geomean", "median", "min", "min_at", "max", "max_at",
                    "faster", "tie", "slower", "failed", "fallback", "of_roof_pct", "worst_error")
 
 
 def summary(headline: pd.DataFrame, by: Sequence[str] = GROUP) -> pd.DataFrame:
-    """One line a group of contenders' rows (torch and its control are left out).
+    """One line for each group of providers' rows, without torch and its control.
 
-    Columns beside ``by``: ``rows``; ``timed`` (status ok, with a ratio); ``geomean, median, min,
-    max`` of torch time / provider time over the timed rows, and the problems ``min_at, max_at``;
-    ``faster, tie, slower``, by the 95 % interval lying above, around or below 1; ``failed``,
-    status not ok: never in a mean; ``fallback``, rows that torch itself computed; ``of_roof_pct``,
-    the median per cent of the roofline; ``worst_error``, the largest error over its limit among
-    the rows checked.
+    Besides ``by`` the columns are ``rows``; ``timed`` (status ok, with a ratio); ``geomean,
+    median, min, max`` of torch time / provider time over the timed rows, and the problems
+    ``min_at, max_at``; ``faster, tie, slower``, where the 95 % interval lies above, around or
+    below 1; ``failed``, rows whose status is not ok, which enter no mean; ``fallback``, rows that
+    torch computed; ``of_roof_pct``, the median share of the roofline in per cent;
+    ``worst_error``, the largest error divided by its limit.
     """
     import numpy as np
     import pandas as pd
@@ -70,8 +70,8 @@ def summary(headline: pd.DataFrame, by: Sequence[str] = GROUP) -> pd.DataFrame:
 def correctness(headline: pd.DataFrame) -> pd.DataFrame:
     """One line a group: ``checked`` rows, ``wrong``, ``other`` failures, the worst error ratios.
 
-    An error ratio is the error over the limit it was held to: 1 is the limit. Torch is left out;
-    rows with no time count like any other.
+    An error ratio is the error divided by its limit. Torch is left out; rows without a time
+    count too.
     """
     import pandas as pd
 
@@ -120,14 +120,14 @@ def control(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def sources(headline: pd.DataFrame) -> pd.DataFrame:
-    """How many rows of each provider got their config from where (``selection_source``)."""
+    """How many rows of each provider have each ``selection_source``."""
     rows = headline[is_contender(headline) & (headline["selection_source"] != "")]
     counts = rows.groupby(["provider", "selection_source"], sort=True).size()
     return counts.reset_index(name="rows")
 
 
 def conditions(headline: pd.DataFrame) -> dict[str, list[str]]:
-    """What the timed rows have in common: their timers, L2 states and torch back ends."""
+    """The timers, L2 states and torch back ends of the timed rows."""
     timed = headline[headline["time_us_p50"].notna()]
     return {name: sorted(v for v in timed[name].unique() if v)
             for name in ("timer", "l2_state", "torch_backend")}

@@ -1,4 +1,4 @@
-"""Bench CSVs and their sidecars as one table: which rows count, and why the others do not."""
+"""Bench CSVs and their sidecars as one table; which rows count, and why the others do not."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from tritongemm.errors import DataFileError, UsageError
 from tritongemm.records.control import BASELINE, CONTROL
+from tritongemm.records.reading import csv_records
 from tritongemm.records.rows import COLUMNS, PROBLEM_COLUMNS, read_rows, read_sidecars
 
 if TYPE_CHECKING:
     import pandas as pd
 
-#: One problem x provider: rows that agree in all of these measure the same thing.
+#: Rows that agree in all of these measure the same problem and provider.
 KEY = ("device", "suite", "provider", *PROBLEM_COLUMNS)
 
 
@@ -33,6 +34,7 @@ class Results:
         sidecars: run id -> environment record, of the runs in ``rows``.
         without_sidecar: run ids that have none.
         files: the CSVs read.
+        skipped: CSVs of a folder that hold no rows of a bench.
     """
 
     rows: pd.DataFrame
@@ -42,6 +44,7 @@ class Results:
     sidecars: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     without_sidecar: tuple[str, ...] = ()
     files: tuple[Path, ...] = ()
+    skipped: tuple[Path, ...] = ()
 
     @property
     def devices(self) -> list[str]:
@@ -69,19 +72,29 @@ def nothing() -> Results:
     return Results(rows=rows, headline=rows)
 
 
-def csv_paths(names: Iterable[str | Path]) -> list[Path]:
-    """Each CSV named once; a folder stands for the CSVs directly in it.
+def csv_paths(names: Iterable[str | Path]) -> tuple[list[Path], list[Path]]:
+    """(CSVs of a bench, other CSVs of ours), each once; a folder stands for the CSVs directly in
+    it.
+
+    A CSV that is named itself is always among the first: reading it tells what is wrong with it.
 
     Raises:
-        UsageError: a path that does not exist, or a folder without a CSV.
+        UsageError: a path that does not exist, or a folder without a CSV of a bench.
+        DataFileError: a CSV in a folder that cannot be read.
     """
     found: dict[Path, Path] = {}
+    skipped: dict[Path, Path] = {}
     for name in names:
         path = Path(name)
         if path.is_dir():
-            inside = sorted(p for p in path.glob("*.csv") if p.is_file())
+            every = sorted(p for p in path.glob("*.csv") if p.is_file())
+            others = [p for p in every if _is_other(p)]
+            inside = [p for p in every if p not in others]
+            skipped.update((p.resolve(), p) for p in others)
             if not inside:
-                raise UsageError(f"the folder {path} holds no .csv file")
+                holds = f", only {', '.join(p.name for p in others)}" if others else ""
+                raise UsageError(f"the folder {path} holds no .csv file that `tritongemm bench` "
+                                 f"wrote{holds}")
         elif path.exists():
             inside = [path]
         else:
@@ -89,7 +102,18 @@ def csv_paths(names: Iterable[str | Path]) -> list[Path]:
                              "or a folder of them")
         for one in inside:
             found.setdefault(one.resolve(), one)
-    return list(found.values())
+    return list(found.values()), [path for key, path in skipped.items() if key not in found]
+
+
+def _is_other(path: Path) -> bool:
+    """Whether a CSV holds something else than rows of a bench: a suite, regrets, a program's times.
+
+    Its header has neither ``schema_version`` nor half of a bench's columns, so that a damaged CSV
+    of a bench is not taken for one.
+    """
+    header = set(next(csv_records(path), (1, []))[1])
+    known = header & {column.name for column in COLUMNS}
+    return bool(header) and "schema_version" not in header and 2 * len(known) < len(COLUMNS)
 
 
 def load(names: Sequence[str | Path], *, all_runs: bool = False,
@@ -112,7 +136,7 @@ def load(names: Sequence[str | Path], *, all_runs: bool = False,
     """
     import pandas as pd
 
-    paths = csv_paths(names)
+    paths, skipped = csv_paths(names)
     if not paths:
         raise UsageError("no CSV was named")
     rows = _frame(paths)
@@ -133,7 +157,7 @@ def load(names: Sequence[str | Path], *, all_runs: bool = False,
     assert isinstance(headline, pd.DataFrame)
     return Results(rows=rows, headline=headline.reset_index(drop=True), void_runs=void,
                    superseded=len(good) - len(headline), sidecars=sidecars,
-                   without_sidecar=tuple(without), files=tuple(paths))
+                   without_sidecar=tuple(without), files=tuple(paths), skipped=tuple(skipped))
 
 
 def is_contender(rows: pd.DataFrame) -> pd.Series:

@@ -19,6 +19,7 @@ TABLES: dict[str, Callable[[Results], tables.Table]] = {
     "failures": tables.failures_table,
     "control": tables.control_table,
     "sources": tables.sources_table,
+    "runs": tables.runs_table,
     "environment": tables.environment_table,
 }
 #: What ``--section`` takes; ``facts`` is the lines of context.
@@ -28,7 +29,7 @@ _LARGEST = 16 * 1024 * 1024
 
 
 def default_sections(results: Results) -> tuple[str, ...]:
-    """The summary and its context; where nothing was timed, what was checked as well."""
+    """The summary and the facts; correctness too where nothing was timed."""
     timed = bool(results.headline["time_us_p50"].notna().any())
     return ("summary", "facts") if timed else ("summary", "correctness", "facts")
 
@@ -73,7 +74,7 @@ def document(results: Results, *, sections: Sequence[str] = (),
 
 
 def write_between(path: str | Path, name: str, text: str) -> bool:
-    """Replaces what stands between ``<!-- tritongemm:NAME -->`` and ``<!-- /tritongemm:NAME -->``.
+    """Replaces the text between ``<!-- tritongemm:NAME -->`` and ``<!-- /tritongemm:NAME -->``.
 
     Everything else of the file stays byte for byte, its line ends included. The write is atomic.
 
@@ -81,7 +82,7 @@ def write_between(path: str | Path, name: str, text: str) -> bool:
         Whether the file changed.
 
     Raises:
-        UsageError: a name that cannot stand in a marker.
+        UsageError: a name that a marker cannot hold.
         DataFileError: the file cannot be read or written, is not UTF-8, or does not hold exactly
             one such pair of markers in this order; the message names the markers it has.
     """

@@ -13,7 +13,7 @@ from tritongemm.records.control import BASELINE, CONTROL
 from tritongemm.report import style
 from tritongemm.report.heat import HeatMap, mean_shares
 from tritongemm.report.load import Results, is_contender
-from tritongemm.report.roof import Roof, roof_of
+from tritongemm.report.roof import Roof, roof_of, window
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: More panels than this in one picture cannot be read.
 MAX_PANELS = 24
-#: Intervals are drawn where a provider has at most this many points in a panel.
+#: Intervals are drawn for providers with at most this many points in a panel.
 MAX_INTERVALS = 150
 _LOOK = {"font.size": 9.5, "axes.spines.top": False, "axes.spines.right": False,
          "axes.grid": True, "grid.color": "#e4e4e4", "grid.linewidth": 0.7,
@@ -88,7 +88,7 @@ def timed(headline: pd.DataFrame) -> pd.DataFrame:
 def with_rate(headline: pd.DataFrame) -> pd.DataFrame:
     """The rows that a roofline can show, torch's included, with ``intensity`` in FLOP/byte.
 
-    Both rates come from the same time, so their quotient is work over compulsory traffic.
+    ``tflops`` and ``gbps`` use the same time, so their quotient is FLOPs / compulsory bytes.
     """
     rows = headline[(headline["status"] == "ok") & (headline["tflops"] > 0)
                     & (headline["gbps"] > 0) & (headline["provider"] != CONTROL)]
@@ -202,7 +202,10 @@ def roofline(rows: pd.DataFrame, roof: Roof, title: str) -> Figure | None:
     providers = style.ordered(rows["provider"].unique())
     colour, mark = style.colours(providers), style.marks(providers)
     figure, axes = _figure(8.2, 5.4)
-    low, high = rows["intensity"].min() / 1.6, rows["intensity"].max() * 1.6
+    low, high, slowest, fastest = window(rows, roof)
+    # Points outside the axes are drawn at their edge.
+    rows = rows.assign(intensity=rows["intensity"].clip(low, high),
+                       tflops=rows["tflops"].clip(slowest, fastest))
     for provider in reversed(providers):
         one = rows[rows["provider"] == provider]
         base = provider == BASELINE
@@ -225,6 +228,7 @@ def roofline(rows: pd.DataFrame, roof: Roof, title: str) -> Figure | None:
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(low, high)
+    axes.set_ylim(slowest, fastest)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(lambda v, _: f"{v:,.0f}" if v >= 1 else f"{v:g}")
     axes.set_xlabel("arithmetic intensity, FLOP / byte of compulsory traffic")
@@ -304,7 +308,7 @@ def _heat(blocks: Mapping[str, Sequence[tuple[int, int]]], text: Any, title: str
 
 def _figure(width: float, height: float, rows: int = 0, columns: int = 0,
             width_ratios: Sequence[float] | None = None) -> tuple[Any, Any]:
-    # Not pyplot: it keeps figures alive and wants a display on some set-ups.
+    # Not pyplot, which keeps figures alive and needs a display on some systems.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -58,3 +58,17 @@ def roof_of(device: str, rows: pd.DataFrame) -> Roof:
         return Roof()
     peak = spec.peak_tflops.get(unit)
     return Roof(peak, spec.memory_gbps, unit) if peak else Roof()
+
+
+def window(rows: pd.DataFrame, roof: Roof) -> tuple[float, float, float, float]:
+    """(low x, high x, low y, high y) of a roofline: FLOP/byte and TFLOP/s.
+
+    The axes hold 98 % of the points in each direction and the top of the roof. A few tiny
+    problems would otherwise stretch both axes by decades.
+    """
+    x, y = rows["intensity"], rows["tflops"]
+    low_x, high_x = float(x.quantile(0.01)) / 1.5, float(x.quantile(0.99)) * 1.5
+    low_y, high_y = float(y.quantile(0.01)) / 1.5, float(y.max()) * 1.3
+    if roof.known:
+        high_y = max(high_y, float(roof.tflops(high_x)) * 1.3)
+    return low_x, high_x, low_y, high_y

@@ -1,4 +1,4 @@
-"""What a reader sees in every picture and table alike: colours, order, and number formats."""
+"""Colours, order and number formats that all charts and tables share."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tritongemm.records.control import BASELINE, CONTROL
 
 T = TypeVar("T")
 
-#: Okabe and Ito's palette, told apart by colour-blind readers too. Torch is grey: the yardstick.
+#: Okabe and Ito's palette, which colour-blind readers can distinguish. The reference is grey.
 _FIXED = {BASELINE: "#7f7f7f", CONTROL: "#bdbdbd", "tritongemm": "#0072B2",
           "tritongemm-auto": "#56B4E9", "inductor": "#E69F00"}
 _OTHERS = ("#009E73", "#D55E00", "#CC79A7", "#8C6D31", "#5B4B8A", "#A6761D", "#1B7837")
-#: Marks, matplotlib's name and plotly's.
+#: Marks: matplotlib's name, and the one in charts.js.
 _FIXED_MARKS = {BASELINE: ("o", "circle-open"), CONTROL: ("o", "circle-open"),
                 "tritongemm": ("o", "circle"), "tritongemm-auto": ("s", "square"),
                 "inductor": ("^", "triangle-up")}
@@ -38,7 +38,7 @@ def colours(providers: Iterable[str]) -> dict[str, str]:
 
 
 def marks(providers: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """A mark for each provider, (matplotlib's, plotly's), so that colour is not needed."""
+    """A mark for each provider, (matplotlib's, the page's), so that colour is not needed."""
     return _assigned(providers, _FIXED_MARKS, _MARKS)
 
 
@@ -51,8 +51,8 @@ def _assigned(providers: Iterable[str], fixed: Mapping[str, T], others: Sequence
 
 
 def ratio_ticks(low: float, high: float) -> list[float]:
-    """Ticks within ``low`` and ``high`` for a logarithmic axis of ratios, four to nine if can be;
-    1 is always one of them where it is inside."""
+    """Four to nine ticks between ``low`` and ``high`` for a logarithmic axis of ratios, where
+    possible; 1 is among them if it lies inside."""
     inside = [tick for tick in RATIO_TICKS if low <= tick <= high]
     if len(inside) > 9:
         inside = [tick for tick in inside if tick not in (0.3, 0.7, 0.85, 1.2, 1.5, 3.0)]
@@ -70,7 +70,7 @@ def ratio(value: float) -> str:
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """``value`` with ``digits`` decimals, in scientific form where that would hide it."""
+    """``value`` with ``digits`` decimals, in scientific notation where they round it away."""
     if value is None or math.isnan(value):
         return "–"
     if value != 0 and not 10.0 ** -digits <= abs(value) < 1e6:
@@ -79,7 +79,7 @@ def number(value: float | None, digits: int = 2) -> str:
 
 
 def rate(value: float) -> str:
-    """A rate of any size, to three digits at least: ``0.0413``, ``7.32``, ``743``."""
+    """A rate with at least three significant digits: ``0.0413``, ``7.32``, ``743``."""
     if math.isnan(value):
         return "–"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

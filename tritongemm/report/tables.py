@@ -1,4 +1,4 @@
-"""The tables of a report as text cells, made once for Markdown, the terminal and the page."""
+"""The tables of a report as text cells, for Markdown, the terminal and the HTML page."""
 
 from __future__ import annotations
 
@@ -61,18 +61,18 @@ def summary_table(results: Results) -> Table:
                       *([style.count(row["failed"])] if failed else []),
                       *([style.count(row["fallback"])] if fell_back else [])))
     notes = ["Ratios are torch's time / the provider's time: above 1 is faster than torch. A tie "
-             "is a 95 % interval that contains 1; it enters the mean as measured."]
+             "is a row whose 95 % interval contains 1; it enters the mean as measured."]
     if failed:
         notes.append("Rows that are not ok are counted and never averaged.")
     if fell_back:
-        notes.append("By torch: rows that the provider handed to torch.")
+        notes.append("By torch: rows for which the provider called torch's kernel.")
     if untimed:
         notes.append("A dash: nothing was timed there; see the correctness table.")
     return _table("summary", "Against torch.matmul", heads, cells, text, " ".join(notes))
 
 
 def correctness_table(results: Results) -> Table:
-    """What was checked against the float64 reference, and how close it came to its limit."""
+    """What was checked against the float64 reference, and the largest errors."""
     heads = ("suite", "dtype", "layout", "provider", "rows", "checked", "wrong", "other failures",
              "worst error / limit", "worst RMS error / limit")
     cells = [(r["suite"], r["dtype"], r["layout"], r["provider"], style.count(r["rows"]),
@@ -80,8 +80,8 @@ def correctness_table(results: Results) -> Table:
               style.number(r["max_err_ratio"], 3), style.number(r["rms_err_ratio"], 3))
              for r in aggregate.correctness(results.headline).to_dict("records")]
     return _table("correctness", "Correctness", heads, cells, set(heads[:4]),
-                  "Error of each result against a float64 reference, over the limit it is held "
-                  "to: above 1 is wrong.")
+                  "Error of each result against a float64 reference, divided by the limit that it "
+                  "must keep. Above 1 the result is wrong.")
 
 
 def failures_table(results: Results, limit: int = 200) -> Table:
@@ -98,7 +98,7 @@ def failures_table(results: Results, limit: int = 200) -> Table:
 
 
 def slowest_table(results: Results, count: int = 15) -> Table:
-    """The lowest ratios to torch: where the room is."""
+    """The ``count`` lowest ratios to torch."""
     heads = ("suite", "problem", "dtype", "layout", "provider", "ratio", "interval", "us",
              "torch us", "TFLOP/s", "of roof", "config", "chosen by")
     cells = [(r["suite"], r["problem"], r["dtype"], r["layout"], r["provider"],
@@ -121,7 +121,8 @@ def control_table(results: Results) -> Table:
              for r in aggregate.control(results.rows).to_dict("records")]
     return _table("control", "Control: torch against torch", heads, cells,
                   {"run", "limit", "within"},
-                  "The same call, measured twice, as a hidden provider.")
+                  "Torch is also measured as a second, hidden provider; its ratio to torch shows "
+                  "the error of the measurement.")
 
 
 def _margin(limit: float) -> str:
@@ -129,28 +130,65 @@ def _margin(limit: float) -> str:
 
 
 def sources_table(results: Results) -> Table:
-    """Where the configs came from."""
+    """How each provider's configs were chosen."""
     heads = ("provider", "chosen by", "rows")
     cells = [(r["provider"], r["selection_source"], style.count(r["rows"]))
              for r in aggregate.sources(results.headline).to_dict("records")]
     return _table("sources", "Where the configs came from", heads, cells, set(heads[:2]))
 
 
+#: Fields of a sidecar that describe one run and not its machine; :func:`runs_table` shows them.
+_OF_THE_RUN = ("run_id", "started_utc", "finished_utc", "suite", "dtypes", "layouts", "epilogues",
+               "seed", "fresh_seed", "processes", "control", "complete", "void", "void_reason",
+               "tags", "budget_s", "providers", "precision")
+#: Values of one field that the environment lists; more are counted.
+_MAX_VALUES = 6
+
+
+def runs_table(results: Results) -> Table:
+    """One line a run: when it began, what it measured, and its control."""
+    rows = results.rows.groupby("run_id", sort=False)
+    heads = ("run", "started", "suites", "dtypes", "layouts", "rows", "processes", "seed",
+             "torch / torch", "state")
+    cells = []
+    for run, own in rows:
+        meta = results.sidecars.get(str(run), {})
+        control = meta.get("control")
+        mean = control.get("mean_ratio") if isinstance(control, Mapping) else None
+        state = ("void" if run in results.void_runs else "no environment record" if not meta
+                 else "complete" if meta.get("complete", True) else "incomplete")
+        cells.append((str(run), str(meta.get("started_utc") or own["timestamp_utc"].min()),
+                      style.shorten(", ".join(sorted(filter(None, own["suite"].unique()))), 90),
+                      ", ".join(sorted(own["dtype"].unique())),
+                      ", ".join(sorted(own["layout"].unique())), style.count(len(own)),
+                      str(meta.get("processes", "")), str(meta.get("seed", "")),
+                      style.number(mean, 4) if isinstance(mean, (int, float)) else "–", state))
+    return _table("runs", "Runs", heads, cells,
+                  set(heads) - {"rows", "processes", "seed", "torch / torch"},
+                  "torch / torch: the control's mean ratio, torch measured against itself.")
+
+
 def environment_table(results: Results) -> Table:
-    """The sidecars side by side: a line a field, a column a run (the last six runs)."""
-    runs = list(results.sidecars)[-6:]
-    flat = {run: dict(flatten(results.sidecars[run])) for run in runs}
-    names = list(dict.fromkeys(name for fields in flat.values() for name in fields))
-    cells = [(name, *(style.shorten(flat[run].get(name, ""), 120) for run in runs))
-             for name in names]
-    notes = []
-    if len(results.sidecars) > len(runs):
-        notes.append(f"The last {len(runs)} of {len(results.sidecars)} runs.")
+    """One line a field and value of the sidecars, with the number of runs that have it."""
+    values: dict[str, dict[str, int]] = {}
+    for meta in results.sidecars.values():
+        for name, text in flatten({k: v for k, v in meta.items() if k not in _OF_THE_RUN}):
+            seen = values.setdefault(name.removeprefix("environment."), {})
+            seen[text] = seen.get(text, 0) + 1
+    total = len(results.sidecars)
+    cells = []
+    for name, seen in values.items():
+        listed = sorted(seen.items(), key=lambda item: -item[1])[:_MAX_VALUES]
+        cells += [(name, style.shorten(text, 160), "all" if count == total else style.count(count))
+                  for text, count in listed]
+        if len(seen) > len(listed):
+            cells.append((name, f"and {len(seen) - len(listed)} other values", ""))
+    note = ""
     if results.without_sidecar:
-        notes.append("No environment record beside the CSV for "
-                     + style.shorten(", ".join(results.without_sidecar), 200) + ".")
-    heads = ("field", *runs)
-    return _table("environment", "Environment", heads, cells, set(heads), " ".join(notes))
+        note = ("No environment record beside the CSV for "
+                + style.shorten(", ".join(results.without_sidecar), 200) + ".")
+    heads = ("field", "value", "runs")
+    return _table("environment", "Environment", heads, cells, set(heads), note)
 
 
 def flatten(meta: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
@@ -168,7 +206,7 @@ def flatten(meta: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
 
 
 def alarms(results: Results) -> list[str]:
-    """What must be shown loudly: void runs, a control out of bounds, wrong results."""
+    """Warnings above the figures: void runs, a control outside its limit, wrong results."""
     lines = []
     for run, reason in results.void_runs.items():
         rows = int((results.rows["run_id"] == run).sum())
@@ -178,7 +216,7 @@ def alarms(results: Results) -> list[str]:
     for row in measured[~measured["within"].astype(bool)].to_dict("records"):
         if row["run_id"] not in results.void_runs:
             lines.append(f"Run {row['run_id']}: torch against torch averages {row['mean']:.4f}, "
-                         f"outside {_margin(row['limit'])}; its ratios are not to be trusted.")
+                         f"outside {_margin(row['limit'])}; do not rely on its ratios.")
     wrong = results.headline["status"] == "wrong"
     if wrong.any():
         lines.append(f"{style.plural(wrong.sum(), 'result')} WRONG: listed, and in no mean.")
@@ -186,7 +224,7 @@ def alarms(results: Results) -> list[str]:
 
 
 def facts(results: Results) -> list[str]:
-    """Lines of context under a headline: device, versions, how it was timed, what was left out."""
+    """Lines below a title: device, versions, how rows were timed, which were left out."""
     rows = results.headline
     lines = []
     if results.devices:
@@ -194,12 +232,12 @@ def facts(results: Results) -> list[str]:
     versions = sorted({text for meta in results.sidecars.values() if (text := _versions(meta))})
     if versions:
         lines.append("Software: " + style.shorten("; ".join(versions), 300) + ".")
-    had = aggregate.conditions(rows)
+    conditions = aggregate.conditions(rows)
     timed = int((rows["time_us_p50"].notna() & is_contender(rows)).sum())
     if timed:
-        parts = [f"{what} {', '.join(had[name])}" for name, what in
+        parts = [f"{what} {', '.join(conditions[name])}" for name, what in
                  (("timer", "timer"), ("l2_state", "L2"), ("torch_backend", "torch by"))
-                 if had[name]]
+                 if conditions[name]]
         lines.append("Timed: " + "; ".join(parts) + "." if parts else "Timed.")
     elif len(rows):
         lines.append("Nothing here was timed; results were checked for correctness only.")
@@ -210,10 +248,15 @@ def facts(results: Results) -> list[str]:
                      + style.plural(rows["run_id"].nunique(), "run") + ".")
     throttled = int((~rows["throttled"].isin(["", "no"])).sum())
     if throttled:
-        lines.append(f"{style.plural(throttled, 'row')} measured while the card throttled.")
+        reasons = sorted({word for text in rows["throttled"].unique() for word in text.split("|")
+                          if word not in ("", "no")})
+        lines.append(f"{style.plural(throttled, 'row')} measured while the GPU lowered its clock "
+                     f"({', '.join(reasons)}).")
     if results.superseded:
         lines.append(f"{style.plural(results.superseded, 'older row')} of the same problem and "
                      "provider left out (--all-runs keeps them).")
+    if results.skipped:
+        lines.append(f"Skipped, no rows of a bench: {', '.join(p.name for p in results.skipped)}.")
     return lines
 
 
@@ -245,7 +288,37 @@ def _table(name: str, title: str, heads: Sequence[str], cells: Sequence[Sequence
 
 def problem_rows(rows: pd.DataFrame) -> pd.DataFrame:
     """The columns of the page's table of every row, contenders and torch, without the control."""
-    columns = ["suite", "problem", "dtype", "layout", "provider", "status", "ratio_vs_torch",
-               "ratio_low", "ratio_high", "time_us_p50", "tflops", "gbps", "pct_of_roof",
-               "max_err_ratio", "config_id", "selection_source"]
+    columns = ["device", "suite", "problem", "dtype", "layout", "epilogue", "provider", "status",
+               "ratio_vs_torch", "ratio_low", "ratio_high", "time_us_p50", "tflops", "gbps",
+               "pct_of_roof", "max_err_ratio", "config_id", "selection_source", "throttled",
+               "side"]
     return rows[rows["provider"] != CONTROL][columns]
+
+
+#: Terms of a report and what they mean.
+TERMS = (
+    ("ratio", "torch's time divided by the provider's time, measured in the same rounds. Above 1 "
+     "the provider is faster than torch.matmul."),
+    ("interval, tie", "The 95 % bootstrap interval of the ratio. A row whose interval contains 1 "
+     "is a tie; it enters the mean as measured."),
+    ("geometric mean", "The mean of a suite's ratios. Rows that are not ok are left out of it and "
+     "counted apart."),
+    ("throttled", "The driver reported a reason for lowering the SM clock when the row was "
+     "measured: sw_power_cap means that the board drew as much power as its limit allows, "
+     "sw_thermal and hw_thermal that it was hot, hw_slowdown and hw_power_brake that the hardware "
+     "intervened. Large products reach the power limit by themselves, so this is normal for them. "
+     "The ratio stays valid, since torch and the provider alternate under the same conditions; "
+     "microseconds and TFLOP/s are those of the lowered clock."),
+    ("of roof", "The least time that the device's peaks allow, divided by the measured time. The "
+     "roof is the peak rate of the unit that does the work, or memory bandwidth times arithmetic "
+     "intensity, whichever is lower."),
+    ("error / limit", "The largest error against a float64 reference, divided by the limit that "
+     "the result must keep. Above 1 the result is wrong."),
+    ("L2 cold, warm", "Cold: the calls rotate over operands that together exceed three times the "
+     "L2 cache, so each call reads its operands from memory. Warm: the operands are too few for "
+     "that, so a call finds some of them in the L2 cache."),
+    ("by torch", "Rows for which the provider called torch's own kernel."),
+    ("chosen by", "exact: a tuned row of this problem. twin: the row of the same problem in the "
+     "other 16-bit type. sibling: a row measured on another GPU of the architecture. model: the "
+     "calibrated model. nearest: the row of the nearest problem. rule: the default."),
+)

@@ -13,16 +13,17 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
 from tritongemm import settings
 from tritongemm.config import KernelConfig
 from tritongemm.device import INTERPRETER, DeviceSpec
-from tritongemm.errors import DataFileError, UnsupportedError
+from tritongemm.errors import UnsupportedError
 from tritongemm.kernels import SPECS, violation
 from tritongemm.problem import GemmProblem
-from tritongemm.records.tables import TunedRow, TunedTable, key_of, path_for, read_table
+from tritongemm.records.tables import TunedRow, TunedTable, key_of, layers_for, read_layers
 from tritongemm.selection import invariance as invariance
 from tritongemm.selection import shipped as shipped
 from tritongemm.selection.columns import Columns
@@ -80,10 +81,11 @@ class Choice:
 
 
 @functools.lru_cache(maxsize=256)
-def _table(path: str, inode: int, written_ns: int) -> TunedTable:
-    """The table at ``path``, read once for each file that stood there: what is read while it is
-    replaced does not stand for the new one. Raises :class:`DataFileError` for a bad one."""
-    return read_table(path)
+def _table(layers: tuple[tuple[Path, int, int], ...]) -> TunedTable:
+    """The table of ``layers`` (:func:`layers_for`), read once for each set of files: what is read
+    while a file is replaced does not stand for the new one. Raises :class:`DataFileError` for a bad
+    one."""
+    return read_layers([path for path, *_ in layers])
 
 
 def reload() -> None:
@@ -97,15 +99,10 @@ def reload() -> None:
 
 
 def table_for(problem: GemmProblem, device: DeviceSpec) -> TunedTable | None:
-    """The tuned table of ``problem`` on ``device``, or None where none is shipped."""
-    path = path_for(problem, device.slug)
-    try:
-        file = path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise DataFileError(path, f"cannot be read: {error.strerror}") from error
-    return _table(str(path), file.st_ino, file.st_mtime_ns)
+    """The tuned table of ``problem`` on ``device``: the user's rows over the shipped ones. None
+    where there is none."""
+    layers = layers_for(problem, device.slug)
+    return _table(tuple(layers)) if layers else None
 
 
 def tables_for(problem: GemmProblem, device: DeviceSpec) -> list[TunedTable]:
@@ -245,7 +242,8 @@ def by_model(problem: GemmProblem, device: DeviceSpec) -> Choice | None:
     the config classes that it measured is legal.
     """
     model = model_for(problem, device)
-    if model.section is None or problem.batch * problem.m * problem.n * problem.k == 0:
+    work = problem.batch * problem.m * problem.n * problem.k
+    if model.section is None or not 0 < work < 2**63:  # the counts of larger ones overflow
         return None
     among = shipped.contenders(problem, device, model)
     if not len(among.columns):

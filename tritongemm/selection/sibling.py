@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tritongemm.device import INTERPRETER, DeviceSpec, known_devices
-from tritongemm.records.calibration import Section, calibration_path
+from tritongemm.records.calibration import Section, find_calibration
 
 #: Constants of the calibration's ``memory`` that go with what the device's memory delivers. The L2
 #: is one, as it holds its misses: with all three choices for 330 problems of an H100 by an H200's
@@ -28,7 +28,7 @@ def sibling_of(device: DeviceSpec) -> DeviceSpec | None:
         return None
     found = [other for other in known_devices().values()
              if other.arch == device.arch and other.slug != device.slug
-             and calibration_path(other.slug).exists()]
+             and find_calibration(other.slug) is not None]
     return min(found, key=lambda other: abs(other.num_sms - _all_sms(device)), default=None)
 
 
@@ -36,7 +36,7 @@ def with_rows_for(device: DeviceSpec) -> DeviceSpec | None:
     """The sibling, where it has as many SMs: tiles fill its waves as they fill ``device``'s, so
     that its tuned rows say what is fast here. Else None, and where the device has a calibration of
     its own, which knows better."""
-    sibling = None if calibration_path(device.slug).exists() else sibling_of(device)
+    sibling = None if find_calibration(device.slug) is not None else sibling_of(device)
     return sibling if sibling is not None and sibling.num_sms == _all_sms(device) else None
 
 

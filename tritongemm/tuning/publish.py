@@ -78,7 +78,8 @@ class _Winner:
     beaten: frozenset[KernelConfig]
 
 
-def publish(journals: Iterable[str | os.PathLike[str]], *, force: bool = False) -> PublishReport:
+def publish(journals: Iterable[str | os.PathLike[str]], *, force: bool = False,
+            to: str | os.PathLike[str] | None = None) -> PublishReport:
     """Merges the winners of ``journals`` into ``configs/tuned``, each table under its lock.
 
     Winners come from the final stage only, where they were measured in the same rounds as torch.
@@ -89,17 +90,19 @@ def publish(journals: Iterable[str | os.PathLike[str]], *, force: bool = False) 
 
     Args:
         force: replace rows whatever they hold; the report's ``replaced`` counts them.
+        to: the folder whose ``tuned/`` is written; None: :func:`settings.config_root`.
 
     Raises:
         DataFileError: a journal or a table that cannot be used; the tables are each whole, as
             they were before or as they are after.
     """
+    root = None if to is None else Path(to)
     winners: dict[tuple[Path, tuple], _Winner] = {}
     # By the time of their runs, whatever the order of the files: an id begins with it.
     for winner in sorted((winner for path in journals for winner in _winners(Path(path))),
                          key=lambda winner: winner.row.run_id):
         header = winner.header
-        table = path_for(winner.problem, header.device, header.op)
+        table = path_for(winner.problem, header.device, header.op, root)
         # A ladder's table holds one winner a rung, the others one a problem.
         rung = winner.row.config.kernel if header.op == LADDER else ""
         key = (table, (winner.problem, rung))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from tritongemm import selection, settings
 from tritongemm.device import DeviceSpec
 from tritongemm.errors import UsageError
+from tritongemm.notebook import table
 from tritongemm.problem import GemmProblem
 from tritongemm.records.run import new_run_id
 from tritongemm.records.suites import Shape
@@ -67,6 +68,14 @@ class SweepReport:
     def winners(self) -> tuple[ProblemReport, ...]:
         """The problems that have a winner of this run."""
         return tuple(p for p in self.problems if p.winner is not None)
+
+    def _repr_html_(self) -> str:
+        rows = [(p.problem, p.winner.config_id if p.winner else p.note,
+                 "" if p.time_us is None else f"{p.time_us:.2f}",
+                 "" if p.ratio_vs_torch is None else f"{p.ratio_vs_torch:.3f}")
+                for p in self.problems]
+        return table(("problem", "config", "us", "torch time / ours"), rows,
+                     f"{self.measured} configs measured in {self.wall_s:.0f} s on {self.device}")
 
     @property
     def gpu_waited_share(self) -> float:

@@ -99,8 +99,9 @@ def load(name: str) -> Provider:
                          "or package.module:Class")
     try:
         provider = _attribute(target)()
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"provider {name!r} cannot be loaded: {error}") from error
+    except (ImportError, AttributeError, TypeError) as error:  # TypeError: no class, or arguments
+        raise UsageError(f"provider {name!r} cannot be loaded: {error}; name a class that is made "
+                         "without arguments, package.module:Class") from error
     absent = [member for member in ("name", "available", "build", "prepare")
               if not hasattr(provider, member)]
     if absent:

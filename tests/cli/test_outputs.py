@@ -1,0 +1,67 @@
+"""Outputs that cannot be written are told before anything is measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from tritongemm.cli import main
+from tritongemm.cli.outputs import check_file, check_folder
+from tritongemm.errors import DataFileError
+
+SHAPE = ["--m", "16", "--n", "16", "--k", "16"]
+
+
+@pytest.fixture
+def unused(monkeypatch):
+    """Fails where a command goes on to its work."""
+    def used(*_, **__):
+        raise AssertionError("the work began")
+
+    for place in ("tritongemm.bench.runner.bench", "tritongemm.report.load.load"):
+        monkeypatch.setattr(place, used)
+
+
+@pytest.mark.parametrize("words", [
+    ["bench", *SHAPE, "--out"], ["ladder", "--out"], ["record", "script.py", "--out"],
+    ["regret", "j.jsonl", "--out"], ["calibrate", "j.jsonl", "--out"],
+    ["sweep", *SHAPE, "--journal"], ["profile", "1", "1", "1", "--kernel", "x", "--out"],
+], ids=lambda words: words[0])
+def test_a_folder_is_not_taken_for_a_file(tmp_path, monkeypatch, capsys, words):
+    monkeypatch.chdir(tmp_path)
+    out = "results/"
+    words = [*words, out] if words[0] != "record" else ["record", "--out", out, "script.py"]
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert f"{out} is a folder; name the file in it" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [
+    ["bench", *SHAPE, "--out", "{}"], ["bench", *SHAPE, "--device", "cpu", "--out", "{}"],
+    ["ladder", "--out", "{}"], ["regret", "j.jsonl", "--out", "{}"],
+    ["calibrate", "j.jsonl", "--out", "{}"], ["sweep", *SHAPE, "--journal", "{}"],
+    ["record", "--out", "{}", "script.py"],
+    ["report", "rows.csv", "--out", "{}"]], ids=lambda words: " ".join(words[::4]))
+def test_what_cannot_be_written_is_told_first(tmp_path, monkeypatch, capsys, unused, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("in the way")
+    (tmp_path / "script.py").write_text("raise AssertionError('the work began')")
+    for out, says in (("file/out", "file/out: "), (".", "is a folder, not a file")):
+        if out == "." and words[0] == "report":  # which takes a folder
+            continue
+        assert main([word.format(out) for word in words]) == 2
+        said = capsys.readouterr().err
+        assert says in said and "Traceback" not in said
+    assert (tmp_path / "file").read_text() == "in the way"
+
+
+def test_looking_changes_nothing(tmp_path):
+    (tmp_path / "there.csv").write_text("rows")
+    for path in ("there.csv", "absent.csv", "new/folder/absent.csv"):
+        check_file(tmp_path / path)
+    check_folder(tmp_path / "new" / "folder")
+    assert [p.name for p in tmp_path.iterdir()] == ["there.csv"]
+    assert (tmp_path / "there.csv").read_text() == "rows"
+    with pytest.raises(DataFileError, match="is a folder"):
+        check_file(tmp_path)

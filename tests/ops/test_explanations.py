@@ -1,0 +1,124 @@
+"""``tritongemm.explain``: by tensors, sizes or a problem; as text and as HTML for notebooks."""
+
+from __future__ import annotations
+
+import html.parser
+import warnings
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+import tritongemm as tg
+from tritongemm.device import device_named
+from tritongemm.errors import DeviceError, ProblemError, UsageError
+from tritongemm.integration.override import Calls, OverrideReport
+from tritongemm.notebook import table
+from tritongemm.ops.explain import explain_problem
+from tritongemm.problem import GemmProblem
+from tritongemm.tuning.candidates import PruneReport
+from tritongemm.tuning.sweep import SweepReport
+from tritongemm.tuning.task import ProblemReport
+
+PROBLEM = GemmProblem.contiguous(4096, 4096, 4096, layout="nt")
+
+
+class Cells(html.parser.HTMLParser):
+    """The texts of a table's cells, and how many of each tag there are."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self.tags: Counter[str] = Counter()
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags[tag] += 1
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def test_sizes_and_a_problem_say_the_same():
+    by_sizes = tg.explain(4096, 4096, 4096, layout="nt", device="nvidia-h200")
+    assert by_sizes == tg.explain(PROBLEM, device="h200") == explain_problem(
+        PROBLEM, device_named("nvidia-h200"))
+    assert by_sizes.config is not None and "tiles" in str(by_sizes)
+
+
+@pytest.mark.parametrize("arguments", [(), (1,), (64, 64), (64, 64.0, 64), (1, 2, 3, 4)], ids=str)
+def test_other_arguments_are_refused(arguments):
+    with pytest.raises((UsageError, AttributeError)):
+        tg.explain(*arguments, device="h200")
+
+
+def test_options_go_with_sizes_only():
+    with pytest.raises(UsageError, match="layout with the sizes"):
+        tg.explain(PROBLEM, layout="nn")
+    with pytest.raises(ProblemError, match="layout"):
+        tg.explain(64, 64, 64, layout="nx", device="h200")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_without_a_gpu_a_device_must_be_named():
+    with pytest.raises(DeviceError, match="no CUDA device"):
+        tg.explain(64, 64, 64)
+
+
+@pytest.mark.parametrize("name, slug", [
+    ("h200", "nvidia-h200"), ("H200", "nvidia-h200"), ("h100", "nvidia-h100-80gb-hbm3"),
+    ("nvidia-l40s", "nvidia-l40s"), ("a100-sxm4", "nvidia-a100-sxm4-80gb")])
+def test_a_part_of_a_device_s_name_is_enough(name, slug):
+    assert device_named(name).slug == slug
+
+
+@pytest.mark.parametrize("name, says", [
+    ("nvidia", "could be .*nvidia-h200"), ("h20", "not in configs/devices; known: .*nvidia-h200"),
+    ("", "not in configs/devices"), ("-", "not in configs/devices")])
+def test_a_part_of_several_names_or_of_none_is_refused(name, says):
+    with pytest.raises(DeviceError, match=says):
+        device_named(name)
+
+
+@pytest.mark.parametrize("sizes", [(0, 4096, 4096), (4096, 0, 1), (4096, 4096, 0)], ids=str)
+def test_nothing_to_multiply_is_torchs(sizes):
+    found = tg.explain(*sizes, device="h200")
+    assert found.config is None and found.source == "torch" and "extent is 0" in str(found)
+
+
+def test_sizes_beyond_any_memory_are_told_without_a_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = tg.explain(2 * 10**9, 2 * 10**9, 2 * 10**9, device="h200")
+    assert found.config is None and "a grid has at most" in found.note
+
+
+def test_explain_has_html_for_notebooks():
+    found = tg.explain(PROBLEM, device="h200")
+    cells = Cells(found._repr_html_())
+    assert cells.tags["table"] == 2 and found.config.config_id in cells.texts
+    assert all(config.config_id in cells.texts for config in found.alternatives)
+    assert str(found).count("\n") + 1 >= len(found.fields())
+
+
+def test_an_override_s_report_has_html_for_notebooks():
+    report = OverrideReport(("mm",), (Calls("mm", 5, {"a <b> reason": 2, "another": 7}),))
+    cells = Cells(report._repr_html_())
+    assert ["aten::mm", "5", "9", "7 x another; 2 x a <b> reason"] == cells.texts[-4:]
+    assert cells.tags["b"] == 0
+
+
+def test_tune_s_report_has_html_for_notebooks():
+    won = ProblemReport(PROBLEM, tg.explain(PROBLEM, device="h200").config, 171.25, 1.034)
+    lost = ProblemReport(GemmProblem(1, 1, 1), note="nothing ran")
+    report = SweepReport("run", Path("j"), "nvidia-h200", (won, lost), PruneReport(), 12, 0, {},
+                         3.0, 1.0, 1.0, 1.0)
+    cells = Cells(report._repr_html_())
+    assert str(won.problem) in cells.texts and "171.25" in cells.texts and "1.034" in cells.texts
+    assert "nothing ran" in cells.texts
+
+
+def test_a_cell_s_text_stays_text():
+    tags = Cells(table(("<i>",), [("<script>",)], "<u>")).tags
+    assert not tags.keys() & {"i", "script", "u"}

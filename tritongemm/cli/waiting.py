@@ -1,0 +1,44 @@
+"""What a command shows while nothing else is there to show: a spinner, or one line."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+
+class Waiting:
+    """Says ``text`` from :meth:`start` to :meth:`stop`: on a terminal with a spinner and the
+    seconds so far, which :meth:`stop` takes away, elsewhere as one line."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._shown: Progress | None = None
+
+    def start(self) -> None:
+        """Shows the text."""
+        if sys.stdout.isatty():
+            try:
+                from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+            except ImportError:
+                pass  # the line says the same
+            else:
+                self._shown = Progress(SpinnerColumn(), TextColumn("{task.description}"),
+                                       TimeElapsedColumn(), transient=True)
+                self._shown.add_task(self._text)
+                self._shown.start()
+                return
+        print(f"{self._text} ...", flush=True)
+
+    def stop(self) -> None:
+        """Ends it; more than once does no harm."""
+        if self._shown is not None:
+            self._shown.stop()
+            self._shown = None
+
+
+def starting() -> Waiting:
+    """For the seconds in which this process and the one that measures import torch and Triton."""
+    return Waiting("starting: torch and Triton are imported, a measuring process begins")
