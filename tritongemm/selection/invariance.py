@@ -60,10 +60,11 @@ def _config_for(problem: GemmProblem, device: DeviceSpec, root: str,
     """``root`` and ``no_gluon``: what else the choice depends on, so that neither is stale."""
     problems = [replace(problem, m=m) for m in STAND_INS]
     model = model_for(problem, device)
-    legal = [c for c in shipped.configs(problem)
-             if c.split_k == 1 and not c.pad_operands and not c.swap_ab
-             and (model.section is None or model.knows(c))
-             and all(_runs(p, c, device) for p in problems)]
+    whole = [c for c in shipped.configs(problem)
+             if c.split_k == 1 and not c.pad_operands and not c.swap_ab]
+    known = [c for c in whole if model.section is None or model.knows(c)]
+    legal = ([c for c in known if all(_runs(p, c, device) for p in problems)]
+             or [c for c in whole if all(_runs(p, c, device) for p in problems)])
     legal = [c for c in legal if violation(problem, c, device) is None] or legal
     legal = [c for c in legal if all(keeps_to_the_budget(p, c, device) for p in problems)] or legal
     if not legal:

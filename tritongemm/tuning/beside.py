@@ -23,6 +23,7 @@ from tritongemm.errors import UsageError
 from tritongemm.problem import GemmProblem
 from tritongemm.records.calibration import (
     Calibration,
+    Covers,
     NetworkRecord,
     Section,
     calibration_path,
@@ -32,7 +33,7 @@ from tritongemm.selection.inputs import NAMES
 from tritongemm.selection.model import Served, model_of, of_sibling
 from tritongemm.selection.network import Network
 from tritongemm.selection.sibling import sibling_of
-from tritongemm.tuning.calibrate import contenders_of, near_the_best, neighbours_of, write
+from tritongemm.tuning.calibrate import candidates_of, near_the_best, neighbours_of, write
 from tritongemm.tuning.sustained import sustained
 from tritongemm.tuning.timings import Source, Timing, read_timings
 from tritongemm.tuning.training import train
@@ -67,9 +68,9 @@ class Lessons(NamedTuple):
         """Each once, in the order of its first timing."""
         return tuple(dict.fromkeys(t.problem for t in self.timings))
 
-    def contenders(self) -> tuple[KernelConfig, ...]:
+    def candidates(self) -> tuple[KernelConfig, ...]:
         """What a choice is made among."""
-        return contenders_of([t.config for t in self.timings], self.behind)
+        return candidates_of([t.config for t in self.timings], self.behind)
 
     def learned(self) -> NetworkRecord | None:
         """The network; None: there are too few timings."""
@@ -103,7 +104,7 @@ def lessons_of(timings: Sequence[Timing], served: Served) -> Lessons:
         by_problem.setdefault(timing.problem, []).append(timing)
     seen, misses, behind = [], [], []
     for problem, some in by_problem.items():
-        inputs, predicted_us = model_of(served, problem).lesson(
+        inputs, predicted_us = model_of(served, problem).training_inputs(
             problem, Columns([t.config for t in some]))
         times = np.log([t.time_us for t in some])
         seen.append(inputs)
@@ -150,8 +151,9 @@ def section_of(both: Beside) -> Section:
         both.section, run_ids=both.run_ids, problems=len(lessons.problems()),
         results=len(lessons.misses),
         rms_log_error=near_the_best(lessons.missed_by(network), lessons.behind),
-        contenders=lessons.contenders(),
-        neighbours=neighbours_of(lessons.problems(), both.source), network=network)
+        candidates=lessons.candidates(),
+        neighbours=neighbours_of(lessons.problems(), both.source), network=network,
+        covers=Covers.of((t.problem, t.config) for t in lessons.timings))
 
 
 def calibrate_beside(journals: Iterable[str | os.PathLike[str]], device: str,

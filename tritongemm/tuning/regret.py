@@ -34,7 +34,7 @@ from tritongemm.selection.columns import Columns
 from tritongemm.selection.model import model_for
 from tritongemm.selection.policy import AS_GOOD, nearest_row
 from tritongemm.tuning.beside import Beside, beside_sibling
-from tritongemm.tuning.calibrate import contenders_of, corrected, fit, learned
+from tritongemm.tuning.calibrate import candidates_of, corrected, fit, learned
 from tritongemm.tuning.sustained import sustained
 from tritongemm.tuning.table import Table
 from tritongemm.tuning.timings import Source, Timing, read_timings
@@ -133,7 +133,7 @@ def shipped(journals: Iterable[str | os.PathLike[str]], device: str | None = Non
             raise UsageError(f"no calibration serves {source.device.slug} for {problem.unit}, its "
                              "own or a sibling's; run `tritongemm calibrate` first")
         place = np.array([model.place(t.config) for t in mine])
-        chosen_among = (place < len(model.contenders) if model.contenders
+        chosen_among = (place < len(model.candidates) if model.candidates
                         else np.array([model.knows(t.config) for t in mine]))
         expected = np.where(
             chosen_among, model.times(problem, Columns([t.config for t in mine])), np.inf)
@@ -154,7 +154,7 @@ def _first(expected: np.ndarray, place: np.ndarray) -> int | None:
 
 
 #: Of timings of a source, those left out by index: their expected times, microseconds, and the
-#: contenders, from all others.
+#: candidates, from all others.
 _Left = Callable[[np.ndarray], tuple[np.ndarray, tuple[KernelConfig, ...]]]
 
 
@@ -166,7 +166,7 @@ def _alone(source: Source) -> _Left:
         training = table.rows(np.delete(np.arange(len(source.timings)), these))
         fitted = fit(training)
         return (corrected(table.rows(these), fitted, learned(training, fitted)),
-                contenders_of(training.columns.configs, training.behind))
+                candidates_of(training.columns.configs, training.behind))
     return left
 
 
@@ -179,7 +179,7 @@ def _beside(both: Beside) -> _Left:
             [_extents(t.problem) not in out for t in both.theirs.timings])).and_of(
             both.mine.of(np.delete(np.arange(len(both.mine.timings)), these)))
         times = np.log([t.time_us for t in mine.timings]) - mine.missed_by(lessons.learned())
-        return np.exp(times), lessons.contenders()
+        return np.exp(times), lessons.candidates()
     return left
 
 
@@ -193,8 +193,8 @@ def _judge(source: Source, folds: int | None, left: _Left) -> list[Regret]:
     expected, place = np.full(len(timings), np.inf), np.zeros(len(timings), int)
     for these in (np.flatnonzero(part == one) for one in range(parts)):
         if len(these) < len(timings):
-            times, contenders = left(these)
-            places = {config: number for number, config in enumerate(contenders)}
+            times, candidates = left(these)
+            places = {config: number for number, config in enumerate(candidates)}
             place[these] = [places.get(timings[i].config, -1) for i in these]
             expected[these] = np.where(place[these] < 0, np.inf, times)
     numbers: dict[GemmProblem, int] = {}

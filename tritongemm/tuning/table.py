@@ -66,7 +66,8 @@ class Table:
             for key in keys_of(timing.config, static):
                 if key not in index:
                     index[key] = len(index)
-                    usuals.append(usual(key, timing.config, device, timing.problem.unit))
+                    usuals.append(usual(key, timing.config, static, device,
+                                        timing.problem.unit))
                 row.append(index[key])
             columns.append(row)
         self.keys = list(index)
