@@ -6,6 +6,7 @@ nothing there: its ``KernelSpec.footprint`` says what the predicted time depends
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 from tritongemm.config import KernelConfig
@@ -61,6 +62,7 @@ class Footprint(NamedTuple):
     bits_b: int
 
 
+@functools.cache
 def bits_of(dtype: str) -> int:
     """Bits of an element."""
     return 8 * dtype_of(dtype).itemsize

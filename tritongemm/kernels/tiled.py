@@ -23,7 +23,6 @@ from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.symbol import symbol_of
 from tritongemm.problem import GemmProblem, divisor_of, dtype_of
 
-
 #: Registers of a thread beside the accumulator, on tensor cores and on CUDA cores, whose operands
 #: pass through registers from shared memory. As compiled for sm_90.
 _BASE_REGISTERS, _FMA_REGISTERS = 28, 64

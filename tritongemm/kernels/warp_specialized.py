@@ -42,7 +42,7 @@ def footprint(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) ->
     tiles = 2 if config.pingpong else 1
     return Footprint(
         sms=tile.sms_of(config, device),
-        programs_per_sm=1 if config.pingpong else tile.programs_an_sm(problem, config, device),
+        programs_per_sm=tile.programs_an_sm(problem, config, device),
         tiles_per_program=tiles, persistent=config.cluster_k == 1, copy_engine=True,
         producer_warps=True, tensor_cores=True, k_over_threads=False, products=1,
         registers=tiles * accumulators(config), columns_b=tile.columns_of_b(problem, config),

@@ -32,50 +32,62 @@ _OF_PROBLEM = ("m", "n", "k", "batch", "align_a", "align_b", "align_c", "lead_a"
 #: The largest power of two that is told apart in a tile's sides (what is stored and swizzled in
 #: powers of two is slower at other widths) and in the bytes from row to row: two lines of the L2.
 _MOST_SIDE, _MOST_LEAD = 128, 256
+#: The inputs that the config and the kind of the problem decide.
+_FIXED = (*_TRAITS, *_AMOUNTS, *SIZES, "block_m_power", "block_n_power",
+          *(f"{name}.{value}" for name, values in _WAYS.items() for value in values))
 #: The name of each input.
-NAMES = (*_TRAITS, *_AMOUNTS, *SIZES, "block_m_power", "block_n_power",
-         *(f"{name}.{value}" for name, values in _WAYS.items() for value in values), *_OF_PROBLEM,
-         "rows_used", "cols_used", "tiles_down", "tiles_along", *_COUNTS, "waves_used", "last_wave",
+NAMES = (*_FIXED, *_OF_PROBLEM, "rows_used", "cols_used", "tiles_down", "tiles_along", *_COUNTS, "waves_used", "last_wave",
          "steps_a_stage", "total_us", *_TERMS, *_BOUNDS)
 
 
-def inputs_of(configs: Columns, problems: Sequence[GemmProblem], which: np.ndarray, work: Any,
-              bounds: Sequence[np.ndarray], terms: Any, num_sms: int) -> np.ndarray:
+def fixed_inputs(configs: Columns, work: Any) -> np.ndarray:
+    """[configs, inputs] in float32: the first of :data:`NAMES`, which the config and the kind of
+    the problem decide. ``work``: as for :func:`inputs_of`, of problems of the kind."""
+    sides = np.stack([configs.of["block_m"], configs.of["block_n"]])
+    return _joined([
+        *(getattr(work, name) for name in _TRAITS),
+        *(np.log2(getattr(work, name)) for name in _AMOUNTS),
+        *(np.log2(configs.of[name]) for name in SIZES),
+        *np.log2(np.minimum(sides & -sides, _MOST_SIDE)),
+        *(configs.of[name] == value for name, values in _WAYS.items() for value in values)])
+
+
+def inputs_of(fixed: np.ndarray, configs: Columns, problems: Sequence[GemmProblem],
+              which: np.ndarray, work: Any, bounds: Sequence[np.ndarray], terms: Any,
+              num_sms: int) -> np.ndarray:
     """[configs, inputs] in float32, the inputs in the order of :data:`NAMES`.
 
     Args:
+        fixed: of :func:`fixed_inputs`.
         which: [configs]: the index of each config's problem.
         work: the fields of :class:`~tritongemm.selection.work.Work`, as arrays.
         bounds: what bounds the K loop, each in microseconds, as ``model.bounds_of`` orders them.
         terms: the ``Estimate`` that is to be corrected, of arrays.
     """
-    sizes = {name: configs.of[name] for name in SIZES}
-    sides = np.stack([configs.of["block_m"], configs.of["block_n"]])
-    ways = {name: configs.of[name] for name in _WAYS}
+    block_m, block_n = configs.of["block_m"], configs.of["block_n"]
     of = np.array([_of_problem(p) for p in problems], float)[which].T
     m, n = of[0], of[1]
-    swapped = ways["swap_ab"] > 0
+    swapped = configs.of["swap_ab"] > 0
     rows, cols = np.where(swapped, n, m), np.where(swapped, m, n)
-    down, along = np.ceil(rows / sizes["block_m"]), np.ceil(cols / sizes["block_n"])
+    down, along = np.ceil(rows / block_m), np.ceil(cols / block_n)
     total = terms.total_us
-    columns = [
-        *(getattr(work, name) for name in _TRAITS),
-        *(np.log2(getattr(work, name)) for name in _AMOUNTS),
-        *map(np.log2, sizes.values()),
-        *np.log2(np.minimum(sides & -sides, _MOST_SIDE)),
-        *(ways[name] == value for name, values in _WAYS.items() for value in values),
+    return np.concatenate([fixed, _joined([
         *np.log2(of[:10]), *of[10:],
-        rows / (down * sizes["block_m"]), cols / (along * sizes["block_n"]),
+        rows / (down * block_m), cols / (along * block_n),
         np.log2(down), np.log2(along),
         *(np.log2(getattr(work, name) + 1e-3) for name in _COUNTS),
         work.tiles / (work.waves * num_sms), work.tiles / num_sms % 1,
         np.minimum(work.steps / work.stages, 8),
         np.log(total), *(getattr(terms, name) / total for name in _TERMS),
-        *(bound / total for bound in bounds)]
-    inputs: np.ndarray = np.empty((len(configs), len(columns)), np.float32)
+        *(bound / total for bound in bounds)])], axis=1)
+
+
+def _joined(columns: Sequence[np.ndarray]) -> np.ndarray:
+    """[configs, columns] in float32."""
+    joined: np.ndarray = np.empty((len(columns[0]), len(columns)), np.float32)
     for place, values in enumerate(columns):
-        inputs[:, place] = values
-    return inputs
+        joined[:, place] = values
+    return joined
 
 
 def _of_problem(problem: GemmProblem) -> tuple[int, ...]:

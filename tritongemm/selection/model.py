@@ -47,7 +47,7 @@ from tritongemm.records.calibration import (
     read_shipped,
 )
 from tritongemm.selection.columns import Columns, kind_of
-from tritongemm.selection.inputs import NAMES, inputs_of
+from tritongemm.selection.inputs import NAMES, fixed_inputs, inputs_of
 from tritongemm.selection.neighbours import Neighbours
 from tritongemm.selection.network import Network
 from tritongemm.selection.sibling import as_fast_as, as_on, sibling_of
@@ -329,11 +329,15 @@ class Model:
             factors, constants = factors[index], constants[:, index]
         of: Any = Rates(*(x * scale for x, scale in zip(constants, self._scale, strict=True)))
         terms = predict(works, of, factors)  # type: ignore[arg-type]
-        if index is not None:
-            configs = configs.take(index)
-        return terms, lambda: inputs_of(
-            configs, (problem,), np.zeros(len(configs), int), works,
-            bounds_of(works, of), terms, self._device.num_sms)  # type: ignore[arg-type]
+
+        def inputs() -> np.ndarray:
+            fixed = configs.kept(("inputs", kind, self._device), lambda: fixed_inputs(
+                configs, counts(kind, configs, self._device)))
+            part = configs if index is None else configs.take(index)
+            return inputs_of(fixed if index is None else fixed[index], part, (problem,),
+                             np.zeros(len(part), int), works,
+                             bounds_of(works, of), terms, self._device.num_sms)
+        return terms, inputs
 
     def _between(self, key: Key, width: int) -> float | None:
         """A constant of a class that was not measured: interpolated between the classes that

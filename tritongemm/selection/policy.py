@@ -36,14 +36,14 @@ from tritongemm.selection.model import Model, forget, model_for, not_calibrated
 from tritongemm.selection.sibling import with_rows_for
 from tritongemm.selection.work import keeps_to_the_budget
 
-#: A row further than this from a problem says little about it: the sum over batch, m, n and k of
-#: |log2| of the ratios, e.g. two extents each twice as long.
+#: The largest distance of a row that may serve another problem: the sum over batch, m, n and k of
+#: |log2| of the ratios. Two extents four times as long are 4.
 NEAREST_LIMIT = 4.0
-#: A family whose first member is predicted to take this many times the fastest's is not looked at:
-#: its members lie nearer to each other.
+#: Families whose first member is predicted to take more than this many times the fastest one's are
+#: skipped: times within a family differ by less.
 _HOPEFUL = 1.5
-#: Predictions within this of the least are as good: of them the calibration's first is taken, so
-#: that problems near each other share binaries: 71 for 136 M of one N and K, 87 without
+#: Of the configs predicted within this factor of the least time, the one that the calibration lists
+#: first is chosen, so that similar problems share binaries: 71 for 136 M of one N and K, 87 without
 #: (perf/results/nvidia-h200/exploratory/learned.txt).
 AS_GOOD = 1.01
 _TWINS = {"bf16": "fp16", "fp16": "bf16"}
@@ -93,8 +93,7 @@ def _table(path: str, inode: int, written_ns: int) -> TunedTable:
 
 
 def reload() -> None:
-    """Forgets the tables, spaces and calibrations read so far, and what was made by them, so that
-    new ones are seen."""
+    """Clears all that was read or cached, so that new tables, spaces and calibrations are read."""
     _table.cache_clear()
     shipped.forget()
     invariance.forget()

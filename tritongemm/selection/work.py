@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -163,20 +163,26 @@ class Static(NamedTuple):
 
 def static_of(kind: GemmProblem, config: KernelConfig, device: DeviceSpec) -> Static:
     """The part that a kind decides, of a kind or of any problem of it."""
-    footprint = footprint_of(kind, config, device)
-    align_a, align_b = kind.align_a, kind.align_b
-    if config.swap_ab:
-        align_a, align_b = align_b, align_a
-    copies = copied(kind, config.pad_operands)
-    if copies:
-        align_a = align_b = FULL_ALIGNMENT
-    store = "split" if config.split_k > 1 else (
-        "swapped" if config.swap_ab == 1 else
-        "engine" if footprint.copy_engine and tma_store(kind) else
-        f"align{max(kind.align_c, 2)}")
-    return Static(footprint, "a" in copies, "b" in copies, store, f"align{max(align_a, 2)}",
-                  f"align{max(align_b, 2)}",
-                  f"align{max(min(kind.align_a, kind.align_b), 2)}" if copies else "")
+    return _static_of(kind, device)(config)
+
+
+def _static_of(kind: GemmProblem, device: DeviceSpec) -> Callable[[KernelConfig], Static]:
+    """:func:`static_of` for many configs: what no config changes is worked out once."""
+    engine_stores, stores = tma_store(kind), f"align{max(kind.align_c, 2)}"
+    loads = tuple(f"align{max(x, 2)}" for x in (kind.align_a, kind.align_b))
+    copies_of = [copied(kind, way) for way in range(3)]
+    whole, pads = f"align{FULL_ALIGNMENT}", f"align{max(min(kind.align_a, kind.align_b), 2)}"
+
+    def static(config: KernelConfig) -> Static:
+        footprint = footprint_of(kind, config, device)
+        copies = copies_of[min(config.pad_operands, 2)]
+        loads_a, loads_b = (whole, whole) if copies else loads[::-1] if config.swap_ab else loads
+        store = "split" if config.split_k > 1 else (
+            "swapped" if config.swap_ab == 1 else
+            "engine" if footprint.copy_engine and engine_stores else stores)
+        return Static(footprint, "a" in copies, "b" in copies, store, loads_a, loads_b,
+                      pads if copies else "")
+    return static
 
 
 def work_of(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> Work:
@@ -192,7 +198,7 @@ def work_of(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> W
 def statics(kind: GemmProblem, configs: Columns, device: DeviceSpec) -> Sequence[Static]:
     """The :class:`Static` of each config."""
     return configs.kept(("static", kind, device), lambda: [
-        static_of(kind, config, device) for config in configs.configs])
+        *map(_static_of(kind, device), configs.configs)])
 
 
 def _numbers(kind: GemmProblem, configs: Columns, device: DeviceSpec) -> np.ndarray:
@@ -249,7 +255,7 @@ def counts(problem: GemmProblem, configs: Columns, device: DeviceSpec,
     stored = np.where(several, 4.0 * c.split_k * batch * m * n, result)
     loads = np.where(engine, 0.0, steps * c.block_k / 1e3
                      * np.maximum(per_sm / _SCHEDULERS, waves / c.num_warps))
-    bytes_, elements = (np.array([of(problem, way) for way in range(3)], float)[c.pad_operands]
+    bytes_, elements = (np.array([of(problem, way) for way in range(3)], float)[np.minimum(c.pad_operands, 2)]
                         for of in (padded_bytes, padded_elements))
     return SimpleNamespace(
         tiles=tiles, waves=waves, per_sm=per_sm, steps=steps,

@@ -12,7 +12,7 @@ import numpy as np
 from tritongemm.device import DeviceSpec
 from tritongemm.problem import GemmProblem
 from tritongemm.selection.columns import Columns, kind_of
-from tritongemm.selection.inputs import inputs_of
+from tritongemm.selection.inputs import fixed_inputs, inputs_of
 from tritongemm.selection.model import (
     Key,
     Rates,
@@ -107,9 +107,9 @@ class Table:
     def inputs(self, fitted: Fit) -> np.ndarray:
         """What a network sees of the rows."""
         work: Any = self.work
-        return inputs_of(self.columns, self.problems, self.problem, work,
-                         bounds_of(work, self._rates(fitted.constants)), self.terms(fitted),
-                         self.num_sms)
+        return inputs_of(fixed_inputs(self.columns, work), self.columns, self.problems,
+                         self.problem, work, bounds_of(work, self._rates(fitted.constants)),
+                         self.terms(fitted), self.num_sms)
 
     def mean_of_problem(self, values: np.ndarray, weights: np.ndarray) -> np.ndarray:
         """Of each row, the weighted mean of ``values`` over the rows of its problem."""
