@@ -36,8 +36,8 @@ _MOST_SIDE, _MOST_LEAD = 128, 256
 _FIXED = (*_TRAITS, *_AMOUNTS, *SIZES, "block_m_power", "block_n_power",
           *(f"{name}.{value}" for name, values in _WAYS.items() for value in values))
 #: The name of each input.
-NAMES = (*_FIXED, *_OF_PROBLEM, "rows_used", "cols_used", "tiles_down", "tiles_along", *_COUNTS, "waves_used", "last_wave",
-         "steps_a_stage", "total_us", *_TERMS, *_BOUNDS)
+NAMES = (*_FIXED, *_OF_PROBLEM, "rows_used", "cols_used", "tiles_down", "tiles_along", *_COUNTS,
+         "waves_used", "last_wave", "steps_a_stage", "total_us", *_TERMS, *_BOUNDS)
 
 
 def fixed_inputs(configs: Columns, work: Any) -> np.ndarray:

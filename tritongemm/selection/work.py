@@ -255,7 +255,8 @@ def counts(problem: GemmProblem, configs: Columns, device: DeviceSpec,
     stored = np.where(several, 4.0 * c.split_k * batch * m * n, result)
     loads = np.where(engine, 0.0, steps * c.block_k / 1e3
                      * np.maximum(per_sm / _SCHEDULERS, waves / c.num_warps))
-    bytes_, elements = (np.array([of(problem, way) for way in range(3)], float)[np.minimum(c.pad_operands, 2)]
+    way = np.minimum(c.pad_operands, 2)
+    bytes_, elements = (np.array([of(problem, x) for x in range(3)], float)[way]
                         for of in (padded_bytes, padded_elements))
     return SimpleNamespace(
         tiles=tiles, waves=waves, per_sm=per_sm, steps=steps,
