@@ -334,9 +334,10 @@ class Model:
             fixed = configs.kept(("inputs", kind, self._device), lambda: fixed_inputs(
                 configs, counts(kind, configs, self._device)))
             part = configs if index is None else configs.take(index)
+            bounds: Any = bounds_of(works, of)
             return inputs_of(fixed if index is None else fixed[index], part, (problem,),
-                             np.zeros(len(part), int), works,
-                             bounds_of(works, of), terms, self._device.num_sms)
+                             np.zeros(len(part), int), works, bounds, terms,
+                             self._device.num_sms)
         return terms, inputs
 
     def _between(self, key: Key, width: int) -> float | None:
