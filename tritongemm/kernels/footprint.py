@@ -24,8 +24,9 @@ _RESERVED_BYTES = 1024
 class Footprint(NamedTuple):
     """What a config occupies and which units it uses, for problems of one kind.
 
-    It must not depend on the problem's extents beyond what divides them: selection asks once for
-    all problems of a kind (``selection/columns.py: kind_of``).
+    It must not depend on the problem's extents beyond what divides them, nor on the config's
+    ``group_m`` and ``dependent_launch``: selection asks once for all problems of a kind
+    (``selection/columns.py: kind_of``) and all configs that differ in these two alone.
 
     Attributes:
         sms: SMs that the programs can be placed on.

@@ -357,18 +357,23 @@ class Model:
                    parts: Sequence[Static]) -> np.ndarray:
         """[constants, configs]: the constants behind :class:`Rates` for problems of a kind."""
         known = self.section.constants if self.section is not None else {}
-        found = []
+        places: dict[tuple, int] = {}
+        distinct, which = [], []
         for config, name, static in zip(configs, classes, parts, strict=True):
             key = (name, config.dependent_launch, static.store, static.loads_a, static.loads_b,
                    static.pads)
-            if key not in self._constants_of:
-                self._constants_of[key] = tuple(
-                    known.get(owner, {}).get(constant)
-                    or self._between((owner, constant), config.block_n)
-                    or usual((owner, constant), config, static, self._device, self._unit)
-                    for owner, constant in keys_of(config, static))
-            found.append(self._constants_of[key])
-        return np.array(found, float).reshape(-1, len(self._scale)).T
+            place = places.get(key)
+            if place is None:
+                place = places[key] = len(distinct)
+                if key not in self._constants_of:
+                    self._constants_of[key] = tuple(
+                        known.get(owner, {}).get(constant)
+                        or self._between((owner, constant), config.block_n)
+                        or usual((owner, constant), config, static, self._device, self._unit)
+                        for owner, constant in keys_of(config, static))
+                distinct.append(self._constants_of[key])
+            which.append(place)
+        return np.array(distinct, float).reshape(-1, len(self._scale))[which].T
 
 
 class Served(NamedTuple):

@@ -6,15 +6,15 @@ by name.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tritongemm.config import KernelConfig
+from tritongemm.config import PARAMETERS, KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.kernels import spec_named
 from tritongemm.kernels.footprint import MAX_REGISTERS, Footprint, bits_of
@@ -32,6 +32,9 @@ LOADS = ("align16", "align8", "align4", "align2")
 _LINE = 128
 #: Slowdown of the copy engine on rows that begin inside a sector (4088 cubed against 8176 cubed).
 _WITHIN_SECTORS = 1.5
+#: What of a config decides its :class:`Static`.
+_decisive = attrgetter("kernel", *(name for name in PARAMETERS
+                                   if name not in ("group_m", "dependent_launch")))
 #: Warp schedulers of an SM.
 _SCHEDULERS = 4
 
@@ -173,7 +176,15 @@ def _static_of(kind: GemmProblem, device: DeviceSpec) -> Callable[[KernelConfig]
     copies_of = [copied(kind, way) for way in range(3)]
     whole, pads = f"align{FULL_ALIGNMENT}", f"align{max(min(kind.align_a, kind.align_b), 2)}"
 
+    known: dict[tuple, Static] = {}
+
     def static(config: KernelConfig) -> Static:
+        key = _decisive(config)
+        if (found := known.get(key)) is None:
+            found = known[key] = made(config)
+        return found
+
+    def made(config: KernelConfig) -> Static:
         footprint = footprint_of(kind, config, device)
         copies = copies_of[min(config.pad_operands, 2)]
         loads_a, loads_b = (whole, whole) if copies else loads[::-1] if config.swap_ab else loads
@@ -204,9 +215,13 @@ def statics(kind: GemmProblem, configs: Columns, device: DeviceSpec) -> Sequence
 def _numbers(kind: GemmProblem, configs: Columns, device: DeviceSpec) -> np.ndarray:
     """[numbers, configs]: the fields of each :class:`Footprint`, then copies_a and copies_b."""
     def make() -> np.ndarray:
-        each = ((*s.footprint, s.copies_a, s.copies_b) for s in statics(kind, configs, device))
-        values = np.fromiter(itertools.chain.from_iterable(each), float)
-        return values.reshape(-1, len(Footprint._fields) + 2).T
+        each = statics(kind, configs, device)
+        distinct = {id(static): static for static in each}
+        place = {one: number for number, one in enumerate(distinct)}
+        values = np.array([(*s.footprint, s.copies_a, s.copies_b)
+                           for s in distinct.values()], float)
+        values = values.reshape(-1, len(Footprint._fields) + 2)
+        return values[[place[id(static)] for static in each]].T
     return configs.kept(("numbers", kind, device), make)
 
 
