@@ -21,7 +21,7 @@ from tritongemm.records.calibration import read_calibration, write_calibration
 from tritongemm.records.codec import config_to_json, problem_to_json
 from tritongemm.records.journal import Journal
 from tritongemm.selection.model import Rates, keys_of, predict, scales, usual
-from tritongemm.selection.work import class_of, work_of
+from tritongemm.selection.work import class_of, static_of, work_of
 
 H200 = device_named("nvidia-h200")
 CONFIGS = [KernelConfig("tiled", bm, bn, 64, num_warps=w, num_stages=s)
@@ -36,7 +36,8 @@ FAST = "tiled_128x64x64_w8"
 def truth(problem, config, fast=0.5, device=H200):
     """A time by the model with a latency of its own, and one class twice as fast."""
     work = work_of(problem, config, device)
-    values = [usual(key, config, device, problem.unit) for key in keys_of(config, work)]
+    static = static_of(problem, config, device)
+    values = [usual(key, config, static, device, problem.unit) for key in keys_of(config, work)]
     values[Rates._fields.index("latency_us")] = 1.5
     scale = scales(problem, device)
     rates = Rates(*(v * s for v, s in zip(values, scale, strict=True)))
@@ -139,11 +140,11 @@ def test_what_is_shipped_is_judged_on_the_timings_of_its_own_device_or_a_sibling
     assert "as it is shipped" in capsys.readouterr().out
 
 
-def test_a_calibration_without_contenders_chooses_what_it_knows(learned, tmp_path):
+def test_a_calibration_without_candidates_chooses_what_it_knows(learned, tmp_path):
     path = learned / "calibration" / "nvidia-h200.json"
     known = read_calibration(path)
     write_calibration(path, replace(known, sections=tuple(
-        replace(section, contenders=()) for section in known.sections)))
+        replace(section, candidates=()) for section in known.sections)))
     selection.reload()
     (one,) = shipped([sweep(tmp_path / "other.jsonl", problems=PROBLEMS[:1])])
     assert one.model is not None and class_of(one.model.config) == FAST

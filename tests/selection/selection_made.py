@@ -7,6 +7,7 @@ from tritongemm.device import DeviceSpec
 from tritongemm.problem import GemmProblem
 from tritongemm.records.calibration import (
     Calibration,
+    Covers,
     Section,
     calibration_path,
     write_calibration,
@@ -29,7 +30,11 @@ def calibrate(device: DeviceSpec, *known: KernelConfig, units: tuple[str, ...] =
         constants[class_of(config)] = {"peak_share": 0.5, "pace_us": 0.1, "unit_us": 0.5}
         constants[config.kernel] = {"fill_us": 5.0, "fill_us_dependent": 0.9}
     factors = {factor_id(favourite): 0.01} if favourite else {}
-    section = Section(units, (RUN,), "3.6.0", 3, 100, 0.1, constants, factors)
+    formats = tuple(sorted({"fp32" if unit == "tf32" else unit for unit in units}))
+    computes = tuple(sorted({"tf32" if unit == "tf32" else "ieee" for unit in units}))
+    kernels = tuple(sorted({config.kernel for config in known}))
+    section = Section(units, (RUN,), "3.6.0", 3, 100, 0.1, constants, factors,
+                      covers=Covers(kernels, formats, computes))
     write_calibration(calibration_path(device.slug),
                       Calibration(device.slug, device.arch, (section,)))
     return section

@@ -10,8 +10,8 @@ from tritongemm.config import KernelConfig
 from tritongemm.errors import DataFileError
 from tritongemm.problem import GemmProblem
 from tritongemm.records.calibration import (
-    SCHEMA_VERSION,
     Calibration,
+    Covers,
     Layer,
     Neighbour,
     NetworkRecord,
@@ -29,7 +29,8 @@ SECTION = Section(("bf16", "fp16"), ("20260101T000000Z-abcdef",), "3.6.0", 3, 10
                    Neighbour(GemmProblem(64, 64, 64), None)),
                   NetworkRecord(("m", "n"), (0.0, 1.0), (1.0, 0.5), (
                       (Layer((0.5, -2.0, 1.0, 0.25), (0.0, 1.0)), Layer((1.0, -1.0), (0.125,))),
-                      (Layer((0.5, 0.25), (0.0,)),))))
+                      (Layer((0.5, 0.25), (0.0,)),))),
+                  Covers(("tiled",), ("bf16", "fp16"), ("ieee",)))
 MADE = Calibration("nvidia-h200", 90, (SECTION,))
 
 
@@ -52,7 +53,27 @@ def test_a_section_of_constants_alone_is_read(path):
         del data["sections"][0][name]
     path.write_text(json.dumps(data))
     section = read_calibration(path).section("bf16")
-    assert (section.contenders, section.neighbours, section.network) == ((), (), None)
+    assert (section.candidates, section.neighbours, section.network) == ((), (), None)
+
+
+def test_a_file_of_version_4_covers_what_its_units_and_constants_say(path):
+    data = json.loads(path.read_text())
+    data["schema_version"] = 4
+    del data["sections"][0]["covers"]
+    data["sections"].append({**data["sections"][0], "units": ["tf32"], "constants": {
+        "gemv": {"fill_us_dependent": 1.0}, "tiled_64x64x64_w4": {"pace_us": 1.0}}})
+    path.write_text(json.dumps(data))
+    found = read_calibration(path)
+    assert found.section("bf16") == SECTION
+    assert found.section("tf32").covers == Covers(("gemv",), ("fp32",), ("tf32",))
+    write_calibration(path, found)
+    assert read_calibration(path) == found and json.loads(path.read_text())["schema_version"] == 5
+
+
+def test_what_is_covered_is_what_was_measured():
+    measured = [(GemmProblem(8, 8, 8), KernelConfig("tiled", 64, 64, 64)),
+                (GemmProblem(8, 8, 8, dtype_a="fp16"), KernelConfig("gemv", 1, 16, 256))]
+    assert Covers.of(measured) == Covers(("gemv", "tiled"), ("bf16", "fp16"), ("ieee",))
 
 
 def test_one_owner_a_line_so_that_a_diff_reads(path):
@@ -105,6 +126,10 @@ def _drop(*where):
     (_set("sections", 0, "constants", "tiled", "fill_us", "1"), "not a number"),
     (_set("sections", 0, "constants", "tiled", "fill_us", True), "not a number"),
     (_set("sections", 0, "factors", "x", None), "not a number"),
+    (_set("sections", 0, "covers", []), "covers"), (_drop("sections", 0, "covers", "kernels"),
+                                                     "kernels"),
+    (_set("sections", 0, "covers", "formats", "bf16"), "not a list"),
+    (_set("sections", 0, "covers", "surplus", []), "surplus"),
     (_set("sections", 0, "contenders", 3), "not a list"),
     (_set("sections", 0, "contenders", 0, {"kernel": "tiled"}), "block_m"),
     (_set("sections", 0, "contenders", 0, 7), "not an object"),
@@ -133,8 +158,8 @@ def _drop(*where):
     (_set("sections", 0, "network", 1, 0, "weights", [1.0]), "not base64 of float16"),
     (_set("sections", 0, "network", 1, 0, "biases", "AHwAAA=="), "not finite"),
     (_drop("sections", 0, "network", 1, 0, "biases"), "biases"),
-    (_set("schema_version", SCHEMA_VERSION - 1),
-     f"is older than {SCHEMA_VERSION}; remove the file and run `tritongemm calibrate`"),
+    (_set("schema_version", 3),
+     "is older than 4; remove the file and run `tritongemm calibrate`"),
 ])
 def test_a_malformed_field_is_named(change, says, path):
     data = json.loads(path.read_text())

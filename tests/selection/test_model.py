@@ -18,13 +18,14 @@ from tritongemm.calibration.timing_table import Fit, TimingTable
 from tritongemm.calibration.timings import Timing
 from tritongemm.config import KernelConfig
 from tritongemm.device import device_named, interpreter_device, representative
+from tritongemm.kernels import SPECS
 from tritongemm.ops.explain import explain_problem
 from tritongemm.problem import LAYOUTS, GemmProblem
 from tritongemm.selection import candidates, estimate
 from tritongemm.selection.columns import Columns, kind_of
 from tritongemm.selection.model import Rates, keys_of, model_for, predict, scales
 from tritongemm.selection.shipped import configs as shipped_configs
-from tritongemm.selection.work import class_of, resident_programs, static_of, work_of
+from tritongemm.selection.work import class_of, footprint_of, static_of, work_of
 
 H200 = device_named("nvidia-h200")
 SQUARE = GemmProblem.contiguous(4096, 4096, 4096, layout="nt")
@@ -88,16 +89,50 @@ def test_columns_of_a_side_stored_across_k_come_in_whole_boxes():
     assert across.sm_bytes / along.sm_bytes == (128 + 192) / (128 + 144)
 
 
-def test_two_groups_in_turn_halve_the_waves():
-    turn = replace(PAIR, block_n=128, pingpong=1)
-    assert (work_of(SQUARE, turn, H200).waves, work_of(SQUARE, turn, H200).per_sm) == (4, 8)
-    assert resident_programs(SQUARE, replace(PAIR, block_n=128), H200) == 1
+def test_ping_pong_consumers_halve_the_waves():
+    pingpong = replace(PAIR, block_n=128, pingpong=1)
+    work = work_of(SQUARE, pingpong, H200)
+    assert (work.waves, work.per_sm) == (4, 8)
+    assert (work.programs_per_sm, work.tiles_per_program) == (1, 2)
+    assert footprint_of(SQUARE, replace(PAIR, block_n=128), H200).tiles_per_program == 1
 
 
 def test_one_group_leaves_room_for_a_second_program():
     small = KernelConfig("warp_specialized", 64, 64, 64, num_warps=4, num_stages=4)
-    assert resident_programs(SQUARE, small, H200) == 2
-    assert resident_programs(SQUARE, replace(small, num_stages=12), H200) == 1
+    assert footprint_of(SQUARE, small, H200).programs_per_sm == 2
+    assert footprint_of(SQUARE, replace(small, num_stages=12), H200).programs_per_sm == 1
+
+
+def test_footprints_tell_the_kernels_apart_by_what_they_do():
+    problem = GemmProblem.contiguous(8, 4096, 4096, layout="nt")
+    assert {name: footprint_of(problem, spec.default(problem, H200), H200)[3:8]
+            for name, spec in SPECS.items()} == {
+        # persistent, copy_engine, producer_warps, tensor_cores, k_over_threads
+        "warp_specialized": (True, True, True, True, False),
+        "persistent_tma": (True, True, False, True, False),
+        "tiled": (False, False, False, True, False),
+        "gemv": (False, False, False, False, True),
+        "skinny": (False, False, False, True, True)}
+    tiled = KernelConfig("tiled", 64, 64, 16)
+    for precision, expected in (("ieee", False), ("tf32", True)):
+        fp32 = GemmProblem.contiguous(64, 64, 64, dtype="fp32", precision=precision)
+        assert footprint_of(fp32, tiled, H200).tensor_cores == expected
+    assert not footprint_of(problem, replace(PAIR, cluster_k=4), H200).persistent
+
+
+def test_operands_of_two_widths_are_counted_each_by_its_own():
+    """A of 4 bytes and B of 2: no kernel takes them yet, and the counts are those of each."""
+    even = GemmProblem.contiguous(512, 1024, 2048, layout="nt")
+    wide_a = replace(even, dtype_a="fp32")
+    config = replace(TMA, block_m=64, block_n=128)
+    one, two = work_of(even, config, H200), work_of(wide_a, config, H200)
+    assert (two.bits_a, two.bits_b) == (32, 16)
+    assert two.sm_bytes / one.sm_bytes == (64 * 4 + 128 * 2) / (64 * 2 + 128 * 2)
+    assert two.dram_bytes - one.dram_bytes == 512 * 2048 * 2
+    assert two.in_flight_kib / one.in_flight_kib == (64 * 4 + 128 * 2) / (64 * 2 + 128 * 2)
+    swapped = replace(PAIR, block_m=64, block_n=128, num_warps=4, swap_ab=2)
+    one, two = work_of(even, swapped, H200), work_of(wide_a, swapped, H200)
+    assert two.sm_bytes / one.sm_bytes == (64 * 2 + 128 * 4) / (64 * 2 + 128 * 2)
 
 
 def test_swapped_operands_swap_the_sides():

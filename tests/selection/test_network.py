@@ -11,7 +11,6 @@ from selection_made import TILED, TMA, calibrate
 
 from tritongemm import selection
 from tritongemm.config import KernelConfig
-from tritongemm.errors import DataFileError
 from tritongemm.kernels import SPECS
 from tritongemm.ops.explain import explain_problem
 from tritongemm.problem import GemmProblem
@@ -23,7 +22,7 @@ from tritongemm.records.calibration import (
     read_calibration,
     write_calibration,
 )
-from tritongemm.selection import estimate
+from tritongemm.selection import choose, estimate
 from tritongemm.selection.columns import Columns
 from tritongemm.selection.inputs import NAMES
 from tritongemm.selection.model import model_for
@@ -74,10 +73,18 @@ def test_the_model_adds_what_it_says_and_explain_shows_it(configs, h200):
 
 @pytest.mark.parametrize(("names", "found"), (
     ((*NAMES, "moon"), "moon"), (NAMES[1:], NAMES[0]), (NAMES[::-1], "their order")))
-def test_a_network_with_other_inputs_is_refused(configs, h200, names, found):
-    with_network(h200, says(0.0, names))
-    with pytest.raises(DataFileError, match=f"other inputs .*{found}.*calibrate"):
-        estimate(SQUARE, TILED, h200)
+def test_a_network_with_other_inputs_is_left_out_with_one_warning(configs, h200, caplog, names,
+                                                                   found):
+    calibrate(h200, TILED, TMA)
+    constants_alone = estimate(SQUARE, TILED, h200)
+    with_network(h200, says(-0.5, names))
+    assert estimate(SQUARE, TILED, h200) == constants_alone
+    assert choose(SQUARE, h200).source == "model"
+    fp16 = GemmProblem.contiguous(1024, 1024, 1024, dtype="fp16")
+    assert choose(fp16, h200).source == "rule"  # the same file, another unit
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and found in record.message
+    assert "nvidia-h200.json" in record.message and "tritongemm calibrate" in record.message
 
 
 def test_each_input_is_what_its_name_says(configs, h200):
@@ -87,7 +94,12 @@ def test_each_input_is_what_its_name_says(configs, h200):
     config = KernelConfig("tiled", 64, 96, 32, num_warps=8, num_stages=3, split_k=2)
     with_network(h200, says(0.0))
     plain = estimate(problem, config, h200)
-    expected = {"tiled": 1, "gemv": 0, "block_m": 6, "block_n": math.log2(96), "block_k": 5,
+    expected = {"copy_engine": 0, "producer_warps": 0, "tensor_cores": 1,
+                "k_over_threads": 0, "persistent": 0, "bits_a": 4, "bits_b": 4, "products": 0,
+                "programs_per_sm": 2,
+                "registers": math.log2(28 + (64 * 96 + (64 + 96) * 32 * 0.2) / 256),
+                "in_flight_kib": math.log2(4 * 3 * (64 + 96) * 32 * 2 / 1024),
+                "block_m": 6, "block_n": math.log2(96), "block_k": 5,
                 "num_warps": 3, "split_k": 1, "block_m_power": 6, "block_n_power": 5,
                 "swap_ab.1": 0, "m": math.log2(100), "n": math.log2(520), "k": math.log2(2056),
                 "batch": 0, "align_a": 4, "align_c": 4, "lead_a": 4, "lead_b": 4, "lead_c": 4,
@@ -121,10 +133,10 @@ def test_empty_extents_are_finite_too(h200):
 
 
 def test_what_is_shipped_stays_small_and_bounded():
-    """A choice counts the work of each contender and runs the network on it: that is its cost."""
+    """A choice counts the work of each candidate and runs the network on it: that is its cost."""
     path = calibration_path("nvidia-h200")
     assert path.stat().st_size < 1_500_000
     section = read_calibration(path).section("bf16")
-    assert 100 < len(section.neighbours) and len(section.contenders) < 5000
+    assert 100 < len(section.neighbours) and len(section.candidates) < 5000
     assert sum(len(layer.weights) for member in section.network.members
                for layer in member) < 100_000

@@ -332,7 +332,7 @@ def test_of_predictions_as_good_the_calibrations_first_is_taken(miss, first, con
                  for owner, values in section.constants.items()}
     constants["tiled"]["latency_us"] = 1e-6  # stages make no difference by themselves
     write_calibration(calibration_path(h200.slug), Calibration(h200.slug, h200.arch, (replace(
-        section, constants=constants, contenders=(slower, faster),
+        section, constants=constants, candidates=(slower, faster),
         factors={factor_id(faster): 1.0 - miss}),)))
     reload()
     problem = GemmProblem.contiguous(8192, 8192, 8192)

@@ -29,6 +29,7 @@ from tritongemm.problem import GemmProblem
 from tritongemm.records import atomic
 from tritongemm.records.calibration import (
     Calibration,
+    Covers,
     Neighbour,
     NetworkRecord,
     Section,
@@ -49,7 +50,7 @@ _NEARLY_BEST = 0.065
 #: Fewer problems than this show a network none of what tells problems apart: fp32's 19, left out in
 #: turn, are chosen for at 0.947 of the best at the worst without one, at 0.906 with one.
 _LEAST_PROBLEMS = 100
-#: How far behind the best a config counts as much as the best for the contenders' order.
+#: How far behind the best a config still counts for the order of the candidates.
 _AS_GOOD = 0.03
 #: Timings that a config's own factor is taken to have had before it is seen.
 _FACTOR_PRIOR = 4.0
@@ -139,7 +140,7 @@ def corrected(table: TimingTable, fitted: Fit, network: NetworkRecord | None) ->
     return predicted(table, fitted) * np.exp(Network(network)(table.inputs(fitted)))
 
 
-def contenders_of(configs: Sequence[KernelConfig], behind: np.ndarray
+def candidates_of(configs: Sequence[KernelConfig], behind: np.ndarray
                   ) -> tuple[KernelConfig, ...]:
     """The configs that were the best of some problem, or nearly; those of many problems first, by
     the sum of exp(-behind / :data:`_AS_GOOD`).
@@ -177,8 +178,9 @@ def section_of(table: TimingTable, units: tuple[str, ...], measured: DeviceTimin
     return Section(units, measured.run_ids, measured.triton, len(table.problems),
                    len(table.log_time), near_the_best(misses, table.behind), constants,
                    {name: round(value, 4) for name, value in fitted.factors.items()},
-                   contenders_of(table.columns.configs, table.behind),
-                   neighbours_of(table.problems, measured), network)
+                   candidates_of(table.columns.configs, table.behind),
+                   neighbours_of(table.problems, measured), network,
+                   Covers.of((t.problem, t.config) for t in measured.timings))
 
 
 def calibrate(journals: Iterable[str | os.PathLike[str]], device: str | None = None,

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tritongemm.calibration.calibrate import contenders_of, corrected, fit, learned
+from tritongemm.calibration.calibrate import candidates_of, corrected, fit, learned
 from tritongemm.calibration.sustained import sustained
 from tritongemm.calibration.timing_table import TimingTable
 from tritongemm.calibration.timings import DeviceTimings, Timing, read_timings
@@ -133,7 +133,7 @@ def shipped(journals: Iterable[str | os.PathLike[str]], device: str | None = Non
             raise UsageError(f"no calibration serves {measured.device.slug} for {problem.unit}, "
                              "its own or a sibling's; run `tritongemm calibrate` first")
         place = np.array([model.place(t.config) for t in timings])
-        chosen_among = (place < len(model.contenders) if model.contenders
+        chosen_among = (place < len(model.candidates) if model.candidates
                         else np.array([model.knows(t.config) for t in timings]))
         expected = np.where(
             chosen_among, model.times(problem, Columns([t.config for t in timings])), np.inf)
@@ -154,7 +154,7 @@ def _first(expected: np.ndarray, place: np.ndarray) -> int | None:
 
 
 #: Of a device's timings, those left out by index: their expected times, microseconds, and the
-#: contenders, from all others.
+#: candidates, from all others.
 _Prediction = Callable[[np.ndarray], tuple[np.ndarray, tuple[KernelConfig, ...]]]
 
 
@@ -166,7 +166,7 @@ def _alone(measured: DeviceTimings) -> _Prediction:
         training = table.rows(np.delete(np.arange(len(measured.timings)), left_out))
         fitted = fit(training)
         return (corrected(table.rows(left_out), fitted, learned(training, fitted)),
-                contenders_of(training.columns.configs, training.behind))
+                candidates_of(training.columns.configs, training.behind))
     return predict
 
 
@@ -181,7 +181,7 @@ def _with_sibling(transfer: Transfer) -> _Prediction:
             [_extents(t.problem) not in extents for t in source.timings])).joined_with(
             target.rows(np.delete(np.arange(len(target.timings)), left_out)))
         times = np.log([t.time_us for t in test.timings]) - test.missed_by(training.network())
-        return np.exp(times), training.contenders()
+        return np.exp(times), training.candidates()
     return predict
 
 
@@ -195,8 +195,8 @@ def _judge(measured: DeviceTimings, folds: int | None, predict: _Prediction) -> 
     expected, place = np.full(len(timings), np.inf), np.zeros(len(timings), int)
     for these in (np.flatnonzero(part == one) for one in range(parts)):
         if len(these) < len(timings):
-            times, contenders = predict(these)
-            places = {config: number for number, config in enumerate(contenders)}
+            times, candidates = predict(these)
+            places = {config: number for number, config in enumerate(candidates)}
             place[these] = [places.get(timings[i].config, -1) for i in these]
             expected[these] = np.where(place[these] < 0, np.inf, times)
     numbers: dict[GemmProblem, int] = {}

@@ -13,7 +13,7 @@ from tritongemm.calibration.timings import Timing
 from tritongemm.device import DeviceSpec
 from tritongemm.problem import GemmProblem
 from tritongemm.selection.columns import Columns, kind_of
-from tritongemm.selection.inputs import inputs_of
+from tritongemm.selection.inputs import fixed_inputs, inputs_of
 from tritongemm.selection.model import (
     Key,
     Rates,
@@ -66,7 +66,8 @@ class TimingTable:
             for key in keys_of(timing.config, static):
                 if key not in index:
                     index[key] = len(index)
-                    usuals.append(usual(key, timing.config, device, timing.problem.unit))
+                    usuals.append(usual(key, timing.config, static, device,
+                                        timing.problem.unit))
                 row.append(index[key])
             columns.append(row)
         self.keys = list(index)
@@ -106,9 +107,9 @@ class TimingTable:
     def inputs(self, fitted: Fit) -> np.ndarray:
         """What a network sees of the rows."""
         work: Any = self.work
-        return inputs_of(self.columns, self.problems, self.problem, work,
-                         bounds_of(work, self._rates(fitted.constants)), self.terms(fitted),
-                         self.num_sms)
+        return inputs_of(fixed_inputs(self.columns, work), self.columns, self.problems,
+                         self.problem, work, bounds_of(work, self._rates(fitted.constants)),
+                         self.terms(fitted), self.num_sms)
 
     def mean_of_problem(self, values: np.ndarray, weights: np.ndarray) -> np.ndarray:
         """Of each row, the weighted mean of ``values`` over the rows of its problem."""

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tritongemm.calibration.calibrate import contenders_of, near_the_best, neighbours_of, write
+from tritongemm.calibration.calibrate import candidates_of, near_the_best, neighbours_of, write
 from tritongemm.calibration.sustained import sustained
 from tritongemm.calibration.timings import DeviceTimings, Timing, read_timings
 from tritongemm.calibration.training import train
@@ -28,6 +28,7 @@ from tritongemm.errors import UsageError
 from tritongemm.problem import GemmProblem
 from tritongemm.records.calibration import (
     Calibration,
+    Covers,
     NetworkRecord,
     Section,
     calibration_path,
@@ -68,9 +69,9 @@ class TrainingSet(NamedTuple):
         """Each once, in the order of its first timing."""
         return tuple(dict.fromkeys(t.problem for t in self.timings))
 
-    def contenders(self) -> tuple[KernelConfig, ...]:
+    def candidates(self) -> tuple[KernelConfig, ...]:
         """What a choice is made among."""
-        return contenders_of([t.config for t in self.timings], self.behind)
+        return candidates_of([t.config for t in self.timings], self.behind)
 
     def network(self) -> NetworkRecord | None:
         """The network that is trained on it; None: there are too few timings."""
@@ -104,7 +105,7 @@ def training_set_of(timings: Sequence[Timing], served: Served) -> TrainingSet:
         by_problem.setdefault(timing.problem, []).append(timing)
     seen, misses, behind = [], [], []
     for problem, some in by_problem.items():
-        inputs, predicted_us = model_of(served, problem).lesson(
+        inputs, predicted_us = model_of(served, problem).training_inputs(
             problem, Columns([t.config for t in some]))
         times = np.log([t.time_us for t in some])
         seen.append(inputs)
@@ -151,8 +152,9 @@ def transferred_section(transfer: Transfer) -> Section:
         transfer.section, run_ids=transfer.run_ids, problems=len(both.problems()),
         results=len(both.misses),
         rms_log_error=near_the_best(both.missed_by(network), both.behind),
-        contenders=both.contenders(),
-        neighbours=neighbours_of(both.problems(), transfer.measured), network=network)
+        candidates=both.candidates(),
+        neighbours=neighbours_of(both.problems(), transfer.measured), network=network,
+        covers=Covers.of((t.problem, t.config) for t in both.timings))
 
 
 def calibrate_with_sibling(journals: Iterable[str | os.PathLike[str]], device: str,

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.kernels import constraints as rules
+from tritongemm.kernels import footprint as footprints
 from tritongemm.kernels.epilogue import NO_EPILOGUE, epilogue_of_launch
 from tritongemm.kernels.launch import (
     Geometry,
@@ -122,6 +123,14 @@ def _buffers(config: KernelConfig) -> int:
 
 def _up(size: int) -> int:
     return -(-size // 16) * 16
+
+
+def footprint(problem: GemmProblem, config: KernelConfig,
+              device: DeviceSpec) -> footprints.Footprint:
+    """CUDA cores multiply, whatever the dtype; the threads divide K among them."""
+    return footprints.of_threads(
+        problem, config, device, shared_bytes=shared_bytes(problem, config),
+        registers=registers_needed(problem, config), tensor_cores=False, k_over_threads=True)
 
 
 def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
@@ -295,4 +304,5 @@ GEMV = KernelSpec(
         rules.Constraint("copies", _copies),
         rules.Constraint("registers", _registers),
         rules.split_k, rules.grid, rules.shared_memory(shared_bytes)),
-    by_rule=False, shared_bytes=shared_bytes, launches=launches, default=default)
+    by_rule=False, shared_bytes=shared_bytes, launches=launches, default=default,
+    footprint=footprint)

@@ -165,7 +165,7 @@ def _pointer(name: str, idea: str, default, launches=tiled.launches, *, split: b
              ) -> KernelSpec:
     return KernelSpec(name, idea, (80, 89, 90, 100),
                       _constraints(tiled.shared_bytes, split=split), tiled.shared_bytes, launches,
-                      default)
+                      default, tiled.footprint)
 
 
 def _renamed(name: str, idea: str, base: KernelSpec) -> KernelSpec:
@@ -185,12 +185,12 @@ _NAIVE = KernelSpec(
     (80, 89, 90, 100),
     _constraints(_no_shared, rules.Constraint("products", _products), dot=False), _no_shared,
     _naive, lambda problem, device: KernelConfig("triton_naive", 16, 16, 16, num_warps=4,
-                                                 num_stages=1, group_m=1))
+                                                 num_stages=1, group_m=1), tiled.footprint)
 _STREAM_K = KernelSpec(
     "triton_stream_k", "the steps of all tiles in equal shares, cut tiles mended by a second pass",
     (80, 89, 90, 100),
     _constraints(_fp32_parts, rules.Constraint("steps", _has_k, of_problem=True)), _fp32_parts,
-    _stream_k, _large("triton_stream_k"))
+    _stream_k, _large("triton_stream_k"), tiled.footprint)
 
 #: The Triton rungs by name, in the ladder's order.
 RUNG_SPECS: dict[str, KernelSpec] = {spec.name: spec for spec in (

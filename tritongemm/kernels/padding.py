@@ -86,6 +86,12 @@ def padded_bytes(problem: GemmProblem, pad_operands: int) -> int:
     return sum(_bytes(problem, x) for x in copied(problem, pad_operands))
 
 
+def padded_elements(problem: GemmProblem, pad_operands: int) -> float:
+    """Elements of the copies."""
+    return sum(_bytes(problem, x) / dtype_of(getattr(problem, f"dtype_{x}")).itemsize
+               for x in copied(problem, pad_operands))
+
+
 def pad_operands(problem: GemmProblem, config: KernelConfig, geometry: Geometry,
                  device: DeviceSpec, start: int) -> Padding:
     """Copies of the operands that need one, from byte ``start`` of scratch on."""

@@ -8,6 +8,7 @@ from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.kernels import constraints as rules
 from tritongemm.kernels.epilogue import epilogue_of_launch
+from tritongemm.kernels.footprint import Footprint, accumulators, bits_of
 from tritongemm.kernels.launch import (
     Geometry,
     Launch,
@@ -35,6 +36,15 @@ def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
     if not tma_store(problem):
         out += 16 * config.block_m
     return config.num_stages * stage + out + 16 * config.num_stages + 1024
+
+
+def footprint(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> Footprint:
+    """One program an SM, which computes tile after tile."""
+    return Footprint(
+        sms=device.num_sms, programs_per_sm=1, tiles_per_program=1, persistent=True,
+        copy_engine=True, producer_warps=False, tensor_cores=True, k_over_threads=False,
+        products=1, registers=accumulators(config), columns_b=config.block_n,
+        bits_a=bits_of(problem.dtype_a), bits_b=bits_of(problem.dtype_b))
 
 
 def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
@@ -133,4 +143,4 @@ PERSISTENT_TMA = KernelSpec(
         rules.flags, rules.powers_of_two, rules.dot_shape, rules.Constraint("box", _box),
         rules.Constraint("wgmma", _wgmma), rules.not_oversized, rules.accumulator,
         rules.Constraint("subtile", _subtile), rules.grid, rules.shared_memory(shared_bytes)),
-    shared_bytes=shared_bytes, launches=launches, default=default)
+    shared_bytes=shared_bytes, launches=launches, default=default, footprint=footprint)

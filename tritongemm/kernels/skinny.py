@@ -7,6 +7,7 @@ from dataclasses import replace
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.kernels import constraints as rules
+from tritongemm.kernels import footprint as footprints
 from tritongemm.kernels.epilogue import NO_EPILOGUE, epilogue_of_launch
 from tritongemm.kernels.launch import (
     Geometry,
@@ -51,6 +52,14 @@ def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
     """Bytes: the sums of all warps, which are added there, or the pass that adds the parts."""
     sums = 4 * config.num_warps * config.block_m * config.block_n
     return max(sums, REDUCE_BYTES if config.split_k > 1 else 0) + 128
+
+
+def footprint(problem: GemmProblem, config: KernelConfig,
+              device: DeviceSpec) -> footprints.Footprint:
+    """Tensor cores multiply what the threads load; the warps divide K among them."""
+    return footprints.of_threads(
+        problem, config, device, shared_bytes=shared_bytes(problem, config),
+        registers=registers_needed(problem, config), tensor_cores=True, k_over_threads=True)
 
 
 def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
@@ -165,4 +174,5 @@ SKINNY = KernelSpec(
         rules.flags, rules.Constraint("rows", _rows), rules.Constraint("tile", _tile),
         rules.Constraint("registers", _registers), rules.split_k, rules.grid,
         rules.shared_memory(shared_bytes)),
-    shared_bytes=shared_bytes, launches=launches, default=default, by_rule=False)
+    shared_bytes=shared_bytes, launches=launches, default=default, footprint=footprint,
+    by_rule=False)

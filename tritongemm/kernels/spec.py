@@ -9,6 +9,7 @@ from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.errors import ConstraintError
 from tritongemm.kernels.constraints import WASTE, Constraint, Violation
+from tritongemm.kernels.footprint import Footprint
 from tritongemm.kernels.launch import Geometry, Launch
 from tritongemm.problem import GemmProblem
 
@@ -27,6 +28,8 @@ class KernelSpec:
         shared_bytes: estimate of the shared memory a program, bytes; never below the compiler's.
         launches: what a call launches, in order.
         default: the rule default for a problem, before any table; may be illegal for it.
+        footprint: what a config occupies on a device and which units it uses; selection predicts
+            times from it.
         by_rule: whether selection may take that default where nothing was measured. False: only a
             measurement can say that the kernel pays.
     """
@@ -38,6 +41,7 @@ class KernelSpec:
     shared_bytes: Callable[[GemmProblem, KernelConfig], int]
     launches: Launches
     default: Callable[[GemmProblem, DeviceSpec], KernelConfig]
+    footprint: Callable[[GemmProblem, KernelConfig, DeviceSpec], Footprint]
     by_rule: bool = True
 
     def supports(self, problem: GemmProblem, device: DeviceSpec) -> Violation | None:

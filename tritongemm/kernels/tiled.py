@@ -7,6 +7,7 @@ from dataclasses import replace
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.kernels import constraints as rules
+from tritongemm.kernels import footprint as footprints
 from tritongemm.kernels.epilogue import NO_EPILOGUE, epilogue_of_launch
 from tritongemm.kernels.launch import (
     Geometry,
@@ -21,6 +22,36 @@ from tritongemm.kernels.reduce import partials_bytes, reduce_launch, split_to_fi
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.symbol import symbol_of
 from tritongemm.problem import GemmProblem, divisor_of, dtype_of
+
+#: Registers of a thread beside the accumulator, on tensor cores and on CUDA cores, whose operands
+#: pass through registers from shared memory. As compiled for sm_90.
+_BASE_REGISTERS, _FMA_REGISTERS = 28, 64
+#: Registers for each element that a thread loads in a step, by the bytes of its alignment: what
+#: cannot be copied to shared memory asynchronously (less than 4 bytes) passes through registers.
+#: As compiled for sm_90.
+_LOAD_REGISTERS = {16: 0.2, 8: 0.55, 4: 1.1, 2: 3.0, 1: 3.0}
+
+
+def _on_tensor_cores(problem: GemmProblem) -> bool:
+    return problem.dtype_a != "fp32" or problem.precision == "tf32"
+
+
+def registers_needed(problem: GemmProblem, config: KernelConfig) -> float:
+    """Registers that a thread needs; more than it may have are spilled."""
+    sums = footprints.accumulators(config)
+    if not _on_tensor_cores(problem):
+        return _FMA_REGISTERS + sums
+    loads = (config.block_m * _LOAD_REGISTERS[problem.align_a]
+             + config.block_n * _LOAD_REGISTERS[problem.align_b]) * config.block_k
+    return _BASE_REGISTERS + sums + loads / (32 * config.num_warps)
+
+
+def footprint(problem: GemmProblem, config: KernelConfig,
+              device: DeviceSpec) -> footprints.Footprint:
+    """A program for each tile; operands pass through shared memory."""
+    return footprints.of_threads(
+        problem, config, device, shared_bytes=shared_bytes(problem, config),
+        registers=registers_needed(problem, config), tensor_cores=_on_tensor_cores(problem))
 
 
 def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
@@ -89,7 +120,7 @@ def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
     Tiles from 128x128 down while there are fewer of them than SMs; deep K with few tiles is
     split. GROUP_M 8 is the usual order (1 where M is much longer than N has no reuse to gain).
     """
-    fma = problem.dtype_a == "fp32" and problem.precision == "ieee"
+    fma = not _on_tensor_cores(problem)
     shapes = ((128, 64), (64, 64), (64, 32), (32, 32), (16, 32), (16, 16)) if fma else (
         (128, 128), (128, 64), (64, 64), (64, 32), (32, 32), (16, 32), (16, 16))
     block_k = 16 if fma else 64 if dtype_of(problem.dtype_a).itemsize == 2 else 32
@@ -123,4 +154,4 @@ TILED = KernelSpec(
                      *rules.CUDA_TILES),
         rules.flags, rules.powers_of_two, rules.dot_shape, rules.not_oversized, rules.accumulator,
         rules.fma_tile, rules.split_k, rules.grid, rules.shared_memory(shared_bytes)),
-    shared_bytes=shared_bytes, launches=launches, default=default)
+    shared_bytes=shared_bytes, launches=launches, default=default, footprint=footprint)

@@ -10,6 +10,7 @@ from tritongemm.device import DeviceSpec
 from tritongemm.kernels import constraints as rules
 from tritongemm.kernels import warp_tile as tile
 from tritongemm.kernels.epilogue import NO_EPILOGUE, epilogue_of_launch
+from tritongemm.kernels.footprint import Footprint, accumulators, bits_of
 from tritongemm.kernels.gluon_support import one_buffer_obstacle
 from tritongemm.kernels.launch import (
     Descriptor,
@@ -33,6 +34,19 @@ _MAX_STAGES = 13
 def _along_rows(geometry: Geometry) -> bool:
     """Whether C lies along rows, of which a tile's offsets (256 rows at most) fit 32 bits."""
     return geometry.cn == 1 and geometry.cm < 2**31 // 256
+
+
+def footprint(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> Footprint:
+    """Programs compute tile after tile, but for clusters that share K; ping-pong consumers work on
+    a tile each."""
+    tiles = 2 if config.pingpong else 1
+    return Footprint(
+        sms=tile.sms_of(config, device),
+        programs_per_sm=tile.programs_an_sm(problem, config, device),
+        tiles_per_program=tiles, persistent=config.cluster_k == 1, copy_engine=True,
+        producer_warps=True, tensor_cores=True, k_over_threads=False, products=1,
+        registers=tiles * accumulators(config), columns_b=tile.columns_of_b(problem, config),
+        bits_a=bits_of(problem.dtype_a), bits_b=bits_of(problem.dtype_b))
 
 
 def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
@@ -348,4 +362,4 @@ WARP_SPECIALIZED = KernelSpec(
         rules.Constraint("alignment", _aligned_or_padded),
         rules.Constraint("swap", _not_swapped_for_nothing), rules.split_k, rules.grid,
         rules.shared_memory(tile.shared_bytes)),
-    shared_bytes=tile.shared_bytes, launches=launches, default=default)
+    shared_bytes=tile.shared_bytes, launches=launches, default=default, footprint=footprint)

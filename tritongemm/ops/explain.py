@@ -14,6 +14,7 @@ from tritongemm.notebook import table
 from tritongemm.problem import NOTHING_TO_MULTIPLY, GemmProblem
 from tritongemm.records.tables import TunedRow
 from tritongemm.selection import Estimate, candidates, choose, estimate, torch_wins
+from tritongemm.selection.model import not_calibrated
 from tritongemm.selection.policy import TORCH_WINS
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Explanation:
         roof_time_us: the least time that the device's peaks allow; None: no peaks on record.
         measured_us: of the tuned row, where the choice is exact.
         foreign: what the row was made with where that is another Triton than this one's.
+        not_calibrated: why no measurement supports the estimate; empty where one does.
     """
 
     problem: GemmProblem
@@ -47,6 +49,7 @@ class Explanation:
     measured_us: float | None
     foreign: str
     alternatives: tuple[KernelConfig, ...]
+    not_calibrated: str = ""
 
     @property
     def tiles(self) -> int | None:
@@ -78,6 +81,8 @@ class Explanation:
             f"K loop {e.k_loop_us:.2f} + units {e.unit_us:.2f} + store {e.store_us:.2f} + "
             f"split {e.split_us:.2f} + padding {e.pad_us:.2f} + correction "
             f"{e.correction_us:.2f}"))
+        if self.not_calibrated:
+            found.append(("", f"not calibrated: {self.not_calibrated}"))
         if self.measured_us is not None:
             text = f"{self.measured_us:.2f} us"
             if self.roof_time_us:
@@ -171,7 +176,8 @@ def explain_problem(problem: GemmProblem, device: DeviceSpec) -> Explanation:
     return Explanation(
         problem, device, choice.config, choice.source, note,
         estimate(problem, choice.config, device), shared_bytes(problem, choice.config), roof_us,
-        bound, row.time_us if row else None, _foreign(choice.row), others)
+        bound, row.time_us if row else None, _foreign(choice.row), others,
+        not_calibrated(problem, choice.config, device) or "")
 
 
 def _foreign(row: TunedRow | None) -> str:

@@ -1,11 +1,12 @@
-"""The model's constants of a device: ``configs/calibration/<device>.json``, or of one that has
-learned from its sibling's timings too: ``<device>-and-<sibling>.json``.
+"""The calibration of a device: ``configs/calibration/<device>.json``, or, made from its own and
+its sibling's timings, ``<device>-and-<sibling>.json``.
 
 A file holds sections, one for each group of units (dtypes) whose kernels run alike::
 
-    {"schema_version": 4, "device": "nvidia-h200", "arch": 90, "sections": [
+    {"schema_version": 5, "device": "nvidia-h200", "arch": 90, "sections": [
       {"units": ["bf16", "fp16"], "run_ids": [...], "triton": "3.6.0", "problems": 62,
        "results": 17127, "rms_log_error": 0.15,
+       "covers": {"kernels": ["tiled", ...], "formats": ["bf16", "fp16"], "computes": ["ieee"]},
        "constants": {"memory": {"dram_gbps": 4100.0, ...}, "tiled": {...},
                      "tiled_128x128x64_w8": {...}, ...},
        "factors": {"tiled_128x128x64_w8_s3_g8": 1.02, ...},
@@ -15,10 +16,11 @@ A file holds sections, one for each group of units (dtypes) whose kernels run al
        "network": [{"names": [...], "mean": [...], "scale": [...]},
                    [{"weights": "...", "biases": "..."}, ...], ...]}]}
 
-What the constants mean is said in ``tritongemm.selection.model``. The last three may be absent:
-contenders are what is chosen from, neighbours the measured problems, and a network, its norms and
-then the layers of each member, what ``tritongemm.selection.network`` corrects by: its numbers are
-base64 of float16, least byte first.
+``tritongemm.selection.model`` says what the constants mean. ``contenders`` are the configs that a
+choice is made among, ``neighbours`` the measured problems, ``network`` what
+``tritongemm.selection.network`` corrects by: the norms, then the layers of each member, whose
+numbers are base64 of float16, least byte first. These three and ``covers`` may be absent; files of
+version 4 have no ``covers``.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,12 +47,17 @@ from tritongemm.records.codec import (
 )
 from tritongemm.records.reading import Fields, read_json
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
+#: The oldest version that is read.
+_OLDEST = 4
 _TOP = ("schema_version", "device", "arch", "sections")
 _SECTION = ("units", "run_ids", "triton", "problems", "results", "rms_log_error", "constants",
             "factors")
-#: Of a section too; absent where there is none.
-_LATER = ("contenders", "neighbours", "network")
+#: Optional fields of a section; absent where there is nothing to say.
+_LATER = ("covers", "contenders", "neighbours", "network")
+#: Those of them that are lists, one entry a line.
+_LISTS = ("contenders", "neighbours", "network")
+_COVERS = ("kernels", "formats", "computes")
 _UNITS = (*DTYPES, "tf32")
 #: A bound against damage: times are microseconds, rates GB/s, shares of a peak.
 _HIGHEST = 1e9
@@ -97,6 +104,29 @@ class NetworkRecord:
 
 
 @dataclass(frozen=True)
+class Covers:
+    """What the timings behind a section were of. Anything else is not calibrated.
+
+    Attributes:
+        kernels: names. formats: of operands A and B. computes: as ``GemmProblem.precision``.
+    """
+
+    kernels: tuple[str, ...]
+    formats: tuple[str, ...]
+    computes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, measured: Iterable[tuple[GemmProblem, KernelConfig]]) -> Covers:
+        """Of measured problems and configs."""
+        kernels, formats, computes = set(), set(), set()
+        for problem, config in measured:
+            kernels.add(config.kernel)
+            formats |= {problem.dtype_a, problem.dtype_b}
+            computes.add(problem.precision)
+        return cls(*(tuple(sorted(found)) for found in (kernels, formats, computes)))
+
+
+@dataclass(frozen=True)
 class Section:
     """The constants for problems of some units.
 
@@ -108,10 +138,11 @@ class Section:
             their problem's best, of the timings that it was made of.
         constants: owner (``memory``, a kernel, or a class of configs) -> name -> value.
         factors: config without its split and copies -> measured over predicted time.
-        contenders: the configs that were the best of some problem, or nearly, those of many
-            problems first; a choice is made among these.
+        candidates: the configs that were the best of some problem, or nearly, those of many
+            problems first; a choice is made among these. ``contenders`` in the file.
         neighbours: the measured problems.
         network: what corrects the times; None: too little was measured to learn from.
+        covers: what the timings were of.
     """
 
     units: tuple[str, ...]
@@ -122,12 +153,23 @@ class Section:
     rms_log_error: float
     constants: Mapping[str, Mapping[str, float]]
     factors: Mapping[str, float] = field(default_factory=dict)
-    contenders: tuple[KernelConfig, ...] = ()
+    candidates: tuple[KernelConfig, ...] = ()
     neighbours: tuple[Neighbour, ...] = ()
     network: NetworkRecord | None = None
+    covers: Covers = field(default_factory=lambda: Covers((), (), ()))
 
     def __hash__(self) -> int:
         return id(self)
+
+
+def _covers_of(units: tuple[str, ...], constants: Mapping[str, Mapping[str, float]]) -> Covers:
+    """What a section of version 4 covers: kernels are the owners of a time from launch to the first
+    product; a unit names the operands' format, or is tf32."""
+    kernels = {owner for owner, values in constants.items()
+               if {"fill_us", "fill_us_dependent"} & {*values}}
+    return Covers(tuple(sorted(kernels)),
+                  tuple(sorted({"fp32" if unit == "tf32" else unit for unit in units})),
+                  tuple(sorted({"tf32" if unit == "tf32" else "ieee" for unit in units})))
 
 
 @dataclass(frozen=True)
@@ -167,8 +209,8 @@ def read_calibration(path: str | os.PathLike[str]) -> Calibration:
         DataFileError: naming the file, the section (1 is the first) and the field.
     """
     top = Fields(path, read_json(path), what="calibration").only(_TOP)
-    if top.version(SCHEMA_VERSION) < SCHEMA_VERSION:
-        raise top.error("schema_version", f"is older than {SCHEMA_VERSION}; remove the file and "
+    if top.version(SCHEMA_VERSION) < _OLDEST:
+        raise top.error("schema_version", f"is older than {_OLDEST}; remove the file and "
                         "run `tritongemm calibrate` on its journals")
     entries = top.values["sections"]
     if not isinstance(entries, list):
@@ -195,7 +237,7 @@ def _section(entry: Fields) -> Section:
         raise entry.error("constants", "is not an object")
     constants = {owner: _numbers(entry, f"constants.{owner}"[:80], values)
                  for owner, values in owners.items()}
-    contenders = tuple(_config(entry, number, value)
+    candidates = tuple(_config(entry, number, value)
                        for number, value in enumerate(_list(entry, "contenders"), 1))
     neighbours = tuple(
         _neighbour(entry, Fields(entry.path, value, entry.row, f"neighbour {number}"))
@@ -203,8 +245,15 @@ def _section(entry: Fields) -> Section:
     return Section(units, _words(entry, "run_ids"), entry.word("triton"),
                    entry.integer("problems", 1, 10**9), entry.integer("results", 1, 10**9),
                    entry.number("rms_log_error", 0.0), constants,
-                   _numbers(entry, "factors", entry.values["factors"]), contenders, neighbours,
-                   _network(entry))
+                   _numbers(entry, "factors", entry.values["factors"]), candidates, neighbours,
+                   _network(entry), _covers(entry) or _covers_of(units, constants))
+
+
+def _covers(entry: Fields) -> Covers | None:
+    if "covers" not in entry.values:
+        return None
+    fields = Fields(entry.path, entry.values["covers"], entry.row, "covers").only(_COVERS)
+    return Covers(*(_words(fields, name) for name in _COVERS))
 
 
 def _list(entry: Fields, name: str) -> list:
@@ -327,8 +376,9 @@ def _values(section: Section) -> dict[str, object]:
     values.update(units=list(section.units), run_ids=list(section.run_ids),
                   constants={k: dict(v) for k, v in sorted(section.constants.items())},
                   factors=dict(sorted(section.factors.items())))
-    if section.contenders:
-        values["contenders"] = [config_to_json(c) for c in section.contenders]
+    values["covers"] = {name: list(getattr(section.covers, name)) for name in _COVERS}
+    if section.candidates:
+        values["contenders"] = [config_to_json(c) for c in section.candidates]
     if section.neighbours:
         values["neighbours"] = [
             {**problem_to_json(x.problem),
@@ -348,11 +398,12 @@ def _lines(section: Section) -> str:
     lines = []
     for name in _SECTION[:-2]:
         lines.append(f"{json.dumps(name)}: {json.dumps(values[name], allow_nan=False)}")
+    lines.append(f'"covers": {json.dumps(values["covers"])}')
     for name in ("constants", "factors"):
         inside = [f"  {json.dumps(k)}: {json.dumps(v, allow_nan=False)}"
                   for k, v in values[name].items()]  # type: ignore[attr-defined]
         lines.append(f"{json.dumps(name)}: {{\n" + ",\n".join(inside) + "\n}")
-    for name in _LATER:
+    for name in _LISTS:
         if name in values:
             each = (json.dumps(v, allow_nan=False, separators=(",", ":"))
                     for v in values[name])  # type: ignore[attr-defined]

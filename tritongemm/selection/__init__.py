@@ -1,5 +1,5 @@
-"""Which config a problem gets, and from where: tuned row of the device or a
-sibling, model, nearest row, rule default."""
+"""Chooses a config for a problem: a tuned row of the device or its sibling, the calibrated model,
+the nearest row, or the rule default."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Configs as columns, so that what a choice among thousands costs is counted at once.
+"""Many configs as arrays, one array a parameter, and the kind of a problem.
 
-What a config makes of a problem depends on little of its extents but their size: on what divides
-them, layouts, alignments and types, the *kind*. That part is worked out config by config, once a
-kind; the sizes come in as arithmetic on arrays (``work.py``).
+To choose among thousands of configs, their work is counted on arrays (``work.py``). What a config
+does with a problem depends mostly on what divides the extents, on layouts, alignments and dtypes:
+the *kind* of the problem. That part is computed config by config, once for each kind. The extents
+enter as arithmetic on the arrays.
 """
 
 from __future__ import annotations
@@ -16,35 +17,34 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tritongemm.config import KernelConfig
-from tritongemm.kernels import SPECS
-from tritongemm.problem import GemmProblem, dtype_of
+from tritongemm.kernels.footprint import bits_of
+from tritongemm.problem import GemmProblem
 
-KERNELS = tuple(sorted(SPECS))
 SIZES = ("block_m", "block_n", "block_k", "num_warps", "num_stages", "group_m", "split_k",
          "epilogue_subtile", "cluster_k", "cluster_m", "cluster_n")
 WAYS = ("swap_ab", "pad_operands", "dependent_launch", "pingpong")
-_axes = attrgetter("kernel", *SIZES, *WAYS)
-#: Bytes of a sector of the L2: of what divides rows, more is the same to every kernel.
-_SECTOR = 32
-#: What is kept of configs at a time: three of a kind, of which a model's layers mostly have one.
-_KEPT = 24
+_parameters = attrgetter(*SIZES, *WAYS)
+#: Bits of a sector of the L2, 32 bytes: a larger divisor of the rows changes nothing for a kernel.
+_SECTOR_BITS = 8 * 32
+#: Derived arrays that a ``Columns`` keeps at a time: three or four for each kind of problem, and a
+#: model's layers are mostly of one kind.
+_KEPT = 32
 
 T = TypeVar("T")
 
 
 class Columns:
-    """Configs, an array an axis: ``kernel`` is the place in :data:`KERNELS`, then :data:`SIZES` and
-    :data:`WAYS`."""
+    """Configs as arrays: an attribute for each of :data:`SIZES` and :data:`WAYS`, [configs]."""
 
     def __init__(self, configs: Sequence[KernelConfig]) -> None:
         self.configs: np.ndarray = np.empty(len(configs), object)
         self.configs[:] = configs
-        axes = [(KERNELS.index(kernel), *rest) for kernel, *rest in map(_axes, configs)]
-        self._set(np.array(axes, np.int64).reshape(-1, 1 + len(SIZES) + len(WAYS)).T)
+        values = np.array([_parameters(config) for config in configs], np.int64)
+        self._set(values.reshape(-1, len(SIZES) + len(WAYS)).T)
 
-    def _set(self, axes: np.ndarray) -> None:
-        self._axes = axes
-        self.of: dict[str, np.ndarray] = dict(zip(("kernel", *SIZES, *WAYS), axes, strict=True))
+    def _set(self, values: np.ndarray) -> None:
+        self._values = values
+        self.of: dict[str, np.ndarray] = dict(zip((*SIZES, *WAYS), values, strict=True))
         self._kept: dict[tuple, Any] = {}
 
     def __len__(self) -> int:
@@ -60,11 +60,11 @@ class Columns:
         """The configs of an index or mask."""
         part = object.__new__(Columns)
         part.configs = self.configs[index]
-        part._set(self._axes[:, index])
+        part._set(self._values[:, index])
         return part
 
     def kept(self, key: tuple, make: Callable[[], T]) -> T:
-        """What ``make`` gives of the configs, never None, made once by ``key``."""
+        """The result of ``make``, which is never None; computed once for each ``key``."""
         found = self._kept.get(key)
         if found is None:
             found = make()
@@ -75,9 +75,9 @@ class Columns:
 
 
 def kind_of(problem: GemmProblem) -> GemmProblem:
-    """A problem of least extents that stands for all of ``problem``'s kind: the same but for its
-    sizes, with the same divisors of what is a leading dimension, of A, B or C."""
-    most = _SECTOR // min(dtype_of(dtype).itemsize for dtype in (
+    """The smallest problem of ``problem``'s kind, which stands for all of them: the same but for
+    its extents, with the same divisors of each leading dimension of A, B and C."""
+    most = _SECTOR_BITS // min(bits_of(dtype) for dtype in (
         problem.dtype_a, problem.dtype_b, problem.dtype_out))
     n, k = math.gcd(problem.n, most), math.gcd(problem.k, most)
     return replace(problem, m=math.gcd(problem.m, most) if problem.layout[0] == "t" else 1, n=n,

@@ -1,5 +1,6 @@
-"""What the network sees of configs at problems: the problem, the config, what work it makes of the
-problem, and the terms that the constants give. Numbers that span decades enter as logarithms.
+"""The inputs of the network, for each config and problem: the problem, the config, traits of the
+kernel, counts of work, and the terms that the constants give. No kernel has an input of its own.
+Numbers that span decades enter as logarithms.
 """
 
 from __future__ import annotations
@@ -9,14 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from tritongemm.problem import GemmProblem, divisor_of, dtype_of
-from tritongemm.selection.columns import KERNELS, SIZES, Columns
-from tritongemm.selection.work import NUMBERS
+from tritongemm.kernels.footprint import bits_of
+from tritongemm.problem import GemmProblem, divisor_of
+from tritongemm.selection.columns import SIZES, Columns
 
-#: Ways of doing, each with its values beside the first.
+#: Traits of a kernel, 0 or 1 each. The first four tell each of the shipped kernels from the others
+#: and are linearly independent over them, so that a network can give each its own offset.
+_TRAITS = ("copy_engine", "producer_warps", "tensor_cores", "k_over_threads", "persistent")
+#: Traits that are positive numbers: they enter as logarithms.
+_AMOUNTS = ("programs_per_sm", "registers", "in_flight_kib", "products", "bits_a", "bits_b")
+#: Parameters of a config that choose between ways of working: each value beside the first is an
+#: input.
 _WAYS = {"swap_ab": (1, 2), "pad_operands": (1, 2), "dependent_launch": (1, 2), "pingpong": (1,)}
-#: Of the counts of work; the others are ways of doing or the config's own.
-_COUNTS = tuple(name for name in NUMBERS if name not in ("stages", "dependent", "split"))
+#: Counts of work that no other input holds.
+_COUNTS = ("tiles", "waves", "per_sm", "steps", "step_flops", "sm_bytes", "l2_bytes", "dram_bytes",
+           "load_a", "load_b", "spilled", "store_kib", "split_bytes", "pad_bytes", "pad_elements")
 _TERMS = ("fill_us", "k_loop_us", "unit_us", "store_us", "split_us", "pad_us")
 _BOUNDS = ("unit", "pace", "sm", "l2", "dram")
 _OF_PROBLEM = ("m", "n", "k", "batch", "align_a", "align_b", "align_c", "lead_a", "lead_b",
@@ -24,57 +32,70 @@ _OF_PROBLEM = ("m", "n", "k", "batch", "align_a", "align_b", "align_c", "lead_a"
 #: The largest power of two that is told apart in a tile's sides (what is stored and swizzled in
 #: powers of two is slower at other widths) and in the bytes from row to row: two lines of the L2.
 _MOST_SIDE, _MOST_LEAD = 128, 256
-#: What each input is.
-NAMES = (*KERNELS, *SIZES, "block_m_power", "block_n_power",
-         *(f"{name}.{value}" for name, values in _WAYS.items() for value in values), *_OF_PROBLEM,
-         "rows_used", "cols_used", "tiles_down", "tiles_along", *_COUNTS, "waves_used", "last_wave",
-         "steps_a_stage", "total_us", *_TERMS, *_BOUNDS)
+#: The inputs that the config and the kind of the problem decide.
+_FIXED = (*_TRAITS, *_AMOUNTS, *SIZES, "block_m_power", "block_n_power",
+          *(f"{name}.{value}" for name, values in _WAYS.items() for value in values))
+#: The name of each input.
+NAMES = (*_FIXED, *_OF_PROBLEM, "rows_used", "cols_used", "tiles_down", "tiles_along", *_COUNTS,
+         "waves_used", "last_wave", "steps_a_stage", "total_us", *_TERMS, *_BOUNDS)
 
 
-def inputs_of(configs: Columns, problems: Sequence[GemmProblem], which: np.ndarray, work: Any,
-              bounds: Sequence[np.ndarray], terms: Any, num_sms: int) -> np.ndarray:
-    """[configs, inputs] in float32, the inputs by :data:`NAMES`.
+def fixed_inputs(configs: Columns, work: Any) -> np.ndarray:
+    """[configs, inputs] in float32: the first of :data:`NAMES`, which the config and the kind of
+    the problem decide. ``work``: as for :func:`inputs_of`, of problems of the kind."""
+    sides = np.stack([configs.of["block_m"], configs.of["block_n"]])
+    return _joined([
+        *(getattr(work, name) for name in _TRAITS),
+        *(np.log2(getattr(work, name)) for name in _AMOUNTS),
+        *(np.log2(configs.of[name]) for name in SIZES),
+        *np.log2(np.minimum(sides & -sides, _MOST_SIDE)),
+        *(configs.of[name] == value for name, values in _WAYS.items() for value in values)])
+
+
+def inputs_of(fixed: np.ndarray, configs: Columns, problems: Sequence[GemmProblem],
+              which: np.ndarray, work: Any, bounds: Sequence[np.ndarray], terms: Any,
+              num_sms: int) -> np.ndarray:
+    """[configs, inputs] in float32, the inputs in the order of :data:`NAMES`.
 
     Args:
-        which: of each config, the number of its problem.
-        work: :class:`~tritongemm.selection.work.Work` of arrays; terms: the ``Estimate`` that is
-            to be corrected; bounds: what bounds the K loop, each in microseconds.
+        fixed: of :func:`fixed_inputs`.
+        which: [configs]: the index of each config's problem.
+        work: the fields of :class:`~tritongemm.selection.work.Work`, as arrays.
+        bounds: what bounds the K loop, each in microseconds, as ``model.bounds_of`` orders them.
+        terms: the ``Estimate`` that is to be corrected, of arrays.
     """
-    sizes = {name: configs.of[name] for name in SIZES}
-    sides = np.stack([configs.of["block_m"], configs.of["block_n"]])
-    ways = {name: configs.of[name] for name in _WAYS}
+    block_m, block_n = configs.of["block_m"], configs.of["block_n"]
     of = np.array([_of_problem(p) for p in problems], float)[which].T
     m, n = of[0], of[1]
-    turned = ways["swap_ab"] > 0
-    rows, cols = np.where(turned, n, m), np.where(turned, m, n)
-    down, along = np.ceil(rows / sizes["block_m"]), np.ceil(cols / sizes["block_n"])
+    swapped = configs.of["swap_ab"] > 0
+    rows, cols = np.where(swapped, n, m), np.where(swapped, m, n)
+    down, along = np.ceil(rows / block_m), np.ceil(cols / block_n)
     total = terms.total_us
-    columns = [
-        *(configs.of["kernel"] == i for i in range(len(KERNELS))),
-        *map(np.log2, sizes.values()),
-        *np.log2(np.minimum(sides & -sides, _MOST_SIDE)),
-        *(ways[name] == value for name, values in _WAYS.items() for value in values),
+    return np.concatenate([fixed, _joined([
         *np.log2(of[:10]), *of[10:],
-        rows / (down * sizes["block_m"]), cols / (along * sizes["block_n"]),
+        rows / (down * block_m), cols / (along * block_n),
         np.log2(down), np.log2(along),
         *(np.log2(getattr(work, name) + 1e-3) for name in _COUNTS),
         work.tiles / (work.waves * num_sms), work.tiles / num_sms % 1,
         np.minimum(work.steps / work.stages, 8),
         np.log(total), *(getattr(terms, name) / total for name in _TERMS),
-        *(bound / total for bound in bounds)]
-    inputs: np.ndarray = np.empty((len(configs), len(columns)), np.float32)
+        *(bound / total for bound in bounds)])], axis=1)
+
+
+def _joined(columns: Sequence[np.ndarray]) -> np.ndarray:
+    """[configs, columns] in float32."""
+    joined: np.ndarray = np.empty((len(columns[0]), len(columns)), np.float32)
     for place, values in enumerate(columns):
-        inputs[:, place] = values
-    return inputs
+        joined[:, place] = values
+    return joined
 
 
 def _of_problem(problem: GemmProblem) -> tuple[int, ...]:
-    """Extents, of which 0 counts as 1; alignments, then what divides the bytes from row to row, of
-    A, B and C; layouts."""
+    """Extents, where 0 counts as 1; alignments, then the largest divisor of the bytes from row to
+    row, of A, B and C; whether A and B are stored transposed."""
     lead_a, lead_b = problem.leading_dimensions()
-    size, out = dtype_of(problem.dtype_a).itemsize, dtype_of(problem.dtype_out).itemsize
     extents = (max(x, 1) for x in (problem.m, problem.n, problem.k, problem.batch))
-    leads = (lead_a * size, lead_b * size, problem.n * out)
+    leads = ((lead_a, problem.dtype_a), (lead_b, problem.dtype_b), (problem.n, problem.dtype_out))
     return (*extents, problem.align_a, problem.align_b, problem.align_c,
-            *(divisor_of(x, _MOST_LEAD) for x in leads),
+            *(divisor_of(lead * bits_of(dtype) // 8, _MOST_LEAD) for lead, dtype in leads),
             problem.layout[0] == "t", problem.layout[1] == "t")

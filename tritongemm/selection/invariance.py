@@ -1,11 +1,13 @@
-"""One config for every M: so that a row of the result is the same bits in every batch.
+"""Batch invariance: one config for every M, so that a row of the result has the same bits whatever
+rows are computed with it.
 
-A row of C is a sum over K. Its bits stay the same where each step of that sum is made by the same
-instructions in the same order, whatever the other rows are: one kernel, one tile, no split of K
-over launches (a cluster's parts of it depend on K alone) and no copy of unaligned operands (their
-bounds on scratch depend on M), no swapped operands (which are for a narrow side, or an uneven one).
-The choice sees N, K, the dtypes, the layout and the alignment; of M only a few sizes that stand for
-all, over which the predicted times are weighed.
+A row of C is a sum over K. Its bits do not change if the same instructions compute each step of the
+sum in the same order. So the config is the same for every M. It has no split K (the number of parts
+may depend on M; those of a cluster depend on K alone), no copy of unaligned operands (the bound on
+scratch depends on M) and no swapped operands (which a narrow or uneven side needs).
+
+The choice depends on N, K, dtypes, layout and alignment. The predicted times are averaged over a
+few sizes of M that stand for all.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from tritongemm.selection.model import model_for
 from tritongemm.selection.work import keeps_to_the_budget
 from tritongemm.settings import config_root
 
-#: The M that a choice is weighed over; the last is the one that no tile may be too large for.
+#: The sizes of M that predicted times are averaged over. The largest stands for all in the key.
 STAND_INS = (1, 64, 512, 4096)
 
 
@@ -46,8 +48,8 @@ def forget() -> None:
 
 
 def _of_every_m(problem: GemmProblem) -> GemmProblem:
-    """``problem`` with the M that stands for all, and the alignment that A has at every M: one row
-    is aligned as its base is, several as their leading dimension allows; the same of C."""
+    """``problem`` with the M that stands for all, and the alignment that A and C have at every M: a
+    single row is aligned as its base address, several only as their leading dimension allows."""
     size, out = dtype_of(problem.dtype_a).itemsize, dtype_of(problem.dtype_out).itemsize
     rows = divisor_of(problem.k * size) if problem.layout[0] == "n" else size
     return replace(problem, m=STAND_INS[-1], align_a=min(problem.align_a, rows),
@@ -57,13 +59,14 @@ def _of_every_m(problem: GemmProblem) -> GemmProblem:
 @functools.lru_cache(maxsize=1024)
 def _config_for(problem: GemmProblem, device: DeviceSpec, root: str,
                 no_gluon: str | None) -> tuple[KernelConfig, str]:
-    """``root`` and ``no_gluon``: what else the choice depends on, so that neither is stale."""
+    """``root`` and ``no_gluon`` are part of the cache's key: the choice depends on both."""
     problems = [replace(problem, m=m) for m in STAND_INS]
     model = model_for(problem, device)
-    legal = [c for c in shipped.configs(problem)
-             if c.split_k == 1 and not c.pad_operands and not c.swap_ab
-             and (model.section is None or model.knows(c))
-             and all(_runs(p, c, device) for p in problems)]
+    whole = [c for c in shipped.configs(problem)
+             if c.split_k == 1 and not c.pad_operands and not c.swap_ab]
+    known = [c for c in whole if model.section is None or model.knows(c)]
+    legal = ([c for c in known if all(_runs(p, c, device) for p in problems)]
+             or [c for c in whole if all(_runs(p, c, device) for p in problems)])
     legal = [c for c in legal if violation(problem, c, device) is None] or legal
     legal = [c for c in legal if all(keeps_to_the_budget(p, c, device) for p in problems)] or legal
     if not legal:
@@ -76,6 +79,6 @@ def _config_for(problem: GemmProblem, device: DeviceSpec, root: str,
 
 
 def _runs(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> bool:
-    """Whether the config is legal, however wasteful its tile is for this M."""
+    """Whether the config is legal, or breaks only the rule against wasteful tiles."""
     broken = violation(problem, config, device)
     return broken is None or broken.rule == WASTE

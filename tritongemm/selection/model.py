@@ -1,55 +1,65 @@
-"""The time of a config for a problem: the sum that a person would write, term by term.
+"""The predicted time of a config for a problem: a sum of terms that a person can check.
 
-launch + fill + K loop + units + store + pass over a split's parts + copies of unaligned operands,
-and a correction: what that sum misses, as learned from measured problems (``network.py``). Counts
-come from ``work.py``, the constants from a calibration of the device (``tritongemm calibrate`` fits
-them to the sweep's timings) or, where there is none, from the datasheet's peaks and usual shares of
-them. The K loop takes as long as the slowest of what bounds it: the unit's rate at this tile, the
-pace of one program's dependent steps, what an SM loads, what the L2 delivers, what the memory
-delivers.
+launch + fill + K loop + units + store + pass over a split K + copies of unaligned operands, and a
+correction: what a network learned that this sum misses (``network.py``). ``work.py`` counts the
+work. The constants come from a calibration of the device, which ``tritongemm calibrate`` fits to a
+sweep's timings; without one, from the datasheet's peaks and usual shares of them. The K loop takes
+as long as the slowest of its bounds: the rate of the unit at this tile, the pace of the dependent
+steps of one program, what an SM loads, what the L2 delivers, what the memory delivers.
 
 Constants, by owner:
-    memory: dram_gbps, l2_gbps, sm_gbps (into one SM), split_us and split_gbps (the adding pass),
-        pad_us, pad_gbps, pad_kelement_us_<alignment> (the copies).
+    memory: dram_gbps, l2_gbps, sm_gbps (into one SM), split_us and split_gbps (the pass over a
+        split K), pad_us, pad_gbps, pad_kelement_us_<alignment> (the copies).
     a kernel: fill_us (from launch to the first product), latency_us (of a load: a program's step
         waits for it once in ``num_stages``), store_kib_us_<how> (that an SM stores),
         load_kelement_us_<alignment> (thousand elements that a scheduler's warps load), spill_us
         (a register of a warp that does not fit, a step), dependent_drag (share by which sharing
-        the device with the predecessor's tail lengthens the K loop).
+        the device with the end of the predecessor lengthens the K loop).
     Times of launches have another constant, ``..._dependent``, for configs of dependent launch.
     a class of configs: peak_share (of the unit's rate that the tile reaches), pace_us (least time
         of a program's step), unit_us (start and end of a unit). A class that was not measured has
-        those between the classes of the next widths.
+        constants interpolated from the classes with the next smaller and larger width.
+
+A calibration says what it was made from. A problem of other formats or another compute mode, and a
+config of another kernel, is not calibrated: its terms come from the usual constants, without a
+correction (:func:`not_calibrated` says why).
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
-from tritongemm.errors import DataFileError
+from tritongemm.kernels.footprint import Footprint, accumulators
 from tritongemm.problem import GemmProblem
-from tritongemm.records.calibration import Section, calibration_path, read_shipped
+from tritongemm.records.calibration import (
+    Calibration,
+    Section,
+    calibration_path,
+    read_shipped,
+)
 from tritongemm.selection.columns import Columns, kind_of
-from tritongemm.selection.inputs import NAMES, inputs_of
+from tritongemm.selection.inputs import NAMES, fixed_inputs, inputs_of
 from tritongemm.selection.neighbours import Neighbours
 from tritongemm.selection.network import Network
 from tritongemm.selection.sibling import as_fast_as, as_on, sibling_of
 from tritongemm.selection.work import (
-    CUDA_CORES,
-    PERSISTENT,
     Static,
     Work,
     class_of,
     counts,
     statics,
 )
+
+log = logging.getLogger("tritongemm")
 
 #: Microseconds of an empty kernel in a CUDA graph on Hopper.
 LAUNCH_US = 1.5
@@ -61,10 +71,11 @@ _UNKNOWN_TFLOPS, _UNKNOWN_GBPS = {"fp32": 50.0}, 2000.0
 
 
 class Estimate(NamedTuple):
-    """The terms, each in microseconds, and what they are made of.
+    """The terms of a predicted time, in microseconds, with the tiles and waves behind them.
 
-    Each is at least 0 but ``correction_us``, which is negative where measured problems ran faster
-    than the others say. Fields are arrays where several configs are estimated at once.
+    All are at least 0 except ``correction_us``, which is negative where the network expects a
+    shorter time than the sum of the others. Fields are arrays where several configs are estimated
+    at once.
     """
 
     tiles: int
@@ -86,7 +97,7 @@ class Estimate(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """The constants that one config meets in one problem; rates are a microsecond."""
+    """The constants of one config and problem; rates are per microsecond."""
 
     fill_us: float
     flops: float
@@ -127,7 +138,8 @@ def keys_of(config: KernelConfig, work: Work | Static) -> tuple[Key, ...]:
 
 
 def scales(problem: GemmProblem, device: DeviceSpec) -> Rates:
-    """What turns a constant into a rate: the unit's peak of one SM, and bytes a us in a GB/s."""
+    """The factors that turn constants into rates: the unit's peak of one SM, and GB/s into bytes
+    per microsecond."""
     flops = _peak_tflops(device, problem.unit) * 1e6 / device.num_sms
     return Rates(1.0, flops, 1.0, 1.0, 1.0, 1e3, 1e3, 1e3, 1.0, 1.0, 1.0,
                  1.0, 1.0, 1.0, 1e3, 1.0, 1e3, 1.0)
@@ -156,15 +168,16 @@ def predict(work: Work, rates: Rates, factor: float = 1.0) -> Estimate:
 
 
 def bounds_of(work: Work, rates: Rates) -> tuple[float, ...]:
-    """What bounds the K loop, each in microseconds: the unit, the pace of dependent steps, what an
-    SM loads, what the L2 and what the memory delivers."""
+    """The bounds of the K loop, in microseconds: the unit, the pace of dependent steps, what an SM
+    loads, what the L2 delivers, what the memory delivers."""
     return (work.per_sm * work.steps * work.step_flops / rates.flops,
             work.waves * work.steps * (rates.pace_us + rates.latency_us / work.stages),
             work.sm_bytes / rates.sm_bytes, work.l2_bytes / rates.l2_bytes,
             work.dram_bytes / rates.dram_bytes)
 
 
-def usual(key: Key, config: KernelConfig, device: DeviceSpec, unit: str) -> float:
+def usual(key: Key, config: KernelConfig, static: Static, device: DeviceSpec,
+          unit: str) -> float:
     """A constant where no calibration holds it: usual shares of the datasheet's peaks, and times
     as they are on Hopper."""
     name = key[1]
@@ -176,7 +189,7 @@ def usual(key: Key, config: KernelConfig, device: DeviceSpec, unit: str) -> floa
     if name == "sm_gbps":
         return gbps * 2.0 / device.num_sms
     if name == "peak_share":
-        return _usual_share(config, device, unit)
+        return _usual_share(config, static.footprint, device, unit)
     if name == "pace_us":
         return 0.1 if unit != "fp32" else 0.4
     if name.startswith("load_kelement_us_"):
@@ -196,35 +209,35 @@ _USUAL_STORE_US = {"engine": 0.01, "align16": 0.01, "align8": 0.03, "align4": 0.
 _USUAL_PAD_US = {"align16": 1e-5, "align8": 2e-4, "align4": 2e-4, "align2": 3e-4}
 
 
-def _usual_share(config: KernelConfig, device: DeviceSpec, unit: str) -> float:
-    """The share of the unit's rate that a tile can reach: small tiles feed it too slowly, and
-    CUDA cores have a rate of their own."""
-    if config.kernel in CUDA_CORES:
-        return 0.5 * _peak_tflops(device, "fp32") / _peak_tflops(device, unit)
-    if unit == "fp32":
-        return min(0.8, 0.25 + 0.01 * (config.block_m * config.block_n / 32 / config.num_warps))
+def _usual_share(config: KernelConfig, footprint: Footprint, device: DeviceSpec,
+                 unit: str) -> float:
+    """The share of the rate of ``unit`` that a tile can reach: small tiles feed tensor cores too
+    slowly, and CUDA cores have the rate of fp32."""
+    if not footprint.tensor_cores:
+        own = 0.5 if footprint.k_over_threads else min(0.8, 0.25 + 0.01 * accumulators(config))
+        return own * _peak_tflops(device, "fp32") / _peak_tflops(device, unit)
     edge = (config.block_m * config.block_n) ** 0.5
-    if config.kernel not in PERSISTENT:
+    if not footprint.copy_engine:
         edge *= 0.8
     return min(0.82, 0.9 * edge / (edge + 30.0))
 
 
 def factor_id(config: KernelConfig, name: str = "") -> str:
-    """The config, of the class ``name`` where that is known, without its split and copies, which
-    have terms of their own."""
+    """The id of the config's factor: its class (``name``, where the caller knows it), stages, tile
+    order and epilogue, without split and copies, which have terms of their own."""
     return (f"{name or class_of(config)}_s{config.num_stages}_g{config.group_m}"
             f"_e{config.epilogue_subtile}")
 
 
 def _any_width(name: str) -> str:
-    """The name of a class without the width of its tile; any other owner's is as it is."""
+    """The name of a class with any width of its tile; the name of another owner unchanged."""
     return re.sub(r"x\d+x", "x*x", name, count=1)
 
 
 def _by_width(constants: Mapping[str, Mapping[str, float]]
               ) -> dict[Key, list[tuple[int, float]]]:
-    """(width, value) of each constant of the classes that differ in the tile's width alone, by
-    (what they share of their names, constant), the narrowest first."""
+    """For classes that differ only in the tile's width, (width, value) of each constant, the
+    narrowest first, by (:func:`_any_width`, constant)."""
     found: dict[Key, list[tuple[int, float]]] = {}
     for name, values in constants.items():
         if width := re.search(r"x(\d+)x", name):
@@ -234,14 +247,15 @@ def _by_width(constants: Mapping[str, Mapping[str, float]]
 
 
 class Model:
-    """The model of one kind of problem on one device, with what it looked up so far.
+    """The model of problems of one kind of unit on one device. It caches the constants it looked
+    up.
 
     Attributes:
         section: its calibration; None: usual constants.
         where: name of the device whose timings calibrated it.
-        neighbours: the problems that were measured; None: none.
-        contenders: the configs that were the best of some measured problem, or nearly, those of
-            many problems first; empty where a calibration does not say.
+        neighbours: the measured problems; None: none.
+        candidates: the configs that were the best of a measured problem, or nearly, those of many
+            problems first; empty where a calibration does not list any.
     """
 
     def __init__(self, section: Section | None, where: str, device: DeviceSpec, unit: str,
@@ -250,22 +264,23 @@ class Model:
         self._device, self._unit, self._scale = device, unit, scale
         self.neighbours = (Neighbours(section.neighbours)
                            if section is not None and section.neighbours else None)
-        self.contenders = section.contenders if section is not None else ()
-        self._places = {config: place for place, config in enumerate(self.contenders)}
+        self.candidates = section.candidates if section is not None else ()
+        self._places = {config: place for place, config in enumerate(self.candidates)}
         self._network = (Network(section.network)
                          if section is not None and section.network is not None else None)
-        self._met: dict[tuple, tuple[float, ...]] = {}
+        self._learned = frozenset(section.covers.kernels) if section is not None else frozenset()
+        self._constants_of: dict[tuple, tuple[float, ...]] = {}
         self._of_width = _by_width(section.constants if section is not None else {})
 
     def knows(self, config: KernelConfig) -> bool:
-        """Whether configs of this class, launched this way, were measured to calibrate it."""
+        """Whether configs of this class, launched this way, were measured for the calibration."""
         if self.section is None or class_of(config) not in self.section.constants:
             return False
         early = "_dependent" if config.dependent_launch else ""
         return "fill_us" + early in self.section.constants.get(config.kernel, {})
 
     def place(self, config: KernelConfig) -> int:
-        """Its place among the contenders; behind them if it is none."""
+        """Its place among the candidates; behind all of them if it is none."""
         return self._places.get(config, len(self._places))
 
     def estimate(self, problem: GemmProblem, config: KernelConfig) -> Estimate:
@@ -282,21 +297,28 @@ class Model:
 
     def _estimates(self, problem: GemmProblem, configs: Columns,
                    index: np.ndarray | None = None) -> Estimate:
-        """The terms of many configs, as arrays."""
+        """The terms of many configs, as arrays. What the calibration did not measure has no
+        correction."""
         terms, inputs = self._uncorrected(problem, configs, index)
         if self._network is None or not len(configs if index is None else index):
             return terms
-        return terms._replace(
-            correction_us=terms.total_us * np.expm1(self._network(inputs())))
+        learned = configs.kept(("learned", self), lambda: np.array(
+            [config.kernel in self._learned for config in configs.configs]))
+        if index is not None:
+            learned = learned[index]
+        return terms._replace(correction_us=np.where(
+            learned, terms.total_us * np.expm1(self._network(inputs())), 0.0))
 
-    def lesson(self, problem: GemmProblem, configs: Columns) -> tuple[np.ndarray, np.ndarray]:
-        """What a network sees of many configs, and their times without its correction, us."""
+    def training_inputs(self, problem: GemmProblem, configs: Columns
+                        ) -> tuple[np.ndarray, np.ndarray]:
+        """([configs, inputs] of a network, times without a correction in microseconds)."""
         terms, inputs = self._uncorrected(problem, configs)
         return inputs(), np.asarray(terms.total_us)
 
     def _uncorrected(self, problem: GemmProblem, configs: Columns, index: np.ndarray | None = None
                      ) -> tuple[Estimate, Callable[[], np.ndarray]]:
-        """The terms of many configs without the correction, and a network's inputs when wanted."""
+        """The terms of many configs without the correction, and a function that makes the inputs
+        of a network."""
         works: Any = counts(problem, configs, self._device, index)
         kind = kind_of(problem)
         classes = configs.kept(("classes",), lambda: [class_of(c) for c in configs.configs])
@@ -307,15 +329,21 @@ class Model:
             factors, constants = factors[index], constants[:, index]
         of: Any = Rates(*(x * scale for x, scale in zip(constants, self._scale, strict=True)))
         terms = predict(works, of, factors)  # type: ignore[arg-type]
-        if index is not None:
-            configs = configs.take(index)
-        return terms, lambda: inputs_of(
-            configs, (problem,), np.zeros(len(configs), int), works,
-            bounds_of(works, of), terms, self._device.num_sms)  # type: ignore[arg-type]
+
+        def inputs() -> np.ndarray:
+            fixed = configs.kept(("inputs", kind, self._device), lambda: fixed_inputs(
+                configs, counts(kind, configs, self._device)))
+            part = configs if index is None else configs.take(index)
+            bounds: Any = bounds_of(works, of)
+            return inputs_of(fixed if index is None else fixed[index], part, (problem,),
+                             np.zeros(len(part), int), works, bounds, terms,
+                             self._device.num_sms)
+        return terms, inputs
 
     def _between(self, key: Key, width: int) -> float | None:
-        """A constant of a class that was not measured, from those that differ in the tile's width
-        alone: between the nearest two, or the nearest one's; None: there is none."""
+        """A constant of a class that was not measured: interpolated between the classes that
+        differ only in the tile's width, or that of the nearest one; None: there is no such
+        class."""
         widths = self._of_width.get((_any_width(key[0]), key[1]))
         return float(np.interp(width, *zip(*widths, strict=True))) if widths else None
 
@@ -326,27 +354,34 @@ class Model:
                          for config, name in zip(configs, classes, strict=True)], float)
 
     def _constants(self, configs: Iterable[KernelConfig], classes: Sequence[str],
-                   met: Sequence[Static]) -> np.ndarray:
-        """[constants, configs]: those of :class:`Rates` that each meets in problems of a kind."""
+                   parts: Sequence[Static]) -> np.ndarray:
+        """[constants, configs]: the constants behind :class:`Rates` for problems of a kind."""
         known = self.section.constants if self.section is not None else {}
-        found = []
-        for config, name, static in zip(configs, classes, met, strict=True):
+        places: dict[tuple, int] = {}
+        distinct: list[tuple[float, ...]] = []
+        which: list[int] = []
+        for config, name, static in zip(configs, classes, parts, strict=True):
             key = (name, config.dependent_launch, static.store, static.loads_a, static.loads_b,
                    static.pads)
-            if key not in self._met:
-                self._met[key] = tuple(
-                    known.get(owner, {}).get(constant)
-                    or self._between((owner, constant), config.block_n)
-                    or usual((owner, constant), config, self._device, self._unit)
-                    for owner, constant in keys_of(config, static))
-            found.append(self._met[key])
-        return np.array(found, float).reshape(-1, len(self._scale)).T
+            place = places.get(key)
+            if place is None:
+                place = places[key] = len(distinct)
+                if key not in self._constants_of:
+                    self._constants_of[key] = tuple(
+                        known.get(owner, {}).get(constant)
+                        or self._between((owner, constant), config.block_n)
+                        or usual((owner, constant), config, static, self._device, self._unit)
+                        for owner, constant in keys_of(config, static))
+                distinct.append(self._constants_of[key])
+            which.append(place)
+        return np.array(distinct, float).reshape(-1, len(self._scale))[which].T
 
 
 class Served(NamedTuple):
-    """A section of a calibration that serves a device.
+    """A section of a calibration, and the device that it serves.
 
     Attributes:
+        section: None where no calibration has one.
         where: names of the devices that it was measured on.
         device: the one that it serves, with the peaks that its constants are shares of.
     """
@@ -358,8 +393,8 @@ class Served(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def _served(path: str, device: DeviceSpec, unit: str) -> Served:
-    """The section of the device's calibration, at ``path``, of that which learned from it and its
-    sibling, or of the sibling's; read once."""
+    """The section for ``unit`` of the device's calibration, at ``path``; without one, of the
+    calibration from its timings and its sibling's; without that, of the sibling's. Read once."""
     section = _shipped(device.slug, unit)
     if section is not None:
         return Served(section, device.name, device)
@@ -373,7 +408,7 @@ def _served(path: str, device: DeviceSpec, unit: str) -> Served:
 
 
 def of_sibling(sibling: DeviceSpec, device: DeviceSpec, unit: str) -> Served:
-    """The section of the sibling's calibration, as it is on ``device``."""
+    """The section of the sibling's calibration, adapted to ``device``."""
     section = _shipped(sibling.slug, unit)
     if section is None:
         return Served(None, device.name, device)
@@ -381,17 +416,28 @@ def of_sibling(sibling: DeviceSpec, device: DeviceSpec, unit: str) -> Served:
 
 
 def _shipped(device: str, unit: str, sibling: str = "") -> Section | None:
-    """Raises :class:`DataFileError` where the section's network has other inputs than this version
-    makes."""
+    """The section for ``unit``. A network with other inputs than this release makes is left out,
+    with one warning for the file: its constants serve without a correction."""
+    calibration = _read(str(calibration_path(device, sibling)), device, sibling)
+    return calibration.section(unit) if calibration is not None else None
+
+
+@functools.lru_cache(maxsize=16)
+def _read(path: str, device: str, sibling: str) -> Calibration | None:
     calibration = read_shipped(device, sibling)
-    section = calibration.section(unit) if calibration is not None else None
-    if (section is not None and section.network is not None
-            and section.network.names != NAMES):
-        other = ", ".join(sorted({*section.network.names} ^ {*NAMES})) or "their order"
-        raise DataFileError(calibration_path(device, sibling), "its network was trained on other "
-                            f"inputs than this release makes ({other}); run "
-                            "`tritongemm calibrate` on the journals again", field="network")
-    return section
+    if calibration is None:
+        return None
+    foreign = [section.network.names for section in calibration.sections
+               if section.network is not None and section.network.names != NAMES]
+    if not foreign:
+        return calibration
+    other = ", ".join(sorted({*foreign[0]} ^ {*NAMES})) or "their order"
+    log.warning("tritongemm: %s: the network has other inputs than this release makes (%s) and is "
+                "not used; configs are chosen by the constants alone. Run `tritongemm calibrate` "
+                "on the journals again", path, other)
+    return replace(calibration, sections=tuple(
+        section if section.network is None or section.network.names == NAMES
+        else replace(section, network=None) for section in calibration.sections))
 
 
 @functools.lru_cache(maxsize=64)
@@ -401,18 +447,46 @@ def _model(section: Section | None, where: str, device: DeviceSpec, unit: str,
 
 
 def model_for(problem: GemmProblem, device: DeviceSpec) -> Model:
-    """The model for problems like ``problem``. Raises :class:`DataFileError` for a damaged
-    calibration, the device's or its sibling's."""
+    """The model for problems like ``problem``; one of usual constants where no calibration covers
+    it. Raises :class:`DataFileError` for a damaged calibration, the device's or its sibling's."""
     return model_of(_served(str(calibration_path(device.slug)), device, problem.unit), problem)
 
 
 def model_of(served: Served, problem: GemmProblem) -> Model:
     """The model that a section makes for problems like ``problem``."""
-    return _model(*served, problem.unit, scales(problem, served.device))
+    section = served.section
+    if section is not None and _not_covered(section, problem) is not None:
+        section = None
+    return _model(section, served.where, served.device, problem.unit,
+                  scales(problem, served.device))
+
+
+def _not_covered(section: Section, problem: GemmProblem) -> str | None:
+    """Which format or compute mode of ``problem`` the section's timings do not include."""
+    formats = {problem.dtype_a, problem.dtype_b} - {*section.covers.formats}
+    if formats:
+        return f"operands of {', '.join(sorted(formats))} were not measured"
+    if problem.precision not in section.covers.computes:
+        return f"products in {problem.precision} were not measured"
+    return None
+
+
+def not_calibrated(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> str | None:
+    """Why no measurement supports the predicted time of ``config`` for ``problem``, one phrase;
+    None where the calibration covers both. Raises as :func:`model_for` does."""
+    section = _served(str(calibration_path(device.slug)), device, problem.unit).section
+    if section is None:
+        return f"no calibration serves {device.name} for {problem.unit}"
+    if reason := _not_covered(section, problem):
+        return reason
+    if config.kernel not in section.covers.kernels:
+        return f"kernel {config.kernel} was not measured"
+    return None
 
 
 def forget() -> None:
     """Forgets the calibrations read so far."""
+    _read.cache_clear()
     _served.cache_clear()
     _model.cache_clear()
 

@@ -1,7 +1,7 @@
-"""The measured problems that lie near one: which they are, and what torch took there.
+"""The measured problems near a problem: which they are, and torch's time on them.
 
-A problem counts exp(-d**2 / 2) for d doublings of M, N, K or the batch, in units of
-:data:`DOUBLINGS`, and less where alignment or layout differ.
+The weight of a measured problem is exp(-d**2 / 2), where d is its distance in doublings of M, N, K
+and the batch, in units of :data:`DOUBLINGS`; it is smaller where alignment or layout differ.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import numpy as np
 from tritongemm.problem import FULL_ALIGNMENT, GemmProblem
 from tritongemm.records.calibration import Neighbour
 
-#: How far, in doublings of an extent, a measured problem speaks for another.
+#: Doublings of an extent at which a measured problem's weight is exp(-1/2).
 DOUBLINGS = 1.25
-#: exp(-this) is what a problem counts whose operands, or C, can be moved by the copy engine where
-#: the other's cannot; the same for another layout.
+#: exp(-this) is the weight's factor where the copy engine can move the operands, or C, of only one
+#: of the two problems; the same for another layout.
 _OTHER_ALIGNMENT, _OTHER_LAYOUT = 1.5, 0.5
-#: Problems that the average is taken to have seen in which torch took as long.
+#: The weight of a prior that torch takes as long as the package's best config.
 _PRIOR = 1.0
 
 
 class Near(NamedTuple):
-    """A measured problem and what it counts, from 0 to 1."""
+    """A measured problem and its weight, from 0 to 1."""
 
     weight: float
     neighbour: Neighbour
@@ -41,21 +41,22 @@ class Neighbours:
         self._logs = np.array([math.log(x.vs_torch or 1.0) for x in neighbours])
 
     def nearest(self, problem: GemmProblem, count: int) -> list[Near]:
-        """The ``count`` measured problems that count most, the nearest first."""
+        """The ``count`` measured problems with the largest weights, the nearest first."""
         weights = _weights(np.array(_place(problem)), self._where)
         return [Near(float(weights[i]), self._neighbours[i])
                 for i in np.argsort(-weights, kind="stable")[:count]]
 
     def vs_torch(self, problem: GemmProblem) -> tuple[float, float]:
-        """(torch's time over the best config's, problems that say so): a weighted geometric mean
-        over measured problems, drawn towards 1 where few are near."""
+        """(torch's time over the best config's, the sum of weights): a weighted geometric mean over
+        measured problems, shrunk towards 1 where few are near."""
         weights = _weights(np.array(_place(problem)), self._where) * self._known
         support = float(weights.sum())
         return math.exp(float(weights @ self._logs) / (support + _PRIOR)), support
 
 
 def _place(problem: GemmProblem) -> tuple[float, ...]:
-    """A problem as a point: doublings in units of :data:`DOUBLINGS`, then what differs or not."""
+    """A problem as a point: extents in units of :data:`DOUBLINGS`, then alignment and layout as 0
+    or 1."""
     extents = (problem.m, problem.n, problem.k, problem.batch)
     operands = min(problem.align_a, problem.align_b) < FULL_ALIGNMENT
     return (*(math.log2(max(x, 1)) / DOUBLINGS for x in extents), operands,

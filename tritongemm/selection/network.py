@@ -1,10 +1,10 @@
-"""What the sum of terms misses, learned: small networks, of which the mean is taken.
+"""The networks that correct the sum of terms: the mean of a few small ones.
 
-Each maps what ``inputs.py`` makes of a config at a problem to the logarithm of measured over
-predicted time, through layers of z * sigmoid(z). Trained on the sweeps' timings by ``tritongemm
-calibrate`` (``calibration/training.py``), they replace averages over measured problems near by: of
-440 problems left out they choose configs at 0.983 of the best one's speed, the averages at 0.972
-(perf/results/nvidia-h200/exploratory/learned.txt).
+Each maps the inputs of a config and problem (``inputs.py``) to the logarithm of measured over
+predicted time, through SiLU layers. ``tritongemm calibrate`` trains them on the sweeps' timings
+(``calibration/training.py``). On 440 problems left out of the training, their choices reach 0.983
+of the best config's speed; averages over measured problems near by, which they replaced, reach
+0.972 (perf/results/nvidia-h200/exploratory/learned.txt).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from tritongemm.records.calibration import Member, NetworkRecord
 
-#: Standard deviations from the mean, beyond which an input says no more.
+#: Inputs are clipped at this many standard deviations from their mean.
 FARTHEST = 4.0
 
 
@@ -34,7 +34,7 @@ class Network:
 
 
 def normed(inputs: np.ndarray, mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Inputs about 0, in standard deviations."""
+    """Inputs as standard deviations from their mean, clipped."""
     return np.clip((inputs - mean) / scale, -FARTHEST, FARTHEST)
 
 

@@ -1,9 +1,15 @@
-"""exact tuned row -> twin's row -> sibling's row -> calibrated model -> nearest legal row -> rule
-default, with its source. The twin is the same problem in the other type of 16 bits; the sibling is
-the device whose measurements stand in where this one has none (``sibling.py``).
+"""Chooses the config for a problem: :func:`choose`.
 
-Two settings change that. Under a budget of SMs a row says nothing, and of the rest only what keeps
-to the budget is taken, where something does. Under batch invariance ``invariance.py`` chooses.
+The first of these that has an answer: the problem's tuned row, the twin's row, the sibling's row,
+the calibrated model, the nearest legal row, the rule default. The twin is the same problem in the
+other 16-bit type. The sibling is another device of the architecture, whose measurements serve where
+this one has none (``sibling.py``).
+
+The model answers only for what its calibration covers. For other formats, compute modes or kernels
+the rule decides, and the choice's note says ``not calibrated``.
+
+Two settings change the order. Under a budget of SMs tuned rows are ignored, and configs that keep
+to the budget come before others. Under batch invariance ``invariance.py`` chooses.
 """
 
 from __future__ import annotations
@@ -27,18 +33,18 @@ from tritongemm.records.tables import TunedRow, TunedTable, key_of, layers_for, 
 from tritongemm.selection import invariance as invariance
 from tritongemm.selection import shipped as shipped
 from tritongemm.selection.columns import Columns
-from tritongemm.selection.model import Model, forget, model_for
+from tritongemm.selection.model import Model, forget, model_for, not_calibrated
 from tritongemm.selection.sibling import with_rows_for
 from tritongemm.selection.work import keeps_to_the_budget
 
-#: A row further than this from a problem says little about it: the sum over batch, m, n and k of
-#: |log2| of the ratios, e.g. two extents each twice as long.
+#: The largest distance of a row that may serve another problem: the sum over batch, m, n and k of
+#: |log2| of the ratios. Two extents four times as long are 4.
 NEAREST_LIMIT = 4.0
-#: A family whose first member is predicted to take this many times the fastest's is not looked at:
-#: its members lie nearer to each other.
+#: Families whose first member is predicted to take more than this many times the fastest one's are
+#: skipped: times within a family differ by less.
 _HOPEFUL = 1.5
-#: Predictions within this of the least are as good: of them the calibration's first is taken, so
-#: that problems near each other share binaries: 71 for 136 M of one N and K, 87 without
+#: Of the configs predicted within this factor of the least time, the one that the calibration lists
+#: first is chosen, so that similar problems share binaries: 71 for 136 M of one N and K, 87 without
 #: (perf/results/nvidia-h200/exploratory/learned.txt).
 AS_GOOD = 1.01
 _TWINS = {"bf16": "fp16", "fp16": "bf16"}
@@ -89,8 +95,7 @@ def _table(layers: tuple[tuple[Path, int, int], ...]) -> TunedTable:
 
 
 def reload() -> None:
-    """Forgets the tables, spaces and calibrations read so far, and what was made by them, so that
-    new ones are seen."""
+    """Clears all that was read or cached, so that new tables, spaces and calibrations are read."""
     _table.cache_clear()
     shipped.forget()
     invariance.forget()
@@ -142,7 +147,10 @@ def choose(problem: GemmProblem, device: DeviceSpec) -> Choice:
         if where is not device:
             note += f", measured on {where.name}"
         return Choice(row.config, "nearest", row, note + _without(problem, row))
-    return Choice(default_config(problem, device), "rule", None, "rule default")
+    config, note = default_config(problem, device), "rule default"
+    if reason := not_calibrated(problem, config, device):
+        note += f"; not calibrated: {reason}"
+    return Choice(config, "rule", None, note)
 
 
 def _devices(device: DeviceSpec) -> list[DeviceSpec]:
@@ -236,16 +244,17 @@ def _without(problem: GemmProblem, row: TunedRow) -> str:
 
 
 def by_model(problem: GemmProblem, device: DeviceSpec) -> Choice | None:
-    """The legal contender with the least predicted time, of those as good the calibration's first.
+    """The legal candidate with the least predicted time; of those within :data:`AS_GOOD` of it, the
+    one that the calibration lists first.
 
-    None where no calibration of ``device`` or its sibling holds problems of this kind, or none of
-    the config classes that it measured is legal.
+    None where no calibration of ``device`` or its sibling covers the problem, or none of the
+    candidates is legal.
     """
     model = model_for(problem, device)
     work = problem.batch * problem.m * problem.n * problem.k
     if model.section is None or not 0 < work < 2**63:  # the counts of larger ones overflow
         return None
-    among = shipped.contenders(problem, device, model)
+    among = shipped.candidates_of(model, problem, device)
     if not len(among.columns):
         return None
     firsts = np.flatnonzero(np.diff(among.family, prepend=-1))  # of each family
@@ -264,12 +273,11 @@ def by_model(problem: GemmProblem, device: DeviceSpec) -> Choice | None:
 
 
 def expected_gain(problem: GemmProblem, device: DeviceSpec) -> float | None:
-    """How many times as fast as the problem's own tuned row the model expects its best contender to
-    be: by what was measured of the row, and by what the model itself predicts of its config, the
-    less of the two (models and cards differ from one day to the next in both).
+    """The speed-up that the model expects of its best candidate over the problem's tuned row.
 
-    A sibling's row is taken at the model's word alone. None where the problem has no row of either,
-    or its kind no calibration.
+    The row's time is the smaller of its measured and its predicted time, since cards and models
+    differ from one day to the next; for a sibling's row, the predicted time. None where the problem
+    has no row of either, or no calibration covers it.
     """
     rows = [(table.rows[key_of(problem)], where) for where in _devices(device)
             if (table := table_for(problem, where)) is not None and key_of(problem) in table.rows]

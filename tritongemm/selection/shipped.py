@@ -1,4 +1,5 @@
-"""The configs that a choice is made among, in the groups that it asks about at once."""
+"""The configs that a choice is made among, grouped so that a rule which a whole group breaks is
+asked once."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ from tritongemm.selection.model import Model
 from tritongemm.selection.work import class_of
 from tritongemm.settings import config_root
 
-#: Rules that most of the configs break, and with them a whole group: the kernel's configs by how
-#: they swap and what they copy.
+#: Rules that a whole group of configs breaks or keeps. A group is the configs of a kernel that swap
+#: and copy operands in the same way.
 _ASKED_ONCE = {"alignment", "swap"}
 
 
@@ -28,22 +29,22 @@ def configs(problem: GemmProblem) -> tuple[KernelConfig, ...]:
     return _configs(str(config_root()), problem.dtype_a)
 
 
-class Contenders(NamedTuple):
-    """What a model chooses among. A family is the configs of one class, split and way with
-    operands: their times are near each other.
+class Candidates(NamedTuple):
+    """What a model chooses among. A family is the configs of one class and split that swap and copy
+    operands in the same way: their times are near each other.
 
     Attributes:
-        columns: the configs, those of a family after each other.
-        family: the number of each config's family, from 0 up.
+        columns: the configs, family by family.
+        family: [configs]: the number of each config's family, from 0 up.
     """
 
     columns: Columns
     family: np.ndarray
 
 
-def contenders(problem: GemmProblem, device: DeviceSpec, model: Model) -> Contenders:
-    """The contenders of ``model``, or where it has none the shipped configs that it knows, less
-    groups that no member of is legal."""
+def candidates_of(model: Model, problem: GemmProblem, device: DeviceSpec) -> Candidates:
+    """The candidates that the calibration of ``model`` lists, or, where it lists none, the shipped
+    configs that it knows; without groups that have no legal member."""
     root = str(config_root())
     return _among(root, problem.dtype_a, model, tuple(
         not any(rule.check(problem, config, device) is not None
@@ -68,9 +69,10 @@ def _configs(root: str, dtype: str) -> tuple[KernelConfig, ...]:
 @functools.lru_cache(maxsize=16)
 def _groups(root: str, dtype: str, model: Model
             ) -> tuple[tuple[KernelConfig, tuple[tuple[KernelConfig, ...], ...]], ...]:
-    """The families by what :data:`_ASKED_ONCE` looks at; before each group the member that is least
-    likely to be refused. Configs that differ in their launch alone come after each other."""
-    found = ([c for c in model.contenders if c.kernel in SPECS]
+    """(a config, families) of each group. The config is the member that is least likely to break a
+    rule of :data:`_ASKED_ONCE`. Configs that differ in ``dependent_launch`` alone are neighbours.
+    """
+    found = ([c for c in model.candidates if c.kernel in SPECS]
              or [c for c in _configs(root, dtype) if model.knows(c)])
     groups: dict[tuple, dict[tuple, dict[KernelConfig, list[KernelConfig]]]] = {}
     for config in found:
@@ -85,10 +87,10 @@ def _groups(root: str, dtype: str, model: Model
 
 
 @functools.lru_cache(maxsize=32)
-def _among(root: str, dtype: str, model: Model, legal: tuple[bool, ...]) -> Contenders:
+def _among(root: str, dtype: str, model: Model, legal: tuple[bool, ...]) -> Candidates:
     """The configs of the groups that are ``legal``."""
     families = [family for (_, group), one in zip(_groups(root, dtype, model), legal, strict=True)
                 if one for family in group]
     sizes = np.array([len(family) for family in families], int)
-    return Contenders(Columns([config for family in families for config in family]),
+    return Candidates(Columns([config for family in families for config in family]),
                       np.repeat(np.arange(len(families)), sizes))

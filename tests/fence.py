@@ -1,0 +1,79 @@
+"""A kernel from outside the package, which no module of the package knows by name.
+
+:data:`OUTSIDER` computes as the tiled kernel does, under its own name, rules, footprint and space.
+:func:`registered` adds it as another package would. No shipped kernel has its traits: its threads
+divide K among them and its loads have warps of their own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from tritongemm import selection
+from tritongemm.config import KernelConfig
+from tritongemm.device import DeviceSpec
+from tritongemm.kernels import SPECS, tiled
+from tritongemm.kernels import constraints as rules
+from tritongemm.kernels.footprint import Footprint, of_threads
+from tritongemm.kernels.spec import KernelSpec
+from tritongemm.problem import GemmProblem
+
+NAME = "outsider"
+
+
+def _even_columns(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> str | None:
+    return None if problem.n % 2 == 0 else f"takes an even n, not {problem.n}"
+
+
+def _footprint(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> Footprint:
+    of_tiles = of_threads(problem, config, device,
+                          shared_bytes=tiled.shared_bytes(problem, config), registers=64.0,
+                          tensor_cores=True, k_over_threads=True)
+    return of_tiles._replace(producer_warps=True)
+
+
+def _default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
+    return replace(tiled.default(problem, device), kernel=NAME, num_stages=3, split_k=1)
+
+
+OUTSIDER = KernelSpec(
+    name=NAME, idea="a kernel of another package", archs=(80, 90),
+    constraints=(
+        rules.dtypes("bf16", "fp16"), rules.min_arch(80),
+        rules.Constraint("even", _even_columns, of_problem=True),
+        rules.powers_of_two, rules.dot_shape, rules.accumulator, rules.grid,
+        rules.shared_memory(tiled.shared_bytes)),
+    shared_bytes=tiled.shared_bytes, launches=tiled.launches, default=_default,
+    footprint=_footprint)
+
+SPACE = {"schema_version": 1, "kernel": NAME, "axes": {
+    "block_m": [32, 64], "block_n": [64, 128], "block_k": [64], "num_warps": [4],
+    "num_stages": [3], "dependent_launch": [0, 1]}}
+#: A config of the space.
+CONFIG = KernelConfig(NAME, 64, 128, 64, num_warps=4, num_stages=3)
+
+
+@contextmanager
+def registered(configs: Path, *, alone: bool = False) -> Iterator[KernelSpec]:
+    """Registers the kernel, with its space in the folder ``configs``, which settings name.
+
+    Args:
+        alone: no other kernel is registered.
+    """
+    path, others = configs / "spaces" / f"{NAME}.json", dict(SPECS)
+    path.write_text(json.dumps(SPACE), encoding="utf-8")
+    if alone:
+        SPECS.clear()
+    SPECS[NAME] = OUTSIDER
+    selection.reload()
+    try:
+        yield OUTSIDER
+    finally:
+        SPECS.clear()
+        SPECS.update(others)
+        path.unlink()
+        selection.reload()
