@@ -2,67 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING
 
+from tritongemm.compute import PRECISIONS as PRECISIONS
+from tritongemm.compute import Compute, compute_of
 from tritongemm.errors import ProblemError
+from tritongemm.formats import FORMATS, OPERAND_FORMATS, format_of
+from tritongemm.formats import torch_dtype as torch_dtype
 
-if TYPE_CHECKING:
-    import torch
-
+#: The formats by their older names: what torch calls a dtype.
+DTYPES, OPERAND_DTYPES, dtype_of = FORMATS, OPERAND_FORMATS, format_of
 #: First letter A, second B: ``n`` is stored row-major as [M, K] or [K, N]; ``t`` is stored
 #: transposed and passed as its ``.t()`` view. ``nt`` is what ``nn.Linear`` does.
 LAYOUTS = ("nn", "nt", "tn", "tt")
-PRECISIONS = ("ieee", "tf32")
 #: Bytes; TMA and 128-bit loads need this alignment, and nothing needs more.
 FULL_ALIGNMENT = 16
 #: Why a product with an extent of 0 is torch's.
 NOTHING_TO_MULTIPLY = "an extent is 0"
 MAX_EXTENT = 2**31 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Dtype:
-    """A dtype by its short name.
-
-    ``eps`` is the spacing at 1 (2 ** -mantissa bits), ``unit`` the key of the device's peak
-    rate that bounds it when the precision is ``ieee``.
-    """
-
-    name: str
-    itemsize: int
-    torch_name: str
-    triton_name: str
-    eps: float
-    unit: str
-
-
-DTYPES = {d.name: d for d in (
-    Dtype("bf16", 2, "bfloat16", "bf16", 2.0**-7, "bf16"),
-    Dtype("fp16", 2, "float16", "fp16", 2.0**-10, "fp16"),
-    Dtype("fp32", 4, "float32", "fp32", 2.0**-23, "fp32"),
-    Dtype("fp64", 8, "float64", "fp64", 2.0**-52, "fp64"),
-)}
-#: Operand dtypes that a kernel of this package takes.
-OPERAND_DTYPES = ("bf16", "fp16", "fp32")
-
-
-def dtype_of(name: str) -> Dtype:
-    """The :class:`Dtype` named ``name``. Raises :class:`ProblemError` for an unknown one."""
-    try:
-        return DTYPES[name]
-    except (KeyError, TypeError):
-        raise ProblemError(
-            f"dtype {name!r} is not known; use one of {', '.join(DTYPES)}") from None
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """``"bf16"`` -> ``torch.bfloat16``."""
-    import torch
-
-    return getattr(torch, dtype_of(name).torch_name)
-
 
 #: What may be added to the product, or only scale it, and what may be applied to the sum.
 ADDENDS = ("none", "scale", "bias", "add")
@@ -130,7 +89,8 @@ class GemmProblem:
             base address and its leading and batch strides in bytes. An operand whose inner
             stride is not 1 has the alignment of one element, and such a C has 1.
         epilogue: a name of :data:`EPILOGUES`.
-        precision: ``ieee`` or ``tf32``; only fp32 operands may say ``tf32``.
+        precision: ``ieee``, ``tf32`` or ``fp16x3``, the last two for fp32 operands only: how they
+            are multiplied (``compute.py``).
 
     Raises:
         ProblemError: a negative or too large extent, an unknown name.
@@ -163,11 +123,7 @@ class GemmProblem:
         if self.layout not in LAYOUTS:
             raise ProblemError(f"layout {self.layout!r} is not known; use one of "
                                f"{', '.join(LAYOUTS)}")
-        if self.precision not in PRECISIONS:
-            raise ProblemError(f"precision {self.precision!r} is not known; use one of "
-                               f"{', '.join(PRECISIONS)}")
-        if self.precision == "tf32" and self.dtype_a != "fp32":
-            raise ProblemError(f"precision tf32 is for fp32 operands, not {self.dtype_a}")
+        compute_of(self.precision, format_of(self.dtype_a))
         for name in ("align_a", "align_b", "align_c"):
             if getattr(self, name) not in (1, 2, 4, 8, 16):
                 raise ProblemError(f"{name}={getattr(self, name)!r} is not 1, 2, 4, 8 or 16")
@@ -196,8 +152,18 @@ class GemmProblem:
 
     @property
     def unit(self) -> str:
-        """The key of the device's peak rate that bounds this problem."""
-        return "tf32" if self.precision == "tf32" else dtype_of(self.dtype_a).unit
+        """What bounds this problem, as calibrations call it: see :meth:`Compute.kind`."""
+        operand = FORMATS[self.dtype_a]
+        return compute_of(self.precision, operand).kind(operand)
+
+    @property
+    def compute(self) -> Compute:
+        """How it multiplies and sums."""
+        return compute_of(self.precision, FORMATS[self.dtype_a])
+
+    def peak_tflops(self, peaks: Mapping[str, float]) -> float | None:
+        """The peak rate that bounds it, TFLOP/s, of a device's ``peak_tflops``; None: not known."""
+        return self.compute.peak_tflops(FORMATS[self.dtype_a], peaks)
 
     def flops(self) -> int:
         """Operations: a multiply and an add a product."""

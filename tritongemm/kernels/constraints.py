@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import INTERPRETER, DeviceSpec
+from tritongemm.formats import format_of
 from tritongemm.kernels import gluon_support
+from tritongemm.kernels.reduce import partials_bytes
 from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
 
 #: The rule against tiles that mostly compute padding: nothing is wrong with them but their time.
@@ -110,10 +112,16 @@ def _tf32_reads_k_major(problem, config, device):
 tf32_reads_k_major = Constraint("tf32_layout", _tf32_reads_k_major, of_problem=True)
 
 
+def on_cuda_cores(problem: GemmProblem) -> bool:
+    """Whether a kernel that multiplies by ``tl.dot`` runs on CUDA cores: fp32 at ``ieee``, or at
+    ``fp16x3``, which such a kernel serves as if it were ``ieee``."""
+    return not format_of(problem.dtype_a).mma_kind and problem.compute.input_precision == "ieee"
+
+
 def _tensor_cores(problem, config, device):
-    if problem.dtype_a != "fp32" or problem.precision == "tf32":
+    if not on_cuda_cores(problem):
         return None
-    return "runs on tensor cores; fp32 at precision ieee does not"
+    return f"runs on tensor cores; {problem.dtype_a} at precision {problem.precision} does not"
 
 
 tensor_cores = Constraint("precision", _tensor_cores, of_problem=True)
@@ -224,8 +232,8 @@ accumulator = Constraint("registers", _accumulator)
 
 
 def _fma_tile(problem, config, device):
-    """fp32 at ieee runs on CUDA cores: larger tiles unroll into code that compiles for minutes."""
-    if problem.dtype_a != "fp32" or problem.precision == "tf32":
+    """On CUDA cores larger tiles unroll into code that compiles for minutes."""
+    if not on_cuda_cores(problem):
         return None
     per_thread = config.block_m * config.block_n // (config.num_warps * 32)
     work = per_thread * config.block_k
@@ -256,9 +264,10 @@ def _split_k(problem, config, device):
     if config.split_k > 16 and units > 4 * device.num_sms:
         return (f"split_k={config.split_k} makes {units} units for {device.num_sms} SMs; at most "
                 "four an SM. Use a smaller split")
-    partials = 4 * config.split_k * problem.batch * problem.m * problem.n
+    partials = partials_bytes(problem, config.split_k)
     if partials > MAX_SCRATCH_BYTES:
-        return (f"split_k={config.split_k} needs {partials} bytes of float32 partials; at most "
+        return (f"split_k={config.split_k} needs {partials} bytes of "
+                f"{format_of(problem.compute.accumulator).torch_name} partials; at most "
                 f"{MAX_SCRATCH_BYTES}. Use a smaller split")
     return None
 

@@ -14,6 +14,7 @@ from tritongemm.kernels.launch import (
     Launch,
     Pointer,
     Scalar,
+    as_dot_multiplies,
     dependence,
     edge_mask,
     operand_strides,
@@ -127,6 +128,7 @@ def _up(size: int) -> int:
 def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
              geometry: Geometry) -> tuple[Launch, ...]:
     """The product, and for split_k > 1 the pass that adds the parts in a fixed order."""
+    problem = as_dot_multiplies(problem)  # it sums on CUDA cores, in float32, whatever is asked
     outer, outer_geometry, names = problem, geometry, ("a", "b")
     shape, split = tiling(problem, config), config.split_k
     problem = computed(problem, config)

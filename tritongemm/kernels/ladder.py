@@ -14,7 +14,7 @@ from tritongemm.device import DeviceSpec
 from tritongemm.kernels import constraints as rules
 from tritongemm.kernels import tiled
 from tritongemm.kernels.epilogue import NO_EPILOGUE
-from tritongemm.kernels.launch import Geometry, Launch, Pointer, Scalar
+from tritongemm.kernels.launch import Geometry, Launch, Pointer, Scalar, as_dot_multiplies
 from tritongemm.kernels.persistent_tma import PERSISTENT_TMA
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.symbol import symbol_of
@@ -52,6 +52,7 @@ def _looping(function: str, module: str, problem: GemmProblem, config: KernelCon
              device: DeviceSpec, geometry: Geometry, *, leave: tuple[str, ...] = ()) -> Launch:
     """The tiled kernel's launch, said to another function: the arguments of an edge, a batch and
     a split are left out, and so are the constants in ``leave``."""
+    problem = as_dot_multiplies(problem)
     base = tiled.launches(problem, replace(config, split_k=1), device, geometry)[0]
     dropped = {"mask_m", "mask_n", "stride_ab", "stride_bb", "stride_cb", "stride_cs"}
     leave = (*leave, "SPLIT_K", *(name for name, _ in NO_EPILOGUE))
@@ -148,7 +149,7 @@ def _small(name: str, **more: int) -> Callable[[GemmProblem, DeviceSpec], Kernel
 def _large(name: str, **more: int) -> Callable[[GemmProblem, DeviceSpec], KernelConfig]:
     """A 128x128 tile on 8 warps, pipelined. On CUDA cores (fp32 at ieee) a step of K is 16."""
     def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
-        fma = problem.dtype_a == "fp32" and problem.precision == "ieee"
+        fma = rules.on_cuda_cores(problem)
         block_k = 16 if fma else 128 // dtype_of(problem.dtype_a).itemsize
         return KernelConfig(name, 128, 128, block_k, **{"num_warps": 8, "num_stages": 3,
                                                         "group_m": 8, **more})

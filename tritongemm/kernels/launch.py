@@ -6,7 +6,7 @@ launches it, ``interpret.py`` runs it on the CPU.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tritongemm.config import KernelConfig
@@ -195,6 +195,13 @@ def descriptor_type(x: Descriptor, layout: str = "") -> str:
     """Triton's name of a descriptor's type; ``layout`` is a Gluon layout's constructor call."""
     inner = f"{dtype_of(x.dtype).triton_name}[{', '.join(map(str, x.box))}]"
     return f"tensordesc<{inner},{layout}>" if layout else f"tensordesc<{inner}>"
+
+
+def as_dot_multiplies(problem: GemmProblem) -> GemmProblem:
+    """The problem at the precision at which ``tl.dot`` multiplies it, so that all that it serves in
+    the same way share their binaries: ``fp16x3`` at ``ieee``."""
+    precision = problem.compute.input_precision
+    return problem if problem.precision == precision else replace(problem, precision=precision)
 
 
 def dependence(config: KernelConfig, device: DeviceSpec) -> dict[str, Any]:

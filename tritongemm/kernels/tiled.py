@@ -13,6 +13,7 @@ from tritongemm.kernels.launch import (
     Launch,
     Pointer,
     Scalar,
+    as_dot_multiplies,
     dependence,
     edge_mask,
     operand_strides,
@@ -41,6 +42,7 @@ def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
 def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
              geometry: Geometry) -> tuple[Launch, ...]:
     """The product, and for split_k > 1 the pass that adds the parts in a fixed order."""
+    problem = as_dot_multiplies(problem)
     m, n, k = problem.m, problem.n, problem.k
     tiles = -(-m // config.block_m) * -(-n // config.block_n)
     split = config.split_k
@@ -89,7 +91,7 @@ def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
     Tiles from 128x128 down while there are fewer of them than SMs; deep K with few tiles is
     split. GROUP_M 8 is the usual order (1 where M is much longer than N has no reuse to gain).
     """
-    fma = problem.dtype_a == "fp32" and problem.precision == "ieee"
+    fma = rules.on_cuda_cores(problem)
     shapes = ((128, 64), (64, 64), (64, 32), (32, 32), (16, 32), (16, 16)) if fma else (
         (128, 128), (128, 64), (64, 64), (64, 32), (32, 32), (16, 32), (16, 16))
     block_k = 16 if fma else 64 if dtype_of(problem.dtype_a).itemsize == 2 else 32

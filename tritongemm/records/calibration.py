@@ -32,10 +32,10 @@ from pathlib import Path
 
 import numpy as np
 
-from tritongemm import settings
+from tritongemm import compute, settings
 from tritongemm.config import KernelConfig
 from tritongemm.errors import ConfigError, DataFileError, ProblemError
-from tritongemm.problem import DTYPES, GemmProblem
+from tritongemm.problem import GemmProblem
 from tritongemm.records import atomic
 from tritongemm.records.codec import (
     config_from_json,
@@ -51,7 +51,7 @@ _SECTION = ("units", "run_ids", "triton", "problems", "results", "rms_log_error"
             "factors")
 #: Of a section too; absent where there is none.
 _LATER = ("contenders", "neighbours", "network")
-_UNITS = (*DTYPES, "tf32")
+_UNITS = compute.units()
 #: A bound against damage: times are microseconds, rates GB/s, shares of a peak.
 _HIGHEST = 1e9
 #: The same of a network's numbers, which are about 1.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tritongemm.compute import PRECISIONS
 from tritongemm.problem import GemmProblem
 from tritongemm.records.codec import problem_from_json
 
@@ -36,7 +37,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("dtype_a", str, "dtype of A"),
     Column("dtype_b", str, "dtype of B"),
     Column("dtype_out", str, "dtype of the result"),
-    Column("precision", str, "ieee or tf32"),
+    Column("precision", str, ", ".join(PRECISIONS)),
     Column("layout", str, "nn, nt, tn or tt"),
     Column("epilogue", str, "what is fused after the product"),
     Column("align_a", int, "bytes, modulo 16"),
