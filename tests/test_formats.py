@@ -8,12 +8,15 @@ import pytest
 
 from tritongemm import compute
 from tritongemm.compute import COMPUTES, PRECISIONS, compute_of
+from tritongemm.config import KernelConfig
 from tritongemm.device import representative
-from tritongemm.errors import ProblemError
+from tritongemm.errors import ConstraintError, ProblemError
 from tritongemm.formats import FORMATS, Format, format_of, register_format
 from tritongemm.kernels import SPECS
 from tritongemm.kernels.compile import launches_of
+from tritongemm.kernels.ladder import RUNG_SPECS
 from tritongemm.kernels.reduce import partials_bytes
+from tritongemm.kernels.takes import Takes
 from tritongemm.problem import GemmProblem
 
 H200 = representative(90)
@@ -110,3 +113,27 @@ def test_partial_sums_are_kept_as_the_mode_accumulates():
     for precision in PRECISIONS:
         problem = replace(FP32, precision=precision)
         assert partials_bytes(problem, 3) == 3 * 512 * 256 * 4 and partials_bytes(problem, 1) == 0
+
+
+def test_a_kernel_takes_what_its_spec_names_and_nothing_else():
+    takes = Takes(("fp16", "bf16xfp16"), ("native",), outputs=("fp32",), scales=("row", "block"),
+                  groupings=("m",))
+    mixed = GemmProblem(64, 64, 64, dtype_a="bf16", dtype_b="fp16", dtype_out="fp32")
+    assert takes.violation(mixed) is None
+    assert takes.violation(replace(mixed, scale_a="row", scale_b="1x32", grouping="m4")) is None
+    for changes, rule, says in (
+            ({"dtype_b": "bf16"}, "dtype", "takes fp16, bf16xfp16, not bf16"),
+            ({"dtype_a": "fp32"}, "dtype", "takes fp16, bf16xfp16, not fp32xfp16"),
+            ({"dtype_out": "bf16"}, "dtype", "writes fp32, not bf16"),
+            ({"scale_b": "tensor"}, "scale", "takes scales row, block; B has scale tensor"),
+            ({"grouping": "k4"}, "grouping", "takes groups along m; grouping is k4")):
+        found = takes.violation(replace(mixed, **changes))
+        assert (found.rule, found.message) == (rule, says)
+
+
+def test_no_kernel_takes_a_format_that_none_was_written_for(nibble):
+    problem = GemmProblem(64, 64, 64, dtype_a="nib4", dtype_b="nib4", dtype_out="fp32")
+    for spec in (*SPECS.values(), *RUNG_SPECS.values()):
+        assert spec.supports(problem, H200).rule == "dtype"
+        with pytest.raises(ConstraintError, match="breaks the rule 'dtype'.*not nib4"):
+            spec.require(problem, KernelConfig(spec.name, 64, 64, 64), H200)

@@ -80,19 +80,6 @@ def _gluon(problem, config, device):
 gluon = Constraint("gluon", _gluon, of_problem=True)
 
 
-def dtypes(*allowed: str) -> Constraint:
-    """Both operands must be of one dtype out of ``allowed``; C of the same or of fp32."""
-    def check(problem, config, device):
-        if problem.dtype_a != problem.dtype_b:
-            return f"operands of two dtypes, {problem.dtype_a} and {problem.dtype_b}"
-        if problem.dtype_a not in allowed:
-            return f"takes {', '.join(allowed)}, not {problem.dtype_a}"
-        if problem.dtype_out not in (problem.dtype_a, "fp32"):
-            return f"writes {problem.dtype_a} or fp32, not {problem.dtype_out}"
-        return None
-    return Constraint("dtype", check, of_problem=True)
-
-
 def _no_epilogue(problem, config, device):
     if problem.epilogue == "none":
         return None
@@ -116,15 +103,6 @@ def on_cuda_cores(problem: GemmProblem) -> bool:
     """Whether a kernel that multiplies by ``tl.dot`` runs on CUDA cores: fp32 at ``ieee``, or at
     ``fp16x3``, which such a kernel serves as if it were ``ieee``."""
     return not format_of(problem.dtype_a).mma_kind and problem.compute.input_precision == "ieee"
-
-
-def _tensor_cores(problem, config, device):
-    if not on_cuda_cores(problem):
-        return None
-    return f"runs on tensor cores; {problem.dtype_a} at precision {problem.precision} does not"
-
-
-tensor_cores = Constraint("precision", _tensor_cores, of_problem=True)
 
 
 def _tma_operands(problem, config, device):

@@ -29,6 +29,7 @@ from tritongemm.kernels.reduce import (
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.swap import computed, swapped_geometry
 from tritongemm.kernels.symbol import symbol_of
+from tritongemm.kernels.takes import Takes
 from tritongemm.problem import GemmProblem, divisor_of, dtype_of
 
 #: Rows of A that a thread multiplies what it loads of B with: more are for tensor cores.
@@ -286,8 +287,9 @@ GEMV = KernelSpec(
     name="gemv",
     idea="at most eight rows: B streams through registers once, sums on CUDA cores, split-K",
     archs=(80, 90, 100),
+    takes=Takes(("bf16", "fp16", "fp32"), ("native", "ieee", "tf32", "fp16x3")),
     constraints=(
-        rules.dtypes("bf16", "fp16", "fp32"), rules.min_arch(80),
+        rules.min_arch(80),
         rules.Constraint("skinny", _skinny, of_problem=True),
         rules.unused("epilogue_subtile", "pingpong", "pad_operands", *rules.CLUSTERS,
                      *rules.CUDA_TILES),

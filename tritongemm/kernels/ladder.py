@@ -14,14 +14,16 @@ from tritongemm.device import DeviceSpec
 from tritongemm.kernels import constraints as rules
 from tritongemm.kernels import tiled
 from tritongemm.kernels.epilogue import NO_EPILOGUE
-from tritongemm.kernels.launch import Geometry, Launch, Pointer, Scalar, as_dot_multiplies
+from tritongemm.kernels.launch import Geometry, Launch, Pointer, Scalar
 from tritongemm.kernels.persistent_tma import PERSISTENT_TMA
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.symbol import symbol_of
+from tritongemm.kernels.takes import Takes
 from tritongemm.kernels.warp_specialized import WARP_SPECIALIZED
 from tritongemm.problem import GemmProblem, dtype_of
 
 _DEVICE = "tritongemm.kernels.device"
+_TAKES = Takes(("bf16", "fp16", "fp32"), ("native", "ieee", "tf32"))
 #: Parameters that a pointer kernel of the ladder does not have.
 _UNUSED = ("epilogue_subtile", "pingpong", "swap_ab", "pad_operands", *rules.CLUSTERS,
            *rules.CUDA_TILES)
@@ -52,7 +54,6 @@ def _looping(function: str, module: str, problem: GemmProblem, config: KernelCon
              device: DeviceSpec, geometry: Geometry, *, leave: tuple[str, ...] = ()) -> Launch:
     """The tiled kernel's launch, said to another function: the arguments of an edge, a batch and
     a split are left out, and so are the constants in ``leave``."""
-    problem = as_dot_multiplies(problem)
     base = tiled.launches(problem, replace(config, split_k=1), device, geometry)[0]
     dropped = {"mask_m", "mask_n", "stride_ab", "stride_bb", "stride_cb", "stride_cs"}
     leave = (*leave, "SPLIT_K", *(name for name, _ in NO_EPILOGUE))
@@ -125,7 +126,7 @@ def _constraints(shared: Callable[[GemmProblem, KernelConfig], int],
                  dot: bool = True) -> tuple[rules.Constraint, ...]:
     """A pointer kernel's rules. No tile is too large for a problem here: a rung runs any."""
     unused = _UNUSED if split else (*_UNUSED, "split_k")
-    return (rules.dtypes("bf16", "fp16", "fp32"), rules.no_epilogue, rules.min_arch(80),
+    return (rules.no_epilogue, rules.min_arch(80),
             rules.not_batched, rules.Constraint("empty", _empty, of_problem=True),
             rules.unused(*unused), rules.powers_of_two, *((rules.dot_shape,) if dot else ()),
             rules.accumulator, rules.fma_tile, *((rules.split_k,) if split else ()), *more,
@@ -166,7 +167,7 @@ def _pointer(name: str, idea: str, default, launches=tiled.launches, *, split: b
              ) -> KernelSpec:
     return KernelSpec(name, idea, (80, 89, 90, 100),
                       _constraints(tiled.shared_bytes, split=split), tiled.shared_bytes, launches,
-                      default)
+                      default, takes=_TAKES)
 
 
 def _renamed(name: str, idea: str, base: KernelSpec) -> KernelSpec:
@@ -186,12 +187,12 @@ _NAIVE = KernelSpec(
     (80, 89, 90, 100),
     _constraints(_no_shared, rules.Constraint("products", _products), dot=False), _no_shared,
     _naive, lambda problem, device: KernelConfig("triton_naive", 16, 16, 16, num_warps=4,
-                                                 num_stages=1, group_m=1))
+                                                 num_stages=1, group_m=1), takes=_TAKES)
 _STREAM_K = KernelSpec(
     "triton_stream_k", "the steps of all tiles in equal shares, cut tiles mended by a second pass",
     (80, 89, 90, 100),
     _constraints(_fp32_parts, rules.Constraint("steps", _has_k, of_problem=True)), _fp32_parts,
-    _stream_k, _large("triton_stream_k"))
+    _stream_k, _large("triton_stream_k"), takes=_TAKES)
 
 #: The Triton rungs by name, in the ladder's order.
 RUNG_SPECS: dict[str, KernelSpec] = {spec.name: spec for spec in (

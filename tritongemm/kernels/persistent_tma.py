@@ -17,6 +17,7 @@ from tritongemm.kernels.launch import (
 )
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.symbol import symbol_of
+from tritongemm.kernels.takes import Takes
 from tritongemm.kernels.tensor_map import batched, stored_operand, tma_store
 from tritongemm.problem import EPILOGUES, GemmProblem, divisor_of, dtype_of
 
@@ -124,9 +125,9 @@ PERSISTENT_TMA = KernelSpec(
     name="persistent_tma",
     idea="one program an SM, operands and C moved by the copy engine, store in pieces",
     archs=(90, 100),
+    takes=Takes(("bf16", "fp16", "fp32"), ("native", "tf32")),
     constraints=(
-        rules.dtypes("bf16", "fp16", "fp32"), rules.archs(90, 100),
-        rules.tensor_cores, rules.tf32_reads_k_major, rules.tma_extents, rules.tma_operands,
+        rules.archs(90, 100), rules.tf32_reads_k_major, rules.tma_extents, rules.tma_operands,
         rules.Constraint("c_stride", _unit_inner_c, of_problem=True),
         rules.unused("split_k", "pingpong", "swap_ab", "pad_operands", *rules.CLUSTERS,
                      *rules.CUDA_TILES),

@@ -25,6 +25,7 @@ from tritongemm.kernels.reduce import (
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.swap import computed, swapped_geometry
 from tritongemm.kernels.symbol import symbol_of
+from tritongemm.kernels.takes import Takes
 from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, divisor_of, dtype_of
 
 #: Rows of A at most: more are for tiles that share what they load.
@@ -157,8 +158,9 @@ SKINNY = KernelSpec(
     name="skinny",
     idea="at most 32 rows: weights from memory straight into tensor fragments",
     archs=(90,),
+    takes=Takes(("bf16", "fp16")),
     constraints=(
-        rules.dtypes("bf16", "fp16"), rules.archs(90), rules.not_interpreted, rules.gluon,
+        rules.archs(90), rules.not_interpreted, rules.gluon,
         rules.Constraint("skinny", _skinny, of_problem=True),
         rules.unused("epilogue_subtile", "pingpong", "pad_operands", *rules.CLUSTERS,
                      *rules.CUDA_TILES),

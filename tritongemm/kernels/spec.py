@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.errors import ConstraintError
 from tritongemm.kernels.constraints import WASTE, Constraint, Violation
 from tritongemm.kernels.launch import Geometry, Launch
+from tritongemm.kernels.takes import Takes
 from tritongemm.problem import GemmProblem
 
 Launches = Callable[[GemmProblem, KernelConfig, DeviceSpec, Geometry], "tuple[Launch, ...]"]
@@ -27,6 +28,7 @@ class KernelSpec:
         shared_bytes: estimate of the shared memory a program, bytes; never below the compiler's.
         launches: what a call launches, in order.
         default: the rule default for a problem, before any table; may be illegal for it.
+        takes: formats, compute modes, scales and groups; asked before the constraints.
         by_rule: whether selection may take that default where nothing was measured. False: only a
             measurement can say that the kernel pays.
     """
@@ -39,9 +41,13 @@ class KernelSpec:
     launches: Launches
     default: Callable[[GemmProblem, DeviceSpec], KernelConfig]
     by_rule: bool = True
+    takes: Takes = field(kw_only=True)
 
     def supports(self, problem: GemmProblem, device: DeviceSpec) -> Violation | None:
         """The first rule that no config of this kernel can meet for ``problem``, or None."""
+        refused = self.takes.violation(problem)
+        if refused is not None:
+            return refused  # there is no default for it
         return self._first(problem, self.default(problem, device), device, of_problem=True)
 
     def violation(self, problem: GemmProblem, config: KernelConfig,
@@ -51,6 +57,9 @@ class KernelSpec:
 
     def _first(self, problem, config, device, *, of_problem: bool,
                waste: bool = False) -> Violation | None:
+        refused = self.takes.violation(problem)
+        if refused is not None:
+            return refused
         for constraint in self.constraints:
             if of_problem and not constraint.of_problem or waste and constraint.rule == WASTE:
                 continue

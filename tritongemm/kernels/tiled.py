@@ -21,6 +21,7 @@ from tritongemm.kernels.launch import (
 from tritongemm.kernels.reduce import partials_bytes, reduce_launch, split_to_fill, target_of
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.symbol import symbol_of
+from tritongemm.kernels.takes import Takes
 from tritongemm.problem import GemmProblem, divisor_of, dtype_of
 
 
@@ -119,8 +120,9 @@ TILED = KernelSpec(
     name="tiled",
     idea="one program a tile of C, pointers and masks, software-pipelined K loop, split-K",
     archs=(80, 89, 90, 100),
+    takes=Takes(("bf16", "fp16", "fp32"), ("native", "ieee", "tf32", "fp16x3")),
     constraints=(
-        rules.dtypes("bf16", "fp16", "fp32"), rules.min_arch(80),
+        rules.min_arch(80),
         rules.unused("epilogue_subtile", "pingpong", "swap_ab", "pad_operands", *rules.CLUSTERS,
                      *rules.CUDA_TILES),
         rules.flags, rules.powers_of_two, rules.dot_shape, rules.not_oversized, rules.accumulator,

@@ -358,7 +358,8 @@ def violation(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) ->
     if {problem.dtype_a, problem.dtype_b, problem.dtype_out} != {"fp32"}:
         return (f"{rung.name} computes in fp32 only, not {problem.dtype_a} x {problem.dtype_b} -> "
                 f"{problem.dtype_out}")
-    if problem.precision != "ieee" or problem.batch != 1 or problem.epilogue != "none":
+    if (problem.precision != "ieee" or problem.batch != 1 or problem.epilogue != "none"
+            or not problem.plain):
         return f"{rung.name} computes one IEEE fp32 product without an epilogue, not {problem}"
     if problem.layout != "nn":
         return f"{rung.name} takes row-major operands (layout nn), not {problem.layout}"
