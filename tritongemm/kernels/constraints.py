@@ -14,7 +14,7 @@ from tritongemm.device import INTERPRETER, DeviceSpec
 from tritongemm.formats import format_of
 from tritongemm.kernels import gluon_support
 from tritongemm.kernels.reduce import partials_bytes
-from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
+from tritongemm.problem import FULL_ALIGNMENT, GemmProblem
 
 #: The rule against tiles that mostly compute padding: nothing is wrong with them but their time.
 WASTE = "oversized"
@@ -102,7 +102,7 @@ tf32_reads_k_major = Constraint("tf32_layout", _tf32_reads_k_major, of_problem=T
 def on_cuda_cores(problem: GemmProblem) -> bool:
     """Whether a kernel that multiplies by ``tl.dot`` runs on CUDA cores: fp32 at ``ieee``, or at
     ``fp16x3``, which such a kernel serves as if it were ``ieee``."""
-    return not format_of(problem.dtype_a).mma_kind and problem.compute.input_precision == "ieee"
+    return not problem.a.format.mma_kind and problem.compute.input_precision == "ieee"
 
 
 def _tma_operands(problem, config, device):
@@ -178,7 +178,7 @@ def unused(*names: str) -> Constraint:
 
 def _dot_shape(problem, config, device):
     """``tl.dot`` takes 16 along every side, and 32 bytes along K."""
-    least_k = 32 // dtype_of(problem.dtype_a).itemsize
+    least_k = 32 * 8 // min(problem.a.format.bits, problem.b.format.bits)
     for name, least in (("block_m", 16), ("block_n", 16), ("block_k", max(16, least_k))):
         value = getattr(config, name)
         if value < least:

@@ -26,7 +26,7 @@ from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.swap import computed, swapped_geometry
 from tritongemm.kernels.symbol import symbol_of
 from tritongemm.kernels.takes import Takes
-from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, divisor_of, dtype_of
+from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, divisor_of
 
 #: Rows of A at most: more are for tiles that share what they load.
 MAX_ROWS = 32
@@ -95,7 +95,7 @@ def _skinny(problem, config, device):
         return f"is for M or N of at most {MAX_ROWS}, not {problem.m} and {problem.n}"
     if problem.layout != "nt":
         return f"loads both operands along K: nt, not {problem.layout}"
-    if problem.k * dtype_of(problem.dtype_a).itemsize % FULL_ALIGNMENT:
+    if any(x.format.bytes_of(problem.k) % FULL_ALIGNMENT for x in (problem.a, problem.b)):
         return (f"loads {FULL_ALIGNMENT} bytes at a time; rows of k={problem.k} end within "
                 "them")  # rows kept apart may begin aligned all the same
     if min(problem.align_a, problem.align_b) < FULL_ALIGNMENT:

@@ -16,13 +16,15 @@ from tritongemm.kernels.launch import (
     as_dot_multiplies,
     dependence,
     edge_mask,
+    elements_of_line,
     operand_strides,
+    stage_bytes,
 )
 from tritongemm.kernels.reduce import partials_bytes, reduce_launch, split_to_fill, target_of
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.symbol import symbol_of
 from tritongemm.kernels.takes import Takes
-from tritongemm.problem import GemmProblem, divisor_of, dtype_of
+from tritongemm.problem import GemmProblem, divisor_of
 
 
 def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
@@ -32,10 +34,9 @@ def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
     estimate takes the larger. The accumulator is converted through shared memory before the
     store, a padded float32 copy at the most, while the buffers are dead.
     """
-    size = dtype_of(problem.dtype_a).itemsize
-    stage = (config.block_m + config.block_n) * config.block_k * size
+    stage = stage_bytes(problem, config)
     tile = config.block_m * config.block_n
-    out = 4 if config.split_k > 1 else dtype_of(problem.dtype_out).itemsize
+    out = 4 if config.split_k > 1 else problem.c.format.itemsize
     pad = 16 // out * config.block_m * out
     return max(config.num_stages * stage, tile * out + pad) + 128
 
@@ -47,9 +48,8 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     m, n, k = problem.m, problem.n, problem.k
     tiles = -(-m // config.block_m) * -(-n // config.block_n)
     split = config.split_k
-    size = dtype_of(problem.dtype_a).itemsize
     g, c = geometry, target_of(problem, config, geometry)
-    align_a, align_b = max(1, problem.align_a // size), max(1, problem.align_b // size)
+    align_a, align_b = problem.a.elements, problem.b.elements
     # Elements that are contiguous and aligned along an operand's inner axis: what a vectorised
     # load may take at once, where the extent is a multiple too.
     arguments = (
@@ -95,7 +95,7 @@ def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
     fma = rules.on_cuda_cores(problem)
     shapes = ((128, 64), (64, 64), (64, 32), (32, 32), (16, 32), (16, 16)) if fma else (
         (128, 128), (128, 64), (64, 64), (64, 32), (32, 32), (16, 32), (16, 16))
-    block_k = 16 if fma else 64 if dtype_of(problem.dtype_a).itemsize == 2 else 32
+    block_k = 16 if fma else elements_of_line(problem)
     m, n = max(problem.m, 1), max(problem.n, 1)
     for block_m, block_n in shapes:
         fits = (block_m == 16 or block_m < 2 * m) and (block_n == 16 or block_n < 2 * n)
