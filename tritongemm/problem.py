@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
 
+from tritongemm import activations
 from tritongemm.compute import PRECISIONS as PRECISIONS
 from tritongemm.compute import Compute, compute_of
 from tritongemm.errors import ProblemError
@@ -31,7 +32,7 @@ _set = object.__setattr__
 
 #: What may be added to the product, or only scale it, and what may be applied to the sum.
 ADDENDS = ("none", "scale", "bias", "add")
-ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
+ACTIVATIONS = tuple(activations.BY_NAME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Epilogue:
     Attributes:
         addend: ``none``; ``scale``: alpha alone, no D; ``bias``: D is [N], the same for every row;
             ``add``: D is [batch, M, N]. D has C's dtype; alpha and beta come with each call.
-        activation: ``none, relu, gelu`` (of the error function), ``gelu_tanh, silu``.
+        activation: a name of :data:`tritongemm.activations.BY_NAME`.
     """
 
     addend: str
