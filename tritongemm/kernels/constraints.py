@@ -193,7 +193,7 @@ def _accumulator(problem, config, device):
     """The float32 accumulator and the operands in flight must fit the registers of the warps.
 
     A thread has at most 255 registers; above 128 of accumulator ptxas has spilled (128x256 on
-    4 warps, FACTS of sm_90). Fewer than 4 a thread leave most lanes without work.
+    4 warps on sm_90). Fewer than 2 a thread leave most lanes without work.
     """
     per_thread = config.block_m * config.block_n / (config.num_warps * 32)
     if per_thread > 128:
@@ -274,7 +274,7 @@ grid = Constraint("grid", _grid)
 
 
 def _not_oversized(problem, config, device):
-    """A tile more than twice an extent, beyond the smallest one, only computes padding."""
+    """A tile of at least four times an extent, beyond the smallest one, mostly computes padding."""
     for name, extent in (("block_m", problem.m), ("block_n", problem.n), ("block_k", problem.k)):
         value = getattr(config, name)
         least = 32 if name == "block_k" else 16
