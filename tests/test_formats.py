@@ -11,7 +11,7 @@ from tritongemm.compute import COMPUTES, PRECISIONS, compute_of
 from tritongemm.config import KernelConfig
 from tritongemm.device import representative
 from tritongemm.errors import ConstraintError, ProblemError
-from tritongemm.formats import FORMATS, Format, format_of, register_format
+from tritongemm.formats import FORMATS, Format, format_of, register_format, remove_format
 from tritongemm.kernels import SPECS
 from tritongemm.kernels.compile import launches_of
 from tritongemm.kernels.ladder import RUNG_SPECS
@@ -27,7 +27,7 @@ FP32 = GemmProblem.contiguous(512, 256, 1024, dtype="fp32")
 def nibble():
     """A format of 4 bits, two of which torch holds in one byte, known inside the test only."""
     yield register_format(Format("nib4", 4, "uint8", "u8", 0.0, packed=2, poison=255))
-    del FORMATS["nib4"]
+    remove_format("nib4")
 
 
 def test_bytes_are_counted_in_bits(nibble):
@@ -42,7 +42,12 @@ def test_bytes_are_counted_in_bits(nibble):
 def test_a_registered_format_is_one_of_a_problem(nibble):
     problem = GemmProblem(32, 32, 64, dtype_a="nib4", dtype_b="nib4")
     assert problem.compute is COMPUTES["ieee"] and problem.unit == "nib4"
-    assert "nib4" in compute.units()
+    assert "nib4" in compute.units() and problem.a.format is nibble
+    remove_format("nib4")
+    with pytest.raises(ProblemError, match="dtype 'nib4' is not known"):
+        GemmProblem(32, 32, 64, dtype_a="nib4", dtype_b="nib4")
+    again = register_format(Format("nib4", 4, "uint8", "u8", 0.0, packed=2))
+    assert replace(problem).a.format is again
 
 
 @pytest.mark.parametrize(("name", "says"), [

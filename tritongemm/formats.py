@@ -78,6 +78,10 @@ FORMATS = {f.name: f for f in (
 OPERAND_FORMATS = ("bf16", "fp16", "fp32")
 
 
+#: Called when a format was added or removed: what was worked out from formats is forgotten.
+on_change: list[Callable[[], None]] = []
+
+
 def register_format(new: Format) -> Format:
     """Adds a format, and returns it. Kernels take it where their specs name it.
 
@@ -89,7 +93,19 @@ def register_format(new: Format) -> Format:
                            "joins the formats of two operands")
     if FORMATS.setdefault(new.name, new) is not new:
         raise ProblemError(f"a format named {new.name!r} is registered already")
+    _changed()
     return new
+
+
+def remove_format(name: str) -> None:
+    """Forgets a format that was registered. Problems of it that were made stay as they are."""
+    FORMATS.pop(name, None)
+    _changed()
+
+
+def _changed() -> None:
+    for forget in on_change:
+        forget()
 
 
 def format_of(name: str) -> Format:

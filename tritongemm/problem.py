@@ -13,7 +13,7 @@ from tritongemm import activations
 from tritongemm.compute import PRECISIONS as PRECISIONS
 from tritongemm.compute import Compute, compute_of
 from tritongemm.errors import ProblemError
-from tritongemm.formats import FORMATS, OPERAND_FORMATS, Format, format_of
+from tritongemm.formats import FORMATS, OPERAND_FORMATS, Format, format_of, on_change
 from tritongemm.formats import torch_dtype as torch_dtype
 
 #: The formats by their older names: what torch calls a dtype.
@@ -204,23 +204,29 @@ class Operand(NamedTuple):
         return self.format.elements_of(self.align)
 
 
-@functools.lru_cache(maxsize=1024)  # asked for by every rule, thousands of times
-def _operand(one: Format, major: str, align: int, scale: str) -> Operand:
-    return Operand(one, major, align, scale_of(scale))
+class _Kind(NamedTuple):
+    """What a combination of a problem's words says, checked and worked out once."""
+
+    words: tuple
+    hash: int
+    a: Operand
+    b: Operand
+    c: Operand
+    compute: Compute
+    plain: bool
 
 
-#: Combinations of a problem's words that were checked, with their hash, so that each is checked,
-#: hashed and kept once.
-_known_words: dict[tuple, tuple[tuple, int]] = {}
-_MOST_WORDS = 4096
+_kinds: dict[tuple, _Kind] = {}
+_MOST_KINDS = 4096
+on_change.append(_kinds.clear)
 
 
 class _Kept:
-    """What a problem works out when it is made: the tuple of its fields, and that one's hash."""
+    """What a problem works out when it is made."""
 
-    __slots__ = ("_hash", "_values")
+    __slots__ = ("_hash", "_kind")
     _hash: int
-    _values: tuple
+    _kind: _Kind
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -275,17 +281,16 @@ class GemmProblem(_Kept):
                  self.align_b, self.align_c, self.epilogue, self.precision, self.scale_a,
                  self.scale_b, self.grouping)
         try:
-            known = _known_words.get(words)
+            kind = _kinds.get(words)
         except TypeError:  # one is a list, say: the check names it
-            known = None
-        if known is None:
-            known = self._learn_words(words)
+            kind = None
+        if kind is None:
+            kind = self._learn_kind(words)
         if batch != 1 and self.grouping != "none":
             raise ProblemError(f"grouping {self.grouping} with batch={batch}; a grouped problem "
                                "has a batch of 1")
-        words, hash_of_words = known
-        _set(self, "_values", (m, n, k, batch, words))
-        _set(self, "_hash", hash((m, n, k, batch, hash_of_words)))
+        _set(self, "_kind", kind)
+        _set(self, "_hash", hash((m, n, k, batch, kind.hash)))
 
     def _check_extents(self) -> None:
         for name in ("m", "n", "k", "batch"):
@@ -295,39 +300,42 @@ class GemmProblem(_Kept):
             if not 0 <= value <= MAX_EXTENT:
                 raise ProblemError(f"{name}={value} is outside 0 to {MAX_EXTENT}")
 
-    def _learn_words(self, words: tuple) -> tuple[tuple, int]:
-        """Checks a combination of words that was not met yet, and keeps it."""
-        operand = format_of(self.dtype_a)
-        format_of(self.dtype_b)
-        format_of(self.dtype_out)
+    def _learn_kind(self, words: tuple) -> _Kind:
+        """Checks a combination of words that was not met yet, and keeps what it says."""
+        a, b, c = format_of(self.dtype_a), format_of(self.dtype_b), format_of(self.dtype_out)
         epilogue_of(self.epilogue)
         if self.layout not in LAYOUTS:
             raise ProblemError(f"layout {self.layout!r} is not known; use one of "
                                f"{', '.join(LAYOUTS)}")
-        compute_of(self.precision, operand)
+        compute = compute_of(self.precision, a)
         for name in ("align_a", "align_b", "align_c"):
             if getattr(self, name) not in ALIGNMENTS:
                 raise ProblemError(f"{name}={getattr(self, name)!r} is not 1, 2, 4, 8 or 16")
-        scale_of(self.scale_a)
-        scale_of(self.scale_b)
-        grouping_of(self.grouping)
-        if len(_known_words) >= _MOST_WORDS:
-            _known_words.clear()
-        known = _known_words[words] = words, hash(words)
-        return known
+        scale_a, scale_b = scale_of(self.scale_a), scale_of(self.scale_b)
+        grouping = grouping_of(self.grouping)
+        kind = _Kind(
+            words, hash(words),
+            Operand(a, "k" if self.layout[0] == "n" else "m", self.align_a, scale_a),
+            Operand(b, "n" if self.layout[1] == "n" else "k", self.align_b, scale_b),
+            Operand(c, "n", self.align_c), compute, scale_a is scale_b is grouping is None)
+        if len(_kinds) >= _MOST_KINDS:
+            _kinds.clear()
+        _kinds[words] = kind
+        return kind
 
-    # Problems are keys of everything that is kept of them, and looked up far more often than made.
+    # Problems are keys of all that is kept of them, and looked up far more often than made.
     def __hash__(self) -> int:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
         if other.__class__ is not GemmProblem:
             return NotImplemented
-        return self._values == other._values
+        return (self.m == other.m and self.n == other.n and self.k == other.k
+                and self.batch == other.batch and self._kind.words == other._kind.words)
 
     def __reduce__(self) -> tuple:
-        *extents, words = self._values
-        return GemmProblem, (*extents, *words)  # hashes of words differ from process to process
+        # Made anew: hashes of words differ from process to process.
+        return GemmProblem, (self.m, self.n, self.k, self.batch, *self._kind.words)
 
     @classmethod
     def contiguous(cls, m: int, n: int, k: int, *, batch: int = 1, dtype: str = "bf16",
@@ -349,24 +357,22 @@ class GemmProblem(_Kept):
     @property
     def a(self) -> Operand:
         """A [batch, M, K]."""
-        return _operand(FORMATS[self.dtype_a], "k" if self.layout[0] == "n" else "m",
-                        self.align_a, self.scale_a)
+        return self._kind.a
 
     @property
     def b(self) -> Operand:
         """B [batch, K, N]."""
-        return _operand(FORMATS[self.dtype_b], "n" if self.layout[1] == "n" else "k",
-                        self.align_b, self.scale_b)
+        return self._kind.b
 
     @property
     def c(self) -> Operand:
         """The result [batch, M, N]; D has its format."""
-        return _operand(FORMATS[self.dtype_out], "n", self.align_c, "none")
+        return self._kind.c
 
     @property
     def plain(self) -> bool:
         """Whether it is one product, or a batch, of operands without factors."""
-        return self.scale_a == self.scale_b == self.grouping == "none"
+        return self._kind.plain
 
     def leading_dimensions(self) -> tuple[int, int]:
         """Elements between rows of A and of B as stored, without gaps."""
@@ -390,17 +396,16 @@ class GemmProblem(_Kept):
     @property
     def unit(self) -> str:
         """What bounds this problem, as calibrations call it: see :meth:`Compute.kind`."""
-        operand = FORMATS[self.dtype_a]
-        return compute_of(self.precision, operand).kind(operand)
+        return self._kind.compute.kind(self._kind.a.format)
 
     @property
     def compute(self) -> Compute:
         """How it multiplies and sums."""
-        return compute_of(self.precision, FORMATS[self.dtype_a])
+        return self._kind.compute
 
     def peak_tflops(self, peaks: Mapping[str, float]) -> float | None:
         """The peak rate that bounds it, TFLOP/s, of a device's ``peak_tflops``; None: not known."""
-        return self.compute.peak_tflops(FORMATS[self.dtype_a], peaks)
+        return self.compute.peak_tflops(self.a.format, peaks)
 
     def flops(self) -> int:
         """Operations: a multiply and an add a product."""
@@ -418,7 +423,7 @@ class GemmProblem(_Kept):
         """Compulsory traffic in bytes: each operand, its factors and D among them, read once, the
         result written once."""
         in_a, in_b = self._matrices("n") * self.m * self.k, self._matrices("m") * self.k * self.n
-        size = (FORMATS[self.dtype_a].bytes_of(in_a) + FORMATS[self.dtype_b].bytes_of(in_b)
+        size = (self.a.format.bytes_of(in_a) + self.b.format.bytes_of(in_b)
                 + self.bytes_of_c() + self.bytes_of_d())
         return size if self.plain else size + self._bytes_of_factors()
 
@@ -432,13 +437,13 @@ class GemmProblem(_Kept):
 
     def bytes_of_c(self) -> int:
         """What the result takes."""
-        return FORMATS[self.dtype_out].bytes_of(self._matrices("k") * self.m * self.n)
+        return self.c.format.bytes_of(self._matrices("k") * self.m * self.n)
 
     def bytes_of_d(self) -> int:
         """What the epilogue's D takes: N elements of a bias, a whole C where D is added to it."""
         addend = EPILOGUES[self.epilogue].addend
         if addend == "bias":
-            return FORMATS[self.dtype_out].bytes_of(self.n)
+            return self.c.format.bytes_of(self.n)
         return self.bytes_of_c() if addend == "add" else 0
 
     @property

@@ -12,7 +12,7 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from tritongemm.errors import ProblemError  # noqa: E402
-from tritongemm.formats import FORMATS, Format, register_format  # noqa: E402
+from tritongemm.formats import Format, register_format, remove_format  # noqa: E402
 from tritongemm.measure.operands import MOST_SETS, draw, sets_for  # noqa: E402
 from tritongemm.problem import GemmProblem, divisor_of  # noqa: E402
 
@@ -68,7 +68,7 @@ def byte():
     """A format without NaN, known inside the test only."""
     yield register_format(Format("tst8", 8, "int8", "i8", 0.0, "s8", poison=-128,
                                  draw=bytes_drawn))
-    del FORMATS["tst8"]
+    remove_format("tst8")
 
 
 def test_a_format_is_drawn_and_poisoned_in_its_own_way(byte):
@@ -95,7 +95,7 @@ def test_scales_groups_and_packed_formats_are_not_drawn():
         with pytest.raises(ProblemError, match="tst4 packs 2 elements into one of torch's"):
             draw(replace(plain, dtype_b="tst4"))
     finally:
-        del FORMATS["tst4"]
+        remove_format("tst4")
 
 
 def test_inputs_are_normal_and_outputs_poisoned():

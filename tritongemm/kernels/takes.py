@@ -6,6 +6,7 @@ added later is refused by every kernel that was not written for it.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from tritongemm.compute import COMPUTES
@@ -16,7 +17,7 @@ from tritongemm.problem import GemmProblem, grouping_of
 OF_A = "a"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Takes:
     """What a kernel was written for; it takes every combination that a problem can be.
 
@@ -36,6 +37,9 @@ class Takes:
 
     def violation(self, problem: GemmProblem) -> Violation | None:
         """The first thing that ``problem`` asks for and the kernel does not take, or None."""
+        return _violation(self, problem)
+
+    def _violation(self, problem: GemmProblem) -> Violation | None:
         if problem.operands not in self.formats:
             if problem.dtype_a != problem.dtype_b and not any("x" in x for x in self.formats):
                 return Violation("dtype", f"operands of two dtypes, {problem.dtype_a} and "
@@ -62,6 +66,11 @@ class Takes:
             return Violation("grouping", f"takes {_or_no(self.groupings, 'groups along')}; "
                                          f"grouping is {grouping}")
         return None
+
+
+@functools.lru_cache(maxsize=1024)  # asked once a config, of thousands of one problem
+def _violation(takes: Takes, problem: GemmProblem) -> Violation | None:
+    return takes._violation(problem)
 
 
 def _or_no(names: tuple[str, ...], what: str) -> str:
