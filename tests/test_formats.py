@@ -16,6 +16,7 @@ from tritongemm.kernels import SPECS
 from tritongemm.kernels.compile import launches_of
 from tritongemm.kernels.ladder import RUNG_SPECS
 from tritongemm.kernels.reduce import partials_bytes
+from tritongemm.kernels.swap import swapped
 from tritongemm.kernels.takes import Takes
 from tritongemm.problem import GemmProblem
 
@@ -142,3 +143,14 @@ def test_no_kernel_takes_a_format_that_none_was_written_for(nibble):
         assert spec.supports(problem, H200).rule == "dtype"
         with pytest.raises(ConstraintError, match="breaks the rule 'dtype'.*not nib4"):
             spec.require(problem, KernelConfig(spec.name, 64, 64, 64), H200)
+
+
+def test_the_transposed_product_takes_scales_and_groups_along():
+    problem = GemmProblem(96, 40, 24, dtype_a="bf16", dtype_b="fp16", layout="nt", align_b=8,
+                          scale_a="row", scale_b="1x8", grouping="m4")
+    found = swapped(problem)
+    assert (found.m, found.n, found.operands, found.layout) == (40, 96, "fp16xbf16", "nt")
+    assert (found.a, found.b) == (problem.b._replace(major="k"), problem.a._replace(major="k"))
+    assert found.grouping == "n4" and swapped(found) == problem
+    assert found.bytes() == problem.bytes() and found.flops() == problem.flops()
+    assert swapped(replace(problem, grouping="k2")).grouping == "k2"

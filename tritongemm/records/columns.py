@@ -88,25 +88,25 @@ COLUMNS: tuple[Column, ...] = (
 NAMES = tuple(column.name for column in COLUMNS)
 #: How many columns every file has at least.
 FIRST_WIDTH = NAMES.index("throttled") + 1
-#: The columns that every :class:`GemmProblem` fills; one that has factors or groups fills
-#: ``codec.MODIFIERS`` too.
-PROBLEM_COLUMNS = ("op", "dtype_a", "dtype_b", "dtype_out", "precision", "layout", "epilogue",
-                   "align_a", "align_b", "align_c", "batch", "m", "n", "k")
+_OF_EVERY_PROBLEM = ("op", "dtype_a", "dtype_b", "dtype_out", "precision", "layout", "epilogue",
+                     "align_a", "align_b", "align_c", "batch", "m", "n", "k")
+#: The columns that a :class:`GemmProblem` fills: those of scales and groups where it has any.
+PROBLEM_COLUMNS = (*_OF_EVERY_PROBLEM, *MODIFIERS)
 #: Columns that every row must fill.
-REQUIRED = ("schema_version", "run_id", "timestamp_utc", "device", *PROBLEM_COLUMNS, "provider",
+REQUIRED = ("schema_version", "run_id", "timestamp_utc", "device", *_OF_EVERY_PROBLEM, "provider",
             "status")
-_KEY = ("device", "tags", "suite", "provider", *PROBLEM_COLUMNS, *MODIFIERS)
+_KEY = ("device", "tags", "suite", "provider", *PROBLEM_COLUMNS)
 Row = dict
 
 
 def problem_columns(problem: GemmProblem) -> dict[str, object]:
     """The columns that say which problem a row is about."""
-    return {**{name: getattr(problem, name) for name in PROBLEM_COLUMNS}, **modifiers(problem)}
+    return {**{name: getattr(problem, name) for name in _OF_EVERY_PROBLEM}, **modifiers(problem)}
 
 
 def problem_of(row: Mapping[str, object]) -> GemmProblem:
     """The problem of a row, the inverse of :func:`problem_columns`. Raises ProblemError."""
-    values = {name: row[name] for name in PROBLEM_COLUMNS if name != "op"}
+    values = {name: row[name] for name in _OF_EVERY_PROBLEM if name != "op"}
     values.update((name, row[name]) for name in MODIFIERS if row.get(name) is not None)
     return problem_from_json(values)
 

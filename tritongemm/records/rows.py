@@ -19,7 +19,6 @@ from pathlib import Path
 from tritongemm.errors import DataFileError, ProblemError
 from tritongemm.problem import GemmProblem
 from tritongemm.records import atomic, reading
-from tritongemm.records.codec import MODIFIERS
 from tritongemm.records.columns import (
     COLUMNS,
     FIRST_WIDTH,
@@ -303,7 +302,7 @@ class _Reader:
         if not is_run_id(row["run_id"]):
             raise DataFileError(self.path, f"{row['run_id'][:80]!r} is not a run id", row=line,
                                 field="run_id")
-        key = tuple(row[name] for name in (*PROBLEM_COLUMNS, *MODIFIERS))
+        key = tuple(row[name] for name in PROBLEM_COLUMNS)
         if key in self._problems:
             return
         try:
@@ -315,8 +314,8 @@ class _Reader:
 
 def _at_fault(row: Row) -> str:
     """The column for which no problem can be made."""
-    for name in (*PROBLEM_COLUMNS, *(x for x in MODIFIERS if row[x] is not None)):
-        if name not in ("op", "precision"):
+    for name in PROBLEM_COLUMNS:
+        if name not in ("op", "precision") and row[name] is not None:
             try:
                 GemmProblem(**{"m": 1, "n": 1, "k": 1, name: row[name]})
             except ProblemError:
