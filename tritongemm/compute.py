@@ -24,9 +24,8 @@ class Compute:
         precision: what problems, tables and CSV rows call it.
         formats: the operands that it takes, by name; empty: those of ``tensor_cores``.
         tensor_cores: whether a product runs on tensor cores.
-        products: products of the unit below that make one of the operands' own.
-        unit: the unit that does the work, a key of the device's peak rates; empty: the operands'
-            own.
+        products: products of the hardware that make one of the operands' own.
+        peak: of the device's peak rates the one of these products; empty: the operands' own.
         accumulator: the format in which products are summed, and partial sums of a split K kept.
         input_precision: what ``tl.dot`` and torch call it; of ``fp16x3``, which neither knows,
             the mode of theirs whose results have no larger error. A kernel that multiplies by
@@ -41,7 +40,7 @@ class Compute:
     formats: tuple[str, ...] = ()
     tensor_cores: bool = True
     products: int = 1
-    unit: str = ""
+    peak: str = ""
     accumulator: str = "fp32"
     input_precision: str = "ieee"
     eps: float = 0.0
@@ -54,15 +53,14 @@ class Compute:
             return operand.name in self.formats
         return bool(operand.mma_kind) == self.tensor_cores
 
-    def kind(self, operand: Format) -> str:
+    def unit(self, operand: Format) -> str:
         """What bounds a product of such operands, as calibrations call it: the mode's name where
-        it has a unit of its own, else the operand's format."""
-        return self.name if self.unit else operand.name
+        it has a peak rate of its own, else the operand's format."""
+        return self.name if self.peak else operand.name
 
     def peak_tflops(self, operand: Format, peaks: Mapping[str, float]) -> float | None:
-        """The peak rate of such operands in TFLOP/s; None where ``peaks`` (a device's, by unit)
-        has none for the unit."""
-        peak = peaks.get(self.unit or operand.name)
+        """The peak rate of such operands in TFLOP/s; None where ``peaks``, a device's, has none."""
+        peak = peaks.get(self.peak or operand.name)
         return None if peak is None else peak / self.products
 
 
@@ -71,10 +69,10 @@ COMPUTES = {c.name: c for c in (
     Compute("native", "ieee"),
     Compute("ieee", "ieee", tensor_cores=False),
     # Either operand may be truncated to 10 bits of mantissa.
-    Compute("tf32", "tf32", ("fp32",), unit="tf32", input_precision="tf32", eps=2 * 2.0**-10),
+    Compute("tf32", "tf32", ("fp32",), peak="tf32", input_precision="tf32", eps=2 * 2.0**-10),
     # Each operand as a sum of two fp16 numbers, of whose four products the smallest is left out
     # (Ootomo and Yokota, arXiv 2203.03341). The error is at most SGEMM's, so the limits are ieee's.
-    Compute("fp16x3", "fp16x3", ("fp32",), products=3, unit="fp16"),
+    Compute("fp16x3", "fp16x3", ("fp32",), products=3, peak="fp16"),
 )}
 #: What a problem's ``precision`` may be.
 PRECISIONS = tuple(dict.fromkeys(c.precision for c in COMPUTES.values()))
@@ -111,5 +109,5 @@ def _look_up(precision: str, operand: Format) -> Compute:
 
 
 def units() -> tuple[str, ...]:
-    """Every :meth:`Compute.kind` that a problem may have, the formats' own first."""
-    return (*FORMATS, *(c.name for c in COMPUTES.values() if c.unit))
+    """Every :meth:`Compute.unit` that a problem may have, the formats' own first."""
+    return (*FORMATS, *(c.name for c in COMPUTES.values() if c.peak))

@@ -395,8 +395,8 @@ class GemmProblem(_Kept):
 
     @property
     def unit(self) -> str:
-        """What bounds this problem, as calibrations call it: see :meth:`Compute.kind`."""
-        return self._kind.compute.kind(self._kind.a.format)
+        """What bounds this problem, as calibrations call it: see :meth:`Compute.unit`."""
+        return self._kind.compute.unit(self._kind.a.format)
 
     @property
     def compute(self) -> Compute:

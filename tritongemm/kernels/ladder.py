@@ -14,13 +14,13 @@ from tritongemm.device import DeviceSpec
 from tritongemm.kernels import constraints as rules
 from tritongemm.kernels import tiled
 from tritongemm.kernels.epilogue import NO_EPILOGUE
-from tritongemm.kernels.launch import Geometry, Launch, Pointer, Scalar
+from tritongemm.kernels.launch import Geometry, Launch, Pointer, Scalar, elements_of_line
 from tritongemm.kernels.persistent_tma import PERSISTENT_TMA
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.symbol import symbol_of
 from tritongemm.kernels.takes import Takes
 from tritongemm.kernels.warp_specialized import WARP_SPECIALIZED
-from tritongemm.problem import GemmProblem, dtype_of
+from tritongemm.problem import GemmProblem
 
 _DEVICE = "tritongemm.kernels.device"
 _TAKES = Takes(("bf16", "fp16", "fp32"), ("native", "ieee", "tf32"))
@@ -33,9 +33,8 @@ _MOST_PRODUCTS = 8192
 
 def _without_hints(problem: GemmProblem) -> GemmProblem:
     """The same problem with nothing said about alignment: loads take one element each."""
-    size = dtype_of(problem.dtype_a).itemsize
-    return replace(problem, align_a=size, align_b=size,
-                   align_c=dtype_of(problem.dtype_out).itemsize)
+    return replace(problem, **{f"align_{name}": getattr(problem, name).format.itemsize
+                               for name in "abc"})
 
 
 def _plain(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
@@ -151,7 +150,7 @@ def _large(name: str, **more: int) -> Callable[[GemmProblem, DeviceSpec], Kernel
     """A 128x128 tile on 8 warps, pipelined. On CUDA cores (fp32 at ieee) a step of K is 16."""
     def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
         fma = rules.on_cuda_cores(problem)
-        block_k = 16 if fma else 128 // dtype_of(problem.dtype_a).itemsize
+        block_k = 16 if fma else elements_of_line(problem)
         return KernelConfig(name, 128, 128, block_k, **{"num_warps": 8, "num_stages": 3,
                                                         "group_m": 8, **more})
     return default

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
+from tritongemm.formats import format_of
 from tritongemm.kernels import constraints as rules
 from tritongemm.kernels.epilogue import NO_EPILOGUE, epilogue_of_launch
 from tritongemm.kernels.launch import (
@@ -36,7 +37,8 @@ def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
     """
     stage = stage_bytes(problem, config)
     tile = config.block_m * config.block_n
-    out = 4 if config.split_k > 1 else problem.c.format.itemsize
+    out = format_of(problem.compute.accumulator if config.split_k > 1
+                    else problem.dtype_out).itemsize
     pad = 16 // out * config.block_m * out
     return max(config.num_stages * stage, tile * out + pad) + 128
 
