@@ -177,7 +177,7 @@ def breakdown(size: int, device: str) -> dict[str, Call]:
         "of it: the key, and its look-up": known,
         "of it: torch.empty_strided, the result": lambda: torch.empty_strided(
             shape, strides, dtype=dtype, device=where),
-        "of it: addresses, lock, launch": lambda: at(pa, pb, pc),
+        "of it: addresses, lock, launch": lambda: at((pa, pb, pc, 0, 1.0, 1.0)),
         "of that: the driver, through ctypes": lambda: start(*arguments),
         "an empty call, to subtract from each": lambda: None,
     }

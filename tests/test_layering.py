@@ -23,21 +23,23 @@ PACKAGE = Path(tritongemm.__file__).resolve().parent
 #: From the bottom up. A layer imports those before it and itself; the names of one line stand
 #: beside each other and do not import each other.
 LAYERS = (
-    ("errors", "notebook"), ("settings",), ("problem", "config", "device"), ("records",),
+    ("errors", "notebook"), ("settings",), ("formats", "activations"), ("compute",),
+    ("problem", "config", "device"), ("records",),
     ("kernels", "baselines", "measure"), ("selection",), ("ops",), ("integration",),
     ("workers",), ("tuning", "bench"), ("calibration", "ladder"), ("cli",),
 )
 #: The bottom may know itself: device reads settings, problem and config know errors.
 _LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 #: report stands on records alone.
-REPORT_MAY = {"errors", "settings", "problem", "config", "device", "records", "report"}
+REPORT_MAY = {"errors", "settings", "formats", "activations", "compute", "problem", "config",
+              "device", "records", "report"}
 HEAVY = {"torch", "triton", "pandas", "matplotlib", "numba", "cuda", "pynvml"}
 #: Never imported there, not even inside a function.
 NEVER = {"records": {"torch", "triton", "pandas"}, "report": {"torch", "triton"},
          "errors": HEAVY, "settings": HEAVY, "config": HEAVY}
 #: Imported by whoever only wants to look: nothing heavy at module level.
-LIGHT = {"errors", "settings", "problem", "config", "device", "records", "report", "selection",
-         "workers", "cli"}
+LIGHT = {"errors", "settings", "formats", "activations", "compute", "problem", "config", "device",
+         "records", "report", "selection", "workers", "cli"}
 
 
 def sources() -> list[Path]:
@@ -191,7 +193,8 @@ def test_nothing_heavy_at_module_level(part):
 
 
 def test_a_verb_imports_the_layers_above_records_only_when_it_runs():
-    free = {"errors", "settings", "problem", "config", "device", "records", "cli", "__init__"}
+    free = {"errors", "settings", "formats", "activations", "compute", "problem", "config",
+            "device", "records", "cli", "__init__"}
     wrong = []
     for path in layered("cli"):
         for module, line, top in imports(path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 from dataclasses import FrozenInstanceError, replace
@@ -35,9 +36,12 @@ from tritongemm.problem import (
     EPILOGUES,
     LAYOUTS,
     GemmProblem,
+    Scale,
     divisor_of,
     dtype_of,
     epilogue_of,
+    grouping_of,
+    scale_of,
 )
 
 # --- problem ---------------------------------------------------------------------------------
@@ -58,6 +62,54 @@ def test_a_problem_counts_operations_and_compulsory_bytes():
     ids=lambda v: v if isinstance(v, str) else "")
 def test_a_problem_reads_as_one_line(problem, words):
     assert str(problem) == words
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"dtype_b": "fp16"}, "2x96x40x24 bf16xfp16 nt"),
+    ({"dtype_b": "fp16", "dtype_out": "fp32"}, "2x96x40x24 bf16xfp16>fp32 nt"),
+    ({"scale_a": "row", "scale_b": "1x128_bf16"}, "2x96x40x24 bf16 nt a_row b_1x128_bf16"),
+    ({"batch": 1, "grouping": "m8", "epilogue": "relu"}, "96x40x24 bf16 nt relu m8")], ids=str)
+def test_a_line_says_what_is_not_plain(changes, words):
+    problem = replace(PROBLEM, **changes)
+    assert str(problem) == words and problem != PROBLEM and hash(problem) != hash(PROBLEM)
+
+
+def test_operands_have_each_their_own_format_layout_alignment_and_scale():
+    problem = replace(PROBLEM, dtype_b="fp32", dtype_out="fp16", align_b=4, scale_b="1x32")
+    assert (problem.a.format.name, problem.a.major, problem.a.align, problem.a.scale) == (
+        "bf16", "k", 16, None)
+    assert (problem.b.format.name, problem.b.major, problem.b.align) == ("fp32", "k", 4)
+    assert problem.b.scale == Scale("block", (1, 32)) and problem.b.elements == 1
+    assert (problem.c.format.name, problem.c.major) == ("fp16", "n")
+    for layout, majors in (("nn", "kn"), ("nt", "kk"), ("tn", "mn"), ("tt", "mk")):
+        one = replace(PROBLEM, layout=layout)
+        assert one.a.major + one.b.major == majors
+        assert (one.stored("a")[1], one.stored("b")[1]) == one.leading_dimensions()
+        assert [one.a.k_major, one.b.k_major] == [letter == "k" for letter in majors]
+
+
+def test_bytes_are_of_each_operands_format_with_its_factors_and_groups():
+    mixed = GemmProblem(96, 40, 24, dtype_a="bf16", dtype_b="fp32", dtype_out="fp16")
+    assert mixed.bytes() == 2 * 96 * 24 + 4 * 24 * 40 + 2 * 96 * 40
+    for word, factors in (("tensor", 1), ("row", 40), ("32x16", 4), ("1x24", 40)):
+        assert replace(mixed, scale_b=word).bytes() - mixed.bytes() == 4 * factors
+    assert replace(mixed, scale_a="row_bf16").bytes() - mixed.bytes() == 2 * 96
+    for kind, more in (("m", 4 * 24 * 40), ("n", 2 * 96 * 24), ("k", 2 * 96 * 40)):
+        grouped = replace(mixed, grouping=f"{kind}3")
+        assert grouped.bytes() - mixed.bytes() == 2 * more and grouped.flops() == mixed.flops()
+    assert replace(mixed, grouping="m3", scale_b="row").bytes() == (
+        replace(mixed, grouping="m3").bytes() + 4 * 3 * 40)
+
+
+@pytest.mark.parametrize("word", ("tensor", "row", "1x128", "128x128", "1x32_bf16", "row_fp16"))
+def test_a_scale_is_spelt_in_one_way(word):
+    assert str(scale_of(word)) == word and scale_of(word) is scale_of(word)
+
+
+@pytest.mark.parametrize("word", ("m1", "n64", "k7"))
+def test_a_grouping_is_spelt_in_one_way(word):
+    assert str(grouping_of(word)) == word
+    assert (grouping_of(word).kind, grouping_of(word).groups) == (word[0], int(word[1:]))
 
 
 def test_epilogues_are_an_addend_and_an_activation_under_one_name():
@@ -99,6 +151,12 @@ def test_unit_and_op_name_what_bounds_it_and_its_tables():
     *(({"epilogue": name}, r"is not known; use none, or one of scale, bias, add, then one of relu")
       for name in ("", "a;b", "Bias", "gelu+bias", "bias+", "bias+bias", "none+relu", "bias+add",
                    "relu+gelu", "bias gelu", None, 3, ["bias"])),
+    *(({"scale_a": word}, "scale .* is not ") for word in (
+        "", "rows", "1x", "0x128", "1x128x2", "row_fp32", "tensor+row", None, 3)),
+    ({"scale_b": "row_int3"}, "dtype 'int3' is not known"),
+    *(({"grouping": word}, "grouping .* is not ") for word in (
+        "", "m", "m0", "b4", "m-1", "m4.0", "4m", None, 4)),
+    ({"grouping": "m4", "batch": 2}, "grouping m4 with batch=2; a grouped problem has a batch"),
     ({"align_a": 3}, "align_a=3 is not 1, 2, 4, 8 or 16"), ({"align_c": 32}, "align_c=32")],
     ids=str)
 def test_a_problem_that_cannot_exist_is_refused(changes, says):
@@ -126,6 +184,7 @@ def test_alignment_of_fresh_operands_follows_the_extents(m, n, k, layout, dtype)
 
 def test_problems_and_configs_are_values():
     config = KernelConfig("tiled", 64, 64, 32)
+    assert PROBLEM != str(PROBLEM) and copy.copy(PROBLEM) == PROBLEM != replace(PROBLEM, m=1)
     for one, name in ((PROBLEM, "m"), (config, "block_m")):
         assert pickle.loads(pickle.dumps(one)) == one and len({one, replace(one)}) == 1
         with pytest.raises(FrozenInstanceError):

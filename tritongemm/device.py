@@ -12,6 +12,12 @@ from pathlib import Path
 from tritongemm import settings
 from tritongemm.errors import DataFileError, DeviceError
 
+#: Bytes of a line of the caches, and of a sector: what the L2 delivers at once.
+LINE_BYTES, SECTOR_BYTES = 128, 32
+#: Shared memory that the system keeps of each resident block, from sm_80 on (CUDA C++ Programming
+#: Guide, "Technical Specifications per Compute Capability").
+RESERVED_SHARED_BYTES = 1024
+
 
 @dataclass(frozen=True)
 class DeviceSpec:
@@ -48,6 +54,10 @@ class DeviceSpec:
 
     def __hash__(self) -> int:
         return hash((self.slug, self.num_sms))
+
+    def blocks_by_shared(self, shared_bytes: int) -> int:
+        """Blocks of ``shared_bytes`` each that the shared memory of an SM holds."""
+        return self.shared_bytes_per_sm // (shared_bytes + RESERVED_SHARED_BYTES)
 
     @property
     def sm(self) -> str:

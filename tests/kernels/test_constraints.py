@@ -18,6 +18,8 @@ from tritongemm.kernels.constraints import WASTE
 from tritongemm.problem import LAYOUTS, GemmProblem
 
 H200 = representative(90)
+#: Rules of what a spec takes, which stand in no kernel's constraints.
+TAKES = ("dtype", "precision", "scale", "grouping")
 #: A legal config of each kernel for SQUARE, from which each case departs.
 LEGAL = {
     "tiled": KernelConfig("tiled", 128, 128, 64, num_warps=8, num_stages=3),
@@ -70,13 +72,19 @@ BREACHES = (
                 dtype_b="fp16"),
     *everywhere("dtype", "takes .*, not fp64", dtype_a="fp64", dtype_b="fp64", dtype_out="fp64"),
     *everywhere("dtype", "writes bf16 or fp32, not fp16", dtype_out="fp16"),
+    *everywhere("scale", "takes no scales; A has scale row", scale_a="row"),
+    *everywhere("scale", "takes no scales; B has scale 1x128", scale_b="1x128"),
+    *everywhere("grouping", "takes no groups; grouping is m8", grouping="m8"),
     *everywhere("dtype", "takes bf16, fp16, not fp32", ("warp_specialized", "skinny"),
                 dtype_a="fp32", dtype_b="fp32", dtype_out="fp32"),
     Breach("persistent_tma", "arch", "runs on sm_90, sm_100; NVIDIA A100.* is sm_80", arch=80),
     *(Breach(kernel, "arch", "runs on sm_90; NVIDIA B200 is sm_100", arch=100)
       for kernel in ("warp_specialized", "skinny")),
     Breach("skinny", "arch", "runs on sm_90; NVIDIA A100.* is sm_80", arch=80),
-    Breach("persistent_tma", "precision", "fp32 at precision ieee does not", problem=FP32),
+    Breach("persistent_tma", "precision", "fp32 at precision tf32; at precision ieee it does not",
+           problem=FP32),
+    Breach("persistent_tma", "precision", "tf32; at precision fp16x3 it does not",
+           problem=replace(FP32, precision="fp16x3")),
     Breach("persistent_tma", "tf32_layout", "nt only", problem=replace(FP32, precision="tf32")),
     *(breach for extent in ("m", "n", "k", "batch") for breach in everywhere(
         "empty", "empty extent", TMA, **{extent: 0})),
@@ -391,7 +399,8 @@ def test_any_config_is_legal_or_says_why_not(problem, config, device: DeviceSpec
         assert spec.supports(problem, device) is None
         spec.require(problem, config, device)
     else:
-        assert found.rule in {c.rule for c in spec.constraints} and len(found.message) > 10
+        assert found.rule in {*TAKES, *(c.rule for c in spec.constraints)}
+        assert len(found.message) > 10
 
 
 @given(PROBLEMS, CONFIGS, DEVICES)

@@ -40,6 +40,16 @@ def keys(problem: GemmProblem, config: KernelConfig, geometry: Geometry | None =
     return [launch.static_key() for launch in launches_of(problem, config, H200, geometry)]
 
 
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize(("epilogue", "more"), [
+    ("none", set()), ("relu", set()), ("scale", {"alpha"}), ("bias", {"d", "alpha", "beta"})])
+def test_launches_declare_the_operands_that_they_read(config, epilogue, more):
+    problem = replace(BASE, epilogue=epilogue)
+    found = [launch.operands() for launch in launches_of(problem, CONFIGS[config], H200)]
+    assert {name for names in found for name in names} == {"a", "b", "c", *more}
+    assert all(len(names) == len(set(names)) for names in found)
+
+
 SHARED = {
     "longer": GemmProblem.contiguous(96, 1024, 2048, layout="nt"),
     "ragged-rows": GemmProblem.contiguous(111, 512, 1024, layout="nt"),

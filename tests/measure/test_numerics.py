@@ -96,6 +96,14 @@ def test_tf32_passes_where_it_was_asked_for_and_fails_as_ieee():
     assert not check(dropped, a, b, ref, out, precision="tf32").ok
 
 
+def test_split_products_are_held_to_the_limit_of_ieee():
+    a, b = operands((128, 128, 512), torch.float32)
+    ref = reference(a, b)
+    assert check(a @ b, a, b, ref, a @ b, precision="fp16x3").ok
+    assert not check(truncated_to_tf32(a) @ truncated_to_tf32(b), a, b, ref, a @ b,
+                     precision="fp16x3").ok
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_nan_and_infinity_never_pass(value):
     a, b = operands((8, 8, 8), torch.bfloat16)

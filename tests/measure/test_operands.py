@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -10,6 +12,7 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from tritongemm.errors import ProblemError  # noqa: E402
+from tritongemm.formats import Format, register_format, remove_format  # noqa: E402
 from tritongemm.measure.operands import MOST_SETS, draw, sets_for  # noqa: E402
 from tritongemm.problem import GemmProblem, divisor_of  # noqa: E402
 
@@ -54,6 +57,45 @@ def test_a_seed_draws_the_same_and_each_set_is_a_draw_of_its_own():
     assert torch.equal(first[0].a, again[0].a) and torch.equal(first[1].b, again[1].b)
     assert not torch.equal(first[0].a, first[1].a)
     assert not torch.equal(first[0].a, other[0].a)
+
+
+def bytes_drawn(x, generator):
+    x.random_(-9, 10, generator=generator)
+
+
+@pytest.fixture
+def byte():
+    """A format without NaN, known inside the test only."""
+    yield register_format(Format("tst8", 8, "int8", "i8", 0.0, "s8", poison=-128,
+                                 draw=bytes_drawn))
+    remove_format("tst8")
+
+
+def test_a_format_is_drawn_and_poisoned_in_its_own_way(byte):
+    drawn = draw(GemmProblem.contiguous(24, 16, 40, dtype="tst8"), sets=2)
+    one = drawn[1]
+    assert one.a.dtype is one.out.dtype is torch.int8
+    assert one.a.abs().max() == 9 and one.b.unique().numel() == 19
+    assert drawn.blemishes() == (2 * 24 * 16, 0)
+    one.out.zero_()
+    drawn[0].out[3, 5] = 1
+    drawn[0].out.as_strided((1,), (1,), 24 * 16 + 1).zero_()  # behind the output
+    assert drawn.blemishes() == (24 * 16 - 1, 1)
+    drawn.poison()
+    assert drawn.blemishes() == (2 * 24 * 16, 0)
+
+
+def test_scales_groups_and_packed_formats_are_not_drawn():
+    plain = GemmProblem.contiguous(8, 16, 32)
+    for changes in ({"scale_a": "row"}, {"grouping": "m2"}):
+        with pytest.raises(ProblemError, match="with factors, and groups, cannot be drawn"):
+            draw(replace(plain, **changes))
+    register_format(Format("tst4", 4, "uint8", "u8", 0.0, packed=2))
+    try:
+        with pytest.raises(ProblemError, match="tst4 packs 2 elements into one of torch's"):
+            draw(replace(plain, dtype_b="tst4"))
+    finally:
+        remove_format("tst4")
 
 
 def test_inputs_are_normal_and_outputs_poisoned():

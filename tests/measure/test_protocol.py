@@ -229,8 +229,10 @@ def test_settings_of_torch_are_as_they_were():
             operands.out.copy_(operands.a @ operands.b)
         return call
 
-    measured(bind, GemmProblem.contiguous(8, 8, 8, dtype="fp32", precision="tf32"))
-    assert seen == {("tf32", False)}
+    for precision, setting in (("tf32", "tf32"), ("ieee", "ieee"), ("fp16x3", "ieee")):
+        seen.clear()
+        measured(bind, GemmProblem.contiguous(8, 8, 8, dtype="fp32", precision=precision))
+        assert seen == {(setting, False)}
     assert (matmul.fp32_precision, torch.is_grad_enabled()) == before
 
 

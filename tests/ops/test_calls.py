@@ -31,7 +31,7 @@ class AddressedPlan:
     def __new__(cls, index: int = 0):
         plan = object.__new__(calls.Plan)
         plan.index, plan.problem, plan.seen = index, cls.problem, []
-        plan.at = lambda *operands: plan.seen.append(operands)
+        plan.at = plan.seen.append
         return plan
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,10 +17,11 @@ from tritongemm import settings  # noqa: E402
 from tritongemm.config import KernelConfig  # noqa: E402
 from tritongemm.device import representative  # noqa: E402
 from tritongemm.errors import ConstraintError, LaunchError  # noqa: E402
-from tritongemm.kernels.launch import Geometry  # noqa: E402
-from tritongemm.ops import execute  # noqa: E402
+from tritongemm.kernels.launch import Geometry, Pointer  # noqa: E402
+from tritongemm.ops import calls, execute  # noqa: E402
 from tritongemm.ops import plan as planning  # noqa: E402
 from tritongemm.ops import plans as kept  # noqa: E402
+from tritongemm.ops.declined import Declined  # noqa: E402
 from tritongemm.problem import GemmProblem  # noqa: E402
 
 
@@ -142,7 +145,7 @@ class FakeLauncher:
     calls: list = []
 
     def __init__(self, launch, binary, index, operands) -> None:
-        self.launch = launch
+        self.launch, self.operands = launch, operands
 
     def __call__(self, addresses, stream) -> None:
         self.calls.append((self.launch.symbol, list(addresses), stream))
@@ -181,6 +184,49 @@ def test_a_call_launches_in_order_on_the_current_stream_with_scratch_of_its_own(
     assert SPLIT.config_id in first and second == "tritongemm_reduce_k2" and stream == 1003
     assert one == two and one[:6] == [*pointers, 0, 1.0, 1.0]
     assert len(one) == 7 and one[6] % 16 == 0
+
+
+@pytest.fixture
+def scaled(on_a_gpu, monkeypatch):
+    """A plan whose kernel reads two operands more: what a kernel that scales would declare."""
+    def launches_of(*arguments):
+        product, *rest = real(*arguments)
+        more = (Pointer("scale_a", "scale_a", "fp32", 16), Pointer("offsets", "offsets", "fp32", 4))
+        return (replace(product, arguments=(*product.arguments, *more)), *rest)
+
+    real = planning.launches_of
+    monkeypatch.setattr(planning, "launches_of", launches_of)
+    return on_a_gpu()
+
+
+def test_what_a_launch_declares_beyond_a_product_is_packed_by_its_name(scaled):
+    a, b, c = torch.ones(16, 128), torch.ones(128, 24), torch.ones(16, 24)
+    more = {"offsets": torch.ones(3), "scale_a": torch.ones(1)}
+    assert scaled.operands == (*planning.PRODUCT, "scale_a", "offsets")
+    scaled(a, b, c, **more)
+    (_, one, _), (_, two, _) = FakeLauncher.calls
+    assert one == two and len(one) == 9
+    assert one[:8] == [a.data_ptr(), b.data_ptr(), c.data_ptr(), 0, 1.0, 1.0,
+                       more["scale_a"].data_ptr(), more["offsets"].data_ptr()]
+
+
+def test_a_call_that_does_not_bring_what_a_launch_reads_is_refused(scaled):
+    a, b, c = torch.ones(16, 128), torch.ones(128, 24), torch.ones(16, 24)
+    with pytest.raises(LaunchError, match="the kernel reads 'offsets', and this call brings none"):
+        scaled(a, b, c, scale_a=torch.ones(1))
+    with pytest.raises(Declined, match="reads scale_a, offsets, which this call does not bring"):
+        calls._at(SimpleNamespace(parts=((0, 0, 0, 0),)), scaled)
+    assert FakeLauncher.calls == []
+
+
+def test_strides_of_what_else_is_brought_are_part_of_the_geometry():
+    a, b, c = torch.ones(16, 128), torch.ones(128, 24), torch.ones(16, 24)
+    found = planning.geometry_of(a, b, c, scale_b=torch.ones(24, 4)[:, ::2], scale_a=torch.ones(1))
+    assert found.view("scale_b").strides == (4, 2) and found.view("scale_a").strides == (1,)
+    assert found != planning.geometry_of(a, b, c) and found.view("scale_a").align == 16
+    with pytest.raises(LaunchError, match="reads 'offsets'; beside A, B, C and D this call brings "
+                                          "scale_a, scale_b"):
+        found.view("offsets")
 
 
 def test_profile_wraps_a_launch_in_a_range_that_names_problem_and_config(on_a_gpu):

@@ -123,7 +123,7 @@ def test_an_axis_of_one_element_gets_a_stride_that_kernels_like():
     row, column = torch.empty(100, 33)[:1], torch.empty(33, 100)[:, :1]
     form = form_of(read(row), read(column))
     assert form.a == (0, 48, 1) and form.b[1:] == (100, 1)
-    problem, _ = problem_of_form(form, (0, 0, 0, 0), "bf16", "bf16", "none", "ieee")
+    problem, _ = problem_of_form(form, (0, 0, 0, 0), ("bf16",) * 3, "none", "ieee")
     assert problem.align_a == 16 and problem.layout == "nn"
 
 
@@ -131,7 +131,7 @@ def test_offsets_of_several_launches_count_in_the_alignment():
     a = Operand((2, 1, 12, 8), (101, 0, 8, 1))
     form = form_of(a, Operand((3, 8, 8), (64, 8, 1)))
     assert len(form.parts) == 2
-    assert problem_of_form(form, (0, 0, 0, 0), "bf16", "bf16", "none", "ieee")[0].align_a == 2
+    assert problem_of_form(form, (0, 0, 0, 0), ("bf16",) * 3, "none", "ieee")[0].align_a == 2
 
 
 def test_extents_beyond_32_bits_are_declined():

@@ -1,6 +1,7 @@
 """Problems and configs survive JSON, and equal keys are equal problems."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -37,6 +38,23 @@ def test_a_config_survives_json(config):
 @given(PROBLEMS, PROBLEMS)
 def test_keys_are_equal_where_problems_are(one, other):
     assert (codec.problem_key(one) == codec.problem_key(other)) == (one == other)
+
+
+@pytest.mark.parametrize("changes", [
+    {"scale_a": "row"}, {"scale_b": "1x128"}, {"scale_a": "tensor", "scale_b": "tensor_bf16"},
+    {"grouping": "m64"}, {"grouping": "k3", "scale_b": "row", "dtype_b": "fp16"}], ids=str)
+def test_scales_and_groups_are_written_where_there_are_any(changes):
+    plain = GemmProblem.contiguous(8, 16, 32)
+    problem = replace(plain, **changes)
+    values = codec.problem_to_json(problem)
+    assert values == {**codec.problem_to_json(plain), **changes}
+    assert codec.problem_from_json(json.loads(json.dumps(values))) == problem
+    assert codec.problem_key(problem) != codec.problem_key(plain)
+
+
+def test_the_key_of_a_plain_problem_is_as_journals_have_it():
+    assert codec.problem_key(GemmProblem.contiguous(8, 16, 32, layout="nt")) == (
+        "8|16|32|bf16|nt|bf16|bf16|1|16|16|16|none|ieee")
 
 
 def test_a_plain_problem_is_a_short_object():

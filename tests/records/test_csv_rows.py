@@ -1,6 +1,7 @@
 """CSV rows: derived once, appended without loss, read with types, refused with line and field."""
 
 import math
+from dataclasses import replace
 
 import file_faults
 import pytest
@@ -179,8 +180,8 @@ def test_a_header_cut_short_or_an_empty_file_is_begun_anew(tmp_path):
 def test_a_file_of_a_newer_schema_is_read_and_appended_to(tmp_path):
     path = tmp_path / "a.csv"
     append_rows(path, [row(m=1)])
-    head, line = path.read_text().splitlines()
-    path.write_text(f"{head},new_column\n{line},7\n")
+    line = path.read_text().splitlines()[1] + "," * (len(NAMES) - len(FIRST))
+    path.write_text(f"{','.join(NAMES)},new_column\n{line},7\n")
     append_rows(path, [row(m=2)])
     assert [r["m"] for r in read_rows(path)] == [1, 2]
     assert path.read_text().splitlines()[2].endswith(",")
@@ -197,7 +198,26 @@ def test_a_file_of_an_older_schema_is_brought_to_todays(tmp_path, monkeypatch):
     assert [r["added_later"] for r in read_rows(path)] == [None]
     append_rows(path, [row(m=2, added_later=0.5)])
     assert [(r["m"], r["added_later"]) for r in read_rows(path)] == [(1, None), (2, 0.5)]
-    assert path.read_text().startswith(old.splitlines()[0] + ",added_later\n")
+    assert path.read_text().startswith(old.splitlines()[0] + ",")
+    assert path.read_text().splitlines()[0].endswith(",added_later")
+
+
+def test_a_file_has_the_columns_of_scales_and_groups_where_a_row_needs_them(tmp_path):
+    path = tmp_path / "a.csv"
+    append_rows(path, [row(m=1)])
+    assert path.read_text().splitlines()[0].split(",") == FIRST
+    scaled = replace(PROBLEM, scale_b="1x128")
+    append_rows(path, [row(m=2), row(**rows.problem_columns(scaled))])
+    assert path.read_text().splitlines()[0].split(",") == [*FIRST, "scale_a", "scale_b"]
+    append_rows(path, [row(m=3)])
+    grouped = replace(PROBLEM, scale_a="row", grouping="m8")
+    append_rows(path, [row(**rows.problem_columns(grouped))])
+    found = list(read_rows(path))
+    assert [r["m"] for r in found] == [1, 2, 1024, 3, 1024]
+    assert [rows.problem_of(r) for r in found if r["m"] == 1024] == [scaled, grouped]
+    assert len({rows.row_key(r) for r in found}) == 5
+    with pytest.raises(DataFileError, match="field 'scale_a': scale 'rows' is not known"):
+        append_rows(path, [row(scale_a="rows")])
 
 
 @pytest.mark.parametrize("raw, reason", [

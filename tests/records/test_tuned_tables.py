@@ -78,6 +78,38 @@ def test_the_path_names_op_dtype_precision_and_layout(tmp_path):
     assert path == tmp_path / "tuned" / "nvidia-h200" / "mm-bf16-fp32-ieee-nt.json"
 
 
+MODIFIED = [
+    ({"dtype_b": "fp16"}, "mm-bf16xfp16-ieee-nt"),
+    ({"dtype_b": "fp16", "dtype_out": "fp32"}, "mm-bf16xfp16-fp32-ieee-nt"),
+    ({"scale_a": "row", "scale_b": "128x128_bf16"}, "scaled_mm-bf16-ieee-nt-a_row-b_128x128_bf16"),
+    ({"grouping": "m64", "scale_b": "tensor"}, "grouped_mm-bf16-ieee-nt-b_tensor-m64")]
+
+
+@pytest.mark.parametrize(("changes", "name"), MODIFIED, ids=[name for _, name in MODIFIED])
+def test_a_table_of_scales_groups_or_two_formats_has_a_name_and_header_of_its_own(
+        tmp_path, changes, name):
+    plain = GemmProblem.contiguous(8, 16, 32, layout="nt")
+    problem = replace(plain, **changes)
+    made = {"device": "nvidia-h200", "arch": 90, "space_hash": "x", "torch": "1", "triton": "2"}
+    header, one = TableHeader.of(problem, **made), TunedRow.of(
+        problem, CONFIG, time_us=1.0, margin_vs_second=None, run_id=RUN)
+    with settings.override(config_dir=tmp_path):
+        path = tables.path_for(problem, "nvidia-h200")
+    assert path.stem == name
+    merge(path, header, [one], faster)
+    found = read_table(path)
+    assert [row.problem(found.header) for row in found.rows.values()] == [problem]
+    with pytest.raises(DataFileError, match="is a table of"):
+        merge(path, TableHeader.of(plain, **made), [one], faster)
+
+
+def test_a_header_of_nothing_new_has_no_new_field(tmp_path):
+    write_table(tmp_path / "a.json", TunedTable(HEADER))
+    assert list(json.loads((tmp_path / "a.json").read_text())) == [
+        "schema_version", "device", "arch", "op", "dtype_a", "dtype_b", "dtype_out", "precision",
+        "layout", "space_hash", "torch", "triton", "rows"]
+
+
 def test_merging_adds_replaces_and_keeps(tmp_path):
     path = tmp_path / "new" / "mm.json"
     assert merge(path, HEADER, [row(1), row(2, 20.0)], faster) == tables.MergeReport(2, 0, 0)
@@ -295,3 +327,10 @@ def test_the_shipped_tables_read():
         table = read_table(path)
         assert table.header.device == path.parent.name
         assert table.rows
+
+
+def test_a_shipped_table_is_written_byte_for_byte_as_it_was(tmp_path):
+    paths = sorted((settings.config_root() / "tuned").glob("*/*.json"))
+    for path in min(paths, key=lambda x: x.stat().st_size), paths[0], paths[-1]:
+        write_table(tmp_path / "again.json", read_table(path))
+        assert (tmp_path / "again.json").read_bytes() == path.read_bytes()

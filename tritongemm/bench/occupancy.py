@@ -8,10 +8,8 @@ from tritongemm.device import DeviceSpec
 #: "Technical Specifications per Compute Capability".
 _LIMITS = {80: (64, 32), 86: (48, 16), 87: (48, 16), 89: (48, 24), 90: (64, 32), 100: (64, 32),
            103: (64, 32), 120: (48, 24)}
-#: Registers are given to a warp in this unit, and each block takes this much shared memory more
-#: for the system's own use (same guide).
+#: Registers are given to a warp in this unit (same guide).
 _REGISTER_UNIT = 256
-_SYSTEM_SHARED_BYTES = 1024
 _WARP = 32
 
 
@@ -32,5 +30,5 @@ def occupancy(device: DeviceSpec, *, num_warps: int, registers: int | None,
     per_warp = -(-registers * _WARP // _REGISTER_UNIT) * _REGISTER_UNIT
     blocks = min(most_blocks, most_warps // num_warps,
                  device.registers_per_sm // (per_warp * num_warps),
-                 device.shared_bytes_per_sm // (shared_bytes + _SYSTEM_SHARED_BYTES))
+                 device.blocks_by_shared(shared_bytes))
     return blocks * num_warps / most_warps

@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
         from tritongemm.measure.operands import draw
         from tritongemm.measure.torch_baseline import fp32_precision
 
-        with fp32_precision(problem.precision):
+        with fp32_precision(problem.compute.input_precision):
             contender = prepare(problem, argv[1], where).contender
             operands = draw(problem, sets=1, seed=0, device=torch.device(where.torch_device))[0]
             call = contender.bind(operands)

@@ -291,7 +291,7 @@ class _Bench:
         row = {"run_id": self.run_ids[work[0].suite], "timestamp_utc": utc_now(),
                "arch": device.arch or None, "n_processes": 1, **self._base(work, provider),
                "compile_s": self.compile_s.get((work[1], columns.get("config_id"))), **columns}
-        return derive(row, unit_peak_tflops=device.peak_tflops.get(work[1].unit),
+        return derive(row, unit_peak_tflops=work[1].peak_tflops(device.peak_tflops),
                       memory_gbps=device.memory_gbps)
 
     def _missing(self, work: Work, done: set[tuple]) -> bool:

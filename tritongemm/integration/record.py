@@ -157,7 +157,7 @@ def _kind(op: str, args: tuple, kwargs: dict, result: Tensor) -> _Kind | None:
     except Declined:
         return None
     addend = "scale" if form.addend == "none" and alpha != 1 else form.addend
-    problem, _ = problem_of_form(form, (0, 0, 0, 0), dtype, NAMES[result.dtype],
+    problem, _ = problem_of_form(form, (0, 0, 0, 0), (dtype, dtype, NAMES[result.dtype]),
                                  str(Epilogue(addend, "none")), "ieee")
     return _Kind(op, problem.m, problem.n, problem.k, problem.batch, problem.layout, dtype,
                  problem.dtype_out, problem.epilogue)

@@ -22,6 +22,7 @@ from tritongemm import settings
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.errors import CompileError, DataFileError, MissingDependencyError
+from tritongemm.formats import format_of
 from tritongemm.kernels import gluon_support, spec_named
 from tritongemm.kernels.launch import (
     Descriptor,
@@ -33,7 +34,7 @@ from tritongemm.kernels.launch import (
     descriptor_type,
 )
 from tritongemm.kernels.triton_version import triton_version
-from tritongemm.problem import GemmProblem, dtype_of
+from tritongemm.problem import GemmProblem
 from tritongemm.records.atomic import write_atomic
 
 _log = logging.getLogger("tritongemm")
@@ -234,7 +235,7 @@ def _signature(launch: Launch, names: list[str]) -> tuple[dict[str, str], dict]:
             continue
         divisor = 1
         if isinstance(x, Pointer):
-            signature[name], divisor = "*" + dtype_of(x.dtype).triton_name, x.align
+            signature[name], divisor = "*" + format_of(x.dtype).triton_name, x.align
         elif isinstance(x, Descriptor):
             signature[name] = descriptor_type(x, _shared_layout(x) if x.gluon else "")
         elif isinstance(x, Number):
@@ -251,7 +252,7 @@ def _shared_layout(x: Descriptor) -> str:
     spell it."""
     from triton.experimental.gluon import language as gl
 
-    element = getattr(gl, dtype_of(x.dtype).torch_name)
+    element = getattr(gl, format_of(x.dtype).torch_name)
     return repr(gl.NVMMASharedLayout.get_default_for(list(x.box), element))
 
 

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import INTERPRETER, DeviceSpec
+from tritongemm.formats import format_of
 from tritongemm.kernels import gluon_support
-from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
+from tritongemm.kernels.reduce import partials_bytes
+from tritongemm.problem import FULL_ALIGNMENT, GemmProblem
 
 #: The rule against tiles that mostly compute padding: nothing is wrong with them but their time.
 WASTE = "oversized"
@@ -78,19 +80,6 @@ def _gluon(problem, config, device):
 gluon = Constraint("gluon", _gluon, of_problem=True)
 
 
-def dtypes(*allowed: str) -> Constraint:
-    """Both operands must be of one dtype out of ``allowed``; C of the same or of fp32."""
-    def check(problem, config, device):
-        if problem.dtype_a != problem.dtype_b:
-            return f"operands of two dtypes, {problem.dtype_a} and {problem.dtype_b}"
-        if problem.dtype_a not in allowed:
-            return f"takes {', '.join(allowed)}, not {problem.dtype_a}"
-        if problem.dtype_out not in (problem.dtype_a, "fp32"):
-            return f"writes {problem.dtype_a} or fp32, not {problem.dtype_out}"
-        return None
-    return Constraint("dtype", check, of_problem=True)
-
-
 def _no_epilogue(problem, config, device):
     if problem.epilogue == "none":
         return None
@@ -110,13 +99,10 @@ def _tf32_reads_k_major(problem, config, device):
 tf32_reads_k_major = Constraint("tf32_layout", _tf32_reads_k_major, of_problem=True)
 
 
-def _tensor_cores(problem, config, device):
-    if problem.dtype_a != "fp32" or problem.precision == "tf32":
-        return None
-    return "runs on tensor cores; fp32 at precision ieee does not"
-
-
-tensor_cores = Constraint("precision", _tensor_cores, of_problem=True)
+def on_cuda_cores(problem: GemmProblem) -> bool:
+    """Whether a kernel that multiplies by ``tl.dot`` runs on CUDA cores: fp32 at ``ieee``, or at
+    ``fp16x3``, which such a kernel serves as if it were ``ieee``."""
+    return not problem.a.format.mma_kind and problem.compute.input_precision == "ieee"
 
 
 def _tma_operands(problem, config, device):
@@ -192,7 +178,7 @@ def unused(*names: str) -> Constraint:
 
 def _dot_shape(problem, config, device):
     """``tl.dot`` takes 16 along every side, and 32 bytes along K."""
-    least_k = 32 // dtype_of(problem.dtype_a).itemsize
+    least_k = 32 * 8 // min(problem.a.format.bits, problem.b.format.bits)
     for name, least in (("block_m", 16), ("block_n", 16), ("block_k", max(16, least_k))):
         value = getattr(config, name)
         if value < least:
@@ -207,7 +193,7 @@ def _accumulator(problem, config, device):
     """The float32 accumulator and the operands in flight must fit the registers of the warps.
 
     A thread has at most 255 registers; above 128 of accumulator ptxas has spilled (128x256 on
-    4 warps, FACTS of sm_90). Fewer than 4 a thread leave most lanes without work.
+    4 warps on sm_90). Fewer than 2 a thread leave most lanes without work.
     """
     per_thread = config.block_m * config.block_n / (config.num_warps * 32)
     if per_thread > 128:
@@ -224,8 +210,8 @@ accumulator = Constraint("registers", _accumulator)
 
 
 def _fma_tile(problem, config, device):
-    """fp32 at ieee runs on CUDA cores: larger tiles unroll into code that compiles for minutes."""
-    if problem.dtype_a != "fp32" or problem.precision == "tf32":
+    """On CUDA cores larger tiles unroll into code that compiles for minutes."""
+    if not on_cuda_cores(problem):
         return None
     per_thread = config.block_m * config.block_n // (config.num_warps * 32)
     work = per_thread * config.block_k
@@ -256,9 +242,10 @@ def _split_k(problem, config, device):
     if config.split_k > 16 and units > 4 * device.num_sms:
         return (f"split_k={config.split_k} makes {units} units for {device.num_sms} SMs; at most "
                 "four an SM. Use a smaller split")
-    partials = 4 * config.split_k * problem.batch * problem.m * problem.n
+    partials = partials_bytes(problem, config.split_k)
     if partials > MAX_SCRATCH_BYTES:
-        return (f"split_k={config.split_k} needs {partials} bytes of float32 partials; at most "
+        return (f"split_k={config.split_k} needs {partials} bytes of "
+                f"{format_of(problem.compute.accumulator).torch_name} partials; at most "
                 f"{MAX_SCRATCH_BYTES}. Use a smaller split")
     return None
 
@@ -287,7 +274,7 @@ grid = Constraint("grid", _grid)
 
 
 def _not_oversized(problem, config, device):
-    """A tile more than twice an extent, beyond the smallest one, only computes padding."""
+    """A tile of at least four times an extent, beyond the smallest one, mostly computes padding."""
     for name, extent in (("block_m", problem.m), ("block_n", problem.n), ("block_k", problem.k)):
         value = getattr(config, name)
         least = 32 if name == "block_k" else 16

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from tritongemm.errors import LaunchError
+from tritongemm.formats import format_of
 from tritongemm.kernels.compile import Binary
 from tritongemm.kernels.launch import Descriptor, Launch, Number, Pointer
-from tritongemm.problem import dtype_of
 
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
@@ -237,11 +237,11 @@ class _TensorMap:
         self._cuda, self._address, self._name = _cuda(), address, descriptor.name
         self._base: int | None = None
         rank = len(descriptor.shape)
-        size = dtype_of(descriptor.dtype).itemsize
+        bytes_of = format_of(descriptor.dtype).bytes_of
         self._arguments = (
             ctypes.c_int(_HOST_ELEMENT_TYPE[meta["elem_type"]]), ctypes.c_uint(rank),
             (ctypes.c_uint64 * rank)(*reversed(descriptor.shape)),
-            (ctypes.c_uint64 * rank)(*reversed([s * size for s in descriptor.strides[:-1]])),
+            (ctypes.c_uint64 * rank)(*map(bytes_of, reversed(descriptor.strides[:-1]))),
             (ctypes.c_uint32 * rank)(*reversed(descriptor.loaded or meta["block_size"])),
             (ctypes.c_uint32 * rank)(*[1] * rank))
         self._swizzle = ctypes.c_int(meta["swizzle"])

@@ -8,7 +8,7 @@ argument more and compiles to the same code as a kernel that knows of none.
 from __future__ import annotations
 
 from tritongemm.kernels.launch import Argument, Geometry, Number, Pointer, Scalar
-from tritongemm.problem import EPILOGUES, GemmProblem, divisor_of, dtype_of
+from tritongemm.problem import EPILOGUES, GemmProblem, divisor_of
 
 _PARAMETERS = ("d", "alpha", "beta", "stride_db", "stride_dm", "stride_dn")
 Constants = tuple[tuple[str, object], ...]
@@ -30,7 +30,7 @@ def epilogue_of_launch(problem: GemmProblem,
     arguments: tuple[Argument, ...] = ()
     addend = epilogue.addend
     if epilogue.reads_d:
-        unit = max(1, g.align_d // dtype_of(problem.dtype_out).itemsize)
+        unit = problem.c.format.elements_of(g.align_d)
         arguments = (
             Pointer("d", "d", problem.dtype_out, g.align_d), Number("alpha"), Number("beta"),
             Scalar("stride_db", g.db, divisor_of(g.db, unit)),

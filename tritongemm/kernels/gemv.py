@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from tritongemm.config import KernelConfig
-from tritongemm.device import DeviceSpec
+from tritongemm.device import LINE_BYTES, DeviceSpec
 from tritongemm.kernels import constraints as rules
 from tritongemm.kernels import footprint as footprints
 from tritongemm.kernels.epilogue import NO_EPILOGUE, epilogue_of_launch
@@ -15,6 +15,7 @@ from tritongemm.kernels.launch import (
     Launch,
     Pointer,
     Scalar,
+    as_dot_multiplies,
     dependence,
     edge_mask,
     operand_strides,
@@ -29,12 +30,11 @@ from tritongemm.kernels.reduce import (
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.swap import computed, swapped_geometry
 from tritongemm.kernels.symbol import symbol_of
-from tritongemm.problem import GemmProblem, divisor_of, dtype_of
+from tritongemm.kernels.takes import Takes
+from tritongemm.problem import GemmProblem, divisor_of
 
 #: Rows of A that a thread multiplies what it loads of B with: more are for tensor cores.
 MAX_ROWS = 8
-#: Bytes of a line of the caches: less than one along the contiguous side wastes the rest.
-_LINE = 128
 #: Registers of addresses and counts, and the most that :func:`registers_needed` may come to: as
 #: compiled for sm_80, sm_90 and sm_100.
 _BASE_REGISTERS, _MAX_REGISTERS = 32, 228
@@ -63,7 +63,7 @@ class Tiling(NamedTuple):
 def tiling(problem: GemmProblem, config: KernelConfig) -> Tiling:
     """The tiling of the operand that is streamed: B, or A of a swapped problem."""
     one = computed(problem, config)
-    vec = max(1, one.align_b // dtype_of(one.dtype_b).itemsize)
+    vec = one.b.elements
     threads = 32 * config.num_warps
     if one.layout[1] == "t":
         vec = min(vec, config.block_k)
@@ -79,15 +79,16 @@ def registers_needed(problem: GemmProblem, config: KernelConfig) -> float:
     """Registers that a thread wants: its sums, what it loads in a step, and a part of that as
     float32. What ptxas gives may be more, where more are free; less than this it spills. Two
     stages hold two steps."""
-    shape, size = tiling(problem, config), dtype_of(problem.dtype_a).itemsize
+    shape, one = tiling(problem, config), computed(problem, config)
+    size_a, size_b = one.a.format.bits / 8, one.b.format.bits / 8
     threads = 32 * config.num_warps
     columns = config.block_n * shape.lanes / threads
-    word = 4 if shape.vec_n * shape.vec_k * size < 4 else size  # a lone half word takes a whole
+    word = 4 if shape.vec_n * shape.vec_k * size_b < 4 else size_b  # a half word takes a whole
     loaded = config.block_n * config.block_k / threads * word / 4
     if config.num_stages == 2:
         loaded *= 2
     # Of each row of A what a step needs, packed; from one layout into another it is there twice.
-    vector = 2 * shape.vec_k if _narrower(problem, config) else max(1, shape.vec_k * size / 4)
+    vector = 2 * shape.vec_k if _narrower(problem, config) else max(1, shape.vec_k * size_a / 4)
     return (_BASE_REGISTERS + columns * (config.block_m + shape.vec_k) + loaded
             + config.block_m * shape.parts * vector)
 
@@ -107,11 +108,13 @@ def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
     places among the threads through two more. With a split the pass that adds the parts may be
     what takes most.
     """
-    shape, size = tiling(problem, config), dtype_of(problem.dtype_a).itemsize
-    wide = _buffers(config) * shape.lanes * shape.vec_k * size
-    buffers = shape.parts * (_up(config.block_n * wide)
-                             + config.block_m * _up(shape.rows * wide))
-    moved = 2 * _narrower(problem, config) * shape.rows * shape.lanes * shape.vec_k * size
+    shape, one = tiling(problem, config), computed(problem, config)
+    along_k = shape.lanes * shape.vec_k
+    wide = _buffers(config) * along_k
+    buffers = shape.parts * (
+        _up(one.b.format.bytes_of(config.block_n * wide))
+        + config.block_m * _up(one.a.format.bytes_of(shape.rows * wide)))
+    moved = 2 * _narrower(problem, config) * one.a.format.bytes_of(shape.rows * along_k)
     adding = REDUCE_BYTES if config.split_k > 1 else 0
     return max(buffers + moved, config.block_n * config.num_warps * 4, adding) + 128
 
@@ -136,19 +139,20 @@ def footprint(problem: GemmProblem, config: KernelConfig,
 def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
              geometry: Geometry) -> tuple[Launch, ...]:
     """The product, and for split_k > 1 the pass that adds the parts in a fixed order."""
+    problem = as_dot_multiplies(problem)  # it sums on CUDA cores, in float32, whatever is asked
     outer, outer_geometry, names = problem, geometry, ("a", "b")
     shape, split = tiling(problem, config), config.split_k
     problem = computed(problem, config)
     if config.swap_ab:
         geometry, names = swapped_geometry(geometry), ("b", "a")
     m, n, k, g = problem.m, problem.n, problem.k, geometry
-    size = dtype_of(problem.dtype_a).itemsize
     c = target_of(outer, config, g)
-    # A's threads lie as B's do, so that a wider load of A would only be taken apart again.
-    align_b = max(1, problem.align_b // size)
-    align_a = min(max(1, problem.align_a // size), align_b)
+    # A's threads lie as B's do, so that a load of more elements of A would only be taken apart.
+    align_b = problem.b.elements
+    align_a = min(problem.a.elements, align_b)
+    as_b = problem.align_b * problem.a.format.bits // problem.b.format.bits
     arguments = (
-        Pointer("a", names[0], problem.dtype_a, min(problem.align_a, problem.align_b)),
+        Pointer("a", names[0], problem.dtype_a, min(problem.align_a, as_b)),
         Pointer("b", names[1], problem.dtype_b, problem.align_b),
         c.pointer,
         Scalar("M", m),
@@ -217,7 +221,8 @@ def _threads(problem, config, device):
 def _copies(problem, config, device):
     """Three stages and more are asynchronous copies, which move at least 4 bytes."""
     shape = tiling(problem, config)
-    got = shape.vec_n * shape.vec_k * dtype_of(problem.dtype_a).itemsize
+    narrow = min(problem.a.format, problem.b.format, key=lambda x: x.bits)
+    got = narrow.bytes_of(shape.vec_n * shape.vec_k)
     if config.num_stages <= 2 or got >= 4:
         return None
     return (f"num_stages={config.num_stages} with loads of {got} bytes; an asynchronous copy moves "
@@ -250,14 +255,15 @@ def _unrolled(problem, config, device):
 
 
 def _lines(problem, config, device):
-    """Along the contiguous side of B a tile has whole lines, or all there is."""
+    """Along the contiguous side of B a tile has whole lines, or all there is: less wastes the rest
+    of each line."""
     one = computed(problem, config)
     name, extent = ("block_k", one.k) if one.layout[1] == "t" else ("block_n", one.n)
-    got = getattr(config, name) * dtype_of(one.dtype_b).itemsize
-    if got >= _LINE or getattr(config, name) >= extent:
+    got = one.b.format.bytes_of(getattr(config, name))
+    if got >= LINE_BYTES or getattr(config, name) >= extent:
         return None
     return (f"{name}={getattr(config, name)} is {got} bytes of the contiguous side; a line has "
-            f"{_LINE}")
+            f"{LINE_BYTES}")
 
 
 def _of_computed(rule: rules.Constraint) -> rules.Constraint:
@@ -293,8 +299,9 @@ GEMV = KernelSpec(
     name="gemv",
     idea="at most eight rows: B streams through registers once, sums on CUDA cores, split-K",
     archs=(80, 90, 100),
+    takes=Takes(("bf16", "fp16", "fp32"), ("native", "ieee", "tf32", "fp16x3")),
     constraints=(
-        rules.dtypes("bf16", "fp16", "fp32"), rules.min_arch(80),
+        rules.min_arch(80),
         rules.Constraint("skinny", _skinny, of_problem=True),
         rules.unused("epilogue_subtile", "pingpong", "pad_operands", *rules.CLUSTERS,
                      *rules.CUDA_TILES),

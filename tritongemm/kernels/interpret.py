@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tritongemm.errors import LaunchError
+from tritongemm.formats import torch_dtype
 from tritongemm.kernels.launch import Descriptor, Launch, Number, Pointer
-from tritongemm.problem import torch_dtype
 
 if TYPE_CHECKING:
     import torch

@@ -14,14 +14,16 @@ from tritongemm.device import DeviceSpec
 from tritongemm.kernels import constraints as rules
 from tritongemm.kernels import tiled
 from tritongemm.kernels.epilogue import NO_EPILOGUE
-from tritongemm.kernels.launch import Geometry, Launch, Pointer, Scalar
+from tritongemm.kernels.launch import Geometry, Launch, Pointer, Scalar, elements_of_line
 from tritongemm.kernels.persistent_tma import PERSISTENT_TMA
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.symbol import symbol_of
+from tritongemm.kernels.takes import Takes
 from tritongemm.kernels.warp_specialized import WARP_SPECIALIZED
-from tritongemm.problem import GemmProblem, dtype_of
+from tritongemm.problem import GemmProblem
 
 _DEVICE = "tritongemm.kernels.device"
+_TAKES = Takes(("bf16", "fp16", "fp32"), ("native", "ieee", "tf32"))
 #: Parameters that a pointer kernel of the ladder does not have.
 _UNUSED = ("epilogue_subtile", "pingpong", "swap_ab", "pad_operands", *rules.CLUSTERS,
            *rules.CUDA_TILES)
@@ -31,9 +33,8 @@ _MOST_PRODUCTS = 8192
 
 def _without_hints(problem: GemmProblem) -> GemmProblem:
     """The same problem with nothing said about alignment: loads take one element each."""
-    size = dtype_of(problem.dtype_a).itemsize
-    return replace(problem, align_a=size, align_b=size,
-                   align_c=dtype_of(problem.dtype_out).itemsize)
+    return replace(problem, **{f"align_{name}": getattr(problem, name).format.itemsize
+                               for name in "abc"})
 
 
 def _plain(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
@@ -124,7 +125,7 @@ def _constraints(shared: Callable[[GemmProblem, KernelConfig], int],
                  dot: bool = True) -> tuple[rules.Constraint, ...]:
     """A pointer kernel's rules. No tile is too large for a problem here: a rung runs any."""
     unused = _UNUSED if split else (*_UNUSED, "split_k")
-    return (rules.dtypes("bf16", "fp16", "fp32"), rules.no_epilogue, rules.min_arch(80),
+    return (rules.no_epilogue, rules.min_arch(80),
             rules.not_batched, rules.Constraint("empty", _empty, of_problem=True),
             rules.unused(*unused), rules.powers_of_two, *((rules.dot_shape,) if dot else ()),
             rules.accumulator, rules.fma_tile, *((rules.split_k,) if split else ()), *more,
@@ -148,8 +149,8 @@ def _small(name: str, **more: int) -> Callable[[GemmProblem, DeviceSpec], Kernel
 def _large(name: str, **more: int) -> Callable[[GemmProblem, DeviceSpec], KernelConfig]:
     """A 128x128 tile on 8 warps, pipelined. On CUDA cores (fp32 at ieee) a step of K is 16."""
     def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
-        fma = problem.dtype_a == "fp32" and problem.precision == "ieee"
-        block_k = 16 if fma else 128 // dtype_of(problem.dtype_a).itemsize
+        fma = rules.on_cuda_cores(problem)
+        block_k = 16 if fma else elements_of_line(problem)
         return KernelConfig(name, 128, 128, block_k, **{"num_warps": 8, "num_stages": 3,
                                                         "group_m": 8, **more})
     return default
@@ -165,7 +166,7 @@ def _pointer(name: str, idea: str, default, launches=tiled.launches, *, split: b
              ) -> KernelSpec:
     return KernelSpec(name, idea, (80, 89, 90, 100),
                       _constraints(tiled.shared_bytes, split=split), tiled.shared_bytes, launches,
-                      default, tiled.footprint)
+                      default, tiled.footprint, takes=_TAKES)
 
 
 def _renamed(name: str, idea: str, base: KernelSpec) -> KernelSpec:
@@ -185,12 +186,13 @@ _NAIVE = KernelSpec(
     (80, 89, 90, 100),
     _constraints(_no_shared, rules.Constraint("products", _products), dot=False), _no_shared,
     _naive, lambda problem, device: KernelConfig("triton_naive", 16, 16, 16, num_warps=4,
-                                                 num_stages=1, group_m=1), tiled.footprint)
+                                                 num_stages=1, group_m=1), tiled.footprint,
+    takes=_TAKES)
 _STREAM_K = KernelSpec(
     "triton_stream_k", "the steps of all tiles in equal shares, cut tiles mended by a second pass",
     (80, 89, 90, 100),
     _constraints(_fp32_parts, rules.Constraint("steps", _has_k, of_problem=True)), _fp32_parts,
-    _stream_k, _large("triton_stream_k"), tiled.footprint)
+    _stream_k, _large("triton_stream_k"), tiled.footprint, takes=_TAKES)
 
 #: The Triton rungs by name, in the ladder's order.
 RUNG_SPECS: dict[str, KernelSpec] = {spec.name: spec for spec in (

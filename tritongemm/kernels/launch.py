@@ -6,12 +6,22 @@ launches it, ``interpret.py`` runs it on the CPU.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from tritongemm.config import KernelConfig
-from tritongemm.device import DeviceSpec
-from tritongemm.problem import EPILOGUES, FULL_ALIGNMENT, GemmProblem, divisor_of, dtype_of
+from tritongemm.device import LINE_BYTES, DeviceSpec
+from tritongemm.errors import LaunchError
+from tritongemm.formats import format_of
+from tritongemm.problem import EPILOGUES, FULL_ALIGNMENT, GemmProblem, divisor_of
+
+
+class View(NamedTuple):
+    """How an operand lies in memory: its strides in elements, outermost first, and the bytes, a
+    power of two up to 16, that divide its base address."""
+
+    strides: tuple[int, ...]
+    align: int = FULL_ALIGNMENT
 
 
 @dataclass(frozen=True)
@@ -20,7 +30,8 @@ class Geometry:
 
     D's are 0 where it is broadcast (a bias [N] is (0, 0, its stride)) and where there is none.
     ``align_d``: bytes, a power of two up to 16 that divides D's base address, and where D is a
-    matrix its outer strides in bytes.
+    matrix its outer strides in bytes. ``others``: the views of what else a call brings (scales,
+    offsets), by name and in the order of their names.
     """
 
     ab: int
@@ -36,6 +47,17 @@ class Geometry:
     dm: int = 0
     dn: int = 0
     align_d: int = FULL_ALIGNMENT
+    others: tuple[tuple[str, View], ...] = ()
+
+    def view(self, operand: str) -> View:
+        """How one of ``others`` lies in memory. Raises :class:`LaunchError` where it is not
+        brought."""
+        for name, view in self.others:
+            if name == operand:
+                return view
+        brought = ", ".join(name for name, _ in self.others) or "nothing"
+        raise LaunchError(f"the kernel reads {operand!r}; beside A, B, C and D this call brings "
+                          f"{brought}")
 
     @classmethod
     def contiguous(cls, problem: GemmProblem) -> Geometry:
@@ -52,7 +74,7 @@ class Geometry:
         db, dm, dn = {"bias": (0, 0, 1), "add": (walked * m * n, n, 1)}.get(
             EPILOGUES[problem.epilogue].addend, (0, 0, 0))
         return cls(walked * m * k, am, ak, walked * k * n, bk, bn, walked * m * n, n, 1, db, dm, dn,
-                   divisor_of(dm * dtype_of(problem.dtype_out).itemsize))
+                   divisor_of(problem.c.format.bytes_of(dm)))
 
     def max_offset(self, problem: GemmProblem) -> int:
         """The largest element offset inside one matrix of the batch."""
@@ -61,9 +83,14 @@ class Geometry:
                    m * self.cm + n * self.cn, m * self.dm + n * self.dn, 0)
 
 
+#: The operand that a plan allocates for its launches.
+SCRATCH = "scratch"
+
+
 @dataclass(frozen=True)
 class Pointer:
-    """The base address of an operand (``a, b, c, d`` or ``scratch``) plus ``offset`` bytes."""
+    """The base address of an operand plus ``offset`` bytes. Operands have names: ``a, b, c, d``,
+    others that a kernel reads (``scale_a``), and ``scratch``, which the plan brings."""
 
     name: str
     operand: str
@@ -120,7 +147,7 @@ class Scalar:
 
 @dataclass(frozen=True)
 class Number:
-    """A float32 argument, ``alpha`` or ``beta``, that each call gives anew."""
+    """A float32 argument, such as ``alpha`` or ``beta``, that each call gives anew."""
 
     name: str
 
@@ -166,6 +193,13 @@ class Launch:
     first_shared: int = 0
     scratch_bytes: int = field(default=0, compare=False)
 
+    def operands(self) -> tuple[str, ...]:
+        """The names of what a call must bring: addresses of operands and numbers, in the order of
+        the arguments; ``scratch`` is not among them."""
+        read = (x.name if isinstance(x, Number) else x.operand for x in self.arguments
+                if not isinstance(x, Scalar))
+        return tuple(name for name in dict.fromkeys(read) if name != SCRATCH)
+
     def all_constants(self) -> tuple[tuple[str, object], ...]:
         """The constexpr parameters, the symbol and the folded scalars among them."""
         folded = tuple((x.name, 1) for x in self.arguments if isinstance(x, Scalar) and x.folded)
@@ -178,7 +212,7 @@ class Launch:
         arguments: list[object] = []
         for x in self.arguments:
             if isinstance(x, Pointer):
-                arguments.append([x.name, "*" + dtype_of(x.dtype).triton_name, x.align])
+                arguments.append([x.name, "*" + format_of(x.dtype).triton_name, x.align])
             elif isinstance(x, Descriptor):
                 arguments.append([x.name, descriptor_type(x)])
             elif isinstance(x, Number):
@@ -193,8 +227,26 @@ class Launch:
 
 def descriptor_type(x: Descriptor, layout: str = "") -> str:
     """Triton's name of a descriptor's type; ``layout`` is a Gluon layout's constructor call."""
-    inner = f"{dtype_of(x.dtype).triton_name}[{', '.join(map(str, x.box))}]"
+    inner = f"{format_of(x.dtype).triton_name}[{', '.join(map(str, x.box))}]"
     return f"tensordesc<{inner},{layout}>" if layout else f"tensordesc<{inner}>"
+
+
+def as_dot_multiplies(problem: GemmProblem) -> GemmProblem:
+    """The problem at the precision at which ``tl.dot`` multiplies it, so that all that it serves in
+    the same way share their binaries: ``fp16x3`` at ``ieee``."""
+    precision = problem.compute.input_precision
+    return problem if problem.precision == precision else replace(problem, precision=precision)
+
+
+def stage_bytes(problem: GemmProblem, config: KernelConfig) -> int:
+    """A step's tiles of A and of B in shared memory, each in its own format."""
+    return (problem.a.format.bytes_of(config.block_m * config.block_k)
+            + problem.b.format.bytes_of(config.block_n * config.block_k))
+
+
+def elements_of_line(problem: GemmProblem) -> int:
+    """Elements along K of a line of the caches, of the wider operand: the usual step of K."""
+    return LINE_BYTES * 8 // max(problem.a.format.bits, problem.b.format.bits)
 
 
 def dependence(config: KernelConfig, device: DeviceSpec) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tritongemm.config import KernelConfig
-from tritongemm.device import DeviceSpec
+from tritongemm.device import LINE_BYTES, SECTOR_BYTES, DeviceSpec
 from tritongemm.kernels.launch import (
     Descriptor,
     Geometry,
@@ -21,11 +21,6 @@ from tritongemm.kernels.launch import (
 )
 from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
 
-_LINE = 128
-#: Bytes that the L2 delivers at once. Rows that begin inside one cost the copy engine half its
-#: rate: 4088 cubed runs at two thirds of 4096 cubed's speed, 8176 cubed (rows of whole sectors, but
-#: not of whole lines) as fast as 8192 cubed.
-_SECTOR = 32
 #: What a program copies at most.
 _BLOCK_ROWS, _BLOCK_COLS = 8, 512
 
@@ -48,23 +43,20 @@ class Padding:
         return replace(descriptor, operand="scratch", offset=self.offsets[descriptor.operand])
 
 
-def _stored(problem: GemmProblem, operand: str) -> tuple[int, int]:
-    """(rows, columns) of an operand as it lies in memory."""
-    if operand == "a":
-        return (problem.m, problem.k) if problem.layout[0] == "n" else (problem.k, problem.m)
-    return (problem.k, problem.n) if problem.layout[1] == "n" else (problem.n, problem.k)
-
-
 def _lead(problem: GemmProblem, operand: str) -> int:
     """Elements between rows of the copy."""
-    per_line = _LINE // dtype_of(getattr(problem, f"dtype_{operand}")).itemsize
-    return -(-_stored(problem, operand)[1] // per_line) * per_line
+    per_line = LINE_BYTES // dtype_of(getattr(problem, f"dtype_{operand}")).itemsize
+    return -(-problem.stored(operand)[1] // per_line) * per_line
 
 
 def within_sectors(problem: GemmProblem, operand: str) -> bool:
-    """Whether rows of the operand begin inside a sector of the L2, where they have no gaps."""
+    """Whether rows of the operand begin inside a sector of the L2, where they have no gaps.
+
+    Such rows cost the copy engine half its rate: 4088 cubed runs at two thirds of 4096 cubed's
+    speed, 8176 cubed (rows of whole sectors, but not of whole lines) as fast as 8192 cubed.
+    """
     lead = problem.leading_dimensions()[operand == "b"]
-    return lead * dtype_of(getattr(problem, f"dtype_{operand}")).itemsize % _SECTOR != 0
+    return lead * dtype_of(getattr(problem, f"dtype_{operand}")).itemsize % SECTOR_BYTES != 0
 
 
 def copied(problem: GemmProblem, pad_operands: int) -> list[str]:
@@ -76,9 +68,9 @@ def copied(problem: GemmProblem, pad_operands: int) -> list[str]:
 
 
 def _bytes(problem: GemmProblem, operand: str) -> int:
-    rows = _stored(problem, operand)[0] * problem.batch
+    rows = problem.stored(operand)[0] * problem.batch
     size = dtype_of(getattr(problem, f"dtype_{operand}")).itemsize
-    return -(-rows * _lead(problem, operand) * size // _LINE) * _LINE
+    return -(-rows * _lead(problem, operand) * size // LINE_BYTES) * LINE_BYTES
 
 
 def padded_bytes(problem: GemmProblem, pad_operands: int) -> int:
@@ -95,15 +87,15 @@ def padded_elements(problem: GemmProblem, pad_operands: int) -> float:
 def pad_operands(problem: GemmProblem, config: KernelConfig, geometry: Geometry,
                  device: DeviceSpec, start: int) -> Padding:
     """Copies of the operands that need one, from byte ``start`` of scratch on."""
-    start = -(-start // _LINE) * _LINE
+    start = -(-start // LINE_BYTES) * LINE_BYTES
     offsets, strides, dense, arguments, blocks = {}, {}, {}, [], []
     wanted = copied(problem, config.pad_operands)
-    widest = max(_stored(problem, x)[1] for x in wanted)
+    widest = max(problem.stored(x)[1] for x in wanted)
     block_cols = min(_BLOCK_COLS, 1 << max(5, (widest - 1).bit_length()))
     for x in ("a", "b"):
         dtype = getattr(problem, f"dtype_{x}")
         size = dtype_of(dtype).itemsize
-        rows, cols = _stored(problem, x)
+        rows, cols = problem.stored(x)
         lead = _lead(problem, x)
         if x in wanted:
             offsets[x] = start
@@ -129,7 +121,7 @@ def pad_operands(problem: GemmProblem, config: KernelConfig, geometry: Geometry,
         (("COPY_A", blocks[0] > 0), ("COPY_B", blocks[1] > 0), ("BATCHED", problem.batch > 1),
          ("DENSE_A", dense["a"]), ("DENSE_B", dense["b"]), ("BLOCK_ROWS", _BLOCK_ROWS),
          ("BLOCK_COLS", block_cols)),
-        (sum(blocks), 1, 1), 4, 1, f"tritongemm_pad_{problem.dtype_a}_{''.join(offsets)}",
+        (sum(blocks), 1, 1), 4, 1, f"tritongemm_pad_{problem.operands}_{''.join(offsets)}",
         **dependence(config, device))
     aligned = replace(problem, align_a=FULL_ALIGNMENT, align_b=FULL_ALIGNMENT)
     return Padding(launch, aligned, _padded(problem, geometry, strides), offsets, start)

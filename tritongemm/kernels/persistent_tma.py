@@ -15,11 +15,14 @@ from tritongemm.kernels.launch import (
     Pointer,
     Scalar,
     dependence,
+    elements_of_line,
+    stage_bytes,
 )
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.symbol import symbol_of
+from tritongemm.kernels.takes import Takes
 from tritongemm.kernels.tensor_map import batched, stored_operand, tma_store
-from tritongemm.problem import EPILOGUES, GemmProblem, divisor_of, dtype_of
+from tritongemm.problem import EPILOGUES, GemmProblem, divisor_of
 
 
 def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
@@ -28,9 +31,9 @@ def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
 
     The buffers of the K loop stay live across tiles when the loops are flattened.
     """
-    stage = (config.block_m + config.block_n) * config.block_k * dtype_of(problem.dtype_a).itemsize
+    stage = stage_bytes(problem, config)
     piece = config.block_m * config.block_n // config.epilogue_subtile
-    out = piece * dtype_of(problem.dtype_out).itemsize
+    out = problem.c.format.bytes_of(piece)
     addend = EPILOGUES[problem.epilogue].addend
     out += 4 * {"add": piece, "bias": config.block_n}.get(addend, 0)
     if not tma_store(problem):
@@ -52,7 +55,6 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     """One launch of at most one program an SM."""
     store = tma_store(problem)
     block_m, block_n = config.block_m, config.block_n
-    out_size = dtype_of(problem.dtype_out).itemsize
     tiles = -(-problem.m // block_m) * -(-problem.n // block_n) * problem.batch
     c = Pointer("c", "c", problem.dtype_out, problem.align_c)
     if store:
@@ -60,7 +62,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
                          geometry.cm, (block_m, block_n // config.epilogue_subtile), geometry.cb)
     else:
         c_desc = Pointer("c_desc", "c", problem.dtype_out, problem.align_c)
-    c_align = max(1, problem.align_c // out_size)
+    c_align = problem.c.elements
     extra, epilogue = epilogue_of_launch(problem, geometry)
     arguments = (
         stored_operand(problem, "a", block_m, config.block_k, geometry),
@@ -85,8 +87,8 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
 
 
 def _unit_inner_c(problem, config, device):
-    size = dtype_of(problem.dtype_out).itemsize
-    return None if problem.align_c >= size else "C must have an inner stride of 1"
+    return None if problem.align_c >= problem.c.format.itemsize else (
+        "C must have an inner stride of 1")
 
 
 def _subtile(problem, config, device):
@@ -113,8 +115,7 @@ def _wgmma(problem, config, device):
 
 def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
     """128x256x64 where that fills the SMs, 128x128 and less below; at most 4 stages, that fit."""
-    size = dtype_of(problem.dtype_a).itemsize
-    block_k = 128 // size
+    block_k = elements_of_line(problem)
     block_m = 128 if problem.m > 32 else 64
     tiles = -(-problem.m // 128) * -(-problem.n // 256) * problem.batch
     block_n = 256 if tiles >= device.num_sms and problem.dtype_out != "fp32" else 128
@@ -134,9 +135,9 @@ PERSISTENT_TMA = KernelSpec(
     name="persistent_tma",
     idea="one program an SM, operands and C moved by the copy engine, store in pieces",
     archs=(90, 100),
+    takes=Takes(("bf16", "fp16", "fp32"), ("native", "tf32")),
     constraints=(
-        rules.dtypes("bf16", "fp16", "fp32"), rules.archs(90, 100),
-        rules.tensor_cores, rules.tf32_reads_k_major, rules.tma_extents, rules.tma_operands,
+        rules.archs(90, 100), rules.tf32_reads_k_major, rules.tma_extents, rules.tma_operands,
         rules.Constraint("c_stride", _unit_inner_c, of_problem=True),
         rules.unused("split_k", "pingpong", "swap_ab", "pad_operands", *rules.CLUSTERS,
                      *rules.CUDA_TILES),

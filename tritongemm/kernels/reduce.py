@@ -1,4 +1,5 @@
-"""The launch that adds the float32 parts of a split K, in a fixed order."""
+"""The launch that adds the parts of a split K, in a fixed order. They are kept as the compute mode
+accumulates: float32."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from typing import NamedTuple
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
+from tritongemm.formats import format_of
 from tritongemm.kernels.epilogue import epilogue_of_launch
 from tritongemm.kernels.launch import (
     Geometry,
@@ -15,7 +17,7 @@ from tritongemm.kernels.launch import (
     dependence,
 )
 from tritongemm.kernels.symbol import epilogue_words
-from tritongemm.problem import GemmProblem, divisor_of, dtype_of
+from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, divisor_of
 
 #: Elements of the result that a program of 128 threads adds, and parts of them that it loads.
 _MAX_BLOCK, _MIN_BLOCK, _LOADS = 1024, 64, 8192
@@ -24,8 +26,11 @@ REDUCE_BYTES = 4 * _MAX_BLOCK
 
 
 def partials_bytes(problem: GemmProblem, split: int) -> int:
-    """Scratch of [split, batch, M, N] float32, bytes; none without a split."""
-    return 0 if split == 1 else 4 * split * problem.batch * problem.m * problem.n
+    """Scratch of [split, batch, M, N] partial sums, bytes; none without a split."""
+    if split == 1:
+        return 0
+    return format_of(problem.compute.accumulator).bytes_of(
+        split * problem.batch * problem.m * problem.n)
 
 
 def split_to_fill(programs: int, slots: int, steps: int, most: int = 16) -> int:
@@ -50,7 +55,7 @@ class Target(NamedTuple):
     @property
     def align(self) -> int:
         """Elements that divide the addresses of rows."""
-        return max(1, self.pointer.align // dtype_of(self.pointer.dtype).itemsize)
+        return format_of(self.pointer.dtype).elements_of(self.pointer.align)
 
 
 def target_of(problem: GemmProblem, config: KernelConfig, geometry: Geometry) -> Target:
@@ -65,7 +70,12 @@ def target_of(problem: GemmProblem, config: KernelConfig, geometry: Geometry) ->
         return Target(pointer, geometry.cb, geometry.cm, geometry.cn, 0)
     row, column = (1, problem.n) if config.swap_ab == 1 else (problem.n, 1)
     matrix = problem.m * problem.n
-    return Target(Pointer("c", "scratch", "fp32", 16), matrix, row, column, problem.batch * matrix)
+    return Target(_partials("c", problem), matrix, row, column, problem.batch * matrix)
+
+
+def _partials(name: str, problem: GemmProblem) -> Pointer:
+    """The partial sums in scratch, whose base is as aligned as torch's allocator makes it."""
+    return Pointer(name, "scratch", problem.compute.accumulator, FULL_ALIGNMENT)
 
 
 def reduce_launch(problem: GemmProblem, config: KernelConfig, geometry: Geometry,
@@ -74,7 +84,7 @@ def reduce_launch(problem: GemmProblem, config: KernelConfig, geometry: Geometry
     m, n, g, split = problem.m, problem.n, geometry, config.split_k
     total = problem.batch * m * n
     arguments = (
-        Pointer("partials", "scratch", "fp32", 16),
+        _partials("partials", problem),
         Pointer("c", "c", problem.dtype_out, problem.align_c),
         Scalar("M", m), Scalar("N", n, divisor_of(n, 8)), Scalar("total", total,
                                                                  divisor_of(total, 8)),

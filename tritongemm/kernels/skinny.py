@@ -26,7 +26,8 @@ from tritongemm.kernels.reduce import (
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.swap import computed, swapped_geometry
 from tritongemm.kernels.symbol import symbol_of
-from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, divisor_of, dtype_of
+from tritongemm.kernels.takes import Takes
+from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, divisor_of
 
 #: Rows of A at most: more are for tiles that share what they load.
 MAX_ROWS = 32
@@ -103,7 +104,7 @@ def _skinny(problem, config, device):
         return f"is for M or N of at most {MAX_ROWS}, not {problem.m} and {problem.n}"
     if problem.layout != "nt":
         return f"loads both operands along K: nt, not {problem.layout}"
-    if problem.k * dtype_of(problem.dtype_a).itemsize % FULL_ALIGNMENT:
+    if any(x.format.bytes_of(problem.k) % FULL_ALIGNMENT for x in (problem.a, problem.b)):
         return (f"loads {FULL_ALIGNMENT} bytes at a time; rows of k={problem.k} end within "
                 "them")  # rows kept apart may begin aligned all the same
     if min(problem.align_a, problem.align_b) < FULL_ALIGNMENT:
@@ -166,8 +167,9 @@ SKINNY = KernelSpec(
     name="skinny",
     idea="at most 32 rows: weights from memory straight into tensor fragments",
     archs=(90,),
+    takes=Takes(("bf16", "fp16")),
     constraints=(
-        rules.dtypes("bf16", "fp16"), rules.archs(90), rules.not_interpreted, rules.gluon,
+        rules.archs(90), rules.not_interpreted, rules.gluon,
         rules.Constraint("skinny", _skinny, of_problem=True),
         rules.unused("epilogue_subtile", "pingpong", "pad_operands", *rules.CLUSTERS,
                      *rules.CUDA_TILES),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
@@ -11,6 +11,7 @@ from tritongemm.errors import ConstraintError
 from tritongemm.kernels.constraints import WASTE, Constraint, Violation
 from tritongemm.kernels.footprint import Footprint
 from tritongemm.kernels.launch import Geometry, Launch
+from tritongemm.kernels.takes import Takes
 from tritongemm.problem import GemmProblem
 
 Launches = Callable[[GemmProblem, KernelConfig, DeviceSpec, Geometry], "tuple[Launch, ...]"]
@@ -30,6 +31,7 @@ class KernelSpec:
         default: the rule default for a problem, before any table; may be illegal for it.
         footprint: what a config occupies on a device and which units it uses; selection predicts
             times from it.
+        takes: formats, compute modes, scales and groups; asked before the constraints.
         by_rule: whether selection may take that default where nothing was measured. False: only a
             measurement can say that the kernel pays.
     """
@@ -43,9 +45,13 @@ class KernelSpec:
     default: Callable[[GemmProblem, DeviceSpec], KernelConfig]
     footprint: Callable[[GemmProblem, KernelConfig, DeviceSpec], Footprint]
     by_rule: bool = True
+    takes: Takes = field(kw_only=True)
 
     def supports(self, problem: GemmProblem, device: DeviceSpec) -> Violation | None:
         """The first rule that no config of this kernel can meet for ``problem``, or None."""
+        refused = self.takes.violation(problem)
+        if refused is not None:
+            return refused  # there is no default for it
         return self._first(problem, self.default(problem, device), device, of_problem=True)
 
     def violation(self, problem: GemmProblem, config: KernelConfig,
@@ -55,6 +61,9 @@ class KernelSpec:
 
     def _first(self, problem, config, device, *, of_problem: bool,
                waste: bool = False) -> Violation | None:
+        refused = self.takes.violation(problem)
+        if refused is not None:
+            return refused
         for constraint in self.constraints:
             if of_problem and not constraint.of_problem or waste and constraint.rule == WASTE:
                 continue

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tritongemm.config import KernelConfig
 from tritongemm.kernels.launch import Geometry
-from tritongemm.problem import GemmProblem
+from tritongemm.problem import GemmProblem, grouping_of
 
 
 @functools.lru_cache(maxsize=256)  # asked for by config, thousands of times
@@ -19,9 +19,15 @@ def swapped(problem: GemmProblem) -> GemmProblem:
     """
     flip = {"n": "t", "t": "n"}
     layout = flip[problem.layout[1]] + flip[problem.layout[0]]
+    grouping = grouping_of(problem.grouping)
+    if grouping is not None:
+        kind = {"m": "n", "n": "m"}.get(grouping.kind, grouping.kind)
+        grouping = replace(grouping, kind=kind)
     return replace(problem, m=problem.n, n=problem.m, dtype_a=problem.dtype_b,
                    dtype_b=problem.dtype_a, layout=layout,
-                   align_a=problem.align_b, align_b=problem.align_a)
+                   align_a=problem.align_b, align_b=problem.align_a,
+                   scale_a=problem.scale_b, scale_b=problem.scale_a,
+                   grouping=str(grouping or "none"))
 
 
 def computed(problem: GemmProblem, config: KernelConfig) -> GemmProblem:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tritongemm.formats import format_of
 from tritongemm.kernels.launch import Descriptor, Geometry
-from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, dtype_of
+from tritongemm.problem import FULL_ALIGNMENT, GemmProblem
 
 
 def tma_store(problem: GemmProblem) -> bool:
@@ -14,7 +15,7 @@ def tma_store(problem: GemmProblem) -> bool:
     A descriptor store can write past the inner extent up to the next 16 bytes, so rows of C
     must be whole multiples of 16 bytes (Triton issue 11583).
     """
-    row_bytes = problem.n * dtype_of(problem.dtype_out).itemsize
+    row_bytes = problem.c.format.bytes_of(problem.n)
     return problem.align_c == FULL_ALIGNMENT and row_bytes % FULL_ALIGNMENT == 0
 
 
@@ -23,10 +24,10 @@ def stored_operand(problem: GemmProblem, operand: str, box_rows: int, box_k: int
     """The tensor map of ``a`` or ``b`` as stored; a batch is its outermost axis."""
     g = geometry
     if operand == "a":
-        transposed = problem.layout[0] == "t"
+        transposed = not problem.a.k_major
         rows, outer, batch_stride = problem.m, (g.ak if transposed else g.am), g.ab
     else:
-        transposed = problem.layout[1] == "n"
+        transposed = not problem.b.k_major
         rows, outer, batch_stride = problem.n, (g.bk if transposed else g.bn), g.bb
     dtype = getattr(problem, f"dtype_{operand}")
     shape, box = ((problem.k, rows), (box_k, box_rows)) if transposed else (
@@ -48,7 +49,7 @@ def batched(problem, name, operand, dtype, shape, outer, box, batch_stride,
 
     An axis of one element has any stride in torch; the copy engine wants multiples of 16 bytes.
     """
-    per_16_bytes = FULL_ALIGNMENT // dtype_of(dtype).itemsize
+    per_16_bytes = format_of(dtype).elements_of(FULL_ALIGNMENT)
     outer = -(-max(outer, 1) // per_16_bytes) * per_16_bytes if shape[0] == 1 else outer
     if problem.batch == 1:
         return Descriptor(name, operand, dtype, shape, (outer, 1), box, gluon)

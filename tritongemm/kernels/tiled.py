@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
+from tritongemm.formats import format_of
 from tritongemm.kernels import constraints as rules
 from tritongemm.kernels import footprint as footprints
 from tritongemm.kernels.epilogue import NO_EPILOGUE, epilogue_of_launch
@@ -14,14 +15,18 @@ from tritongemm.kernels.launch import (
     Launch,
     Pointer,
     Scalar,
+    as_dot_multiplies,
     dependence,
     edge_mask,
+    elements_of_line,
     operand_strides,
+    stage_bytes,
 )
 from tritongemm.kernels.reduce import partials_bytes, reduce_launch, split_to_fill, target_of
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.symbol import symbol_of
-from tritongemm.problem import GemmProblem, divisor_of, dtype_of
+from tritongemm.kernels.takes import Takes
+from tritongemm.problem import GemmProblem, divisor_of
 
 #: Registers of a thread beside the accumulator, on tensor cores and on CUDA cores, whose operands
 #: pass through registers from shared memory. As compiled for sm_90.
@@ -32,14 +37,10 @@ _BASE_REGISTERS, _FMA_REGISTERS = 28, 64
 _LOAD_REGISTERS = {16: 0.2, 8: 0.55, 4: 1.1, 2: 3.0, 1: 3.0}
 
 
-def _on_tensor_cores(problem: GemmProblem) -> bool:
-    return problem.dtype_a != "fp32" or problem.precision == "tf32"
-
-
 def registers_needed(problem: GemmProblem, config: KernelConfig) -> float:
     """Registers that a thread needs; more than it may have are spilled."""
     sums = footprints.accumulators(config)
-    if not _on_tensor_cores(problem):
+    if rules.on_cuda_cores(problem):
         return _FMA_REGISTERS + sums
     loads = (config.block_m * _LOAD_REGISTERS[problem.align_a]
              + config.block_n * _LOAD_REGISTERS[problem.align_b]) * config.block_k
@@ -51,7 +52,7 @@ def footprint(problem: GemmProblem, config: KernelConfig,
     """A program for each tile; operands pass through shared memory."""
     return footprints.of_threads(
         problem, config, device, shared_bytes=shared_bytes(problem, config),
-        registers=registers_needed(problem, config), tensor_cores=_on_tensor_cores(problem))
+        registers=registers_needed(problem, config), tensor_cores=not rules.on_cuda_cores(problem))
 
 
 def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
@@ -61,10 +62,10 @@ def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
     estimate takes the larger. The accumulator is converted through shared memory before the
     store, a padded float32 copy at the most, while the buffers are dead.
     """
-    size = dtype_of(problem.dtype_a).itemsize
-    stage = (config.block_m + config.block_n) * config.block_k * size
+    stage = stage_bytes(problem, config)
     tile = config.block_m * config.block_n
-    out = 4 if config.split_k > 1 else dtype_of(problem.dtype_out).itemsize
+    out = format_of(problem.compute.accumulator if config.split_k > 1
+                    else problem.dtype_out).itemsize
     pad = 16 // out * config.block_m * out
     return max(config.num_stages * stage, tile * out + pad) + 128
 
@@ -72,12 +73,12 @@ def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
 def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
              geometry: Geometry) -> tuple[Launch, ...]:
     """The product, and for split_k > 1 the pass that adds the parts in a fixed order."""
+    problem = as_dot_multiplies(problem)
     m, n, k = problem.m, problem.n, problem.k
     tiles = -(-m // config.block_m) * -(-n // config.block_n)
     split = config.split_k
-    size = dtype_of(problem.dtype_a).itemsize
     g, c = geometry, target_of(problem, config, geometry)
-    align_a, align_b = max(1, problem.align_a // size), max(1, problem.align_b // size)
+    align_a, align_b = problem.a.elements, problem.b.elements
     # Elements that are contiguous and aligned along an operand's inner axis: what a vectorised
     # load may take at once, where the extent is a multiple too.
     arguments = (
@@ -120,10 +121,10 @@ def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
     Tiles from 128x128 down while there are fewer of them than SMs; deep K with few tiles is
     split. GROUP_M 8 is the usual order (1 where M is much longer than N has no reuse to gain).
     """
-    fma = not _on_tensor_cores(problem)
+    fma = rules.on_cuda_cores(problem)
     shapes = ((128, 64), (64, 64), (64, 32), (32, 32), (16, 32), (16, 16)) if fma else (
         (128, 128), (128, 64), (64, 64), (64, 32), (32, 32), (16, 32), (16, 16))
-    block_k = 16 if fma else 64 if dtype_of(problem.dtype_a).itemsize == 2 else 32
+    block_k = 16 if fma else elements_of_line(problem)
     m, n = max(problem.m, 1), max(problem.n, 1)
     for block_m, block_n in shapes:
         fits = (block_m == 16 or block_m < 2 * m) and (block_n == 16 or block_n < 2 * n)
@@ -148,8 +149,9 @@ TILED = KernelSpec(
     name="tiled",
     idea="one program a tile of C, pointers and masks, software-pipelined K loop, split-K",
     archs=(80, 89, 90, 100),
+    takes=Takes(("bf16", "fp16", "fp32"), ("native", "ieee", "tf32", "fp16x3")),
     constraints=(
-        rules.dtypes("bf16", "fp16", "fp32"), rules.min_arch(80),
+        rules.min_arch(80),
         rules.unused("epilogue_subtile", "pingpong", "swap_ab", "pad_operands", *rules.CLUSTERS,
                      *rules.CUDA_TILES),
         rules.flags, rules.powers_of_two, rules.dot_shape, rules.not_oversized, rules.accumulator,

@@ -24,6 +24,7 @@ from tritongemm.kernels.reduce import partials_bytes, reduce_launch, split_to_fi
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.swap import swapped, swapped_geometry
 from tritongemm.kernels.symbol import symbol_of
+from tritongemm.kernels.takes import Takes
 from tritongemm.kernels.tensor_map import batched, loaded_in, stored_operand, tma_store
 from tritongemm.problem import EPILOGUES, FULL_ALIGNMENT, GemmProblem, divisor_of, dtype_of
 
@@ -350,8 +351,9 @@ WARP_SPECIALIZED = KernelSpec(
     name="warp_specialized",
     idea="a producer warp copies, consumer groups multiply; clusters share operands or K",
     archs=(90,),
+    takes=Takes(("bf16", "fp16")),
     constraints=(
-        rules.dtypes("bf16", "fp16"), rules.archs(90), rules.not_interpreted, rules.gluon,
+        rules.archs(90), rules.not_interpreted, rules.gluon,
         rules.tma_extents,
         rules.unused(*rules.CUDA_TILES),
         rules.flags_and_turned, rules.Constraint("powers", _powers),

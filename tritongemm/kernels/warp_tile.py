@@ -212,8 +212,7 @@ def programs_an_sm(problem: GemmProblem, config: KernelConfig, device: DeviceSpe
     """Programs an SM: two of one consumer where shared memory allows, else one."""
     if consumers_of(config) > 1:
         return 1
-    fit = device.shared_bytes_per_sm // (shared_bytes(problem, config) + 1024)
-    return max(1, min(2, fit))
+    return max(1, min(2, device.blocks_by_shared(shared_bytes(problem, config))))
 
 
 def registers_of(config: KernelConfig) -> tuple[int, int]:

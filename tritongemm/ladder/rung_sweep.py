@@ -106,7 +106,7 @@ def cost(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> floa
     registers = min(255, tm * tn + tm + tn + _OTHER_REGISTERS)
     shared = rung.shared(config) + rung.dynamic(config, problem.k)
     resident = max(1, min(device.registers_per_sm // (registers * threads),
-                          device.shared_bytes_per_sm // (shared + 1024), 2048 // threads))
+                          device.blocks_by_shared(shared), 2048 // threads))
     blocks = -(-problem.m // config.block_m) * -(-problem.n // config.block_n)
     waves = -(-blocks // (device.num_sms * resident))
     # One block alone does not fill an SM's schedulers: 8 warps do.

@@ -7,8 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 
+from tritongemm import activations
 from tritongemm.problem import GemmProblem, epilogue_of
 
 if TYPE_CHECKING:
@@ -19,14 +19,9 @@ Call = Callable[[], object]
 Bind = Callable[["OperandSet"], Call]
 
 #: Activation -> torch's function, of any dtype.
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "none": lambda x: x, "relu": F.relu, "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"), "silu": F.silu}
-#: The same, written over its argument.
-_IN_PLACE: dict[str, Callable[[torch.Tensor], object]] = {
-    "relu": torch.relu_, "silu": partial(F.silu, inplace=True),
-    "gelu": torch.ops.aten.gelu_,
-    "gelu_tanh": partial(torch.ops.aten.gelu_, approximate="tanh")}
+ACTIVATIONS = {name: one.functional() for name, one in activations.BY_NAME.items()}
+#: The same, written over its argument; none where there is nothing to do.
+_IN_PLACE = {name: one.in_place() for name, one in activations.BY_NAME.items() if one.aten}
 
 
 def linear_part(product: torch.Tensor, operands: OperandSet,

@@ -12,8 +12,8 @@ one, 5.5 times that size among 10**8 normal draws, by maximum: 2.8 eps. The seco
 float32 accumulator: a chain of K additions drifts by 0.2 * 2**-23 * sqrt(K) of an output by
 RMS, whatever the order of a correct kernel. With c = 0.5 by RMS and 4 by maximum a correct
 kernel stays at 0.2 to 0.7 of the limit, while one product left out of K (1 / sqrt(K) by RMS)
-exceeds the RMS limit of bf16 up to K = 60,000. Under ``tf32`` both operands may be truncated to 10
-bits, so eps is 2 * 2**-10.
+exceeds the RMS limit of bf16 up to K = 60,000. A compute mode that multiplies coarser operands has
+an ``eps`` of its own (``compute.py``): under ``tf32`` both may be truncated to 10 bits.
 
 Twice torch's error counts no further than 16 times the second limit: were torch or the
 reference itself wrong, nothing may pass because of it.
@@ -27,22 +27,15 @@ from dataclasses import dataclass
 
 import torch
 
+from tritongemm.compute import Compute, compute_of
 from tritongemm.errors import NumericsError
-from tritongemm.problem import DTYPES
+from tritongemm.formats import FORMATS, format_of_dtype
 
-C_MAX = 4.0
-C_RMS = 0.5
 #: Outputs from which the RMS is judged beside the maximum.
 RMS_FROM = 1000
-#: Spacing at 1 of the float32 accumulator.
-_EPS_ACCUMULATE = 2.0**-23
-#: Two operands, each truncated to TF32's 10 bits.
-_EPS_TF32 = 2.0 * 2.0**-10
 _TRUST_IN_TORCH = 16.0
 #: Elements that one step converts to float64: bounds the scratch memory (512 MiB).
 _CHUNK = 2**26
-
-_EPS = {getattr(torch, d.torch_name): d.eps for d in DTYPES.values()}
 
 
 @dataclass(frozen=True)
@@ -128,19 +121,20 @@ def output_size(a: torch.Tensor, b: torch.Tensor) -> float:
     return math.sqrt(k) * norms[0] / math.sqrt(a.numel()) * norms[1] / math.sqrt(b.numel())
 
 
-def floor(dtype_out: torch.dtype, k: int, size: float, precision: str = "ieee",
+def floor(dtype_out: torch.dtype, k: int, size: float, compute: Compute,
           addend: float = 0.0) -> Limit:
     """The limit that holds however lucky torch was.
 
     Args:
+        compute: how the operands are multiplied and summed.
         size: :func:`output_size`, times ``|alpha|`` where the product is scaled.
         addend: root mean square of what is added to the product (``beta * C``); it is rounded
             with the output but never accumulated.
     """
-    eps = _EPS_TF32 if precision == "tf32" else _EPS[dtype_out]
-    accumulate = min(_EPS_ACCUMULATE, eps) * math.sqrt(k)
+    eps = compute.eps or format_of_dtype(dtype_out).eps
+    accumulate = min(FORMATS[compute.accumulator].eps, eps) * math.sqrt(k)
     unit = (eps + accumulate) * size + eps * addend
-    return Limit(C_MAX * unit, C_RMS * unit)
+    return Limit(compute.max_factor * unit, compute.rms_factor * unit)
 
 
 def limit(lowest: Limit, torch_error: Error | None = None) -> Limit:
@@ -228,11 +222,12 @@ def check(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, ref: torch.Tensor
         a, b: the operands it was made from.
         ref: what it should be, float64: :func:`reference` of them, scaled and added to.
         torch_out: torch's own result in the same dtypes, where there is one.
-        precision: ``ieee`` or ``tf32``.
+        precision: as of a problem.
         alpha: the product's factor.
         addend: what was added to the product, ``beta * C``.
     """
     added = 0.0 if addend is None else rms(addend)
-    lowest = floor(out.dtype, a.shape[-1], abs(alpha) * output_size(a, b), precision, added)
+    compute = compute_of(precision, format_of_dtype(a.dtype))
+    lowest = floor(out.dtype, a.shape[-1], abs(alpha) * output_size(a, b), compute, added)
     own = None if torch_out is None else error_of(torch_out, ref)
     return judge(error_of(out, ref), limit(lowest, own))

@@ -1,9 +1,10 @@
 """Operand sets: random inputs and poisoned outputs that a timer rotates over.
 
 All sets of one operand lie in one allocation, each at a 256-byte boundary like an allocation of
-its own, and everything between them (guards, gaps between rows) is NaN. So drawing a thousand
-sets is two random kernels, poisoning them is one, a kernel that reads outside its operands
-tends to give NaN, and one that writes outside its output is seen.
+its own, and everything between them (guards, gaps between rows) is poison: NaN, or of a format
+without NaN a value that no result has. So drawing a thousand sets is two random kernels, poisoning
+them is one, a kernel that reads outside its operands tends to give poison, and one that writes
+outside its output is seen.
 """
 
 from __future__ import annotations
@@ -16,17 +17,12 @@ from typing import NamedTuple
 import torch
 
 from tritongemm.errors import ProblemError
-from tritongemm.problem import (
-    FULL_ALIGNMENT,
-    GemmProblem,
-    divisor_of,
-    epilogue_of,
-    torch_dtype,
-)
+from tritongemm.formats import Format, torch_dtype
+from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, divisor_of, epilogue_of
 
 #: Base addresses of sets are multiples of this, as those of separate allocations are.
 _BASE_BYTES = 256
-#: NaN bytes after each set, at least.
+#: Poisoned bytes after each set, at least.
 _GUARD_BYTES = 256
 MOST_SETS = 1000
 #: The sets together exceed this many times the cache, where so many are not too many. A cache that
@@ -90,9 +86,13 @@ def sets_for(problem: GemmProblem, l2_bytes: int, *, free_bytes: int | None = No
 class _Pool:
     """One operand of every set, in one allocation."""
 
-    def __init__(self, sets: int, batch: int, rows: int, cols: int, dtype: torch.dtype,
+    def __init__(self, sets: int, batch: int, rows: int, cols: int, format: Format,
                  align: int, device: torch.device, what: str) -> None:
-        size = dtype.itemsize
+        if format.packed > 1:
+            raise ProblemError(f"{format.name} packs {format.packed} elements into one of torch's; "
+                               "such operands cannot be drawn")
+        size = format.itemsize
+        self.format = format
         if align < size:
             raise ProblemError(f"align_{what}={align} is less than one element ({size} bytes); "
                                "no tensor is aligned so")
@@ -104,10 +104,25 @@ class _Pool:
         offset = align // size if align < divisor_of(lead * size) else 0
         used = offset + batch * rows * lead
         stride = -(-(used * size + _GUARD_BYTES) // _BASE_BYTES) * _BASE_BYTES // size
-        self.storage = torch.full((sets * stride,), math.nan, dtype=dtype, device=device)
+        self.storage = torch.full((sets * stride,), format.poison,
+                                  dtype=torch_dtype(format.name), device=device)
         self.every = self.storage.as_strided((sets, batch, rows, cols),
                                              (stride, rows * lead, lead, 1), offset)
         self.elements = self.every.numel()
+
+    def poison(self) -> None:
+        """Fills every set, and all that lies around it, with poison."""
+        self.storage.fill_(self.format.poison)
+
+    def poisoned(self, x: torch.Tensor) -> torch.Tensor:
+        """How many elements of ``x``, a part of the pool, are poison. Piece by piece: torch widens
+        what it counts to eight bytes."""
+        if x.numel() <= _COUNTED:
+            poison = self.format.poison
+            return (x.isnan() if math.isnan(poison) else x == poison).sum()
+        step = max(1, _COUNTED * len(x) // x.numel())
+        return torch.stack([self.poisoned(part) for part in
+                            (x.unbind() if step == 1 else x.split(step))]).sum()
 
     def tensors(self, transposed: bool = False) -> Sequence[torch.Tensor]:
         """One tensor a set: [rows, cols], or [batch, rows, cols] where there are several."""
@@ -138,59 +153,52 @@ class Operands(Sequence[OperandSet]):
         return self._sets[index]
 
     def poison(self) -> None:
-        """Fills every output, and all that lies around it, with NaN."""
-        self._out.storage.fill_(math.nan)
+        """Poisons every output, and all that lies around it."""
+        self._out.poison()
 
     def blemishes(self) -> tuple[int, int]:
-        """Since :meth:`poison`: output elements still NaN, and elements written outside.
+        """Since :meth:`poison`: output elements still poison, and elements written outside.
 
         Waits for the device.
         """
-        everywhere, inside = torch.stack((_nans(self._out.storage),
-                                          _nans(self._out.every))).tolist()
-        outside = self._out.storage.numel() - self._out.elements
+        out = self._out
+        everywhere, inside = torch.stack((out.poisoned(out.storage),
+                                          out.poisoned(out.every))).tolist()
+        outside = out.storage.numel() - out.elements
         return inside, outside - (everywhere - inside)
-
-
-def _nans(x: torch.Tensor) -> torch.Tensor:
-    """How many elements are NaN, piece by piece: torch widens what it counts to eight bytes."""
-    if x.numel() <= _COUNTED:
-        return x.isnan().sum()
-    step = max(1, _COUNTED * len(x) // x.numel())
-    return torch.stack([_nans(part) for part in (x.unbind() if step == 1 else x.split(step))]).sum()
 
 
 def draw(problem: GemmProblem, *, sets: int = 1, seed: int = 0,
          device: torch.device | str = "cpu") -> Operands:
-    """Draws ``sets`` operand sets of ``problem``: standard normal inputs, NaN outputs.
+    """Draws ``sets`` operand sets of ``problem``: inputs as their formats draw them (standard
+    normal values, of floating-point formats), poisoned outputs.
 
     Every set is a draw of its own. The problem's alignments hold exactly: below an operand's
     natural alignment its base address moves, above it its rows are kept apart.
 
     Raises:
-        ProblemError: an alignment smaller than an element, or fewer than one set.
+        ProblemError: an alignment smaller than an element, fewer than one set, operands with
+            factors, groups, or a packed format.
     """
     if sets < 1:
         raise ProblemError(f"sets={sets} is not at least 1")
+    if not problem.plain:
+        raise ProblemError(f"{problem}: operands with factors, and groups, cannot be drawn")
     device = torch.device(device)
     generator = torch.Generator(device).manual_seed(seed)
-    shape_a = (problem.m, problem.k) if problem.layout[0] == "n" else (problem.k, problem.m)
-    shape_b = (problem.k, problem.n) if problem.layout[1] == "n" else (problem.n, problem.k)
-    a = _Pool(sets, problem.batch, *shape_a, torch_dtype(problem.dtype_a), problem.align_a,
-              device, "a")
-    b = _Pool(sets, problem.batch, *shape_b, torch_dtype(problem.dtype_b), problem.align_b,
-              device, "b")
-    out = _Pool(sets, problem.batch, problem.m, problem.n, torch_dtype(problem.dtype_out),
-                problem.align_c, device, "c")
+    a, b = (_Pool(sets, problem.batch, *problem.stored(name), operand.format, operand.align,
+                  device, name) for name, operand in (("a", problem.a), ("b", problem.b)))
+    out = _Pool(sets, problem.batch, problem.m, problem.n, problem.c.format, problem.align_c,
+                device, "c")
     drawn = [a, b]
     d = None
     if epilogue_of(problem.epilogue).reads_d:
         one_row = epilogue_of(problem.epilogue).addend == "bias"
         d = _Pool(sets, *((1, 1) if one_row else (problem.batch, problem.m)), problem.n,
-                  torch_dtype(problem.dtype_out),
+                  problem.c.format,
                   FULL_ALIGNMENT if one_row else problem.align_c, device, "c")
         drawn.append(d)
     for pool in drawn:
-        pool.every.normal_(generator=generator)
+        pool.format.draw(pool.every, generator)
     return Operands(a, b, out, d, problem)
 

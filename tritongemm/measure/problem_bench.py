@@ -204,7 +204,7 @@ class ProblemBench:
     def settings(self) -> Iterator[None]:
         """The problem's float32 precision, and on a GPU the measuring stream."""
         with contextlib.ExitStack() as stack:
-            stack.enter_context(fp32_precision(self.problem.precision))
+            stack.enter_context(fp32_precision(self.problem.compute.input_precision))
             stack.enter_context(torch.no_grad())
             if not self._on_gpu:
                 yield

@@ -73,7 +73,7 @@ class Proof:
         added = 0.0 if one.d is None else abs(one.beta) * numerics.rms(one.d)
         lowest = numerics.floor(one.out.dtype, one.a.shape[-1],
                                 abs(one.alpha) * numerics.output_size(one.a, one.b),
-                                problem.precision, added)
+                                problem.compute, added)
         ref = linear_part(numerics.reference(one.a, one.b, rows), one, rows)
         return _Set(index, rows, ref, epilogue_of(problem.epilogue).activation, lowest, lowest)
 

@@ -20,9 +20,9 @@ class RoofTime:
 def roof_time_us(problem: GemmProblem, device: DeviceSpec) -> RoofTime | None:
     """The roofline's time and its bound, from the device's peaks (configs/devices says whence).
 
-    None where the device has no peak for this problem's unit, or no bandwidth.
+    None where the device has no peak for the unit that multiplies, or no bandwidth.
     """
-    peak = device.peak_tflops.get(problem.unit)
+    peak = problem.peak_tflops(device.peak_tflops)
     time_us = columns.roof_time_us(problem, peak, device.memory_gbps)
     if time_us is None:
         return None

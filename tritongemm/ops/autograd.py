@@ -9,7 +9,6 @@ so that sum is kept and torch's activation follows it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch._C._functorch import TransformType, get_interpreter_stack
 from torch.autograd import Function, forward_ad
 
 from tritongemm import settings
+from tritongemm.activations import BY_NAME
 from tritongemm.errors import UnsupportedError
 from tritongemm.ops import formulas
 from tritongemm.ops.declined import Declined, DeclinedByChoice
@@ -36,11 +36,7 @@ _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _VECTOR = DeclinedByChoice(VECTORS_ARE_TORCHS)
 
 #: The activations as torch's own functions.
-ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": torch.nn.functional.relu, "gelu": torch.nn.functional.gelu,
-    "gelu_tanh": partial(torch.nn.functional.gelu, approximate="tanh"),
-    "silu": torch.nn.functional.silu,
-}
+ACTIVATE = {name: one.functional() for name, one in BY_NAME.items()}
 
 
 def product(op: Op, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor | Declined:

@@ -12,6 +12,7 @@ import torch
 
 from tritongemm import settings
 from tritongemm.errors import LaunchError, UnsupportedError
+from tritongemm.formats import OPERAND_FORMATS, torch_dtype
 from tritongemm.kernels.launch import Geometry
 from tritongemm.ops.declined import Declined, DeclinedByChoice, DeclinedNow
 from tritongemm.ops.operands import (
@@ -25,15 +26,16 @@ from tritongemm.ops.operands import (
     repeats,
     span_bytes,
 )
-from tritongemm.ops.plan import Plan
+from tritongemm.ops.plan import PRODUCT, Plan
 from tritongemm.ops.plans import AnyPlan, Key, plans
-from tritongemm.problem import Epilogue, GemmProblem, dtype_of
+from tritongemm.problem import Epilogue, GemmProblem
 
 #: call(a, b, address of a, address of b, alpha, d, address of d, beta[, out]) -> the result, or why
 #: it is torch's
 Call = Callable[..., torch.Tensor | Declined]
 
-NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+#: The formats of operands, by torch's dtype.
+NAMES = {torch_dtype(name): name for name in OPERAND_FORMATS}
 #: precision_setting("cuda", "matmul"): torch's own property costs 3 us, this one under 1 (H200).
 precision_setting = torch._C._get_fp32_precision_getter
 
@@ -156,8 +158,9 @@ def _problem(rule: Rule, x: Operands, form: Form,
     # A fresh result and its rows are as aligned as torch's allocator makes them, 512 bytes.
     bases = (x.a.data_ptr(), x.b.data_ptr(), 0 if x.out is None else x.out.data_ptr(),
              0 if x.d is None else x.d.data_ptr())
-    return problem_of_form(form, bases, NAMES[x.a.dtype], NAMES[dtype_out],
-                           str(Epilogue(addend, rule.activation)), _precision_of(x.a))
+    dtypes = NAMES[x.a.dtype], NAMES[x.b.dtype], NAMES[dtype_out]
+    return problem_of_form(form, bases, dtypes, str(Epilogue(addend, rule.activation)),
+                           _precision_of(x.a))
 
 
 def _precision_of(a: torch.Tensor) -> str:
@@ -172,12 +175,12 @@ def _fresh(form: Form, key: Key, plan: AnyPlan, dtype: torch.dtype) -> Call:
     that ``empty`` takes.)"""
     shape, strides, device, empty = form.shape, gapless(form.shape), key[2], torch.empty_strided
     if isinstance(plan, Plan) and len(form.parts) == 1 and _alone():
-        at = plan.at
+        at = _at(form, plan)
 
         def call(a, b, pa, pb, alpha=1.0, d=None, pd=0, beta=0.0):  # the hot one: no loop
             c = empty(shape, strides, dtype=dtype, device=device)
             try:
-                at(pa, pb, c.data_ptr(), pd, alpha, beta)
+                at((pa, pb, c.data_ptr(), pd, alpha, beta))
             except (LaunchError, torch.OutOfMemoryError) as error:
                 return _rescued(form, key, error, a, b, c, d, alpha, beta) or c
             return c
@@ -264,12 +267,13 @@ def _write(form: Form, plan: AnyPlan) -> Callable[..., None]:
     alone, index = _alone(), plan.index
 
     def write(a, b, c, d, alpha, beta):
-        addresses = (a.data_ptr(), b.data_ptr(), c.data_ptr(), 0 if d is None else d.data_ptr())
+        values = (a.data_ptr(), b.data_ptr(), c.data_ptr(), 0 if d is None else d.data_ptr(),
+                  alpha, beta)
         if alone or current() == index:
-            at(*addresses, alpha, beta)
+            at(values)
         else:
             with torch.cuda.device(index):
-                at(*addresses, alpha, beta)
+                at(values)
     return write
 
 
@@ -279,16 +283,21 @@ def _alone() -> bool:
 
 
 def _at(form: Form, plan: Plan) -> Callable[..., None]:
-    """The plan at addresses; several launches where the batch has several strides."""
+    """The plan at the values of :data:`PRODUCT`; several launches where the batch has several
+    strides. Raises Declined for a plan that reads more than that."""
+    if plan.operands != PRODUCT:
+        raise Declined(f"the kernel reads {', '.join(plan.operands[len(PRODUCT):])}, which this "
+                       "call does not bring")
     if len(form.parts) == 1:
         return plan.at
-    size = dtype_of(plan.problem.dtype_a).itemsize
-    size_out = dtype_of(plan.problem.dtype_out).itemsize
-    parts = [(a * size, b * size, c * size_out, d * size_out) for a, b, c, d in form.parts]
+    problem = plan.problem
+    sizes = tuple(x.format.bytes_of for x in (problem.a, problem.b, problem.c, problem.c))
+    parts = [tuple(size(offset) for size, offset in zip(sizes, part)) for part in form.parts]
 
-    def at(pa, pb, pc, pd, alpha, beta):
+    def at(values):
+        pa, pb, pc, pd, alpha, beta = values
         for a, b, c, d in parts:
-            plan.at(pa + a, pb + b, pc + c, pd + d, alpha, beta)
+            plan.at((pa + a, pb + b, pc + c, pd + d, alpha, beta))
     return at
 
 

@@ -22,6 +22,7 @@ from tritongemm.ops import calls
 from tritongemm.ops.calls import Call, Operands, Rule, bind, precision_setting
 from tritongemm.ops.declined import Declined
 from tritongemm.ops.plans import forget as forget_plans
+from tritongemm.problem import ACTIVATIONS
 
 __all__ = ["Declined", "Op", "clear_plans", "fused", "product", "product_into"]
 
@@ -47,7 +48,6 @@ float32 = torch.float32
 _ops: list[Op] = []
 _lock = threading.Lock()
 
-ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 MATMUL, MV, DOT = Op(Rule("matmul")), Op(Rule("mv", (2, 1))), Op(Rule("dot", (1, 1)))
 MM = Op(Rule("mm", (2, 2)))
 BMM, BADDBMM = (Op(Rule(name, (3, 3), broadcasts=False)) for name in ("bmm", "baddbmm"))

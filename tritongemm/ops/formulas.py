@@ -14,6 +14,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from tritongemm.activations import BY_NAME
+
 Multiply = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -46,16 +48,8 @@ def grad_activation(name: str, grad: Tensor, result: Tensor, total: Callable[[],
     """The gradient of an activation's argument.
 
     Args:
-        result: what the activation gave; enough for ``relu``.
+        result: what the activation gave, where its gradient is of that.
         total: makes the argument itself, where the gradient cannot do without.
     """
-    if name == "none":
-        return grad
-    if name == "relu":
-        return torch.ops.aten.threshold_backward(grad, result, 0)
-    if name == "silu":  # x s(x) has s(x) (1 + x (1 - s(x))); aten.silu_backward has no gradient
-        x = total()
-        s = torch.sigmoid(x)
-        return grad * s * (1 + x * (1 - s))
-    return torch.ops.aten.gelu_backward(
-        grad, total(), approximate="tanh" if name == "gelu_tanh" else "none")
+    one = BY_NAME[name]
+    return one.gradient(grad, result if one.of_result else total())

@@ -121,7 +121,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *,
         input: [..., K].
         weight: [N, K].
         bias: [N].
-        activation: ``none``, ``relu``, ``gelu``, ``gelu_tanh`` or ``silu``.
+        activation: a name of ``tritongemm.activations.BY_NAME``, such as ``relu`` or ``gelu``.
         strict: as in :func:`matmul`.
 
     Raises:

@@ -11,15 +11,10 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from tritongemm.formats import format_of
 from tritongemm.kernels.launch import Geometry
 from tritongemm.ops.declined import Declined
-from tritongemm.problem import (
-    MAX_EXTENT,
-    NOTHING_TO_MULTIPLY,
-    GemmProblem,
-    divisor_of,
-    dtype_of,
-)
+from tritongemm.problem import MAX_EXTENT, NOTHING_TO_MULTIPLY, GemmProblem, divisor_of
 
 #: Launches that one call may be cut into, where its batch has no single stride.
 MAX_PARTS = 8
@@ -237,21 +232,22 @@ def repeats(x: Operand) -> bool:
     return any(stride == 0 and extent > 1 for extent, stride in zip(x.shape, x.stride))
 
 
-def problem_of_form(form: Form, bases: Sequence[int], dtype: str, dtype_out: str, epilogue: str,
+def problem_of_form(form: Form, bases: Sequence[int], dtypes: tuple[str, str, str], epilogue: str,
                     precision: str) -> tuple[GemmProblem, Geometry]:
     """The problem of a form, and its strides.
 
     Args:
         bases: addresses of A, B, C and D; only their last bits matter.
+        dtypes: names of the formats of A, B and C; D has C's.
     """
-    size, size_out = dtype_of(dtype).itemsize, dtype_of(dtype_out).itemsize
+    size_a, size_b, size_out = (format_of(name).itemsize for name in dtypes)
     a, b, c, d = bases
-    letter_a, align_a = _stored(form, 0, form.a, form.m, form.k, a, size)
-    letter_b, align_b = _stored(form, 1, form.b, form.k, form.n, b, size)
+    letter_a, align_a = _stored(form, 0, form.a, form.m, form.k, a, size_a)
+    letter_b, align_b = _stored(form, 1, form.b, form.k, form.n, b, size_b)
     gaps = form.c[2] != 1 and form.n > 1  # kernels that want C's rows gapless know it by this 1
     align_c = 1 if gaps else _rows(form, 2, form.c, form.m, form.n, c, size_out)
-    problem = GemmProblem(form.m, form.n, form.k, form.batch, dtype, dtype, dtype_out,
-                          letter_a + letter_b, align_a, align_b, align_c, epilogue, precision)
+    problem = GemmProblem(form.m, form.n, form.k, form.batch, *dtypes, letter_a + letter_b,
+                          align_a, align_b, align_c, epilogue, precision)
     if form.d is None:
         return problem, Geometry(*form.a, *form.b, *form.c)
     align_d = _rows(form, 3, form.d, form.m, form.n, d, size_out)

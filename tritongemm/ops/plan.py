@@ -6,7 +6,8 @@ a plan never synchronises and allocates nothing but its scratch, from torch's al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,26 +17,38 @@ from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.errors import LaunchError
 from tritongemm.kernels.compile import BuildReport, build_launches, launches_of
-from tritongemm.kernels.launch import Geometry
+from tritongemm.kernels.launch import SCRATCH, Geometry, Launch, View
 from tritongemm.problem import GemmProblem, divisor_of, epilogue_of
 
 if TYPE_CHECKING:
     from tritongemm.kernels.driver import Launcher
 
-#: What a launcher is given, in order: addresses, and the two numbers.
-_OPERANDS = ("a", "b", "c", "d", "alpha", "beta", "scratch")
+Values = tuple[int | float, ...]
+#: What every call of a product brings, in order: addresses (of D 0, where there is none) and two
+#: numbers.
+PRODUCT = ("a", "b", "c", "d", "alpha", "beta")
+
+
+def _operands(launches: Sequence[Launch]) -> tuple[str, ...]:
+    """The names of what ``launches`` are given, in order: a product's, then what else they read."""
+    return tuple(dict.fromkeys((*PRODUCT, *(x for one in launches for x in one.operands()))))
 
 
 class Plan:
     """Launches ``config`` for ``problem`` on CUDA device ``index``.
 
     Attributes:
-        at: launches on addresses: at(a, b, c, d=0, alpha=1.0, beta=1.0). The device must be the
-            current one. Raises LaunchError, torch.OutOfMemoryError.
+        operands: what it is given, in order: :data:`PRODUCT`, then the names of what else its
+            launches declare (scales, offsets).
+        at: at(values) launches on one tuple of addresses and numbers, in the order of
+            ``operands``. The device must be the current one. Raises LaunchError,
+            torch.OutOfMemoryError.
 
     Raises:
         ConstraintError: the config is illegal. CompileError, LaunchError: it cannot be built.
     """
+
+    operands: tuple[str, ...] = PRODUCT
 
     def __init__(self, problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
                  geometry: Geometry, index: int) -> None:
@@ -44,7 +57,8 @@ class Plan:
         self.problem, self.config, self.geometry, self.index = problem, config, geometry, index
         launches = launches_of(problem, config, device, geometry)
         binaries, self.report = build_launches(launches, device.arch)
-        launchers = [Launcher(launch, binary, index, _OPERANDS)
+        self.operands = _operands(launches)
+        launchers = [Launcher(launch, binary, index, (*self.operands, SCRATCH))
                      for launch, binary in zip(launches, binaries)]
         self.at = _launching(launchers, max(launch.scratch_bytes for launch in launches), index)
         if settings.current().profile:
@@ -52,21 +66,32 @@ class Plan:
         self._reads_d = epilogue_of(problem.epilogue).reads_d
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor,
-                 d: torch.Tensor | None = None, alpha: float = 1.0, beta: float = 1.0) -> None:
+                 d: torch.Tensor | None = None, alpha: float = 1.0, beta: float = 1.0,
+                 **others: torch.Tensor) -> None:
         """Launches on torch's current stream of the plan's device. Raises LaunchError.
 
         ``d``, alpha and beta are read where the problem's epilogue takes them: a bias [N], or a
-        matrix already expanded to C's shape, with the strides of the plan's geometry.
+        matrix already expanded to C's shape, with the strides of the plan's geometry. ``others``
+        are the operands beyond those of a product, by name.
         """
         if d is None and self._reads_d:
             raise LaunchError(f"{self.problem} adds a D, and this call brings none")
-        self.at(a.data_ptr(), b.data_ptr(), c.data_ptr(), 0 if d is None else d.data_ptr(),
-                alpha, beta)
+        _check_brought(self.operands, others)
+        self.at((a.data_ptr(), b.data_ptr(), c.data_ptr(), 0 if d is None else d.data_ptr(),
+                 alpha, beta, *(others[x].data_ptr() for x in self.operands[len(PRODUCT):])))
+
+
+def _check_brought(operands: Sequence[str], others: Mapping[str, torch.Tensor]) -> None:
+    """Raises LaunchError where a call does not bring what the launches read."""
+    for name in operands[len(PRODUCT):]:
+        if name not in others:
+            raise LaunchError(f"the kernel reads {name!r}, and this call brings none")
 
 
 def _launching(launchers: Sequence[Launcher], scratch_bytes: int,
-               index: int) -> Callable[..., None]:
-    """``Plan.at``: a closure, for it is what every call goes through.
+               index: int) -> Callable[[Values], None]:
+    """``Plan.at``: a closure, for it is what every call goes through. The values that it is given
+    are a launcher's as they are, with the address of scratch behind them where there is any.
 
     Scratch is given back to torch's allocator at once: it is reused in the order of this stream
     only, so later work on this stream cannot overtake the launches that read it.
@@ -75,17 +100,16 @@ def _launching(launchers: Sequence[Launcher], scratch_bytes: int,
     if len(launchers) == 1 and not scratch_bytes:
         launcher, = launchers
 
-        def at(a: int, b: int, c: int, d: int = 0, alpha: float = 1.0, beta: float = 1.0) -> None:
-            launcher((a, b, c, d, alpha, beta), stream_of(index))
+        def at(values: Values) -> None:
+            launcher(values, stream_of(index))
         return at
 
-    def with_scratch(a: int, b: int, c: int, d: int = 0, alpha: float = 1.0,
-                     beta: float = 1.0) -> None:
+    def with_scratch(values: Values) -> None:
         scratch = _scratch(scratch_bytes, index)
-        operands = (a, b, c, d, alpha, beta, scratch.data_ptr())
+        values = (*values, scratch.data_ptr())
         stream = stream_of(index)
         for launcher in launchers:
-            launcher(operands, stream)
+            launcher(values, stream)
     return with_scratch
 
 
@@ -93,10 +117,10 @@ def _scratch(size: int, index: int) -> torch.Tensor:
     return torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", index))
 
 
-def _in_a_range(at: Callable[..., None], name: str) -> Callable[..., None]:
-    def named(*operands: float) -> None:
+def _in_a_range(at: Callable[[Values], None], name: str) -> Callable[[Values], None]:
+    def named(values: Values) -> None:
         with torch.profiler.record_function(name):
-            at(*operands)
+            at(values)
     return named
 
 
@@ -107,16 +131,19 @@ class InterpretedPlan:
                  geometry: Geometry) -> None:
         self.problem, self.config, self.geometry = problem, config, geometry
         self._launches = launches_of(problem, config, device, geometry)
+        self.operands = _operands(self._launches)
         self.report = BuildReport(0.0, True, None, None, 0)
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor,
-                 d: torch.Tensor | None = None, alpha: float = 1.0, beta: float = 1.0) -> None:
+                 d: torch.Tensor | None = None, alpha: float = 1.0, beta: float = 1.0,
+                 **others: torch.Tensor) -> None:
         """Runs the launches, one program after another. Raises LaunchError."""
         from tritongemm.kernels.interpret import interpret
 
         size = max(launch.scratch_bytes for launch in self._launches)
         scratch = torch.full((max(size // 4, 1),), float("nan"), dtype=torch.float32)
-        operands = {"a": a, "b": b, "c": c, "scratch": scratch}
+        _check_brought(self.operands, others)
+        operands = {"a": a, "b": b, "c": c, SCRATCH: scratch, **others}
         if d is not None:
             operands["d"] = d
         elif epilogue_of(self.problem.epilogue).reads_d:
@@ -140,8 +167,8 @@ def make_plan(problem: GemmProblem, config: KernelConfig, device: DeviceSpec, ge
 
 def bind_config(problem: GemmProblem, config: KernelConfig,
                 device: DeviceSpec) -> BoundConfig:
-    """``config`` as a callable (a, b, out, d=None, alpha=1.0, beta=1.0) for any operands of
-    ``problem``, however strided.
+    """``config`` as a callable (a, b, out, d=None, alpha=1.0, beta=1.0, **others) for any operands
+    of ``problem``, however strided; ``others`` are those beyond a product's, by name.
 
     Raises:
         ConstraintError, CompileError, LaunchError: when it is bound, not when it is called.
@@ -167,17 +194,22 @@ class BoundConfig:
         return self._plans[key]
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor,
-                 d: torch.Tensor | None = None, alpha: float = 1.0, beta: float = 1.0) -> None:
+                 d: torch.Tensor | None = None, alpha: float = 1.0, beta: float = 1.0,
+                 **others: torch.Tensor) -> None:
         """Launches on the current stream."""
-        self._plan(geometry_of(a, b, out, d), a.device)(a, b, out, d, alpha, beta)
+        plan = self._plan(geometry_of(a, b, out, d, **others), a.device)
+        plan(a, b, out, d, alpha, beta, **others)
 
 
 def geometry_of(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor,
-                d: torch.Tensor | None = None) -> Geometry:
-    """The strides of A [M, K] or [batch, M, K], B and C alike, and of D, which may be a bias
-    [N]."""
-    return Geometry(*strides_of(a), *strides_of(b), *strides_of(c),
-                    *(() if d is None else strides_of_d(d)))
+                d: torch.Tensor | None = None, **others: torch.Tensor) -> Geometry:
+    """The strides of A [M, K] or [batch, M, K], B and C alike, of D, which may be a bias [N], and
+    of what else is brought."""
+    views = tuple((name, View(x.stride(), divisor_of(x.data_ptr())))
+                  for name, x in sorted(others.items()))
+    g = Geometry(*strides_of(a), *strides_of(b), *strides_of(c),
+                 *(() if d is None else strides_of_d(d)))
+    return replace(g, others=views) if views else g
 
 
 def strides_of(x: torch.Tensor) -> tuple[int, int, int]:

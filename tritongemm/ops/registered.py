@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from tritongemm import settings
+from tritongemm.activations import BY_NAME
 from tritongemm.errors import UnsupportedError, UsageError
 from tritongemm.ops import execute, formulas
-from tritongemm.ops.execute import ACTIVATIONS, Declined
+from tritongemm.ops.execute import Declined
 
 aten = torch.ops.aten
 
@@ -33,9 +34,7 @@ SCHEMAS = {
     "baddbmm": "(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) "
                "-> Tensor",
 }
-_ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
-    "none": lambda x: x, "relu": aten.relu, "silu": aten.silu, "gelu": aten.gelu,
-    "gelu_tanh": lambda x: aten.gelu(x, approximate="tanh")}
+_ACTIVATE = {name: one.op() for name, one in BY_NAME.items()}
 
 
 def _mm(self: Tensor, mat2: Tensor) -> Tensor:
@@ -101,7 +100,7 @@ def _activation(name: str) -> Callable[[Tensor], Tensor]:
         return _ACTIVATE[name]
     except KeyError:
         raise UsageError(f"activation={name!r} is not known; use one of "
-                         f"{', '.join(ACTIVATIONS)}") from None
+                         f"{', '.join(BY_NAME)}") from None
 
 
 def _keep_pair(ctx: Any, inputs: tuple, *more: Tensor) -> None:
@@ -143,7 +142,7 @@ def _register_sum(name: str, product: str) -> None:
         ctx.activation = keyword_only_inputs.get("activation", "none")
         if ctx.activation == "none":
             _keep_pair(ctx, inputs)
-        elif ctx.activation == "relu":
+        elif BY_NAME[ctx.activation].of_result:
             _keep_pair(ctx, inputs, output)
         else:  # the sum is made again in backward: the kernel does not write it out
             ctx.shapes = a.shape, b.shape

@@ -34,10 +34,10 @@ from pathlib import Path
 
 import numpy as np
 
-from tritongemm import settings
+from tritongemm import compute, settings
 from tritongemm.config import KernelConfig
 from tritongemm.errors import ConfigError, DataFileError, ProblemError
-from tritongemm.problem import DTYPES, GemmProblem
+from tritongemm.problem import GemmProblem
 from tritongemm.records import atomic
 from tritongemm.records.codec import (
     config_from_json,
@@ -58,7 +58,7 @@ _LATER = ("covers", "contenders", "neighbours", "network")
 #: Those of them that are lists, one entry a line.
 _LISTS = ("contenders", "neighbours", "network")
 _COVERS = ("kernels", "formats", "computes")
-_UNITS = (*DTYPES, "tf32")
+_UNITS = compute.units()
 #: A bound against damage: times are microseconds, rates GB/s, shares of a peak.
 _HIGHEST = 1e9
 #: The same of a network's numbers, which are about 1.

@@ -15,19 +15,31 @@ _DEFAULTS = {"batch": 1, "align_a": 16, "align_b": 16, "align_c": 16, "epilogue"
 _ALWAYS = ("m", "n", "k", "dtype_a", "layout")
 _AS_A = ("dtype_b", "dtype_out")
 _FIELDS = (*_ALWAYS, *_AS_A, *_DEFAULTS)
+#: Fields that files have only where they are not ``none``: what uses none of them is written as
+#: before they were there.
+MODIFIERS = ("scale_a", "scale_b", "grouping")
+_KNOWN = (*_FIELDS, *MODIFIERS)
+
+
+def modifiers(problem: GemmProblem) -> dict[str, str]:
+    """Those of :data:`MODIFIERS` that are not ``none``."""
+    if problem.plain:
+        return {}
+    return {name: word for name in MODIFIERS if (word := getattr(problem, name)) != "none"}
 
 
 def problem_to_json(problem: GemmProblem) -> dict[str, object]:
     """The problem as a flat object.
 
     Left out: ``dtype_b`` and ``dtype_out`` equal to ``dtype_a``, and ``batch`` 1, alignments 16,
-    ``epilogue`` none and ``precision`` ieee.
+    ``epilogue`` none, ``precision`` ieee, and scales and grouping where there are none.
     """
     values: dict[str, object] = {name: getattr(problem, name) for name in _ALWAYS}
     values.update((name, getattr(problem, name)) for name in _AS_A
                   if getattr(problem, name) != problem.dtype_a)
     values.update((name, getattr(problem, name)) for name, default in _DEFAULTS.items()
                   if getattr(problem, name) != default)
+    values.update(modifiers(problem))
     return values
 
 
@@ -39,9 +51,9 @@ def problem_from_json(values: Mapping[str, object]) -> GemmProblem:
         if name not in values:
             raise ProblemError(f"{name} of the problem is missing")
     for name in values:
-        if name not in _FIELDS:
+        if name not in _KNOWN:
             raise ProblemError(f"unknown field {str(name)[:80]!r} of a problem; "
-                               f"known: {', '.join(_FIELDS)}")
+                               f"known: {', '.join(_KNOWN)}")
     defaults = {**_DEFAULTS, **{name: values["dtype_a"] for name in _AS_A}}
     return GemmProblem(**{**defaults, **values})  # type: ignore[arg-type]
 
@@ -62,7 +74,8 @@ def config_from_json(values: Mapping[str, object]) -> KernelConfig:
 @functools.lru_cache(maxsize=65536)
 def problem_key(problem: GemmProblem) -> str:
     """A canonical string: equal keys are equal problems."""
-    return "|".join(str(getattr(problem, name)) for name in _FIELDS)
+    return "|".join((*(str(getattr(problem, name)) for name in _FIELDS),
+                     *(f"{name}={word}" for name, word in modifiers(problem).items())))
 
 
 def digest(*parts: str) -> int:

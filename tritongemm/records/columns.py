@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tritongemm.compute import PRECISIONS
 from tritongemm.problem import GemmProblem
-from tritongemm.records.codec import problem_from_json
+from tritongemm.records.codec import MODIFIERS, modifiers, problem_from_json
 
 SCHEMA_VERSION = 1
 #: How an attempt ended; only ``ok`` rows may hold a time.
@@ -36,7 +37,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("dtype_a", str, "dtype of A"),
     Column("dtype_b", str, "dtype of B"),
     Column("dtype_out", str, "dtype of the result"),
-    Column("precision", str, "ieee or tf32"),
+    Column("precision", str, ", ".join(PRECISIONS)),
     Column("layout", str, "nn, nt, tn or tt"),
     Column("epilogue", str, "what is fused after the product"),
     Column("align_a", int, "bytes, modulo 16"),
@@ -79,13 +80,20 @@ COLUMNS: tuple[Column, ...] = (
     Column("power_w", float, "board power while measuring"),
     Column("energy_mj", float, "energy of a call, millijoule"),
     Column("throttled", str, "empty: unknown; no; or yes or the reasons"),
+    # From here on a file has only the columns that one of its rows needs.
+    Column("scale_a", str, "factors of A: tensor, row or a block such as 1x128; empty: none"),
+    Column("scale_b", str, "factors of B, alike"),
+    Column("grouping", str, "the extent that groups cut and how many, such as m64; empty: none"),
 )
 NAMES = tuple(column.name for column in COLUMNS)
-#: The columns that a :class:`GemmProblem` fills.
-PROBLEM_COLUMNS = ("op", "dtype_a", "dtype_b", "dtype_out", "precision", "layout", "epilogue",
-                   "align_a", "align_b", "align_c", "batch", "m", "n", "k")
+#: How many columns every file has at least.
+FIRST_WIDTH = NAMES.index("throttled") + 1
+_OF_EVERY_PROBLEM = ("op", "dtype_a", "dtype_b", "dtype_out", "precision", "layout", "epilogue",
+                     "align_a", "align_b", "align_c", "batch", "m", "n", "k")
+#: The columns that a :class:`GemmProblem` fills: those of scales and groups where it has any.
+PROBLEM_COLUMNS = (*_OF_EVERY_PROBLEM, *MODIFIERS)
 #: Columns that every row must fill.
-REQUIRED = ("schema_version", "run_id", "timestamp_utc", "device", *PROBLEM_COLUMNS, "provider",
+REQUIRED = ("schema_version", "run_id", "timestamp_utc", "device", *_OF_EVERY_PROBLEM, "provider",
             "status")
 _KEY = ("device", "tags", "suite", "provider", *PROBLEM_COLUMNS)
 Row = dict
@@ -93,12 +101,14 @@ Row = dict
 
 def problem_columns(problem: GemmProblem) -> dict[str, object]:
     """The columns that say which problem a row is about."""
-    return {name: getattr(problem, name) for name in PROBLEM_COLUMNS}
+    return {**{name: getattr(problem, name) for name in _OF_EVERY_PROBLEM}, **modifiers(problem)}
 
 
 def problem_of(row: Mapping[str, object]) -> GemmProblem:
     """The problem of a row, the inverse of :func:`problem_columns`. Raises ProblemError."""
-    return problem_from_json({name: row[name] for name in PROBLEM_COLUMNS if name != "op"})
+    values = {name: row[name] for name in _OF_EVERY_PROBLEM if name != "op"}
+    values.update((name, row[name]) for name in MODIFIERS if row.get(name) is not None)
+    return problem_from_json(values)
 
 
 def roof_time_us(problem: GemmProblem, unit_peak_tflops: float | None,

@@ -21,6 +21,7 @@ from tritongemm.problem import GemmProblem
 from tritongemm.records import atomic, reading
 from tritongemm.records.columns import (
     COLUMNS,
+    FIRST_WIDTH,
     NAMES,
     PROBLEM_COLUMNS,
     REQUIRED,
@@ -44,7 +45,8 @@ __all__ = ["COLUMNS", "NAMES", "PROBLEM_COLUMNS", "REQUIRED", "SCHEMA_VERSION", 
 TEXT_LIMIT = 2000
 _LOG = logging.getLogger("tritongemm")
 _NAMES = frozenset(NAMES)
-_HEADER = ",".join(NAMES).encode()
+#: The header of a file, by how many columns it has.
+_HEADERS = [",".join(NAMES[:width]).encode() for width in range(FIRST_WIDTH, len(NAMES) + 1)]
 _POSITIVE = ("time_us_p50", "time_us_p20", "time_us_p80", "ratio_vs_torch", "ratio_low",
              "ratio_high", "host_us_p50")
 #: NaN or infinity in an output makes an infinite error; nothing else may be infinite.
@@ -85,7 +87,9 @@ def _texts(path: object, row: Mapping[str, object]) -> list[str]:
             raise DataFileError(path, "no column has this name", field=str(name)[:80])
     full = {"schema_version": SCHEMA_VERSION, "timestamp_utc": utc_now(), **row}
     texts = [_text_of(path, column, full.get(column.name)) for column in COLUMNS]
-    _Reader(path, list(NAMES)).row(None, texts)  # what is written can be read
+    while len(texts) > FIRST_WIDTH and not texts[-1]:
+        texts.pop()
+    _Reader(path, list(NAMES[:len(texts)])).row(None, texts)  # what is written can be read
     return texts
 
 
@@ -94,7 +98,7 @@ def append_rows(path: str | os.PathLike[str], rows: Iterable[Mapping[str, object
 
     ``schema_version`` and ``timestamp_utc`` are filled in; NaN is written as empty; line breaks
     in texts become spaces. A last line that a crash cut short is dropped first. A file of an
-    older schema is brought to this one. Returns the number of rows.
+    narrower schema is widened to the columns that these rows need. Returns the number of rows.
 
     Raises:
         DataFileError: an unknown column, a value of the wrong type, another schema, no space,
@@ -103,12 +107,13 @@ def append_rows(path: str | os.PathLike[str], rows: Iterable[Mapping[str, object
     path = Path(path)
     texts = [_texts(path, row) for row in rows]
     with atomic.locked(path):
-        names = _prepare(path)
+        width = max(map(len, texts), default=FIRST_WIDTH)
+        names = _prepare(path, width)
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         if names is None:
-            writer.writerow(NAMES)
-            names = list(NAMES)
+            names = list(NAMES[:width])
+            writer.writerow(names)
         writer.writerows(line + [""] * (len(names) - len(line)) for line in texts)
         _append(path, text.getvalue().encode())
     return len(texts)
@@ -136,8 +141,9 @@ def _append(path: Path, raw: bytes) -> None:
                                  ) from error
 
 
-def _prepare(path: Path) -> list[str] | None:
-    """Checks the header of an existing file and mends its end; None where there is none yet."""
+def _prepare(path: Path, width: int) -> list[str] | None:
+    """Checks the header of an existing file, mends its end and widens it to ``width`` columns;
+    None where there is none yet."""
     if not path.exists():
         return None
     torn = _torn(path)
@@ -154,9 +160,9 @@ def _prepare(path: Path) -> list[str] | None:
     elif torn is not None:
         _LOG.warning("%s: its last line was cut short and is dropped", path)
         _truncate(path, torn[0])
-    if len(names) < len(NAMES):
-        _widen(path, len(names))
-        return list(NAMES)
+    if len(names) < width:
+        _widen(path, len(names), width)
+        return list(NAMES[:width])
     return names
 
 
@@ -167,15 +173,15 @@ def _truncate(path: Path, size: int) -> None:
         raise atomic.write_error(path, error) from error
 
 
-def _widen(path: Path, width: int) -> None:
-    """Rewrites a file of an older schema with today's header, new columns empty."""
+def _widen(path: Path, width: int, wanted: int) -> None:
+    """Rewrites a file of ``width`` columns with ``wanted``, the new ones empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for number, (line, texts) in enumerate(reading.csv_records(path)):
         if len(texts) != width:
             raise DataFileError(path, f"has {len(texts)} fields; the header has {width}",
                                 row=line)
-        writer.writerow(NAMES if number == 0 else texts + [""] * (len(NAMES) - width))
+        writer.writerow(NAMES[:wanted] if number == 0 else texts + [""] * (wanted - width))
     atomic.write_atomic(path, text.getvalue())
 
 
@@ -195,7 +201,7 @@ def _torn(path: Path) -> tuple[int, bool] | None:
         raise DataFileError(path, f"its last line is longer than {reading.LINE_LIMIT} bytes. "
                             "Is it the right file?")
     if start + cut == 0:  # one line: the beginning of our header, or judged as a header later
-        return 0, tail == _HEADER or not _HEADER.startswith(tail)
+        return 0, tail in _HEADERS or not _HEADERS[-1].startswith(tail)
     try:
         whole = list(csv.reader([tail[cut:].decode()], strict=True))
         names = next(reading.csv_records(path))[1]
@@ -214,12 +220,8 @@ def _check_header(path: object, names: list[str]) -> None:
             raise DataFileError(path, f"column {number + 1} is not {NAMES[number]!r}; this is not "
                                 "a CSV of tritongemm, or it was reordered", row=1,
                                 field=name[:80])
-    if len(names) < len(_FIRST_SCHEMA):
+    if len(names) < FIRST_WIDTH:
         raise DataFileError(path, "the column is missing", row=1, field=NAMES[len(names)])
-
-
-#: The columns of schema version 1; every file has at least these.
-_FIRST_SCHEMA = NAMES[:NAMES.index("throttled") + 1]
 
 
 def _finite(text: str) -> float:
@@ -313,7 +315,7 @@ class _Reader:
 def _at_fault(row: Row) -> str:
     """The column for which no problem can be made."""
     for name in PROBLEM_COLUMNS:
-        if name not in ("op", "precision"):
+        if name not in ("op", "precision") and row[name] is not None:
             try:
                 GemmProblem(**{"m": 1, "n": 1, "k": 1, name: row[name]})
             except ProblemError:

@@ -18,6 +18,7 @@ from tritongemm.config import KernelConfig
 from tritongemm.errors import ConfigError, DataFileError, ProblemError
 from tritongemm.problem import MAX_EXTENT, GemmProblem, epilogue_of
 from tritongemm.records import atomic
+from tritongemm.records.codec import MODIFIERS, modifiers
 from tritongemm.records.reading import Fields, read_json
 
 SCHEMA_VERSION = 1
@@ -25,11 +26,12 @@ SCHEMA_VERSION = 1
 LADDER = "ladder"
 
 #: Header fields that a table is about; merging needs them to agree.
-IDENTITY = ("device", "arch", "op", "dtype_a", "dtype_b", "dtype_out", "precision", "layout")
+IDENTITY = ("device", "arch", "op", "dtype_a", "dtype_b", "dtype_out", "precision", "layout",
+            *MODIFIERS)
 #: Header fields that a row may state for itself where it differs.
 PROVENANCE = ("space_hash", "torch", "triton")
 _KEY = ("batch", "m", "n", "k", "align_a", "align_b", "align_c", "epilogue")
-_HEADER = ("schema_version", *IDENTITY, *PROVENANCE)
+_HEADER = ("schema_version", *(name for name in IDENTITY if name not in MODIFIERS), *PROVENANCE)
 #: Of a row too; absent in tables from before it was kept.
 _VS_TORCH = "vs_torch"
 _ROW = (*_KEY, "kernel", "config", "time_us", "margin_vs_second", "run_id")
@@ -43,8 +45,9 @@ class TableHeader:
 
     Attributes:
         device: slug; arch: compute capability, e.g. 90.
-        op: ``mm``, ``bmm`` or ``ladder``.
-        dtype_a, dtype_b, dtype_out, precision, layout: as in :class:`GemmProblem`.
+        op: as :attr:`GemmProblem.op`, or ``ladder``.
+        dtype_a, dtype_b, dtype_out, precision, layout, scale_a, scale_b, grouping: as in
+            :class:`GemmProblem`.
         space_hash: of the space(s) swept; torch, triton: versions.
     """
 
@@ -60,6 +63,9 @@ class TableHeader:
     torch: str
     triton: str
     schema_version: int = SCHEMA_VERSION
+    scale_a: str = "none"
+    scale_b: str = "none"
+    grouping: str = "none"
 
     @classmethod
     def of(cls, problem: GemmProblem, *, device: str, arch: int, space_hash: str, torch: str,
@@ -67,7 +73,7 @@ class TableHeader:
         """The header of the table that ``problem`` belongs to."""
         return cls(device, arch, op or problem.op, problem.dtype_a, problem.dtype_b,
                    problem.dtype_out, problem.precision, problem.layout, space_hash, torch,
-                   triton)
+                   triton, **modifiers(problem))
 
 
 @dataclass(frozen=True)
@@ -121,7 +127,8 @@ class TunedRow:
         """The problem that this row answers in the table of ``header``."""
         return GemmProblem(self.m, self.n, self.k, self.batch, header.dtype_a, header.dtype_b,
                            header.dtype_out, header.layout, self.align_a, self.align_b,
-                           self.align_c, self.epilogue, header.precision)
+                           self.align_c, self.epilogue, header.precision, header.scale_a,
+                           header.scale_b, header.grouping)
 
 
 def key_of(problem: GemmProblem) -> Key:
@@ -151,24 +158,18 @@ class MergeReport:
     kept: int
 
 
-def table_path(device: str, op: str, dtype: str, precision: str, layout: str,
-               root: Path | None = None) -> Path:
-    """``<root>/tuned/<device>/<op>-<dtype>-<precision>-<layout>.json``.
-
-    ``dtype`` is A's, followed by ``-<out>`` where the output's differs (see :func:`path_for`);
-    ``root`` is the folder that is written to, :func:`settings.config_root`, if not given.
-    """
-    return ((root or settings.config_root()) / "tuned" / device
-            / f"{op}-{dtype}-{precision}-{layout}.json")
-
-
 def path_for(problem: GemmProblem, device: str, op: str | None = None,
              root: Path | None = None) -> Path:
-    """The table below ``root`` that ``problem`` belongs to on the device with that slug."""
-    dtype = problem.dtype_a
-    if problem.dtype_out != problem.dtype_a:
-        dtype += f"-{problem.dtype_out}"
-    return table_path(device, op or problem.op, dtype, problem.precision, problem.layout, root)
+    """The table below ``root`` that ``problem`` belongs to on the device with that slug:
+    ``<root>/tuned/<device>/<op>-<dtype>-<precision>-<layout>.json``.
+
+    ``<dtype>`` is A's, then ``x<dtype of B>`` and ``-<dtype of C>`` where they differ from it;
+    scales and groups follow the layout. ``root`` is the folder that is written to,
+    :func:`settings.config_root`, if not given.
+    """
+    words = (op or problem.op, problem.formats("-"), problem.precision, problem.layout,
+             *problem.modifiers())
+    return (root or settings.config_root()) / "tuned" / device / f"{'-'.join(words)}.json"
 
 
 def layers_for(problem: GemmProblem, device: str, op: str | None = None
@@ -199,7 +200,7 @@ def read_table(path: str | os.PathLike[str]) -> TunedTable:
         DataFileError: naming the file, the row (1 is the first) and the field.
     """
     top = Fields(path, read_json(path), what="table")
-    top.only((*_HEADER, "rows"))
+    top.only((*_HEADER, "rows"), MODIFIERS)
     table = TunedTable(_header(top))
     entries = top.values["rows"]
     if not isinstance(entries, list):
@@ -242,10 +243,11 @@ def _header(top: Fields) -> TableHeader:
     top.version(SCHEMA_VERSION)
     values: dict[str, object] = {name: top.word(name) for name in _HEADER
                                  if name not in ("schema_version", "arch")}
+    values.update((name, top.word(name)) for name in MODIFIERS if name in top.values)
     values["arch"] = top.integer("arch", 1, 10_000)
     header = TableHeader(**values)  # type: ignore[arg-type]
     about = {name: getattr(header, name)
-             for name in ("dtype_a", "dtype_b", "dtype_out", "layout", "precision")}
+             for name in ("dtype_a", "dtype_b", "dtype_out", "layout", "precision", *MODIFIERS)}
     asked: dict[str, str] = {}
     for name in about:  # one more at a time, so that the field at fault is known
         asked[name] = about[name]
@@ -310,6 +312,8 @@ def write_table(path: str | os.PathLike[str], table: TunedTable) -> None:
         DataFileError: a bad header or row, or not writable; the file is as it was.
     """
     head = {name: getattr(table.header, name) for name in _HEADER}
+    head.update((name, word) for name in MODIFIERS
+                if (word := getattr(table.header, name)) != "none")
     _header(Fields(path, head, what="header"))
     for row in table.rows.values():
         _row(Fields(path, _values(row, table.header), what="row"), table.header)

@@ -51,13 +51,13 @@ def roof_of(device: str, rows: pd.DataFrame) -> Roof:
         return Roof()
     first = rows.iloc[0]
     try:
-        unit = GemmProblem(1, 1, 1, dtype_a=first["dtype_a"], dtype_b=first["dtype_b"],
-                           dtype_out=first["dtype_out"],
-                           precision=first["precision"] or "ieee").unit
+        problem = GemmProblem(1, 1, 1, dtype_a=first["dtype_a"], dtype_b=first["dtype_b"],
+                              dtype_out=first["dtype_out"],
+                              precision=first["precision"] or "ieee")
     except ProblemError:
         return Roof()
-    peak = spec.peak_tflops.get(unit)
-    return Roof(peak, spec.memory_gbps, unit) if peak else Roof()
+    peak = problem.peak_tflops(spec.peak_tflops)
+    return Roof(peak, spec.memory_gbps, problem.unit) if peak else Roof()
 
 
 def window(rows: pd.DataFrame, roof: Roof) -> tuple[float, float, float, float]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tritongemm.baselines.cuda import source_path
 from tritongemm.config import KernelConfig
-from tritongemm.device import DeviceSpec
+from tritongemm.device import RESERVED_SHARED_BYTES, DeviceSpec
 from tritongemm.errors import ConfigError, ConstraintError, UsageError
 from tritongemm.problem import MAX_EXTENT, GemmProblem
 
@@ -358,7 +358,8 @@ def violation(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) ->
     if {problem.dtype_a, problem.dtype_b, problem.dtype_out} != {"fp32"}:
         return (f"{rung.name} computes in fp32 only, not {problem.dtype_a} x {problem.dtype_b} -> "
                 f"{problem.dtype_out}")
-    if problem.precision != "ieee" or problem.batch != 1 or problem.epilogue != "none":
+    if (problem.precision != "ieee" or problem.batch != 1 or problem.epilogue != "none"
+            or not problem.plain):
         return f"{rung.name} computes one IEEE fp32 product without an epilogue, not {problem}"
     if problem.layout != "nn":
         return f"{rung.name} takes row-major operands (layout nn), not {problem.layout}"
@@ -408,7 +409,7 @@ def occupancy(threads: int, registers: int, shared_bytes: int, device: DeviceSpe
     warps = -(-threads // 32)
     per_warp = -(-max(registers, 1) * 32 // 256) * 256
     by_registers = device.registers_per_sm // per_warp // 4 * 4 // warps
-    reserved = 0 if device.arch < 80 else 1024
+    reserved = 0 if device.arch < 80 else RESERVED_SHARED_BYTES
     by_shared = device.shared_bytes_per_sm // max(-(-shared_bytes // 128) * 128 + reserved, 1)
     blocks = min(most_warps // warps, by_registers, by_shared, most_blocks)
     return blocks * warps / most_warps

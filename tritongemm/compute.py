@@ -1,0 +1,113 @@
+"""Compute modes: how two operands are multiplied and summed. Roofs, error limits, tolerances and
+the scratch of a split K read this table.
+
+A problem names its mode by ``precision``, the word in tables and CSV rows. ``ieee`` stands for two
+modes: operands with a tensor-core instruction of their own are multiplied by it (``native``), the
+others on CUDA cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tritongemm.errors import ProblemError
+from tritongemm.formats import FORMATS, Format
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Compute:
+    """One compute mode.
+
+    Attributes:
+        name: ``native, ieee, tf32, fp16x3``.
+        precision: what problems, tables and CSV rows call it.
+        formats: the operands that it takes, by name; empty: those of ``tensor_cores``.
+        tensor_cores: whether a product runs on tensor cores.
+        products: products of the hardware that make one of the operands' own.
+        peak: of the device's peak rates the one of these products; empty: the operands' own.
+        accumulator: the format in which products are summed, and partial sums of a split K kept.
+        input_precision: what ``tl.dot`` and torch call it; of ``fp16x3``, which neither knows,
+            the mode of theirs whose results have no larger error. A kernel that multiplies by
+            ``tl.dot`` runs it as that.
+        eps: spacing at 1 of the operands as multiplied, both together, where that is coarser than
+            the result's own; 0: it is not.
+        max_factor, rms_factor: the constants of the error limit (``measure/numerics.py``).
+    """
+
+    name: str
+    precision: str
+    formats: tuple[str, ...] = ()
+    tensor_cores: bool = True
+    products: int = 1
+    peak: str = ""
+    accumulator: str = "fp32"
+    input_precision: str = "ieee"
+    eps: float = 0.0
+    max_factor: float = 4.0
+    rms_factor: float = 0.5
+
+    def takes(self, operand: Format) -> bool:
+        """Whether operands of this format can be multiplied so."""
+        if self.formats:
+            return operand.name in self.formats
+        return bool(operand.mma_kind) == self.tensor_cores
+
+    def unit(self, operand: Format) -> str:
+        """What bounds a product of such operands, as calibrations call it: the mode's name where
+        it has a peak rate of its own, else the operand's format."""
+        return self.name if self.peak else operand.name
+
+    def peak_tflops(self, operand: Format, peaks: Mapping[str, float]) -> float | None:
+        """The peak rate of such operands in TFLOP/s; None where ``peaks``, a device's, has none."""
+        peak = peaks.get(self.peak or operand.name)
+        return None if peak is None else peak / self.products
+
+
+#: Every compute mode by its name.
+COMPUTES = {c.name: c for c in (
+    Compute("native", "ieee"),
+    Compute("ieee", "ieee", tensor_cores=False),
+    # Either operand may be truncated to 10 bits of mantissa.
+    Compute("tf32", "tf32", ("fp32",), peak="tf32", input_precision="tf32", eps=2 * 2.0**-10),
+    # Each operand as a sum of two fp16 numbers, of whose four products the smallest is left out
+    # (Ootomo and Yokota, arXiv 2203.03341). The error is at most SGEMM's, so the limits are ieee's.
+    Compute("fp16x3", "fp16x3", ("fp32",), products=3, peak="fp16"),
+)}
+#: What a problem's ``precision`` may be.
+PRECISIONS = tuple(dict.fromkeys(c.precision for c in COMPUTES.values()))
+
+
+def compute_of(precision: str, operand: Format) -> Compute:
+    """The mode that multiplies operands of a format at ``precision``.
+
+    Raises:
+        ProblemError: an unknown precision, or one that is not for such operands.
+    """
+    try:
+        return _of[precision, operand]
+    except (KeyError, TypeError):  # a precision read from a file may be anything
+        found = _look_up(precision, operand)
+    _of[precision, operand] = found
+    return found
+
+
+_of: dict[tuple[str, Format], Compute] = {}
+
+
+def _look_up(precision: str, operand: Format) -> Compute:
+    modes = [c for c in COMPUTES.values() if c.precision == precision]
+    if not modes:
+        raise ProblemError(f"precision {precision!r} is not known; use one of "
+                           f"{', '.join(PRECISIONS)}")
+    for mode in modes:
+        if mode.takes(operand):
+            return mode
+    taken = [name for name, f in FORMATS.items() if any(mode.takes(f) for mode in modes)]
+    raise ProblemError(f"precision {precision} is for {', '.join(taken)} operands, not "
+                       f"{operand.name}")
+
+
+def units() -> tuple[str, ...]:
+    """Every :meth:`Compute.unit` that a problem may have, the formats' own first."""
+    return (*FORMATS, *(c.name for c in COMPUTES.values() if c.peak))
