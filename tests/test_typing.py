@@ -6,6 +6,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+import typing
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,13 @@ def test_wrong_uses_are_found(complaints):
     assert sorted(found) == list(range(FIRST, FIRST + len(WRONG)))
     for line, word in enumerate(WRONG.values(), FIRST):
         assert word in found[line], (line, found[line])
+
+
+def test_checkers_know_every_activation():
+    from tritongemm.ops.functions import Activation
+    from tritongemm.problem import ACTIVATIONS
+
+    assert typing.get_args(Activation) == ACTIVATIONS
 
 
 def test_dir_shows_the_public_names_alone():

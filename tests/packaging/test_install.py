@@ -145,7 +145,7 @@ def test_a_wheel_holds_the_data_and_no_tests(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     data = {f"tritongemm/{p.relative_to(CHECKOUT)}" for p in (CHECKOUT / "configs").rglob("*.json")}
     data |= {f"tritongemm/suites/{p.name}" for p in (CHECKOUT / "perf/suites").glob("*.csv")}
-    data |= {str(p.relative_to(CHECKOUT)) for suffix in ("py", "cu", "cuh")
+    data |= {str(p.relative_to(CHECKOUT)) for suffix in ("py", "cu", "cuh", "css", "js")
              for p in (CHECKOUT / "tritongemm").rglob(f"*.{suffix}")}
     data |= {"tritongemm/py.typed"}
     assert sorted(data - set(names)) == []

@@ -70,4 +70,4 @@ def test_doctor_names_the_last_one_and_the_file(cache):
     check = doctor._failures()
     assert not check.ok and "1 problem went to torch" in check.detail
     assert "64x64x64 bf16 nn on nvidia-h200" in check.detail and "said no again" in check.detail
-    assert str(failures.path()) in check.mend
+    assert str(failures.path()) in check.fix

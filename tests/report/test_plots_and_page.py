@@ -236,6 +236,14 @@ def test_a_library_that_is_not_installed_is_named_with_the_command_that_installs
         plots.write_plots(results, tmp_path / "out")
 
 
+def test_without_matplotlib_the_page_and_the_tables_are_written(results, tmp_path, monkeypatch,
+                                                                capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["report", str(tmp_path / "bench.csv"), "--out", str(tmp_path / "out")]) == 0
+    assert "no PNG plots: " in capsys.readouterr().out
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["report.html", "summary.md"]
+
+
 def test_the_tables_need_neither_torch_nor_a_plotting_library(results, tmp_path):
     code = ("import sys; from tritongemm.cli import main; main(['report', sys.argv[1]]); "
             "loaded = {'torch', 'triton', 'matplotlib'} & set(sys.modules); "

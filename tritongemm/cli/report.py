@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tritongemm.cli.outputs import check_folder
-from tritongemm.errors import UsageError
+from tritongemm.errors import MissingDependencyError, UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -99,7 +99,11 @@ def _write(args: argparse.Namespace, results, maps) -> list[tuple[str, Path]]:
     from tritongemm.report import heat, markdown, page, plots
 
     chosen = heat.spread(maps, args.heatmaps)
-    drawn = plots.write_plots(results, args.out, maps=chosen, mean_of=maps)
+    try:
+        drawn = plots.write_plots(results, args.out, maps=chosen, mean_of=maps)
+    except MissingDependencyError as error:  # the page and the tables need no such package
+        print(f"no PNG plots: {error}")
+        drawn = []
     every = heat.spread(maps, page.MAX_MAPS)
     html = page.write_page(args.out / "report.html", results, title=args.title, maps=every,
                            mean_of=maps)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -40,8 +41,9 @@ from tritongemm.ops.execute import (
     product,
     product_into,
 )
-from tritongemm.problem import Activation
 
+#: The names of problem.ACTIVATIONS, for type checkers.
+Activation = Literal["none", "relu", "gelu", "gelu_tanh", "silu"]
 _FUNCTIONALIZE = TransformType.Functionalize
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _NUMBERS = frozenset((int, float))
