@@ -25,8 +25,8 @@ def scale(product, c, scalars, M, N, stride_cm, stride_cn, BLOCK: tl.constexpr,
     if INDEX64:
         row = row.to(tl.int64)
         col = col.to(tl.int64)
-    place = c + row * stride_cm + col * stride_cn
+    c_ptrs = c + row * stride_cm + col * stride_cn
     value = tl.load(scalars) * tl.load(product + row * N + col, mask=inside)
     if READ_C:
-        value += tl.load(scalars + 1) * tl.load(place, mask=inside).to(tl.float32)
-    tl.store(place, value.to(c.dtype.element_ty), mask=inside)
+        value += tl.load(scalars + 1) * tl.load(c_ptrs, mask=inside).to(tl.float32)
+    tl.store(c_ptrs, value.to(c.dtype.element_ty), mask=inside)
