@@ -1,5 +1,5 @@
-"""The operand types that each kernel was written for. Another type would compile, and be wrong:
-PTX that names a type, conversions by bits, and copies of fixed width all assume one."""
+"""Checks of the element types that a kernel was written for. Another type might compile, and be
+wrong: PTX that names a type, conversions by bits, and copies of a fixed width assume one."""
 
 import triton
 import triton.language as tl
@@ -16,13 +16,13 @@ def _is_one_of(element, allowed):
 
 @triton.constexpr_function
 def _refusal(name, element, allowed):
-    return (f"operand {name} is {element}, for which this kernel was not written; "
-            f"it takes {', '.join(allowed)}. Use a kernel that takes {element}, or convert {name}")
+    return (f"{name} is {element}, for which this kernel was not written; it takes "
+            f"{', '.join(allowed)}. Use a kernel that takes {element}, or convert {name}")
 
 
 @triton.jit
 def require_type(NAME: tl.constexpr, ELEMENT: tl.constexpr, ALLOWED: tl.constexpr):
-    """Refuses to compile where the ELEMENT type of operand NAME is none of the ALLOWED names."""
+    """Refuses to compile where the ELEMENT type of argument NAME is none of the ALLOWED names."""
     tl.static_assert(_is_one_of(ELEMENT, ALLOWED), _refusal(NAME, ELEMENT, ALLOWED))
 
 

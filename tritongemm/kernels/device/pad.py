@@ -9,7 +9,7 @@ from tritongemm.kernels.device.symbol import symbol
 
 
 @triton.jit
-def copy_longs(source_ptrs, to, first_col, BLOCK_COLS: tl.constexpr):
+def copy_longs(source_ptrs, copy_ptrs, first_col, BLOCK_COLS: tl.constexpr):
     """Copies rows of a block that lies inside, of contiguous elements of two bytes, 64 bits at a
     time: a warp reads and writes whole lines wherever a row begins."""
     long = first_col // 4 + tl.arange(0, BLOCK_COLS // 4)[None, :]
@@ -18,12 +18,12 @@ def copy_longs(source_ptrs, to, first_col, BLOCK_COLS: tl.constexpr):
     at = (start - (start & 7)).to(tl.pointer_type(tl.uint64))[:, None] + long
     low, high = tl.load(at), tl.load(at + 1)
     # high << (64 - shift) in two steps, since shift may be 0 and a shift by 64 has no meaning.
-    tl.store(to.to(tl.pointer_type(tl.uint64))[:, None] + long,
+    tl.store(copy_ptrs.to(tl.pointer_type(tl.uint64))[:, None] + long,
              (low >> shift) | ((high << 1) << (63 - shift)))
 
 
 @triton.jit
-def copy_words(source_ptrs, to, inside, cols, first_col, BLOCK_COLS: tl.constexpr):
+def copy_words(source_ptrs, copy_ptrs, inside, cols, first_col, BLOCK_COLS: tl.constexpr):
     """Copies rows of a block at the edge, 32 bits at a time. No word is read that holds no element
     of the row."""
     word = first_col // 2 + tl.arange(0, BLOCK_COLS // 2)[None, :]
@@ -37,7 +37,8 @@ def copy_words(source_ptrs, to, inside, cols, first_col, BLOCK_COLS: tl.constexp
     last = source_ptrs.to(tl.pointer_type(tl.uint16))[:, None] + (cols - 1 + end)
     high |= tl.load(last, mask=inside & (left == 1 + odd), other=0).to(tl.uint32)
     value = tl.where(odd > 0, (low >> 16) | (high << 16), low | high)
-    tl.store(to.to(tl.pointer_type(tl.uint32))[:, None] + word, value, mask=inside & (left > 0))
+    tl.store(copy_ptrs.to(tl.pointer_type(tl.uint32))[:, None] + word, value,
+             mask=inside & (left > 0))
 
 
 @triton.jit
@@ -45,7 +46,7 @@ def copy_block(source, copy, rows, cols, stride_batch, stride_outer, stride_inne
                block, BATCHED: tl.constexpr, DENSE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
                BLOCK_COLS: tl.constexpr, DEPENDENT: tl.constexpr):
     """Copies block ``block`` of [batches * rows, cols] to rows of ``lead`` elements, once the
-    kernel before has ended."""
+    previous kernel has ended."""
     across = tl.cdiv(cols, BLOCK_COLS)
     first_row, first_col = (block // across) * BLOCK_ROWS, (block % across) * BLOCK_COLS
     if DEPENDENT:
@@ -56,19 +57,19 @@ def copy_block(source, copy, rows, cols, stride_batch, stride_outer, stride_inne
     inside = (row < rows * batches)[:, None]
     if BATCHED:
         source_ptrs = source + ((row // rows).to(tl.int64) * stride_batch
-                          + (row % rows).to(tl.int64) * stride_outer)
+                                + (row % rows).to(tl.int64) * stride_outer)
     else:
         source_ptrs = source + row.to(tl.int64) * stride_outer
-    to = copy + row.to(tl.int64) * lead
+    copy_ptrs = copy + row.to(tl.int64) * lead
     if DENSE:
         if (first_row + BLOCK_ROWS <= rows * batches) & (first_col + BLOCK_COLS + 3 < cols):
-            copy_longs(source_ptrs, to, first_col, BLOCK_COLS)
+            copy_longs(source_ptrs, copy_ptrs, first_col, BLOCK_COLS)
         else:
-            copy_words(source_ptrs, to, inside, cols, first_col, BLOCK_COLS)
+            copy_words(source_ptrs, copy_ptrs, inside, cols, first_col, BLOCK_COLS)
     else:
         col = first_col + tl.arange(0, BLOCK_COLS)[None, :]
         value = tl.load(source_ptrs[:, None] + col * stride_inner, mask=inside & (col < cols))
-        tl.store(to[:, None] + col, value, mask=inside & (col < cols))
+        tl.store(copy_ptrs[:, None] + col, value, mask=inside & (col < cols))
 
 
 @triton.jit(repr=symbol)

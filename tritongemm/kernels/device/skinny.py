@@ -175,7 +175,8 @@ def skinny(a, b, c, M, N, K, stride_ab, stride_am, stride_bb, stride_bn, stride_
     if RELEASE:
         gluon_release()
 
-    # [warp, fragment row, fragment column, block of 16 columns, block of 8 rows, half, element].
+    # [warp, lane // 4, lane % 4, 16 columns, 8 rows, half of the 16, element] (PTX ISA, mma.m16n8k16
+    # with the columns of B as its 16) -> [warp, row, column].
     sums = join_all(accs, 0, SUMS, 1).reshape([WARPS, 8, 4, BLOCK_N // 16, BLOCK_M // 8, 2, 2])
     sums = sums.permute((0, 4, 2, 6, 3, 5, 1)).reshape([WARPS, BLOCK_M, BLOCK_N])
     warp_sums = gl.allocate_shared_memory(
@@ -183,7 +184,7 @@ def skinny(a, b, c, M, N, K, stride_ab, stride_am, stride_bb, stride_bn, stride_
     warp_sums.store(sums)
     LANES: gl.constexpr = min(BLOCK_N, 32)
     reduce_layout: gl.constexpr = gl.BlockedLayout([WARPS, 1, 1], [1, 32 // LANES, LANES],
-                                                 [1, WARPS, 1], [2, 1, 0])
+                                                   [1, WARPS, 1], [2, 1, 0])
     total = gl.sum(warp_sums.load(reduce_layout), 0)
     tile_layout: gl.constexpr = gl.SliceLayout(0, reduce_layout)
     rows = gl.arange(0, BLOCK_M, layout=gl.SliceLayout(1, tile_layout)).to(gl.int64)
