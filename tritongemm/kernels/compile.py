@@ -271,7 +271,7 @@ def _reason(error: BaseException) -> str:
     root = error
     while root.__cause__ is not None:
         root = root.__cause__
-    said = getattr(root, "error_message", None)
+    said = getattr(root, "error_message", None) or (str(root) if root is not error else None)
     shown = _first_lines(str(error))
     return f"{type(root).__name__}: {f'{said} | {shown}' if said else shown}"
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 #: Minor versions that tests/compile/test_triton_versions.py compiles the kernels with.
 KNOWN = ((3, 6), (3, 9))
-#: From here on a buffer in shared memory cannot be reinterpreted as a larger one, as kernels do that
-#: keep both operands in one buffer: tiles whose width is no power of two, tiles that are transposed
-#: before they are stored, and clusters.
+#: From here on a buffer in shared memory cannot be reinterpreted as a larger one, as kernels do
+#: that keep both operands in one buffer: for tiles whose width is no power of two, for clusters,
+#: and for tiles that are transposed before they are stored.
 _NO_ONE_BUFFER = (3, 8)
 
 _refused: str | None = None

@@ -20,8 +20,8 @@ def scale(product, c, scalars, M, N, stride_cm, stride_cn, BLOCK: tl.constexpr,
 
     Without READ_C (beta = 0) what is in C is not read: it may be NaN.
     """
-    require_type("product", product.dtype.element_ty, ("fp32",))
-    require_type("c", c.dtype.element_ty, ("bf16", "fp16", "fp32"))
+    require_type("product", product.dtype.element_ty, "fp32")
+    require_type("c", c.dtype.element_ty, "bf16, fp16, fp32")
     row = tl.program_id(0)
     col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = col < N

@@ -56,7 +56,7 @@ def fix_up(partials, c, M, N, K, stride_cm, stride_cn, share, BLOCK_M: tl.conste
            INDEX64: tl.constexpr, DEPENDENT: tl.constexpr, SYMBOL: tl.constexpr):
     """One program a tile: adds the partial sums of a tile that several programs shared; the others
     are complete."""
-    require_type("partials", partials.dtype.element_ty, ("fp32",))
+    require_type("partials", partials.dtype.element_ty, "fp32")
     num_m = tl.cdiv(M, BLOCK_M)
     num_n = tl.cdiv(N, BLOCK_N)
     steps = tl.cdiv(K, BLOCK_K)

@@ -13,7 +13,7 @@ def tile_sum(a, b, tile_m, tile_n, first, last, M, N, K, stride_am, stride_ak, s
              BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
              INDEX64: tl.constexpr, PRECISION: tl.constexpr, INTERPRETED: tl.constexpr):
     """Sum of A @ B over steps ``first`` to ``last`` of K, for one tile: [BLOCK_M, BLOCK_N]."""
-    require_operands(a.dtype.element_ty, b.dtype.element_ty, ("bf16", "fp16", "fp32"))
+    require_operands(a.dtype.element_ty, b.dtype.element_ty, "bf16, fp16, fp32")
     rows = (tile_m * BLOCK_M + tl.arange(0, BLOCK_M)) % M
     cols = (tile_n * BLOCK_N + tl.arange(0, BLOCK_N)) % N
     if VEC_M > 1:

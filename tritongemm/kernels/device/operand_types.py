@@ -11,18 +11,19 @@ _PTX_NAMES = {"bf16": "bf16", "fp16": "f16"}
 
 @triton.constexpr_function
 def _is_one_of(element, allowed):
-    return str(element) in allowed
+    return str(element) in allowed.split(", ")
 
 
 @triton.constexpr_function
 def _refusal(name, element, allowed):
     return (f"{name} is {element}, for which this kernel was not written; it takes "
-            f"{', '.join(allowed)}. Use a kernel that takes {element}, or convert {name}")
+            f"{allowed}. Use a kernel that takes {element}, or convert {name}")
 
 
 @triton.jit
 def require_type(NAME: tl.constexpr, ELEMENT: tl.constexpr, ALLOWED: tl.constexpr):
-    """Refuses to compile where the ELEMENT type of argument NAME is none of the ALLOWED names."""
+    """Refuses to compile where the ELEMENT type of argument NAME is none of the ALLOWED names, in
+    one string with commas (Triton 3.6 takes no tuple of strings)."""
     tl.static_assert(_is_one_of(ELEMENT, ALLOWED), _refusal(NAME, ELEMENT, ALLOWED))
 
 

@@ -80,7 +80,7 @@ def pad_operands(a, a_copy, rows_a, cols_a, batch_a, outer_a, inner_a, lead_a,
                  BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, DEPENDENT: tl.constexpr,
                  SYMBOL: tl.constexpr):
     """One launch for both: the first ``blocks_a`` programs copy A, the others B."""
-    require_operands(a.dtype.element_ty, b.dtype.element_ty, ("bf16", "fp16"))
+    require_operands(a.dtype.element_ty, b.dtype.element_ty, "bf16, fp16")
     block = tl.program_id(0)
     if COPY_A and COPY_B:
         if block < blocks_a:

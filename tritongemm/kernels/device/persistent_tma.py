@@ -53,7 +53,7 @@ def persistent_tma(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, strid
                    DEPENDENT: tl.constexpr, SYMBOL: tl.constexpr):
     """C[batch, M, N] = A @ B and its epilogue. A is stored [M, K] or, with A_T, [K, M]; B [K, N]
     or, with B_T, [N, K]. What lies past an edge is loaded as zero and not stored."""
-    require_operands(a_desc.dtype, b_desc.dtype, ("bf16", "fp16", "fp32"))
+    require_operands(a_desc.dtype, b_desc.dtype, "bf16, fp16, fp32")
     if DEPENDENT:
         wait()
     num_m = tl.cdiv(M, BLOCK_M)

@@ -16,7 +16,7 @@ def reduce_splits(partials, c, M, N, total, stride_cb, stride_cm, stride_cn, d, 
                   ACTIVATION: tl.constexpr, DEPENDENT: tl.constexpr, SYMBOL: tl.constexpr):
     """C[batch, M, N] = sum over the first axis of partials[SPLIT_K, batch, M, N] (float32), and
     the epilogue."""
-    require_type("partials", partials.dtype.element_ty, ("fp32",))
+    require_type("partials", partials.dtype.element_ty, "fp32")
     if DEPENDENT:
         wait()
     if DEPENDENT > 1:

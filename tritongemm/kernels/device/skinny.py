@@ -113,7 +113,7 @@ def skinny(a, b, c, M, N, K, stride_ab, stride_am, stride_bb, stride_bn, stride_
            RELEASE: gl.constexpr, SYMBOL: gl.constexpr):
     """C[batch, M, N] = A[batch, M, K] @ B[batch, K, N] and its epilogue, M at most BLOCK_M, both
     operands contiguous along K; with SPLIT_K > 1, C is [SPLIT_K, batch, M, N] float32."""
-    gluon_require_operands(a.dtype.element_ty, b.dtype.element_ty, ("bf16", "fp16"))
+    gluon_require_operands(a.dtype.element_ty, b.dtype.element_ty, "bf16, fp16")
     threads: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     ELEMENT: gl.constexpr = ptx_name(a.dtype.element_ty)
     STEP: gl.constexpr = WARPS * WARP_K
@@ -175,8 +175,8 @@ def skinny(a, b, c, M, N, K, stride_ab, stride_am, stride_bb, stride_bn, stride_
     if RELEASE:
         gluon_release()
 
-    # [warp, lane // 4, lane % 4, 16 columns, 8 rows, half of the 16, element] (PTX ISA, mma.m16n8k16
-    # with the columns of B as its 16) -> [warp, row, column].
+    # [warp, lane // 4, lane % 4, 16 columns, 8 rows, half of the 16, element] (PTX ISA, the
+    # fragments of mma.m16n8k16, with columns of B as its 16 rows) -> [warp, row, column].
     sums = join_all(accs, 0, SUMS, 1).reshape([WARPS, 8, 4, BLOCK_N // 16, BLOCK_M // 8, 2, 2])
     sums = sums.permute((0, 4, 2, 6, 3, 5, 1)).reshape([WARPS, BLOCK_M, BLOCK_N])
     warp_sums = gl.allocate_shared_memory(

@@ -106,7 +106,7 @@ def write(value, offset, START: gl.constexpr, COLUMNS: gl.constexpr, S: gl.const
     """Writes a fragment of COLUMNS finished columns, 8 or 16 of the accumulator's, into the store
     buffer at byte ``offset``, as the columns from START on of its epilogue tile (the rows, where
     tiles are transposed)."""
-    gluon_require_type("c", value.dtype, ("bf16", "fp16"))
+    gluon_require_type("c", value.dtype, "bf16, fp16")
     gl.inline_asm_elementwise(
         _write(COLUMNS, START, S.epilogue_n, S.transposed), _write_registers(COLUMNS),
         (value, shared_address(offset)), dtype=value.dtype, is_pure=False, pack=COLUMNS // 2)

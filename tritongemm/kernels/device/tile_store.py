@@ -75,7 +75,7 @@ def arange(COUNT: gl.constexpr, layout: gl.constexpr):
 def load_pairs(ptrs, inside):
     """16-bit values at ``ptrs``, two of a row at once; 0 outside. In partitions other than the
     first, Triton 3.6 does not see that it may vectorise, and loads them one by one."""
-    gluon_require_type("d", ptrs.dtype.element_ty, ("bf16", "fp16"))
+    gluon_require_type("d", ptrs.dtype.element_ty, "bf16, fp16")
     return gl.inline_asm_elementwise(
         "{ .reg .pred p; setp.ne.b32 p, $3, 0; mov.b32 $0, 0; @p ld.global.b32 $0, [$1]; }",
         "=r,l,l,r,r", (ptrs, inside.to(gl.int32)), dtype=ptrs.dtype.element_ty,
@@ -130,7 +130,7 @@ def store_rows(base, stride, value, rows, cols, VECTOR: gl.constexpr):
 
     Two are packed here, because Triton 3.6 does not see in a partition what divides an address and
     would store them one by one."""
-    gluon_require_type("c", value.dtype, ("bf16", "fp16"))
+    gluon_require_type("c", value.dtype, "bf16, fp16")
     value = gl.convert_layout(value, row_layout(value.shape[1], VECTOR))
     if VECTOR == 2:
         words = value.to(gl.uint16, bitcast=True).reshape(value.shape[0], value.shape[1] // 2, 2)

@@ -27,7 +27,7 @@ def tiled(a, b, c, M, N, K, mask_m, mask_n, stride_ab, stride_am, stride_ak, str
           SYMBOL: tl.constexpr):
     """C[batch, M, N] = A[batch, M, K] @ B[batch, K, N] and its epilogue; with SPLIT_K > 1, C is
     [SPLIT_K, batch, M, N] float32 and each split holds the sum over its steps of K."""
-    require_operands(a.dtype.element_ty, b.dtype.element_ty, ("bf16", "fp16", "fp32"))
+    require_operands(a.dtype.element_ty, b.dtype.element_ty, "bf16, fp16, fp32")
     num_m = tl.cdiv(M, BLOCK_M)
     num_n = tl.cdiv(N, BLOCK_N)
     program = tl.program_id(0)

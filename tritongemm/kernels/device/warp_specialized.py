@@ -166,7 +166,7 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
     ONE_BUFFER: which consumer; then PARTIALS_OFFSET, STORE_OFFSET (STORE_BYTES a consumer) and
     BARRIERS_OFFSET are bytes from the start of its BUFFER_BYTES. STAGE_BYTES: of both operands.
     """
-    gluon_require_operands(a_desc.dtype, b_desc.dtype, ("bf16", "fp16"))
+    gluon_require_operands(a_desc.dtype, b_desc.dtype, "bf16, fp16")
     S: gl.constexpr = constants_of(
         A_T, B_T, BATCHED, TRANSPOSED, TMA_STORE, EVICT_FIRST, VECTOR, ROW_COLUMNS, SUBTILE,
         BLOCK_M, BLOCK_N, BLOCK_K, ROWS, FRAGMENT_N, EPILOGUE_N, STORE_BUFFERS, GROUP_M, SPLIT_K,
