@@ -110,15 +110,15 @@ def _maps(problem: GemmProblem, outer: GemmProblem, config: KernelConfig,
           geometry: Geometry) -> tuple[Descriptor, Descriptor]:
     """The tensor maps of A and B as the kernel sees them: ``problem`` and ``geometry`` are those of
     what it computes, ``outer`` what was asked for."""
-    across_a, across_b = tile.across(outer, config)
     one_buffer = tile.one_buffer(config)
-    rows, columns = (tile.SWIZZLE_ATOM, tile.SWIZZLE_ATOM) if one_buffer else (tile.rows_of(config),
-                                                                 config.block_n)
+    rows, columns = tile.rows_of(config), config.block_n
+    if one_buffer:
+        rows = columns = tile.SWIZZLE_ATOM
     a = stored_operand(problem, "a", rows, config.block_k, geometry, gluon=True)
     b = stored_operand(problem, "b", columns, config.block_k, geometry, gluon=True)
     if one_buffer:
-        a = loaded_in(a, _loaded_box(config.block_m, config.cluster_n, across_a))
-        b = loaded_in(b, _loaded_box(tile.columns_of_b(outer, config), config.cluster_m, across_b))
+        a_box, b_box = tile.load_boxes(outer, config)
+        a, b = loaded_in(a, a_box), loaded_in(b, b_box)
     if config.swap_ab:
         a, b = replace(a, operand="b"), replace(b, operand="a")
     return a, b
@@ -146,16 +146,6 @@ def _d_in_pairs(problem: GemmProblem, geometry: Geometry) -> bool:
     g = geometry
     return (EPILOGUES[problem.epilogue].reads_d and dtype_of(problem.dtype_out).itemsize == 2
             and problem.n % 2 == 0 and g.dn == 1 and (g.db | g.dm) % 2 == 0 and g.align_d >= 4)
-
-
-def _loaded_box(rows: int, programs: int, across: bool) -> int:
-    """The outer side of a box of an operand of which each of ``programs`` loads a share: its rows
-    or, of an operand stored across K, a range of K: all 64 where the number of its swizzle atoms
-    divides, else a share of them."""
-    if not across:
-        return rows // programs
-    atom = tile.SWIZZLE_ATOM
-    return atom if rows // atom % programs == 0 else atom // programs
 
 
 def _consumers(problem, config, device):

@@ -128,6 +128,21 @@ def columns_of_b(problem: GemmProblem, config: KernelConfig) -> int:
     return config.block_n
 
 
+def load_boxes(problem: GemmProblem, config: KernelConfig) -> tuple[int, int]:
+    """The outer sides of A's and B's boxes in the one buffer, of which a program of a cluster loads
+    its share. Rows of an operand stored along K: the share in one box. Of one stored across K, in
+    swizzle atoms of 64 rows, elements along K: all 64 where whole atoms are shared out, else an
+    equal range of every atom."""
+    def outer(rows: int, programs: int, is_across: bool) -> int:
+        if not is_across:
+            return rows // programs
+        return SWIZZLE_ATOM if rows // SWIZZLE_ATOM % programs == 0 else SWIZZLE_ATOM // programs
+
+    across_a, across_b = across(problem, config)
+    return (outer(config.block_m, config.cluster_n, across_a),
+            outer(columns_of_b(problem, config), config.cluster_m, across_b))
+
+
 def chunks_per_stage(config: KernelConfig) -> int:
     """Chunks (what one warp sends to one program of a cluster that shares K) that fit in a
     consumer's rows of A in a stage: a power of two; 0 without such a cluster."""
@@ -210,13 +225,15 @@ def barriers_offset(problem: GemmProblem, config: KernelConfig) -> int:
 
 def layout_constants(problem: GemmProblem, config: KernelConfig) -> tuple[tuple[str, int], ...]:
     """The layout of shared memory as constants of the device code. Offsets are bytes in the one
-    buffer, 0 where there are several; STORE_BYTES is a consumer's."""
+    buffer; they and the boxes are 0 where there are several. STORE_BYTES is a consumer's."""
     one, stage = one_buffer(config), stage_bytes(problem, config)
     partials = config.num_stages * stage * one
     store = partials + cluster_partials_bytes(config)
     staged = staged_bytes(problem, config) * (one and stores_by_tma(problem, config))
     barriers = store + staged * consumers_of(config)
-    return (("ONE_BUFFER", one), ("STAGE_BYTES", stage), ("PARTIALS_OFFSET", partials),
+    a_box, b_box = load_boxes(problem, config) if one else (0, 0)
+    return (("ONE_BUFFER", one), ("STAGE_BYTES", stage), ("A_BOX", a_box), ("B_BOX", b_box),
+            ("PARTIALS_OFFSET", partials),
             ("STORE_OFFSET", store), ("STORE_BYTES", staged), ("BARRIERS_OFFSET", barriers),
             ("BUFFER_BYTES", (barriers + _BARRIERS) * one))
 

@@ -40,6 +40,8 @@ class Constants:
     chunks_per_stage: gl.constexpr
     one_buffer: gl.constexpr
     stage_bytes: gl.constexpr
+    a_box: gl.constexpr
+    b_box: gl.constexpr
     partials_offset: gl.constexpr
     store_offset: gl.constexpr
     store_bytes: gl.constexpr

@@ -48,25 +48,26 @@ def load_stage_shared(a_map, b_map, batch, row, col, k, stage, rank, S: gl.const
     share."""
     a_peers, b_peers = peers_of(rank, S)
     load_share(a_map, batch, row, k, stage, rank // S.cluster_m % S.cluster_n, a_peers, 0,
-               S.block_m, S.cluster_n, S.a_t, S)
+               S.block_m, S.cluster_n, S.a_box, S.a_t, S)
     load_share(b_map, batch, col, k, stage, rank % S.cluster_m, b_peers, S.block_m, S.b_rows,
-               S.cluster_m, not S.b_t, S)
+               S.cluster_m, S.b_box, not S.b_t, S)
 
 
 @gluon.jit
 def load_share(map_, batch, first, k, stage, share, peers, BEFORE: gl.constexpr,
-               ROWS: gl.constexpr, SHARES: gl.constexpr, ACROSS: gl.constexpr, S: gl.constexpr):
+               ROWS: gl.constexpr, SHARES: gl.constexpr, BOX: gl.constexpr, ACROSS: gl.constexpr,
+               S: gl.constexpr):
     """Starts the copies of one of the SHARES of an operand's ROWS rows (of B: columns), which begin
     at ``first``, to the programs ``peers``. BEFORE: rows of a stage before the operand's.
 
-    An operand stored ACROSS K lies in swizzle atoms of 64 rows. Shares are whole atoms where their
-    number divides, else a range of K of every atom."""
-    WHOLE: gl.constexpr = not ACROSS or ROWS // 64 % SHARES == 0
+    A share is one box of BOX rows; or, of an operand stored ACROSS K, which lies in swizzle atoms
+    of 64 rows, whole atoms where BOX is 64, else BOX elements along K of every atom."""
+    WHOLE: gl.constexpr = not ACROSS or BOX == 64
     SHARE_ROWS: gl.constexpr = ROWS // SHARES if WHOLE else ROWS
-    BOX: gl.constexpr = 64 if ACROSS else SHARE_ROWS
-    SHARE_K: gl.constexpr = 0 if WHOLE else 64 // SHARES
-    for box in gl.static_range(SHARE_ROWS // BOX):
-        at = box * BOX
+    SHARE_K: gl.constexpr = 0 if WHOLE else BOX
+    BOX_ROWS: gl.constexpr = 64 if ACROSS else BOX
+    for box in gl.static_range(SHARE_ROWS // BOX_ROWS):
+        at = box * BOX_ROWS
         if WHOLE:
             at += share * SHARE_ROWS
         offset = S.stage_bytes * stage + 128 * (BEFORE + at + share * SHARE_K)

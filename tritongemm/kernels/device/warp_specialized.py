@@ -143,7 +143,8 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
                      SPLIT_K: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
                      PINGPONG: gl.constexpr, CLUSTER_K: gl.constexpr, CLUSTER_M: gl.constexpr,
                      CLUSTER_N: gl.constexpr, CHUNKS_PER_STAGE: gl.constexpr,
-                     ONE_BUFFER: gl.constexpr, STAGE_BYTES: gl.constexpr,
+                     ONE_BUFFER: gl.constexpr, STAGE_BYTES: gl.constexpr, A_BOX: gl.constexpr,
+                     B_BOX: gl.constexpr,
                      PARTIALS_OFFSET: gl.constexpr, STORE_OFFSET: gl.constexpr,
                      STORE_BYTES: gl.constexpr, BARRIERS_OFFSET: gl.constexpr,
                      BUFFER_BYTES: gl.constexpr, EARLY_FRAGMENTS: gl.constexpr,
@@ -163,7 +164,8 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
     accumulator's layout. EARLY_FRAGMENTS of D are loaded before the last product is complete, with
     PAIRED_D two values of a row at once. CHUNKS_PER_STAGE: ``cluster.send_partials``.
 
-    ONE_BUFFER: which consumer; then PARTIALS_OFFSET, STORE_OFFSET (STORE_BYTES a consumer) and
+    ONE_BUFFER: which consumer; then A_BOX and B_BOX are the outer sides of what a program loads at
+    once (``tile_load.load_share``), and PARTIALS_OFFSET, STORE_OFFSET (STORE_BYTES a consumer) and
     BARRIERS_OFFSET are bytes from the start of its BUFFER_BYTES. STAGE_BYTES: of both operands.
     """
     gluon_require_operands(a_desc.dtype, b_desc.dtype, "bf16, fp16")
@@ -171,8 +173,8 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
         A_T, B_T, BATCHED, TRANSPOSED, TMA_STORE, EVICT_FIRST, VECTOR, ROW_COLUMNS, SUBTILE,
         BLOCK_M, BLOCK_N, BLOCK_K, ROWS, FRAGMENT_N, EPILOGUE_N, STORE_BUFFERS, GROUP_M, SPLIT_K,
         STAGES, CONSUMERS, PINGPONG, CLUSTER_K, CLUSTER_M, CLUSTER_N, CHUNKS_PER_STAGE, ONE_BUFFER,
-        STAGE_BYTES, PARTIALS_OFFSET, STORE_OFFSET, STORE_BYTES, BARRIERS_OFFSET, EARLY_FRAGMENTS,
-        PAIRED_D, ADDEND, ACTIVATION, RELEASE, SYMBOL)
+        STAGE_BYTES, A_BOX, B_BOX, PARTIALS_OFFSET, STORE_OFFSET, STORE_BYTES, BARRIERS_OFFSET,
+        EARLY_FRAGMENTS, PAIRED_D, ADDEND, ACTIVATION, RELEASE, SYMBOL)
     buffers = make_buffers(a_desc, b_desc, c_desc, BUFFER_BYTES, S)
     if S.programs > 1:
         fence_barrier_init()
