@@ -333,9 +333,9 @@ def compare(old: list[dict], new: list[dict], names: dict[str, str], ignored: se
             kinds["".join(c for c in path if not c.isdigit())] += 1
             if shown < SHOWN:
                 shown += 1
-                symbol = after["launches"][0]["symbol"] if isinstance(
-                    after["launches"], list) else after["pair"]
-                print(f"{symbol} {path}: {str(x)[:200]} -> {str(y)[:200]}")
+                config = after["pair"]["config"]
+                print(f"{config['kernel']} for {after['pair']['problem']}, {path}: "
+                      f"{str(x)[:200]} -> {str(y)[:200]}")
     for kind, times in kinds.most_common():
         print(f"{times:6} differ in {kind}")
     print(f"{len(old)} pairs with {launches} launches and {cubins} cubins compared; {pairs} pairs "

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from tritongemm.baselines.cuda import SOURCES
-from tritongemm.baselines.cuda.compiler import compile_cuda
+from tritongemm.baselines.cuda.compiler import compile_cuda, read_source
 from tritongemm.baselines.cuda.rungs import CUDA_RUNGS, config_violation
 from tritongemm.device import device_named
+from tritongemm.errors import CompileError, DataFileError
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-core and cuda-bindings")
 
@@ -131,10 +132,12 @@ def test_scalar_rung_has_no_128_bit_global_load(tmp_path):
     assert not any("LDG" in i and ".128" in i for i in sass)
 
 
-def test_sources_are_self_contained():
+def test_sources_include_only_files_beside_them():
     for path in SOURCES.glob("*.cu"):
         text = path.read_text(encoding="utf-8")
-        assert "#include" not in text, path.name
+        for line in re.findall(r"^[ \t]*#.*include.*$", text, re.MULTILINE):
+            assert line == '#include "vector4.cuh"', path.name
+        assert "#include" not in read_source(path), path.name
         assert 'extern "C"' in text, path.name
 
 
@@ -143,15 +146,25 @@ def test_every_rung_has_one_source_and_every_source_a_rung():
     assert [r.number for r in CUDA_RUNGS.values()] == list(range(1, 20))
 
 
-@pytest.mark.parametrize("helper", ["load4", "store4"])
-def test_helper_that_sources_share_is_the_same_everywhere(helper):
-    copies = set()
-    for path in SOURCES.glob("*.cu"):
-        found = re.search(rf"__device__ __forceinline__ \w+ {helper}\(.*?\n}}\n",
-                          path.read_text(encoding="utf-8"), re.DOTALL)
-        if found:
-            copies.add(found.group())
-    assert len(copies) == 1
+@pytest.mark.parametrize("helper", ["load4", "store4", "copy16"])
+def test_a_device_function_is_written_once(helper):
+    written = [path.name for path in SOURCES.glob("*.cu*")
+               if re.search(rf"__device__.* {helper}\(", path.read_text(encoding="utf-8"))]
+    assert len(written) == 1, written
+
+
+def test_an_error_names_the_line_of_the_source_or_of_what_it_includes(tmp_path):
+    source = tmp_path / "broken.cu"
+    (tmp_path / "vector4.cuh").write_text("// one\nint two;\n")
+    source.write_text('// one\n#include "vector4.cuh"\nint three = four;\n')
+    with pytest.raises(CompileError, match=r"broken\.cu\(3\)"):
+        compile_cuda(source, "three", arch=90)
+    (tmp_path / "vector4.cuh").write_text("// one\nint two = five;\n")
+    with pytest.raises(CompileError, match=r"vector4\.cuh\(2\)"):
+        compile_cuda(source, "three", arch=90)
+    (tmp_path / "vector4.cuh").unlink()
+    with pytest.raises(DataFileError, match="vector4.cuh"):
+        compile_cuda(source, "three", arch=90)
 
 
 @pytest.mark.parametrize("rung", CUDA_RUNGS.values(), ids=lambda r: r.name)

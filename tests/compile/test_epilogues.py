@@ -157,14 +157,14 @@ def test_a_matrix_that_is_added_spills_in_no_tile_of_one_buffer(tile, n, dtype_o
     assert binary.spills == 0
 
 
-@pytest.mark.parametrize("columns, addend, parts", [
+@pytest.mark.parametrize("columns, addend, fragments", [
     (112, "columns", 7), (112, "tile", 7), (112, "none", 0), (224, "columns", 10),
     (224, "tile", 5)])
-def test_as_much_of_d_is_asked_for_early_as_registers_are_left(columns, addend, parts):
+def test_as_much_of_d_is_asked_for_early_as_registers_are_left(columns, addend, fragments):
     epilogue = {"columns": "bias", "tile": "add", "none": "none"}[addend]
     launch, = launches_of(shape(epilogue=epilogue), KernelConfig(
         "warp_specialized", 128, columns, 64, num_warps=8, num_stages=3), representative(90))
-    assert dict(launch.all_constants())["EARLY"] == parts
+    assert dict(launch.all_constants())["EARLY_FRAGMENTS"] == fragments
 
 
 @pytest.mark.parametrize("case", CASES[:-1], ids=str)

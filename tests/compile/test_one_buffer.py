@@ -38,7 +38,7 @@ CASES = [(wide(128, 144, 8), "bf16", "nt", 1), (wide(64, 120, 4), "bf16", "nt", 
          (wide(64, 112, 8, swap_ab=2, pingpong=1), "bf16", "nt", 1)]
 TWICE = [(wide(256, 144, 8, epilogue_subtile=2), "bf16", "nt", 1),  # two accumulators a group
          (wide(256, 120, 8), "fp16", "tn", 3), (wide(128, 104, 4, num_stages=5), "bf16", "nn", 1),
-         (wide(256, 104, 8, epilogue_subtile=2), "bf16", "nt", 1),  # a panel for each in turn
+         (wide(256, 104, 8, epilogue_subtile=2), "bf16", "nt", 1),  # epilogue tiles of both
          (wide(256, 128, 8, cluster_m=2), "bf16", "nt", 1),
          (wide(256, 112, 8, swap_ab=2), "bf16", "tt", 1),
          (wide(128, 152, 8, pingpong=1), "bf16", "nt", 1),
@@ -74,11 +74,11 @@ def test_the_operands_buffer_is_the_first_in_shared_memory(config, dtype, layout
     across = layout[0] == "t" if config.swap_ab else layout[1] == "n"
     columns = -(-config.block_n // 64) * 64 if across else config.block_n  # whole swizzled rows
     operands = config.num_stages * (config.block_m + columns) * 128
-    behind = 4 * config.block_m * config.block_n if config.cluster_k > 1 else 0  # sums sent
-    if config.split_k == 1 and config.swap_ab != 1:  # C's panels, one or all of a consumer's
+    behind = 4 * config.block_m * config.block_n if config.cluster_k > 1 else 0  # partial sums
+    if config.split_k == 1 and config.swap_ab != 1:  # epilogue tiles, one or all of a consumer's
         stored = config.block_n // config.cluster_k
         rows = config.block_m if config.pingpong else config.block_m * 4 // config.num_warps
-        if config.epilogue_subtile == 2:  # two panels of 64 rows, the most columns that divide
+        if config.epilogue_subtile == 2:  # two store buffers of 64 rows
             stored = 2 * max((x for x in (16, 32, 48, 64)
                               if stored % x == 0 and (x <= 32 or not config.swap_ab)),
                              default=stored)
@@ -92,9 +92,9 @@ def test_the_operands_buffer_is_the_first_in_shared_memory(config, dtype, layout
 
 
 @pytest.mark.parametrize("config, dtype, layout, batch", CLUSTERS, ids=str)
-def test_a_group_puts_its_sums_where_its_operands_were_once_all_its_warps_are_done(
+def test_a_consumer_stages_its_sums_over_its_operands_once_all_its_warps_are_done(
         config, dtype, layout, batch):
-    # The last wait for products, a barrier of the group's warps, and only then the first store.
+    # The last wait for products, a barrier of the consumer's warps, and only then the first store.
     code = disassembled(compile_launch(gluon_launch(config, dtype, layout, batch), 90))
     ends = [m.start() for m in re.finditer(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x0", code)]
     assert len(ends) == config.num_warps // 4
@@ -111,7 +111,7 @@ def test_a_cluster_is_one_of_the_launch_and_does_one_tile():
 
 
 @pytest.mark.parametrize("config, dtype, layout, batch", SHARING, ids=str)
-def test_each_program_of_a_cluster_loads_its_part_of_what_is_shared_in_one_box(
+def test_each_program_of_a_cluster_loads_its_share_of_an_operand_in_one_box(
         config, dtype, layout, batch):
     launch = gluon_launch(config, dtype, layout, batch)
     across = [letter == other for letter, other in zip(layout, "tn", strict=True)]
@@ -120,13 +120,13 @@ def test_each_program_of_a_cluster_loads_its_part_of_what_is_shared_in_one_box(
     loads = []
     sides = ((config.block_m, config.cluster_n), (config.block_n, config.cluster_m))
     for x, (rows, programs), is_across in zip(launch.arguments, sides, across, strict=False):
-        pieces = -(-rows // 64)
+        atoms = -(-rows // 64)
         if not is_across:
             box, count = rows // programs, 1
-        elif pieces % programs == 0:  # pieces of 64, as the tensor instruction reads them
-            box, count = 64, pieces // programs
-        else:  # some of the steps of all pieces
-            box, count = 64 // programs, pieces
+        elif atoms % programs == 0:  # whole swizzle atoms, as the tensor instruction reads them
+            box, count = 64, atoms // programs
+        else:  # a range of K of all atoms
+            box, count = 64 // programs, atoms
         assert x.loaded == (*(1,) * (batch > 1), box, 64)
         loads.append((programs > 1, count))
     code = disassembled(compile_launch(launch, 90))
@@ -137,7 +137,7 @@ def test_each_program_of_a_cluster_loads_its_part_of_what_is_shared_in_one_box(
 
 @pytest.mark.parametrize("config", (wide(128, 160, 8, pingpong=1), wide(192, 128, 12, cluster_n=2),
                                     wide(128, 112, 8, swap_ab=2, epilogue_subtile=2)), ids=str)
-def test_a_result_that_the_l2_cannot_hold_leaves_it_first(config):
+def test_a_result_that_the_l2_cannot_hold_is_stored_evict_first(config):
     columns = H200.l2_bytes // 2 // 4096
     stores = []
     for batch, n in ((1, columns), (1, columns + 8), (2, columns // 2 + 8)):
@@ -148,7 +148,7 @@ def test_a_result_that_the_l2_cannot_hold_leaves_it_first(config):
     assert stores[0][1] == 0 and all(0 < every == said for every, said in stores[1:])
 
 
-def test_only_what_the_copy_engine_stores_from_the_one_buffer_is_said_to_leave_first():
+def test_only_tma_stores_from_the_one_buffer_evict_first():
     large = GemmProblem.contiguous(8192, 8192, 128, layout="nt")
     for problem, config, said in (
             (large, wide(128, 160, 8), True), (large, wide(128, 128, 8), False),
@@ -156,10 +156,10 @@ def test_only_what_the_copy_engine_stores_from_the_one_buffer_is_said_to_leave_f
             (replace(large, dtype_out="fp32"), wide(128, 160, 8), False),
             (replace(large, align_c=8), wide(128, 160, 8), False)):
         launch = next(x for x in launches_of(problem, config, H200) if x.gluon)
-        assert dict(launch.constants)["STREAMS"] is said
+        assert dict(launch.constants)["EVICT_FIRST"] is said
 
 
-def test_a_turned_tile_is_turned_on_its_way_to_shared_memory_and_stored_as_c_lies():
+def test_a_transposed_tile_is_transposed_by_stmatrix_and_stored_in_rows_of_c():
     config, *rest = CASES[-3]
     launch = gluon_launch(config, *rest)
     c = launch.arguments[2]
@@ -168,36 +168,36 @@ def test_a_turned_tile_is_turned_on_its_way_to_shared_memory_and_stored_as_c_lie
     assert code.count("STSM.16.MT88.4") == 2 * 144 * 64 // 1024 and code.count("UTMASTG") == 2 * 9
 
 
-@pytest.mark.parametrize("block_n, panel, inner", [
+@pytest.mark.parametrize("block_n, width, inner", [
     (120, 120, 8), (112, 112, 8), (160, 80, 8), (96, 48, 8), (192, 64, 64), (176, 176, 8)])
-def test_c_is_stored_in_panels_of_whole_sectors_by_each_warp(block_n, panel, inner):
+def test_epilogue_tiles_of_whole_sectors_are_stored_by_each_warp(block_n, width, inner):
     # 16 rows a box; an inner side of 64 in the type swizzles rows of 128 bytes, one of 8 none
     launch = gluon_launch(wide(64, block_n, 4), "bf16", "nt")
     c = launch.arguments[2]
-    assert c.loaded == (16, panel) and c.box == (64, inner)
+    assert c.loaded == (16, width) and c.box == (64, inner)
     code = disassembled(compile_launch(launch, 90))
-    assert code.count("UTMASTG") == block_n // panel
+    assert code.count("UTMASTG") == block_n // width
     assert "BAR.SYNC" not in code[code.index("STSM"):code.rindex("STSM")]  # no warp waits
 
 
-@pytest.mark.parametrize("config, places", [
+@pytest.mark.parametrize("config, buffers", [
     (wide(128, 192, 8, num_stages=4), 2), (wide(128, 192, 8, num_stages=5), 1),
     (wide(256, 128, 8, cluster_m=2), 2), (wide(128, 192, 8, num_stages=4, swap_ab=2), 2),
     (wide(64, 128, 4, cluster_m=2), 1)], ids=str)
-def test_panels_in_turn_wait_for_the_last_but_one_where_a_second_has_room(config, places):
-    # The first waits for all of the tile before; the second, where it has a place of its own, for
-    # none; the others for the one that had their place. Where there is one place each waits for
-    # all, and so does the end of the kernel.
+def test_epilogue_tiles_alternate_between_two_store_buffers_where_these_fit(config, buffers):
+    # The first waits for all of the tile before; with two buffers the second waits for none, and
+    # the others for the one before the last. With one buffer each waits for all. So does the end of
+    # the kernel.
     launch = gluon_launch(replace(config, epilogue_subtile=2), "bf16", "nt")
-    panels = config.block_m * config.block_n * 4 // config.num_warps // 64
-    panels //= 32 if config.swap_ab else 64
+    tiles = config.block_m * config.block_n * 4 // config.num_warps // 64
+    tiles //= 32 if config.swap_ab else 64
     code = disassembled(compile_launch(launch, 90))
     waits = [len(re.findall(rf"[^.]DEPBAR\.LE SB0, {x}\b", code)) * 4 // config.num_warps
              for x in ("0x0", "0x1")]
-    assert waits == ([panels + 1, 0] if places == 1 else [2, panels - 2])
+    assert waits == ([tiles + 1, 0] if buffers == 1 else [2, tiles - 2])
 
 
-def test_the_loop_of_one_buffer_meets_no_barrier_and_issues_each_copy_once():
+def test_the_loop_of_one_buffer_has_no_barrier_of_warps_and_issues_each_copy_once():
     # Of the consumer's steps and the producer's: ptxas wraps a copy whose predicate it does not
     # know to be one thread's in a loop (BRA.U.ANY).
     for config in (wide(128, 112, 8), wide(128, 128, 8, cluster_m=2, cluster_n=2),
@@ -212,8 +212,8 @@ def test_the_loop_of_one_buffer_meets_no_barrier_and_issues_each_copy_once():
 @pytest.mark.parametrize("batch", (1, 3))
 def test_the_maps_that_are_taken_by_number_are_where_the_code_looks_for_them(batch):
     binary = compile_launch(gluon_launch(SHARING[0][0], "bf16", "nt", batch), 90)
-    places = [i for i, (size, align) in enumerate(binary.parameters) if (size, align) == (128, 64)]
-    assert places[:2] == [0, 7 if batch > 1 else 5]
+    maps = [i for i, (size, align) in enumerate(binary.parameters) if (size, align) == (128, 64)]
+    assert maps[:2] == [0, 7 if batch > 1 else 5]
 
 
 def test_clusters_leave_out_the_sms_on_which_they_do_not_fit():

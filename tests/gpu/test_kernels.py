@@ -18,7 +18,7 @@ from tritongemm.device import current_device  # noqa: E402
 from tritongemm.kernels import SPECS, violation  # noqa: E402
 from tritongemm.kernels.compile import launches_of  # noqa: E402
 from tritongemm.kernels.constraints import Violation  # noqa: E402
-from tritongemm.kernels.warp_tile import streams  # noqa: E402
+from tritongemm.kernels.warp_tile import evict_first  # noqa: E402
 from tritongemm.measure.numerics import check, reference  # noqa: E402
 from tritongemm.measure.operands import draw  # noqa: E402
 from tritongemm.ops.plan import bind_config  # noqa: E402
@@ -200,7 +200,7 @@ def test_a_result_that_the_l2_cannot_hold_is_right(config, layout):
     device = current_device()
     for m, n, k, batch in ((5608, 6000, 72, 1), (2056, 2008, 136, 8)):  # of an H200: 63 MB
         problem = GemmProblem.contiguous(m, n, k, batch=batch, layout=layout)
-        assert streams(problem, config, device) and violation(problem, config, device) is None
+        assert evict_first(problem, config, device) and violation(problem, config, device) is None
         prove(problem, config, seed=k)
         prove_repeats(problem, config, 5)
 

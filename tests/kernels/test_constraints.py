@@ -191,9 +191,9 @@ BREACHES = (
     Breach("warp_specialized", "tile", "block_n=256 on 4 warps", {
         "block_m": 64, "block_n": 256, "num_warps": 4}),
     Breach("warp_specialized", "tile", "block_n=240 on 8 warps.*at most 224", {"block_n": 240}),
-    Breach("warp_specialized", "subtile", "panels have 1, a place for each, or 2",
+    Breach("warp_specialized", "subtile", "with one buffer it is 1, all epilogue tiles",
            {"block_n": 144, "epilogue_subtile": 4}),
-    Breach("warp_specialized", "subtile", "block_n=120 is one panel",
+    Breach("warp_specialized", "subtile", "block_n=120 is one epilogue tile",
            {"block_n": 120, "epilogue_subtile": 2}),
     Breach("warp_specialized", "tile", "does not divide among 3",
            {"block_m": 193, "num_warps": 12}),

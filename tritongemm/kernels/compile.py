@@ -198,8 +198,7 @@ def compile_launch(launch: Launch, arch: int) -> Binary:
     try:
         kernel = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
     except Exception as error:  # Triton raises kinds of its own, MLIR's and the assembler's
-        raise CompileError(f"{launch.symbol} for sm_{arch}: {type(error).__name__}: "
-                           f"{_first_lines(str(error))}") from error
+        raise CompileError(f"{launch.symbol} for sm_{arch}: {_reason(error)}") from error
     metadata = kernel.metadata
     if metadata.global_scratch_size:
         raise CompileError(f"{launch.symbol} asks for {metadata.global_scratch_size} bytes of "
@@ -254,6 +253,17 @@ def _shared_layout(x: Descriptor) -> str:
 
     element = getattr(gl, format_of(x.dtype).torch_name)
     return repr(gl.NVMMASharedLayout.get_default_for(list(x.box), element))
+
+
+def _reason(error: BaseException) -> str:
+    """What the compiler says. Triton shows the source first, level by level of calls, and the
+    innermost error says why: that comes first here."""
+    root = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    said = getattr(root, "error_message", None) or (str(root) if root is not error else None)
+    shown = _first_lines(str(error))
+    return f"{type(root).__name__}: {f'{said} | {shown}' if said else shown}"
 
 
 def _first_lines(text: str, limit: int = 600) -> str:

@@ -15,9 +15,9 @@ from tritongemm.kernels.triton_version import triton_version
 
 #: Minor versions that tests/compile/test_triton_versions.py compiles the kernels with.
 KNOWN = ((3, 6), (3, 9))
-#: From here on a piece of shared memory cannot be read as a larger one, which kernels need that
-#: keep both operands in one buffer: tiles of a width that is no power of two or that are turned,
-#: and clusters.
+#: From here on a buffer in shared memory cannot be reinterpreted as a larger one, as kernels do
+#: that keep both operands in one buffer: for tiles whose width is no power of two, for clusters,
+#: and for tiles that are transposed before they are stored.
 _NO_ONE_BUFFER = (3, 8)
 
 _refused: str | None = None
@@ -29,12 +29,12 @@ def obstacle() -> str | None:
 
 
 def one_buffer_obstacle() -> str | None:
-    """Why only tiles of a power of two columns, none turned and no clusters, are used here, or
-    None."""
+    """Why only tiles of a power of two columns, without clusters and transposed stores, are used
+    here, or None."""
     version = triton_version()
     if version and _minor(version) >= _NO_ONE_BUFFER:
         return (f"Triton {version} does not let a kernel keep both operands in one buffer, which "
-                "clusters, turned tiles and tiles whose width is no power of two need")
+                "clusters, transposed stores and tiles whose width is no power of two need")
     return None
 
 

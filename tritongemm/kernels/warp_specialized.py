@@ -68,7 +68,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     a, b = _maps(problem, outer, config, geometry)
     if padding is not None:
         a, b = padding.moved(a), padding.moved(b)
-    stored = outer_geometry if tile.turned(config) else geometry
+    stored = outer_geometry if tile.transposed(config) else geometry
     c = target_of(outer, config, stored)
     if store:
         c_desc = _map_of_c(outer, config, stored)
@@ -86,24 +86,25 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         Scalar("stride_cn", c.column, divisor_of(c.column, 8), fold=True),
         Scalar("stride_cs", c.part, divisor_of(c.part, 4)), *extra)
     constants = (
-        ("A_T", across_a), ("B_T", not across_b),
-        ("BATCHED", problem.batch > 1), ("TURNED", tile.turned(config)), ("TMA_STORE", store),
-        ("STREAMS", tile.streams(outer, config, device)),
+        ("A_T", across_a), ("B_T", not across_b), ("BATCHED", problem.batch > 1),
+        ("TRANSPOSED", tile.transposed(config)), ("TMA_STORE", store),
+        ("EVICT_FIRST", tile.evict_first(outer, config, device)),
         ("VECTOR", tile.vector_of(outer, config) if _along_rows(stored) else 0),
-        ("STORED", tile.PIECE if tile.turned(config) else tile.STORED_COLUMNS),
-        ("SUBTILE", config.epilogue_subtile), ("BLOCK_M", config.block_m),
-        ("BLOCK_N", config.block_n), ("PART", tile.part_columns(outer, config)),
-        ("PANEL", tile.panel_columns(config)), ("PLACES", tile.panel_places(outer, config)),
-        ("BLOCK_K", config.block_k), ("GROUP_M", config.group_m), ("SPLIT_K", split),
-        ("STAGES", config.num_stages),
+        ("ROW_COLUMNS", tile.row_columns(config)), ("SUBTILE", config.epilogue_subtile),
+        ("BLOCK_M", config.block_m), ("BLOCK_N", config.block_n), ("BLOCK_K", config.block_k),
+        ("ROWS", tile.rows_of(config)), ("FRAGMENT_N", tile.fragment_columns(outer, config)),
+        ("EPILOGUE_N", tile.epilogue_columns(config)),
+        ("STORE_BUFFERS", tile.store_buffers(outer, config)),
+        ("GROUP_M", config.group_m), ("SPLIT_K", split), ("STAGES", config.num_stages),
         ("CONSUMERS", consumers), ("PINGPONG", bool(config.pingpong)),
         ("CLUSTER_K", config.cluster_k), ("CLUSTER_M", config.cluster_m),
-        ("CLUSTER_N", config.cluster_n),
-        ("ROOM", tile.chunks_a_stage(config) if config.cluster_k > 1 else 0),
-        ("EARLY", tile.early_parts(outer, config, dict(epilogue)["ADDEND"])),
-        ("PAIRS", split == 1 and not tile.turned(config) and _pairs_of_d(problem, geometry)),
+        ("CLUSTER_N", config.cluster_n), ("CHUNKS_PER_STAGE", tile.chunks_per_stage(config)),
+        *tile.layout_constants(outer, config),
+        ("EARLY_FRAGMENTS", tile.early_fragments(outer, config, dict(epilogue)["ADDEND"])),
+        ("PAIRED_D",
+         split == 1 and not tile.transposed(config) and _d_in_pairs(problem, geometry)),
         ("CONSUMER_REGISTERS", for_consumers), ("PRODUCER_REGISTERS", for_producer), *epilogue)
-    # Programs that share K do one tile: they send their sums from where its operands were.
+    # Programs that share K compute one tile: its operands' buffers stage the sums that they send.
     clusters = units if config.cluster_k > 1 else min(
         units, tile.sms_of(config, device) * tile.programs_an_sm(outer, config, device)
         // tile.programs_of(config))
@@ -112,7 +113,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         (clusters * tile.programs_of(config), 1, 1), 4, 1, symbol_of(outer, config),
         cluster=tile.programs_of(config),
         maxnreg=tile.START_REGISTERS[consumers], gluon=True,
-        first_shared=tile.addressed_bytes(outer, config) if tile.one_buffer(config) else 0,
+        first_shared=tile.barriers_offset(outer, config) if tile.one_buffer(config) else 0,
         **dependence(config, device),
         scratch_bytes=(padding.scratch_bytes if padding else partials_bytes(outer, split)))
     before = (padding.launch,) if padding else ()
@@ -124,49 +125,42 @@ def _maps(problem: GemmProblem, outer: GemmProblem, config: KernelConfig,
           geometry: Geometry) -> tuple[Descriptor, Descriptor]:
     """The tensor maps of A and B as the kernel sees them: ``problem`` and ``geometry`` are those of
     what it computes, ``outer`` what was asked for."""
-    across_a, across_b = tile.across(outer, config)
     one_buffer = tile.one_buffer(config)
-    rows, columns = (tile.PIECE, tile.PIECE) if one_buffer else (tile.rows_of(config),
-                                                                 config.block_n)
+    rows, columns = tile.rows_of(config), config.block_n
+    if one_buffer:
+        rows = columns = tile.SWIZZLE_ATOM
     a = stored_operand(problem, "a", rows, config.block_k, geometry, gluon=True)
     b = stored_operand(problem, "b", columns, config.block_k, geometry, gluon=True)
     if one_buffer:
-        a = loaded_in(a, _loaded_box(config.block_m, config.cluster_n, across_a))
-        b = loaded_in(b, _loaded_box(tile.columns_of_b(outer, config), config.cluster_m, across_b))
+        a_box, b_box = tile.load_boxes(outer, config)
+        a, b = loaded_in(a, a_box), loaded_in(b, b_box)
     if config.swap_ab:
         a, b = replace(a, operand="b"), replace(b, operand="a")
     return a, b
 
 
 def _map_of_c(problem: GemmProblem, config: KernelConfig, geometry: Geometry) -> Descriptor:
-    """The tensor map of C. The one buffer's panels are of any width: the type's box says whether
-    their rows are swizzled (128 bytes) or not (16 bytes)."""
-    rows, panel = tile.rows_of(config), tile.panel_columns(config)
+    """The tensor map of C. Epilogue tiles in the one buffer have any width: the type's box says
+    whether their rows are swizzled (128 bytes) or not (16 bytes)."""
+    rows, columns = tile.rows_of(config), tile.epilogue_columns(config)
     box = (rows, config.block_n // config.epilogue_subtile)
     if tile.one_buffer(config):
-        box = (8, 64) if tile.turned(config) else (64, panel if panel == tile.PIECE else 8)
+        box = (8, 64) if tile.transposed(config) else (
+            64, columns if columns == tile.SWIZZLE_ATOM else 8)
     c = batched(problem, "c_desc", "c", problem.dtype_out, (problem.m, problem.n), geometry.cm,
                 box, geometry.cb, gluon=True)
     if not tile.one_buffer(config):
         return c
-    if tile.turned(config):
-        return loaded_in(c, panel)
-    return loaded_in(c, 16, panel)  # a warp's rows
+    if tile.transposed(config):
+        return loaded_in(c, columns)
+    return loaded_in(c, 16, columns)  # a warp's rows
 
 
-def _pairs_of_d(problem: GemmProblem, geometry: Geometry) -> bool:
+def _d_in_pairs(problem: GemmProblem, geometry: Geometry) -> bool:
     """Whether D is read, and 16-bit values of a row of it may be loaded two at once."""
     g = geometry
     return (EPILOGUES[problem.epilogue].reads_d and dtype_of(problem.dtype_out).itemsize == 2
             and problem.n % 2 == 0 and g.dn == 1 and (g.db | g.dm) % 2 == 0 and g.align_d >= 4)
-
-
-def _loaded_box(rows: int, programs: int, across: bool) -> int:
-    """The outer side of a box of an operand of which each of ``programs`` loads a part: its rows
-    or, of a side stored across K, steps of K: all 64 where its pieces of 64 divide, else a part."""
-    if not across:
-        return rows // programs
-    return tile.PIECE if rows // tile.PIECE % programs == 0 else tile.PIECE // programs
 
 
 def _consumers(problem, config, device):
@@ -197,16 +191,16 @@ def _one_buffer(problem, config, device):
     what = f"block_n={config.block_n}"
     if tile.programs_of(config) > 1:
         what = f"a cluster of {tile.programs_of(config)} programs"
-    elif tile.turned(config):
+    elif tile.transposed(config):
         what = "swap_ab=2"
     return f"{what}: {reason}"
 
 
 def _sharing(problem, config, device):
-    if tile.sharers_of(config) == 1:
+    if tile.multicasters_of(config) == 1:
         return None
     what = f"cluster_m={config.cluster_m}, cluster_n={config.cluster_n}"
-    if tile.sharers_of(config) not in (2, 4, 8) or config.cluster_m & (config.cluster_m - 1):
+    if tile.multicasters_of(config) not in (2, 4, 8) or config.cluster_m & (config.cluster_m - 1):
         return f"{what}: a cluster has 2, 4 or 8 programs, each side a power of two"
     if config.pingpong or config.cluster_k > 1:
         return f"{what} goes with pingpong=0 and cluster_k=1"
@@ -228,7 +222,7 @@ def _cluster(problem, config, device):
     if config.block_m != 64 * tile.consumers_of(config):
         return (f"cluster_k={size}: a consumer must have 64 rows, not those of "
                 f"block_m={config.block_m}")
-    least = -(-4 * size // tile.chunks_a_stage(config))
+    least = -(-4 * size // tile.chunks_per_stage(config))
     if config.num_stages < least:
         return (f"cluster_k={size} of block_n={config.block_n} sends what {least} stages have room "
                 f"for, not num_stages={config.num_stages}")
@@ -256,7 +250,9 @@ def _tile(problem, config, device):
     if rows * config.block_n > 128 * most:
         return (f"{rows}x{config.block_n} a consumer is {rows * config.block_n // 128} "
                 f"accumulator registers a thread; at most {most}")
-    most = 192 if tile.consumers_of(config) != 2 else 256 if tile.is_power(config.block_n) else 224
+    most = 256 if tile.is_power_of_two(config.block_n) else 224
+    if tile.consumers_of(config) != 2:
+        most = 192
     if config.block_n > most:
         return (f"block_n={config.block_n} on {config.num_warps} warps: one tensor instruction "
                 f"would want more registers than the kernel may start with; at most {most}")
@@ -274,11 +270,12 @@ def _subtile(problem, config, device):
         return f"epilogue_subtile={config.epilogue_subtile} is not 1, 2 or 4"
     if tile.one_buffer(config):
         if config.epilogue_subtile == 4:
-            return "epilogue_subtile=4: panels have 1, a place for each, or 2, one for all"
-        if (config.epilogue_subtile == 2 and tile.panel_columns(config) == config.block_n
+            return ("epilogue_subtile=4: with one buffer it is 1, all epilogue tiles staged, or "
+                    "2, one or two at a time")
+        if (config.epilogue_subtile == 2 and tile.epilogue_columns(config) == config.block_n
                 and tile.rows_of(config) == 64):
-            return (f"epilogue_subtile=2: a tile of block_n={config.block_n} is one panel, which "
-                    "has a place of its own anyway")
+            return (f"epilogue_subtile=2: a tile of block_n={config.block_n} is one epilogue tile; "
+                    "use epilogue_subtile=1")
         return None
     piece = config.block_n // config.epilogue_subtile
     if config.epilogue_subtile > 1 and piece < 32:
@@ -315,7 +312,7 @@ def _aligned_or_padded(problem, config, device):
 def _not_swapped_for_nothing(problem, config, device):
     if config.swap_ab == 1 and min(problem.m, problem.n) > 128:
         return (f"swap_ab=1 is for one narrow side; {problem.m} and {problem.n} are both above "
-                "128; swap_ab=2 turns its tiles before it stores them")
+                "128; swap_ab=2 transposes its tiles before it stores them")
     return None
 
 

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from tritongemm.baselines.cuda.compiler import read_source
 from tritongemm.baselines.cuda.rungs import CudaRung
 from tritongemm.config import KernelConfig
 
@@ -50,12 +51,12 @@ def emulate(rung: CudaRung, config: KernelConfig, cases: list[tuple], folder: Pa
 #define LAZY {int(lazy)}
 #include "{SHIM}"
 {"".join(f"#define {k} {v}{chr(10)}" for k, v in rung.macros(config, aligned).items())}
-{_as_cpp((source or rung.source).read_text(encoding="utf-8"))}
+{_as_cpp(read_source(source or rung.source))}
 #undef BM
 #undef BN
 #define BM 8
 #define BN 32
-{_as_cpp(rung.source.with_name("pad.cu").read_text(encoding="utf-8"))}
+{_as_cpp(read_source(rung.source.with_name("pad.cu")))}
 static int m, n, k, gm, gn, gk; static float al, be;
 static float *pa, *pb, *pc, *pp, *ga, *gb, *gc;
 static bool run(int M, int N, int K, float alpha, float beta, int GM, int GN, int GK, int gx,

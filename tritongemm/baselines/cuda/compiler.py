@@ -1,7 +1,8 @@
 """CUDA C++ -> cubin through NVRTC, with no GPU needed, kept on disk.
 
 Only cubins for a named architecture are made: PTX and the default architecture ask the driver.
-NVRTC brings no headers, so a source is self-contained; parameters reach it as macros.
+NVRTC brings no headers, so a source includes only files of its own folder, which are put in its
+text here; parameters reach it as macros.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ _log = logging.getLogger(__name__)
 #: Changes when the layout of a stored cubin changes.
 _STORE_VERSION = 1
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*\Z")
+_INCLUDE = re.compile(r'#include "(\w+\.cuh)"\Z')
 _ARCH = re.compile(r"sm_\d{2,3}[af]?\Z")
 
 
@@ -44,7 +46,7 @@ def compile_cuda(source: str | Path, name: str, macros: Mapping[str, object] | N
     >>> kernel.launch(grid, 256, [x, np.float32(2), np.int32(x.numel())])  # doctest: +SKIP
 
     Args:
-        source: CUDA C++ text, or the path of a ``.cu`` file. Self-contained: no headers.
+        source: CUDA C++ text, or the path of a ``.cu`` file (:func:`read_source`). No headers.
         name: the kernel's name, declared ``extern "C" __global__``.
         macros: name -> int, float, bool or text, as ``-D`` would define them.
         arch: ``90`` or ``"sm_90"``, ``"sm_90a"``; None: of the current CUDA device.
@@ -116,12 +118,28 @@ def defines_kernel(code: bytes, name: str) -> bool:
     return b".text." + name.encode() + b"\0" in code
 
 
+def read_source(path: Path) -> str:
+    """The text of a ``.cu`` file, each line ``#include "NAME.cuh"`` replaced by that file, which is
+    beside it. Raises :class:`DataFileError` for a file that cannot be read."""
+    lines = _read(path).splitlines()
+    for index, line in enumerate(lines):
+        if included := _INCLUDE.match(line):
+            name = included.group(1)
+            lines[index] = (f'#line 1 "{name}"\n{_read(path.with_name(name))}'
+                            f'#line {index + 2} "{path.name}"')
+    return "\n".join(lines) + "\n"
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataFileError(path, f"cannot be read as CUDA source: {error}") from error
+
+
 def _source_text(source: str | Path, name: str) -> tuple[str, str]:
     if isinstance(source, Path):
-        try:
-            return source.read_text(encoding="utf-8"), source.name
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataFileError(source, f"cannot be read as CUDA source: {error}") from error
+        return read_source(source), source.name
     if not isinstance(source, str):
         raise UsageError(f"source is a {type(source).__name__}; give CUDA C++ text or a Path")
     return source, f"{name}.cu"

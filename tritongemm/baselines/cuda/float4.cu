@@ -9,23 +9,7 @@
 
 #define THREADS (BN / 4 * BM)
 
-// Four neighbours in a row of X [rows, cols], zeros outside it: one 128-bit load if ALIGNED (every
-// row starts on 16 bytes, so that four neighbours are inside or outside together), else four.
-__device__ __forceinline__ float4 load4(const float *X, int rows, int cols, int row, int col)
-{
-    const float *x = X + (size_t)row * cols + col;
-    float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    if (ALIGNED) {
-        if (row < rows && col < cols)
-            v = *(const float4 *)x;
-    } else if (row < rows) {
-        if (col + 0 < cols) v.x = x[0];
-        if (col + 1 < cols) v.y = x[1];
-        if (col + 2 < cols) v.z = x[2];
-        if (col + 3 < cols) v.w = x[3];
-    }
-    return v;
-}
+#include "vector4.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 float4_loads(int M, int N, int K, float alpha, const float *A, const float *B, float beta, float *C)

@@ -1,11 +1,11 @@
 """Programmatic dependent launch (sm_90 and later): a kernel starts under its predecessor's tail.
 
-A kernel launched so may start before the one in front of it in the stream has ended, and must
-wait for it before it touches memory: ``wait`` returns once that one is complete and what it wrote
-is visible. Every kernel of this package waits, with all threads that touch memory, so "complete"
-goes back through the whole stream. Before that it may only ask the L2 for what it will load
-(``prefetch``). ``release`` lets the next kernel start its own set-up; it is called once a program's
-last loads are under way, because a waiting kernel takes room on the SMs.
+A kernel launched so may start before its predecessor in the stream has ended, and must wait for it
+before it touches memory: ``wait`` returns once the predecessor is complete and its writes are
+visible. Every kernel of this package waits, with all threads that touch memory, so "complete" holds
+for the whole stream before it. Until then a kernel may only prefetch into the L2 (``prefetch``).
+``release`` lets the next kernel start its own set-up; it is called once a program's last loads are
+under way, because a waiting kernel occupies SMs.
 """
 
 import triton
@@ -21,8 +21,8 @@ _WAIT_AFTER = tl.constexpr(
 
 @triton.jit
 def wait_after(number):
-    """``wait``, once a ``number`` that is never -1 is known: what the wait does not depend on ptxas
-    puts behind it, where nothing hides it any more."""
+    """``wait``, once a ``number`` that is never -1 is known. ptxas moves computations that the wait
+    does not depend on behind it, where nothing hides them."""
     tl.inline_asm_elementwise(_WAIT_AFTER, "=r,r", [number], dtype=tl.int32, is_pure=False, pack=1)
 
 

@@ -1,4 +1,4 @@
-"""What a tile loads past the edge of an operand, so that its loads along M and N need no mask."""
+"""Indices past the edge of an operand, replaced so that loads along M and N need no mask."""
 
 import triton
 import triton.language as tl
@@ -6,19 +6,19 @@ import triton.language as tl
 
 @triton.jit
 def within(index, size, mask, VEC: tl.constexpr):
-    """``index``, and where that is past the ``size`` another within it: loaded, and not used.
+    """``index``, or where that is past the ``size`` another one within it, whose value is not used.
 
     ``mask`` is the largest power of two that is at most the size, less one: neighbours past the
-    edge are neighbours within. One for all would be slow: a warp copies the same few bytes into
-    shared memory many times, and all programs at the edge, as it looks, ask the L2 for the same
-    lines (perf/results/nvidia-h200/exploratory/edge-columns.txt). A remainder would do too, with
+    edge are neighbours within. One index for all would be slow: a warp copies the same few bytes
+    into shared memory many times, and probably all programs at the edge read the same lines of the
+    L2 (perf/results/nvidia-h200/exploratory/edge-columns.txt). A remainder would do too, with
     divisions before the first load.
 
-    This hides the contiguity from the compiler, so it is said again: VEC, a power of two, divides
-    the size, so that no vector crosses the edge, and then also the power of two behind ``mask``.
+    This hides the contiguity from the compiler, so it is stated again: VEC, a power of two, divides
+    the size, so that no vector crosses the edge; then it divides the power of two in ``mask`` too.
     """
-    # Not compared as for the store: what both ask is kept through the loop, in registers that fp32
-    # has none to spare of.
+    # Compared otherwise than for the store: a common comparison would be kept through the loop, in
+    # registers that fp32 has none to spare of.
     found = tl.where(index > size - 1, index & mask, index)
     if VEC > 1:
         found = tl.max_contiguous(tl.multiple_of(found, VEC), VEC)

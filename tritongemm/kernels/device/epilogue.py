@@ -1,6 +1,6 @@
-"""The epilogue: activation(alpha * product + beta * D) in float32, and the loading of D.
+"""The epilogue: activation(alpha * product + beta * D) in float32, and the loads of D.
 
-Kernels of ``tl`` and of Gluon share it: a Gluon function is made from the same source. ADDEND is
+One copy for ``tl`` and Gluon kernels: the Gluon functions are made from the same source. ADDEND is
 ``none``, ``scale`` (alpha alone), or what D is: ``columns`` or ``rows`` (a vector, the same for
 every row or every column) or ``tile``.
 """
@@ -11,9 +11,10 @@ from triton.experimental import gluon
 
 
 @triton.jit
-def places_of_d(d, batch, rows, cols, M, N, stride_db, stride_dm, stride_dn, ADDEND: tl.constexpr):
-    """Pointers to D at ``rows`` and ``cols``, and which of them are inside. ``batch`` is 64 bits
-    wide; rows and cols are where D's offsets need it."""
+def pointers_to_d(d, batch, rows, cols, M, N, stride_db, stride_dm, stride_dn,
+                  ADDEND: tl.constexpr):
+    """Pointers to D at ``rows`` and ``cols``, and the mask of those inside. ``batch`` is 64-bit;
+    rows and cols are where D's offsets need it."""
     if ADDEND == "columns":
         return d + batch * stride_db + cols * stride_dn, cols < N
     elif ADDEND == "rows":
@@ -25,14 +26,14 @@ def places_of_d(d, batch, rows, cols, M, N, stride_db, stride_dm, stride_dn, ADD
 
 @triton.jit
 def load_d(d, batch, rows, cols, M, N, stride_db, stride_dm, stride_dn, ADDEND: tl.constexpr):
-    """D at ``rows`` and ``cols`` (``places_of_d``), one of them of length 1 where D is a vector; 0
-    where there is none."""
+    """D at ``rows`` and ``cols``, with one side of length 1 where D is a vector; 0 where there is
+    none."""
     if ADDEND == "none" or ADDEND == "scale":
         return 0.0
     else:
-        places, inside = places_of_d(d, batch, rows, cols, M, N, stride_db, stride_dm, stride_dn,
+        ptrs, inside = pointers_to_d(d, batch, rows, cols, M, N, stride_db, stride_dm, stride_dn,
                                      ADDEND)
-        value = tl.load(places, mask=inside, other=0.0)
+        value = tl.load(ptrs, mask=inside, other=0.0)
         if ADDEND == "columns":
             return value[None, :]
         elif ADDEND == "rows":
@@ -46,7 +47,7 @@ def normal_cdf(x):
     """(1 + erf(x / sqrt(2))) / 2 for float32, to 6e-8, without the library's branches.
 
     Phi(-|x|) = 2 ** (-1 + |x| Q(|x|)), Q of degree 7: a fit to 0..6.5 that weighs each error by
-    what it does to x Phi(x). Beyond, its negative leading coefficient takes the power to 0.
+    its effect on x Phi(x). Beyond, its negative leading coefficient drives the power to 0.
     """
     z = tl.abs(x)
     q = -2.1560315e-06 * z + 3.1458232e-05
@@ -84,4 +85,4 @@ def finish(acc, value, alpha, beta, ADDEND: tl.constexpr, ACTIVATION: tl.constex
 
 
 gluon_load_d, gluon_finish = gluon.jit(load_d.fn), gluon.jit(finish.fn)
-gluon_places_of_d = gluon.jit(places_of_d.fn)
+gluon_pointers_to_d = gluon.jit(pointers_to_d.fn)

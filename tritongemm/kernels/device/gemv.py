@@ -1,10 +1,10 @@
 """A product with at most eight rows: the weights stream through registers once, no tensor cores.
 
-C[M, N] = A[M, K] @ B[K, N] for an M of 1 to 8 takes as long as B takes to arrive. A program owns
-BLOCK_N columns and a part of K. A step loads a tile of B, each thread 16 bytes or more of it at a
+C[M, N] = A[M, K] @ B[K, N] for an M of 1 to 8 takes as long as loading B. A program owns
+BLOCK_N columns and a split of K. A step loads a tile of B, each thread 16 bytes or more of it at a
 time, along K or along N, whichever is contiguous; multiplies it with each row of A in float32; and
-adds what belongs to one thread to that thread's own sums. Threads add their sums to each other's
-once, after the loop: nothing in it waits for another thread.
+adds each thread's products to that thread's own sums. Sums are added across threads once, after the
+loop: nothing in it waits for another thread.
 """
 
 import triton
@@ -13,6 +13,7 @@ import triton.language as tl
 from tritongemm.kernels.device.dependent_launch import release, wait_after
 from tritongemm.kernels.device.edge import within
 from tritongemm.kernels.device.epilogue import finish, load_d
+from tritongemm.kernels.device.operand_types import require_operands
 from tritongemm.kernels.device.symbol import symbol
 
 
@@ -28,19 +29,19 @@ def by_thread(tile, ROWS: tl.constexpr, LANES: tl.constexpr, VEC_K: tl.constexpr
 
 
 @triton.jit
-def stream(b, offsets, stride_bk, ks, left, wanted, PARTS: tl.constexpr, EVEN_K: tl.constexpr,
+def stream(b, offsets, stride_bk, ks, left, wanted, CHUNKS: tl.constexpr, EVEN_K: tl.constexpr,
            AHEAD: tl.constexpr):
-    """The parts of B's tile of one step, of which ``left`` are in K; AHEAD: 0 if not ``wanted``,
-    where there may be no such step."""
+    """B's tile of one step, in CHUNKS along K, of which ``left`` elements are in K. AHEAD: the step
+    may not exist, and is 0 if not ``wanted``."""
     WIDTH: tl.constexpr = ks.shape[1]
     tiles = ()
-    for part in tl.static_range(PARTS):
-        ptrs = b + part * WIDTH * stride_bk + offsets
+    for chunk in tl.static_range(CHUNKS):
+        ptrs = b + chunk * WIDTH * stride_bk + offsets
         if EVEN_K and not AHEAD:
             tiles += (tl.load(ptrs, eviction_policy="evict_first"),)
         else:
             inside = tl.full((1, WIDTH), wanted, tl.int1) if EVEN_K else (
-                (part * WIDTH + ks < left) & wanted)
+                (chunk * WIDTH + ks < left) & wanted)
             tiles += (tl.load(ptrs, mask=inside, other=0.0, eviction_policy="evict_first"),)
     return tiles
 
@@ -54,13 +55,14 @@ def gemv(a, b, c, M, N, K, mask_n, stride_ab, stride_am, stride_ak, stride_bb, s
          ADDEND: tl.constexpr, ACTIVATION: tl.constexpr, DEPENDENT: tl.constexpr,
          SYMBOL: tl.constexpr):
     """C[batch, M, N] = A[batch, M, K] @ B[batch, K, N] and its epilogue, M at most BLOCK_M; with
-    SPLIT_K > 1, C is [SPLIT_K, batch, M, N] float32 and each part holds the sum over its steps of
+    SPLIT_K > 1, C is [SPLIT_K, batch, M, N] float32 and each split holds the sum over its steps of
     K. BLOCK_K is a multiple of LANES * VEC_K, what the threads load at a time.
 
-    STAGES: 1 loads a step's part of B and uses it; 2 loads that of the next step before it uses
+    STAGES: 1 loads a step's tile of B and uses it; 2 loads that of the next step before it uses
     this one's, so that ptxas cannot put a load off to save registers; from 3 on B goes through
     STAGES - 1 buffers in shared memory, asynchronously.
     """
+    require_operands(a.dtype.element_ty, b.dtype.element_ty, "bf16, fp16, fp32")
     num_n = tl.cdiv(N, BLOCK_N)
     program = tl.program_id(0)
     batch = (program // num_n).to(tl.int64)
@@ -78,44 +80,44 @@ def gemv(a, b, c, M, N, K, mask_n, stride_ab, stride_am, stride_ak, stride_bb, s
     first = split * steps_a_split
     last = min(first + steps_a_split, steps)
     WIDTH: tl.constexpr = LANES * VEC_K
-    PARTS: tl.constexpr = BLOCK_K // WIDTH
+    CHUNKS: tl.constexpr = BLOCK_K // WIDTH
     ks = tl.arange(0, WIDTH)[None, :]
     start = first.to(tl.int64) * BLOCK_K
     a += batch * stride_ab + start * stride_ak
     b += batch * stride_bb + start * stride_bk
-    # Of A what the threads of one row need, once for each: B's tile has the same layout then.
+    # A's vector is repeated for each row of threads, so that it has the layout of B's tile.
     a_offsets = tl.zeros((ROWS, 1), tl.int32) + ks * stride_ak
     b_offsets = cols_b[:, None] * stride_bn + ks * stride_bk
     sums = (tl.zeros((BLOCK_N // ROWS, ROWS, LANES), tl.float32),) * BLOCK_M
     if STAGES == 2:
-        following = stream(b, b_offsets, stride_bk, ks, K - first * BLOCK_K, first < last, PARTS,
+        following = stream(b, b_offsets, stride_bk, ks, K - first * BLOCK_K, first < last, CHUNKS,
                            EVEN_K, True)
     for step in tl.range(first, last, num_stages=STAGES if STAGES > 2 else 1):
         left = K - step * BLOCK_K
-        # A first: of two layouts that meet, Triton keeps the one of the later load, and B's must
-        # not be the one that goes through shared memory where A's rows cannot be loaded as wide.
+        # A first: of two layouts in one operation Triton keeps that of the later load, and B's must
+        # not be converted through shared memory where A's rows cannot be loaded as wide.
         vectors = ()
-        for part in tl.static_range(PARTS):
+        for chunk in tl.static_range(CHUNKS):
             for row in tl.static_range(BLOCK_M):
                 at = min(row, M - 1)
                 if INDEX64:
                     at = at.to(tl.int64)
-                a_ptrs = a + at * stride_am + part * WIDTH * stride_ak + a_offsets
+                a_ptrs = a + at * stride_am + chunk * WIDTH * stride_ak + a_offsets
                 if EVEN_K:
                     vectors += (tl.load(a_ptrs),)
                 else:
-                    vectors += (tl.load(a_ptrs, mask=part * WIDTH + ks < left, other=0.0),)
+                    vectors += (tl.load(a_ptrs, mask=chunk * WIDTH + ks < left, other=0.0),)
         if STAGES == 2:
             tiles = following
             following = stream(b + BLOCK_K * stride_bk, b_offsets, stride_bk, ks, left - BLOCK_K,
-                               step + 1 < last, PARTS, EVEN_K, True)
+                               step + 1 < last, CHUNKS, EVEN_K, True)
         else:
-            tiles = stream(b, b_offsets, stride_bk, ks, left, True, PARTS, EVEN_K, False)
-        for part in tl.static_range(PARTS):
-            weights = by_thread(tiles[part], ROWS, LANES, VEC_K)
+            tiles = stream(b, b_offsets, stride_bk, ks, left, True, CHUNKS, EVEN_K, False)
+        for chunk in tl.static_range(CHUNKS):
+            weights = by_thread(tiles[chunk], ROWS, LANES, VEC_K)
             added = ()
             for row in tl.static_range(BLOCK_M):
-                x = by_thread(vectors[part * BLOCK_M + row], ROWS, LANES, VEC_K)
+                x = by_thread(vectors[chunk * BLOCK_M + row], ROWS, LANES, VEC_K)
                 added += (sums[row] + tl.sum(x * weights, 3),)
             sums = added
         a += BLOCK_K * stride_ak

@@ -3,8 +3,7 @@
 3.6 and 3.7 store by ``tma.async_copy_shared_to_global`` and load by
 ``tma.async_copy_global_to_shared``; later versions name them ``async_store`` and ``async_load``
 and keep the old names only to raise an error. 3.7 has ``barrier`` where 3.6 has
-``thread_barrier``. 3.9 names a buffer's ``_reinterpret`` without the
-underscore.
+``thread_barrier``. 3.9 names a buffer's ``_reinterpret`` without the underscore.
 """
 
 from triton.experimental import gluon
@@ -40,10 +39,11 @@ else:
 def shared_address(offset):
     """The address ``offset`` bytes into the program's shared memory.
 
-    Gluon tells no addresses: who needs one keeps what it points to in the buffer that is first in
-    shared memory, the largest, as Triton's allocator has it. A binary in which something else lies
-    there is refused (``Launch.first_shared``): no space after the comma tells this instruction from
-    the compiler's own, whose offsets are those of other buffers (``compile.shared_offsets``).
+    Gluon does not give addresses of buffers. Code that needs one uses the first buffer in shared
+    memory, which is the largest (Triton's allocator). A binary in which something else lies there
+    is refused (``Launch.first_shared``). Without a space after the comma this instruction differs
+    from the compiler's own, whose offsets are those of other buffers
+    (``compile.shared_offsets``).
     """
     return offset + gl.inline_asm_elementwise("mov.u32 $0,global_smem;", "=r", [], dtype=gl.int32,
                                               is_pure=True, pack=1)

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from tritongemm.kernels.device.operand_types import require_operands
 from tritongemm.kernels.device.symbol import symbol
 
 
@@ -14,6 +15,7 @@ def naive(a, b, c, M, N, K, stride_am, stride_ak, stride_bk, stride_bn, stride_c
 
     The compiler sees no matrix product, so nothing goes to shared memory or tensor cores.
     """
+    require_operands(a.dtype.element_ty, b.dtype.element_ty, "bf16, fp16, fp32")
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     ks = tl.arange(0, BLOCK_K)

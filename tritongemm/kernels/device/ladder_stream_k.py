@@ -1,15 +1,16 @@
 """Stream-K: the steps of all tiles in one line, cut into equal shares, and the fix-up.
 
-A share may begin and end in the middle of a tile. Whole tiles go straight to C; of a cut tile
-each program keeps its part in scratch, and a second launch adds the parts in the order of the
-programs, so that results repeat bit for bit. After Osama et al., "Stream-K: work-centric parallel
-decomposition for dense matrix-matrix multiplication on the GPU", PPoPP 2023.
+A share may begin and end in the middle of a tile. Whole tiles are stored to C; of a tile that
+several programs share, each stores its partial sums in scratch, and a second launch adds them in
+the order of the programs, so that results repeat bit for bit. After Osama et al., "Stream-K:
+work-centric parallel decomposition for dense matrix-matrix multiplication on the GPU", PPoPP 2023.
 """
 
 import triton
 import triton.language as tl
 
 from tritongemm.kernels.device.ladder_tile import store_sum, tile_sum
+from tritongemm.kernels.device.operand_types import require_type
 from tritongemm.kernels.device.order import tile_of
 from tritongemm.kernels.device.symbol import symbol
 
@@ -22,8 +23,8 @@ def stream_k(a, b, c, partials, M, N, K, stride_am, stride_ak, stride_bk, stride
              INTERPRETED: tl.constexpr, DEPENDENT: tl.constexpr, SYMBOL: tl.constexpr):
     """Steps [program * share, (program + 1) * share) of C[M, N] = A[M, K] @ B[K, N].
 
-    partials: float32 [programs, 2, BLOCK_M, BLOCK_N]: the part that ends a tile begun by another
-    program (0), and the part that begins a tile which another ends (1).
+    partials: float32 [programs, 2, BLOCK_M, BLOCK_N]: partial sums of a tile that another program
+    began (0), and of one that another program ends (1).
     """
     num_m = tl.cdiv(M, BLOCK_M)
     num_n = tl.cdiv(N, BLOCK_N)
@@ -53,7 +54,9 @@ def stream_k(a, b, c, partials, M, N, K, stride_am, stride_ak, stride_bk, stride
 def fix_up(partials, c, M, N, K, stride_cm, stride_cn, share, BLOCK_M: tl.constexpr,
            BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
            INDEX64: tl.constexpr, DEPENDENT: tl.constexpr, SYMBOL: tl.constexpr):
-    """One program a tile: adds the parts of a tile that was cut; the others are done."""
+    """One program a tile: adds the partial sums of a tile that several programs shared; the others
+    are complete."""
+    require_type("partials", partials.dtype.element_ty, "fp32")
     num_m = tl.cdiv(M, BLOCK_M)
     num_n = tl.cdiv(N, BLOCK_N)
     steps = tl.cdiv(K, BLOCK_K)

@@ -3,7 +3,8 @@
 import triton
 import triton.language as tl
 
-from tritongemm.kernels.device.dot import dot
+from tritongemm.kernels.device.dot import dot_over_k
+from tritongemm.kernels.device.operand_types import require_operands
 
 
 @triton.jit
@@ -12,6 +13,7 @@ def tile_sum(a, b, tile_m, tile_n, first, last, M, N, K, stride_am, stride_ak, s
              BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
              INDEX64: tl.constexpr, PRECISION: tl.constexpr, INTERPRETED: tl.constexpr):
     """Sum of A @ B over steps ``first`` to ``last`` of K, for one tile: [BLOCK_M, BLOCK_N]."""
+    require_operands(a.dtype.element_ty, b.dtype.element_ty, "bf16, fp16, fp32")
     rows = (tile_m * BLOCK_M + tl.arange(0, BLOCK_M)) % M
     cols = (tile_n * BLOCK_N + tl.arange(0, BLOCK_N)) % N
     if VEC_M > 1:
@@ -26,19 +28,8 @@ def tile_sum(a, b, tile_m, tile_n, first, last, M, N, K, stride_am, stride_ak, s
         start = start.to(tl.int64)
     a_ptrs = a + start * stride_ak + (rows[:, None] * stride_am + ks[None, :] * stride_ak)
     b_ptrs = b + start * stride_bk + (ks[:, None] * stride_bk + cols[None, :] * stride_bn)
-    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for step in range(first, last):
-        if EVEN_K:
-            x = tl.load(a_ptrs)
-            y = tl.load(b_ptrs)
-        else:
-            left = K - step * BLOCK_K
-            x = tl.load(a_ptrs, mask=ks[None, :] < left, other=0.0)
-            y = tl.load(b_ptrs, mask=ks[:, None] < left, other=0.0)
-        acc = dot(x, y, acc, PRECISION, INTERPRETED)
-        a_ptrs += BLOCK_K * stride_ak
-        b_ptrs += BLOCK_K * stride_bk
-    return acc
+    return dot_over_k(a_ptrs, b_ptrs, ks, first, last, K, stride_ak, stride_bk, BLOCK_M, BLOCK_N,
+                      BLOCK_K, EVEN_K, PRECISION, INTERPRETED)
 
 
 @triton.jit

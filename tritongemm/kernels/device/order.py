@@ -1,7 +1,8 @@
-"""The one copy of the tile order, used by every ``tl`` kernel."""
+"""The tile order: which tile of C has which number. One copy, for ``tl`` and Gluon kernels."""
 
 import triton
 import triton.language as tl
+from triton.experimental import gluon
 
 
 @triton.jit
@@ -15,3 +16,6 @@ def tile_of(tile, num_m, num_n, GROUP_M: tl.constexpr):
     first_m = group * GROUP_M
     size_m = min(num_m - first_m, GROUP_M)
     return first_m + (tile % width) % size_m, (tile % width) // size_m
+
+
+gluon_tile_of = gluon.jit(tile_of.fn)

@@ -6,6 +6,7 @@ import triton.language as tl
 from tritongemm.kernels.device.dependent_launch import release, wait
 from tritongemm.kernels.device.dot import dot
 from tritongemm.kernels.device.epilogue import finish, load_d
+from tritongemm.kernels.device.operand_types import require_operands
 from tritongemm.kernels.device.order import tile_of
 from tritongemm.kernels.device.symbol import symbol
 
@@ -15,8 +16,8 @@ def store_tile(c_desc, c, acc, batch, row, col, M, N, stride_cb, stride_cm, d, a
                stride_db, stride_dm, stride_dn, SUBTILE: tl.constexpr, TMA_STORE: tl.constexpr,
                BATCHED: tl.constexpr, ADDEND: tl.constexpr, ACTIVATION: tl.constexpr,
                BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Finishes and stores a [BLOCK_M, BLOCK_N] tile in SUBTILE pieces along N: less shared memory
-    at a time."""
+    """Finishes and stores a [BLOCK_M, BLOCK_N] tile in SUBTILE epilogue tiles along N, which need
+    less shared memory at a time."""
     if SUBTILE > 1:
         left, right = acc.reshape(BLOCK_M, 2, BLOCK_N // 2).permute(0, 2, 1).split()
         store_tile(c_desc, c, left, batch, row, col, M, N, stride_cb, stride_cm, d, alpha, beta,
@@ -52,6 +53,7 @@ def persistent_tma(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, strid
                    DEPENDENT: tl.constexpr, SYMBOL: tl.constexpr):
     """C[batch, M, N] = A @ B and its epilogue. A is stored [M, K] or, with A_T, [K, M]; B [K, N]
     or, with B_T, [N, K]. What lies past an edge is loaded as zero and not stored."""
+    require_operands(a_desc.dtype, b_desc.dtype, "bf16, fp16, fp32")
     if DEPENDENT:
         wait()
     num_m = tl.cdiv(M, BLOCK_M)

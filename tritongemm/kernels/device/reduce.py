@@ -1,10 +1,11 @@
-"""The second pass of split-K: adds the parts in a fixed order, so results repeat bit for bit."""
+"""The second pass of split-K: adds partial sums in a fixed order, so results repeat bit for bit."""
 
 import triton
 import triton.language as tl
 
 from tritongemm.kernels.device.dependent_launch import release, wait
 from tritongemm.kernels.device.epilogue import finish
+from tritongemm.kernels.device.operand_types import require_type
 from tritongemm.kernels.device.symbol import symbol
 
 
@@ -15,6 +16,7 @@ def reduce_splits(partials, c, M, N, total, stride_cb, stride_cm, stride_cn, d, 
                   ACTIVATION: tl.constexpr, DEPENDENT: tl.constexpr, SYMBOL: tl.constexpr):
     """C[batch, M, N] = sum over the first axis of partials[SPLIT_K, batch, M, N] (float32), and
     the epilogue."""
+    require_type("partials", partials.dtype.element_ty, "fp32")
     if DEPENDENT:
         wait()
     if DEPENDENT > 1:
@@ -25,7 +27,7 @@ def reduce_splits(partials, c, M, N, total, stride_cb, stride_cm, stride_cn, d, 
         total = total.to(tl.int64)
     index = start * BLOCK + tl.arange(0, BLOCK)
     inside = index < total
-    # All parts at once, so that many loads are in flight together; tl.sum's order is fixed.
+    # All splits at once, so that many loads are in flight together; tl.sum's order is fixed.
     parts = tl.arange(0, PARTS)
     if INDEX64:
         parts = parts.to(tl.int64)

@@ -1,13 +1,13 @@
 """A product with few rows: weights go from memory straight into the tensor instruction's registers.
 
-C[M, N] = A[M, K] @ B[K, N] for a small M takes as long as B, stored along K, takes to arrive. What
-stands between the two in a tiled kernel (a pipeline through shared memory, barriers for all warps
-in every step, a second launch for the parts of a split K) is left out. A program owns BLOCK_N
-columns of C, and its warps take stretches of K in turn. A thread loads 16 bytes of a column of B,
-which are its part of two fragments of 16 along K, K taken in another order; what it loads of A is
-in the same order. Each warp has STAGES steps of B under way and waits for nobody; after the loop
-the warps' sums are added once. Triton packs fragments that a loop carries out of single elements:
-so it is PTX, on tensors with one element a thread.
+C[M, N] = A[M, K] @ B[K, N] for a small M takes as long as loading B, stored along K. What a tiled
+kernel has between the two is left out: a pipeline through shared memory, barriers of all warps in
+every step, a second launch for the splits of K. A program owns BLOCK_N columns of C, and its warps
+take ranges of WARP_K of K round robin. A thread loads 16 bytes of a column of B, which are its
+registers of two fragments of 16 along K, with K permuted; it loads A in the same permutation. Each
+warp has STAGES steps of B in flight and waits for no other; after the loop the warps' sums are
+added once. Triton packs loop-carried fragments element by element, so the instructions are PTX, on
+tensors with one element a thread.
 """
 
 from triton.experimental import gluon
@@ -15,6 +15,7 @@ from triton.experimental.gluon import language as gl
 
 from tritongemm.kernels.device.dependent_launch import gluon_release, gluon_wait
 from tritongemm.kernels.device.epilogue import gluon_finish, gluon_load_d
+from tritongemm.kernels.device.operand_types import gluon_require_operands, ptx_name
 from tritongemm.kernels.device.prefetch import prefetch_columns
 from tritongemm.kernels.device.symbol import symbol
 
@@ -38,7 +39,7 @@ def _load(hint):
 
 @gluon.jit
 def load(ptrs, inside, HINT: gl.constexpr):
-    """16 bytes a thread as four words; zeros where they are not ``inside``."""
+    """16 bytes a thread as four words; zeros where not ``inside``."""
     return gl.inline_asm_elementwise(
         _load(HINT), "=&r,=&r,=&r,=&r,l,r", (ptrs, inside.to(gl.int32)),
         dtype=_words(4, gl.int32), is_pure=False, pack=1)
@@ -47,8 +48,8 @@ def load(ptrs, inside, HINT: gl.constexpr):
 @gluon.jit
 def loads(ptrs, by, inside, ks, left, wanted, ROWS: gl.constexpr, LOADS: gl.constexpr,
           EVEN_K: gl.constexpr, HINT: gl.constexpr):
-    """LOADS times 16 bytes of each of the ROWS that ``ptrs`` point into, ``by`` further along K;
-    ``left``: of K from ``ptrs`` on; ``wanted``: whether this step is one."""
+    """LOADS times 16 bytes of each of the ROWS that ``ptrs`` point into, ``by`` elements further
+    along K; ``left``: elements of K from ``ptrs`` on; ``wanted``: whether the step exists."""
     found = ()
     for i in gl.static_range(ROWS):
         for j in gl.static_range(LOADS):
@@ -60,7 +61,7 @@ def loads(ptrs, by, inside, ks, left, wanted, ROWS: gl.constexpr, LOADS: gl.cons
 
 
 @gluon.jit
-def moved(ptrs, by, ROWS: gl.constexpr):
+def advanced(ptrs, by, ROWS: gl.constexpr):
     found = ()
     for i in gl.static_range(ROWS):
         found += (ptrs[i] + by,)
@@ -70,8 +71,8 @@ def moved(ptrs, by, ROWS: gl.constexpr):
 @gluon.jit
 def product(accs, b, a, LOW: gl.constexpr, HIGH: gl.constexpr, OF_A: gl.constexpr,
             AT: gl.constexpr, ELEMENT: gl.constexpr):
-    """One instruction: 16 columns of B, of whose words LOW begin the first eight and HIGH the
-    others; 8 rows of A; 16 along K."""
+    """One instruction: 16 columns of B, the first eight from word LOW on, the others from word
+    HIGH on; 8 rows of A; 16 along K."""
     return gl.inline_asm_elementwise(
         _mma(ELEMENT), "=f,=f,=f,=f,r,r,r,r,r,r,0,1,2,3",
         (b[LOW], b[HIGH], b[LOW + 1], b[HIGH + 1], a[OF_A], a[OF_A + 1], accs[AT], accs[AT + 1],
@@ -94,13 +95,13 @@ def multiply(accs, b, a, LOADS: gl.constexpr, A_ROWS: gl.constexpr, B_ROWS: gl.c
 
 
 @gluon.jit
-def joined(tensors, FIRST: gl.constexpr, COUNT: gl.constexpr, APART: gl.constexpr):
+def join_all(tensors, FIRST: gl.constexpr, COUNT: gl.constexpr, APART: gl.constexpr):
     """COUNT tensors as one, in new last axes of 2, the last for the lowest bit."""
     if COUNT == 1:
         return tensors[FIRST]
     else:
-        return gl.join(joined(tensors, FIRST, COUNT // 2, 2 * APART),
-                       joined(tensors, FIRST + APART, COUNT // 2, 2 * APART))
+        return gl.join(join_all(tensors, FIRST, COUNT // 2, 2 * APART),
+                       join_all(tensors, FIRST + APART, COUNT // 2, 2 * APART))
 
 
 @gluon.jit(repr=symbol)
@@ -112,14 +113,15 @@ def skinny(a, b, c, M, N, K, stride_ab, stride_am, stride_bb, stride_bn, stride_
            RELEASE: gl.constexpr, SYMBOL: gl.constexpr):
     """C[batch, M, N] = A[batch, M, K] @ B[batch, K, N] and its epilogue, M at most BLOCK_M, both
     operands contiguous along K; with SPLIT_K > 1, C is [SPLIT_K, batch, M, N] float32."""
+    gluon_require_operands(a.dtype.element_ty, b.dtype.element_ty, "bf16, fp16")
     threads: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    ELEMENT: gl.constexpr = "bf16" if a.dtype.element_ty == gl.bfloat16 else "f16"
+    ELEMENT: gl.constexpr = ptx_name(a.dtype.element_ty)
     STEP: gl.constexpr = WARPS * WARP_K
     LOADS: gl.constexpr = WARP_K // 32
     A_ROWS: gl.constexpr = BLOCK_M // 8
     B_ROWS: gl.constexpr = BLOCK_N // 8
     SUMS: gl.constexpr = BLOCK_M * BLOCK_N // 32
-    PASSING: gl.constexpr = ".L1::evict_first.L2::128B"  # B is read once, A by all programs
+    STREAM: gl.constexpr = ".L1::evict_first.L2::128B"  # B is read once, A by all programs
     prefetch_columns(b, N, K, stride_bb, stride_bn, BLOCK_N, STEP, SPLIT_K, PREFETCHERS)
     gluon_wait()
     num_n = gl.cdiv(N, BLOCK_N)
@@ -155,37 +157,38 @@ def skinny(a, b, c, M, N, K, stride_ab, stride_am, stride_bb, stride_bn, stride_
     for s in gl.static_range(STAGES):
         wanted = first + s < last
         b_tiles += (loads(b_ptrs, s * STEP, b_inside, ks, left, wanted, B_ROWS, LOADS, EVEN_K,
-                          PASSING),)
+                          STREAM),)
         a_tiles += (loads(a_ptrs, s * STEP, a_inside, ks, left, wanted, A_ROWS, LOADS, EVEN_K, ""),)
     for step in range(first, last, STAGES):
-        a_ptrs = moved(a_ptrs, STAGES * STEP, A_ROWS)
-        b_ptrs = moved(b_ptrs, STAGES * STEP, B_ROWS)
+        a_ptrs = advanced(a_ptrs, STAGES * STEP, A_ROWS)
+        b_ptrs = advanced(b_ptrs, STAGES * STEP, B_ROWS)
         left -= STAGES * STEP
         a_next, b_next = (), ()
         for s in gl.static_range(STAGES):
             accs = multiply(accs, b_tiles[s], a_tiles[s], LOADS, A_ROWS, B_ROWS, ELEMENT)
             wanted = step + s + STAGES < last
             b_next += (loads(b_ptrs, s * STEP, b_inside, ks, left, wanted, B_ROWS, LOADS, EVEN_K,
-                             PASSING),)
+                             STREAM),)
             a_next += (loads(a_ptrs, s * STEP, a_inside, ks, left, wanted, A_ROWS, LOADS, EVEN_K,
                              ""),)
         a_tiles, b_tiles = a_next, b_next
     if RELEASE:
         gluon_release()
 
-    # Of a warp, row and column of a fragment, the thread's two numbers; sixteens and eights.
-    parts = joined(accs, 0, SUMS, 1).reshape([WARPS, 8, 4, BLOCK_N // 16, BLOCK_M // 8, 2, 2])
-    parts = parts.permute((0, 4, 2, 6, 3, 5, 1)).reshape([WARPS, BLOCK_M, BLOCK_N])
-    meeting = gl.allocate_shared_memory(
+    # [warp, lane // 4, lane % 4, 16 columns, 8 rows, half of the 16, element] (PTX ISA, the
+    # fragments of mma.m16n8k16, with columns of B as its 16 rows) -> [warp, row, column].
+    sums = join_all(accs, 0, SUMS, 1).reshape([WARPS, 8, 4, BLOCK_N // 16, BLOCK_M // 8, 2, 2])
+    sums = sums.permute((0, 4, 2, 6, 3, 5, 1)).reshape([WARPS, BLOCK_M, BLOCK_N])
+    warp_sums = gl.allocate_shared_memory(
         gl.float32, [WARPS, BLOCK_M, BLOCK_N], gl.SwizzledSharedLayout(1, 1, 1, order=[2, 1, 0]))
-    meeting.store(parts)
+    warp_sums.store(sums)
     LANES: gl.constexpr = min(BLOCK_N, 32)
-    of_a_thread: gl.constexpr = gl.BlockedLayout([WARPS, 1, 1], [1, 32 // LANES, LANES],
-                                                 [1, WARPS, 1], [2, 1, 0])
-    total = gl.sum(meeting.load(of_a_thread), 0)
-    plain: gl.constexpr = gl.SliceLayout(0, of_a_thread)
-    rows = gl.arange(0, BLOCK_M, layout=gl.SliceLayout(1, plain)).to(gl.int64)
-    cols = first_col + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, plain)).to(gl.int64)
+    reduce_layout: gl.constexpr = gl.BlockedLayout([WARPS, 1, 1], [1, 32 // LANES, LANES],
+                                                   [1, WARPS, 1], [2, 1, 0])
+    total = gl.sum(warp_sums.load(reduce_layout), 0)
+    tile_layout: gl.constexpr = gl.SliceLayout(0, reduce_layout)
+    rows = gl.arange(0, BLOCK_M, layout=gl.SliceLayout(1, tile_layout)).to(gl.int64)
+    cols = first_col + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, tile_layout)).to(gl.int64)
     value = gluon_load_d(d, batch, rows, cols, M, N, stride_db, stride_dm, stride_dn, ADDEND)
     total = gluon_finish(total, value, alpha, beta, ADDEND, ACTIVATION)
     c_ptrs = (c + batch * stride_cb + split.to(gl.int64) * stride_cs

@@ -1,5 +1,5 @@
-"""The Hopper kernel's constants, and what follows from them: rows, columns, where things lie in the
-one buffer. What the host counts of the same is ``warp_tile``.
+"""The Hopper kernel's constants as one object for its partitions. What they say of shared memory is
+derived on the host (``kernels.warp_tile``), once.
 """
 
 from dataclasses import dataclass, fields
@@ -7,30 +7,28 @@ from dataclasses import dataclass, fields
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-#: Room for barriers in one buffer: 13 stages, ready and empty, and two for each of three consumers.
-MOST_BARRIERS = gl.constexpr(32)
-
 
 @dataclass(frozen=True)
 class Constants:
-    """What a partition must know of the kernel's constants, each a ``gl.constexpr``: in one object,
-    since a list of partitions is written out for each number of them."""
+    """Constants of the kernel ``warp_specialized``, each a ``gl.constexpr``: in one object, since a
+    list of partitions is written out for each number of them."""
 
     a_t: gl.constexpr
     b_t: gl.constexpr
     batched: gl.constexpr
-    turned: gl.constexpr
+    transposed: gl.constexpr
     tma_store: gl.constexpr
-    streams: gl.constexpr
+    evict_first: gl.constexpr
     vector: gl.constexpr
-    stored: gl.constexpr
+    row_columns: gl.constexpr
     subtile: gl.constexpr
     block_m: gl.constexpr
     block_n: gl.constexpr
-    part: gl.constexpr
-    panel: gl.constexpr
-    places: gl.constexpr
     block_k: gl.constexpr
+    rows: gl.constexpr
+    fragment_n: gl.constexpr
+    epilogue_n: gl.constexpr
+    store_buffers: gl.constexpr
     group_m: gl.constexpr
     split_k: gl.constexpr
     stages: gl.constexpr
@@ -39,22 +37,31 @@ class Constants:
     cluster_k: gl.constexpr
     cluster_m: gl.constexpr
     cluster_n: gl.constexpr
-    room: gl.constexpr
-    early: gl.constexpr
-    pairs: gl.constexpr
+    chunks_per_stage: gl.constexpr
+    one_buffer: gl.constexpr
+    stage_bytes: gl.constexpr
+    a_box: gl.constexpr
+    b_box: gl.constexpr
+    partials_offset: gl.constexpr
+    store_offset: gl.constexpr
+    store_bytes: gl.constexpr
+    barriers_offset: gl.constexpr
+    early_fragments: gl.constexpr
+    paired_d: gl.constexpr
     addend: gl.constexpr
     activation: gl.constexpr
     release: gl.constexpr
     symbol: gl.constexpr
 
     @property
-    def rows(self):
-        """Rows of a consumer, and of a piece of A."""
-        return self.block_m if self.pingpong else self.block_m // self.consumers
+    def a_boxes(self):
+        """Boxes of A in a stage: one for each consumer's rows."""
+        return self.block_m // self.rows
 
     @property
-    def pieces(self):
-        return self.block_m // self.rows
+    def b_rows(self):
+        """Rows of 128 bytes that B has in a stage."""
+        return self.stage_bytes // 128 - self.block_m
 
     @property
     def accumulators(self):
@@ -62,34 +69,23 @@ class Constants:
         return self.rows // 64
 
     @property
-    def rows_b(self):
-        """Columns of B that a stage has room for: those stored across K come in whole rows of
-        64."""
-        if not self.one_buffer or self.b_t:
-            return self.block_n
-        return -(-self.block_n // 64) * 64
-
-    @property
     def columns(self):
         """Columns of C that a program stores."""
         return self.block_n // self.cluster_k
 
     @property
-    def parts(self):
-        """Parts that a consumer finishes, of all its rows."""
-        return self.accumulators * self.columns // self.part
-
-    @property
-    def one_buffer(self):
-        return self.block_n & (self.block_n - 1) != 0 or self.programs > 1 or self.turned
+    def fragments(self):
+        """Fragments of FRAGMENT_N columns of one accumulator that a consumer finishes, one after
+        the other."""
+        return self.accumulators * self.columns // self.fragment_n
 
     @property
     def programs(self):
-        """Of a cluster: they share a tile's K, or operands."""
+        """Programs of a cluster."""
         return self.cluster_k * self.cluster_m * self.cluster_n
 
     @property
-    def shares(self):
+    def multicasts(self):
         """Whether the programs of a cluster share operands."""
         return self.cluster_m * self.cluster_n > 1
 
@@ -100,53 +96,40 @@ class Constants:
 
     @property
     def map_of_c(self):
+        """The parameter that is C's tensor map."""
         return 2 * self.map_of_b
 
     @property
-    def exchanged(self):
-        """Bytes, behind the stages, of what the programs of a cluster that share K send."""
-        return 256 * self.block_n * self.consumers if self.cluster_k > 1 else 0
+    def full_barriers(self):
+        """Number of the first barrier of full stages, in units of 8 bytes of the one buffer."""
+        return self.barriers_offset // 8
 
     @property
-    def staged(self):
-        """The byte where the one buffer's panels of C begin, behind what is exchanged."""
-        return self.stages * self.stage_bytes + self.exchanged
+    def empty_barriers(self):
+        """Number of the first barrier of empty stages; several buffers have an array for each."""
+        return self.full_barriers + self.stages if self.one_buffer else 0
 
     @property
-    def staged_bytes(self):
-        """Bytes of a consumer's panels: of all its columns, or of those that have a place."""
-        if self.subtile == 1:
-            return 128 * self.columns * self.accumulators
-        return 128 * self.panel * self.places
+    def turn_barriers(self):
+        """Number of the first ping-pong barrier in one buffer."""
+        return self.empty_barriers + self.stages
 
     @property
-    def readies(self):
-        """The first barrier, of stages that are ready: in one buffer they lie behind the panels."""
-        if not self.one_buffer:
-            return 0
-        return (self.staged + (self.consumers * self.staged_bytes if self.tma_store else 0)) // 8
+    def received_barriers(self):
+        """Number of the first barrier of partial sums received; a cluster that shares K has no
+        ping-pong."""
+        return self.empty_barriers + self.stages
 
     @property
-    def empties(self):
-        """The first barrier of stages that are empty: in one buffer all barriers are in one
-        place."""
-        return self.readies + self.stages if self.one_buffer else 0
+    def summed_barriers(self):
+        """Number of the first barrier of partial sums that their receivers have read."""
+        return self.received_barriers + self.consumers
 
     @property
-    def others(self):
-        """Behind these in one buffer: a consumer's turn, or what a cluster exchanges."""
-        return self.empties + self.stages if self.one_buffer else 0
-
-    @property
-    def stage_bytes(self):
-        """Bytes from one stage's operands to the next one's: rows of 128."""
-        return 128 * (self.block_m + self.rows_b)
-
-    @property
-    def releases(self):
-        """Arrivals that empty a stage: of each consumer; in one buffer of its warps; in a cluster
-        of those of each program that loads into it or is loaded into by it."""
-        if self.shares:
+    def empty_arrivals(self):
+        """Arrivals that empty a stage: of each consumer; in one buffer of each of its warps; in a
+        cluster of those of each program that loads into it or is loaded into by it."""
+        if self.multicasts:
             return 4 * self.consumers * (self.cluster_m + self.cluster_n - 1)
         return (4 if self.one_buffer else 1) * (1 if self.pingpong else self.consumers)
 

@@ -1,17 +1,17 @@
-"""How a stage of operands comes to the Hopper kernel's shared memory: by the copy engine, in boxes;
-where a cluster shares operands, each program's part for all that need it (``multicast``).
+"""How the Hopper kernel's producer fills a stage: TMA loads of A's and B's boxes; in a cluster that
+shares operands, each program its share, multicast to its peers (``multicast``).
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tritongemm.kernels.device import multicast
 from tritongemm.kernels.device.hopper import tma_load
+from tritongemm.kernels.device.multicast import copy_box
 
 
 @gluon.jit
-def load(desc, batch, row, k, barrier, buffer, ACROSS: gl.constexpr, BATCHED: gl.constexpr):
-    """Starts the copy of one box; a side stored ACROSS K has its rows along the inner axis, and a
+def load_box(desc, batch, row, k, barrier, buffer, ACROSS: gl.constexpr, BATCHED: gl.constexpr):
+    """Starts the copy of one box. An operand stored ACROSS K has its rows along the inner axis; the
     batch is the outermost axis of the tensor map."""
     if ACROSS:
         outer, inner = k, row
@@ -24,58 +24,56 @@ def load(desc, batch, row, k, barrier, buffer, ACROSS: gl.constexpr, BATCHED: gl
 
 
 @gluon.jit
-def sharers(rank, S: gl.constexpr):
-    """The programs of the cluster, a bit each, that need this one's rows of A, and those that need
-    its columns of B."""
-    BESIDE: gl.constexpr = ((1 << S.programs) - 1) // ((1 << S.cluster_m) - 1)
-    BELOW: gl.constexpr = (1 << S.cluster_m) - 1
-    return BESIDE << rank % S.cluster_m, BELOW << rank // S.cluster_m * S.cluster_m
+def load_stage(a_desc, b_desc, a_bufs, b_bufs, barrier, batch, row, col, k, stage,
+               S: gl.constexpr):
+    """Starts the copies of a stage into Gluon's buffers."""
+    for box in gl.static_range(S.a_boxes):
+        load_box(a_desc, batch, row + box * S.rows, k, barrier,
+                 a_bufs.index(S.a_boxes * stage + box), S.a_t, S.batched)
+    load_box(b_desc, batch, col, k, barrier, b_bufs.index(stage), not S.b_t, S.batched)
 
 
 @gluon.jit
-def load_a(desc, bufs, barrier, batch, row, k, stage, S: gl.constexpr):
-    """Starts the copies of A's rows of a stage."""
-    for piece in gl.static_range(S.pieces):
-        load(desc, batch, row + piece * S.rows, k, barrier, bufs.index(S.pieces * stage + piece),
-             S.a_t, S.batched)
+def peers_of(rank, S: gl.constexpr):
+    """The programs of the cluster, a bit each, that need the same rows of A as ``rank``, and those
+    that need the same columns of B."""
+    ALONG_N: gl.constexpr = ((1 << S.programs) - 1) // ((1 << S.cluster_m) - 1)
+    ALONG_M: gl.constexpr = (1 << S.cluster_m) - 1
+    return ALONG_N << rank % S.cluster_m, ALONG_M << rank // S.cluster_m * S.cluster_m
 
 
 @gluon.jit
-def load_b(desc, bufs, barrier, batch, col, k, stage, S: gl.constexpr):
-    """The same of B's columns."""
-    load(desc, batch, col, k, barrier, bufs.index(stage), not S.b_t, S.batched)
+def load_stage_shared(a_map, b_map, batch, row, col, k, stage, rank, S: gl.constexpr):
+    """Starts the copies of a stage into the one buffer; of what a cluster shares, this program's
+    share."""
+    a_peers, b_peers = peers_of(rank, S)
+    load_share(a_map, batch, row, k, stage, rank // S.cluster_m % S.cluster_n, a_peers, 0,
+               S.block_m, S.cluster_n, S.a_box, S.a_t, S)
+    load_share(b_map, batch, col, k, stage, rank % S.cluster_m, b_peers, S.block_m, S.b_rows,
+               S.cluster_m, S.b_box, not S.b_t, S)
 
 
 @gluon.jit
-def write_loads(a_map, b_map, batch, row, col, k, stage, rank, S: gl.constexpr):
-    """Starts the copies of a stage into the one buffer; of this program's part of what a cluster
-    shares."""
-    beside, below = sharers(rank, S)
-    load_part(a_map, batch, row, k, stage, rank // S.cluster_m % S.cluster_n, beside, 0, S.block_m,
-              S.cluster_n, S.a_t, S)
-    load_part(b_map, batch, col, k, stage, rank % S.cluster_m, below, S.block_m, S.rows_b,
-              S.cluster_m, not S.b_t, S)
+def load_share(map_, batch, first, k, stage, share, peers, BEFORE: gl.constexpr,
+               ROWS: gl.constexpr, SHARES: gl.constexpr, BOX: gl.constexpr, ACROSS: gl.constexpr,
+               S: gl.constexpr):
+    """Starts the copies of one of the SHARES of an operand's ROWS rows (of B: columns), which begin
+    at ``first``, to the programs ``peers``. BEFORE: rows of a stage before the operand's.
 
-
-@gluon.jit
-def load_part(map_, batch, first, k, stage, part, to, BEFORE: gl.constexpr, ROWS: gl.constexpr,
-              PARTS: gl.constexpr, ACROSS: gl.constexpr, S: gl.constexpr):
-    """Starts the copies of one of the PARTS of an operand's ROWS rows (of B: columns), which begin
-    at ``first``, to the programs ``to``. BEFORE: rows of a stage before the operand's.
-
-    A side stored ACROSS K lies in pieces of 64; where these do not divide, their steps of K do."""
-    WHOLE: gl.constexpr = not ACROSS or ROWS // 64 % PARTS == 0
-    SHARE: gl.constexpr = ROWS // PARTS if WHOLE else ROWS
-    BOX: gl.constexpr = 64 if ACROSS else SHARE
-    STEPS: gl.constexpr = 0 if WHOLE else 64 // PARTS
-    for box in gl.static_range(SHARE // BOX):
-        at = box * BOX
+    A share is one box of BOX rows; or, of an operand stored ACROSS K, which lies in swizzle atoms
+    of 64 rows, whole atoms where BOX is 64, else BOX elements along K of every atom."""
+    WHOLE: gl.constexpr = not ACROSS or BOX == 64
+    SHARE_ROWS: gl.constexpr = ROWS // SHARES if WHOLE else ROWS
+    SHARE_K: gl.constexpr = 0 if WHOLE else BOX
+    BOX_ROWS: gl.constexpr = 64 if ACROSS else BOX
+    for box in gl.static_range(SHARE_ROWS // BOX_ROWS):
+        at = box * BOX_ROWS
         if WHOLE:
-            at += part * SHARE
-        place = S.stage_bytes * stage + 128 * (BEFORE + at + part * STEPS)
-        barrier = 8 * (S.readies + stage)
+            at += share * SHARE_ROWS
+        offset = S.stage_bytes * stage + 128 * (BEFORE + at + share * SHARE_K)
+        barrier = 8 * (S.full_barriers + stage)
         if ACROSS:
-            multicast.load(map_, place, barrier, to, PARTS > 1, batch, k + part * STEPS, first + at,
-                           S.batched)
+            copy_box(map_, offset, barrier, peers, SHARES > 1, batch, k + share * SHARE_K,
+                     first + at, S.batched)
         else:
-            multicast.load(map_, place, barrier, to, PARTS > 1, batch, first + at, k, S.batched)
+            copy_box(map_, offset, barrier, peers, SHARES > 1, batch, first + at, k, S.batched)

@@ -1,6 +1,6 @@
 """One program a tile of C: pointers and masks, a software-pipelined K loop, optional split-K.
 
-Rows and columns past the edge are loaded as others (``edge``), so the loads of the K loop need no
+For rows and columns past the edge others are loaded (``edge``), so the loads of the K loop need no
 mask along M and N; the store is masked. K is masked only where it is not a multiple of the step.
 """
 
@@ -8,9 +8,10 @@ import triton
 import triton.language as tl
 
 from tritongemm.kernels.device.dependent_launch import release, wait_after
-from tritongemm.kernels.device.dot import dot
+from tritongemm.kernels.device.dot import dot_over_k
 from tritongemm.kernels.device.edge import within
 from tritongemm.kernels.device.epilogue import finish, load_d
+from tritongemm.kernels.device.operand_types import require_operands
 from tritongemm.kernels.device.order import tile_of
 from tritongemm.kernels.device.symbol import symbol
 
@@ -25,7 +26,8 @@ def tiled(a, b, c, M, N, K, mask_m, mask_n, stride_ab, stride_am, stride_ak, str
           ADDEND: tl.constexpr, ACTIVATION: tl.constexpr, DEPENDENT: tl.constexpr,
           SYMBOL: tl.constexpr):
     """C[batch, M, N] = A[batch, M, K] @ B[batch, K, N] and its epilogue; with SPLIT_K > 1, C is
-    [SPLIT_K, batch, M, N] float32 and each part holds the sum over its steps of K."""
+    [SPLIT_K, batch, M, N] float32 and each split holds the sum over its steps of K."""
+    require_operands(a.dtype.element_ty, b.dtype.element_ty, "bf16, fp16, fp32")
     num_m = tl.cdiv(M, BLOCK_M)
     num_n = tl.cdiv(N, BLOCK_N)
     program = tl.program_id(0)
@@ -55,18 +57,8 @@ def tiled(a, b, c, M, N, K, mask_m, mask_n, stride_ab, stride_am, stride_ak, str
               + (rows_a[:, None] * stride_am + ks[None, :] * stride_ak))
     b_ptrs = (b + batch * stride_bb + start * stride_bk
               + (ks[:, None] * stride_bk + cols_b[None, :] * stride_bn))
-    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for step in range(first, last):
-        if EVEN_K:
-            x = tl.load(a_ptrs)
-            y = tl.load(b_ptrs)
-        else:
-            left = K - step * BLOCK_K
-            x = tl.load(a_ptrs, mask=ks[None, :] < left, other=0.0)
-            y = tl.load(b_ptrs, mask=ks[:, None] < left, other=0.0)
-        acc = dot(x, y, acc, PRECISION, INTERPRETED)
-        a_ptrs += BLOCK_K * stride_ak
-        b_ptrs += BLOCK_K * stride_bk
+    acc = dot_over_k(a_ptrs, b_ptrs, ks, first, last, K, stride_ak, stride_bk, BLOCK_M, BLOCK_N,
+                     BLOCK_K, EVEN_K, PRECISION, INTERPRETED)
 
     value = load_d(d, batch, rows, cols, M, N, stride_db, stride_dm, stride_dn, ADDEND)
     if DEPENDENT > 1:

@@ -1,14 +1,14 @@
-"""Products of any width: the tensor instruction written out, its accumulator in columns of eight.
+"""``wgmma`` in PTX, with both operands in shared memory, for tiles of any width.
 
 Gluon's tensors have powers of two for sides, so a tile of 144 columns would take two instructions
 and read A from shared memory twice (128 + 16: 900 clocks a step against 750). The instruction
-itself takes any multiple of 8. Its accumulator is, register for register, that of N / 8
-instructions of 8 columns side by side (PTX ISA, wgmma, "Register Fragments"): a tuple of
-[64, 8] tensors, which :func:`columns_of` joins into powers of two without moving a register.
+itself takes any multiple of 8 columns. Register for register, its accumulator is that of N / 8
+instructions of 8 columns each (PTX ISA, wgmma, "Register Fragments"): here a tuple of [64, 8]
+tensors, which :func:`columns_of` joins into powers of two without moving a register.
 
-Operands are read through matrix descriptors (PTX ISA, wgmma, "Matrix Descriptor Format"): the
-caller keeps both in one buffer, the first in shared memory (``hopper.shared_address``). A side
-that is stored across K lies in pieces of 64 columns, the width of a swizzled row.
+Operands are read through matrix descriptors (PTX ISA, wgmma, "Matrix Descriptor Format"). The
+caller keeps both in one buffer, the first in shared memory (``hopper.shared_address``). An operand
+stored across K lies in swizzle atoms of 64 columns, 128 bytes.
 """
 
 from triton.experimental import gluon
@@ -18,7 +18,7 @@ from tritongemm.kernels.device.hopper import shared_address
 
 
 @gluon.constexpr_function
-def _multiply(n, accumulators, a_across, b_across, element):
+def _mma(n, accumulators, a_across, b_across, element):
     """The instructions of a step of 64 along K, four for each 64 rows and their 4 n accumulator
     registers; ``*_across``: the operand is stored across K."""
     outputs = 4 * n * accumulators
@@ -43,7 +43,7 @@ def _multiply(n, accumulators, a_across, b_across, element):
 
 
 @gluon.constexpr_function
-def _tied(n, wide_inputs):
+def _in_out_registers(n, wide_inputs):
     """4 n registers that are outputs and inputs both, then 64-bit inputs."""
     return ",".join(["=f"] * (4 * n) + [str(i) for i in range(4 * n)] + ["l"] * wide_inputs)
 
@@ -54,8 +54,8 @@ def floats(n):
 
 
 @gluon.constexpr_function
-def layout_of(columns):
-    """The layout of columns of a warpgroup's accumulator, a power of two of them."""
+def accumulator_layout(columns):
+    """The layout of a power of two of columns of a warpgroup's accumulator."""
     return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1],
                                      instr_shape=[16, columns, 16])
 
@@ -66,46 +66,47 @@ def _zeros(n):
 
 
 @gluon.constexpr_function
-def _made(n):
+def _out_registers(n):
     return ",".join(["=f"] * (4 * n) + ["f"] * 4)
 
 
 @gluon.jit
 def zeros(N8: gl.constexpr):
-    """An accumulator of 64 rows and 8 N8 columns.
+    """An accumulator of 64 rows and 8 N8 columns, all zero.
 
-    Written out, and so in one place: LLVM would write zeros again where a program has no step
-    along K, and ptxas let no two products be under way for it."""
-    like = gl.zeros((64, 8), gl.float32, layout=layout_of(8))
-    return gl.inline_asm_elementwise(_zeros(N8), _made(N8), (like,), dtype=floats(N8),
+    One asm block, so that it is written in one place: LLVM would write the zeros again where a
+    program has no step along K, and ptxas would then serialize the products."""
+    like = gl.zeros((64, 8), gl.float32, layout=accumulator_layout(8))
+    return gl.inline_asm_elementwise(_zeros(N8), _out_registers(N8), (like,), dtype=floats(N8),
                                      is_pure=False, pack=4)
 
 
 @gluon.jit
-def descriptor(offset, ACROSS: gl.constexpr):
+def matrix_descriptor(offset, ACROSS: gl.constexpr):
     """The matrix descriptor of a swizzled tile ``offset`` bytes into shared memory: 128-byte
-    swizzle, 1,024 bytes from one group of eight rows to the next, and, of a side stored ACROSS K,
-    the 64 rows of a step from one piece to the next."""
-    PIECE: gl.constexpr = 512 if ACROSS else 1
+    swizzle, 1,024 bytes from one group of eight rows to the next (one swizzle atom), and, of an
+    operand stored ACROSS K, the 64 rows of a step from one column of atoms to the next."""
+    LEADING: gl.constexpr = 512 if ACROSS else 1
     return (((shared_address(offset) >> 4) & 0x3FFF).to(gl.int64)
-            | ((1 << 62) | (64 << 32) | (PIECE << 16)))
+            | ((1 << 62) | (64 << 32) | (LEADING << 16)))
 
 
 @gluon.jit
-def multiply(accs, a, b, N8: gl.constexpr, ACCUMULATORS: gl.constexpr, A_T: gl.constexpr,
+def mma(accs, a, b, N8: gl.constexpr, ACCUMULATORS: gl.constexpr, A_T: gl.constexpr,
              B_T: gl.constexpr, ELEMENT: gl.constexpr):
-    """accs + A @ B of the tiles with these descriptors, 64 rows of A for each of ACCUMULATORS;
-    waits until only this one is under way."""
+    """accs + A @ B of the tiles with these descriptors, 64 rows of A for each of ACCUMULATORS.
+
+    Asynchronous: returns when every product but this one is complete."""
     return gl.inline_asm_elementwise(
-        _multiply(N8, ACCUMULATORS, A_T, not B_T, ELEMENT), _tied(N8 * ACCUMULATORS, 8),
+        _mma(N8, ACCUMULATORS, A_T, not B_T, ELEMENT), _in_out_registers(N8 * ACCUMULATORS, 8),
         accs + (a, b), dtype=floats(N8 * ACCUMULATORS), is_pure=False, pack=4)
 
 
 @gluon.jit
-def settle(accs, N8: gl.constexpr):
-    """The accumulator once every product is in it."""
-    return gl.inline_asm_elementwise("wgmma.wait_group.sync.aligned 0;", _tied(N8, 0), accs,
-                                     dtype=floats(N8), is_pure=False, pack=4)
+def wait_all(accs, N8: gl.constexpr):
+    """The accumulator, once every product is complete."""
+    return gl.inline_asm_elementwise("wgmma.wait_group.sync.aligned 0;", _in_out_registers(N8, 0),
+                                     accs, dtype=floats(N8), is_pure=False, pack=4)
 
 
 @gluon.jit
@@ -120,6 +121,6 @@ def _joined(accs, START: gl.constexpr, COUNT: gl.constexpr):
 
 @gluon.jit
 def columns_of(accs, START: gl.constexpr, WIDTH: gl.constexpr):
-    """Columns START to START + WIDTH, a power of two, as one tensor."""
-    return gl.convert_layout(_joined(accs, START // 8, WIDTH // 8), layout_of(WIDTH),
+    """Columns START to START + WIDTH, a power of two of them, as one tensor."""
+    return gl.convert_layout(_joined(accs, START // 8, WIDTH // 8), accumulator_layout(WIDTH),
                              assert_trivial=True)
