@@ -20,6 +20,7 @@ from tritongemm.kernels import SPECS, tiled
 from tritongemm.kernels import constraints as rules
 from tritongemm.kernels.footprint import Footprint, of_threads
 from tritongemm.kernels.spec import KernelSpec
+from tritongemm.kernels.takes import Takes
 from tritongemm.problem import GemmProblem
 
 NAME = "outsider"
@@ -43,12 +44,12 @@ def _default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
 OUTSIDER = KernelSpec(
     name=NAME, idea="a kernel of another package", archs=(80, 90),
     constraints=(
-        rules.dtypes("bf16", "fp16"), rules.min_arch(80),
+        rules.min_arch(80),
         rules.Constraint("even", _even_columns, of_problem=True),
         rules.powers_of_two, rules.dot_shape, rules.accumulator, rules.grid,
         rules.shared_memory(tiled.shared_bytes)),
     shared_bytes=tiled.shared_bytes, launches=tiled.launches, default=_default,
-    footprint=_footprint)
+    footprint=_footprint, takes=Takes(("bf16", "fp16")))
 
 SPACE = {"schema_version": 1, "kernel": NAME, "axes": {
     "block_m": [32, 64], "block_n": [64, 128], "block_k": [64], "num_warps": [4],
