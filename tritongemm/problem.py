@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 #: First letter A, second B: ``n`` is stored row-major as [M, K] or [K, N]; ``t`` is stored
 #: transposed and passed as its ``.t()`` view. ``nt`` is what ``nn.Linear`` does.
 LAYOUTS = ("nn", "nt", "tn", "tt")
-PRECISIONS = ("ieee", "tf32")
+#: ``fp16x3``: three fp16 products of operands split into two fp16 parts each.
+PRECISIONS = ("ieee", "tf32", "fp16x3")
 #: Bytes; TMA and 128-bit loads need this alignment, and nothing needs more.
 FULL_ALIGNMENT = 16
 #: Why a product with an extent of 0 is torch's.
@@ -130,7 +131,7 @@ class GemmProblem:
             base address and its leading and batch strides in bytes. An operand whose inner
             stride is not 1 has the alignment of one element, and such a C has 1.
         epilogue: a name of :data:`EPILOGUES`.
-        precision: ``ieee`` or ``tf32``; only fp32 operands may say ``tf32``.
+        precision: ``ieee``, ``tf32`` or ``fp16x3``; only fp32 operands may say other than ``ieee``.
 
     Raises:
         ProblemError: a negative or too large extent, an unknown name.
@@ -166,8 +167,9 @@ class GemmProblem:
         if self.precision not in PRECISIONS:
             raise ProblemError(f"precision {self.precision!r} is not known; use one of "
                                f"{', '.join(PRECISIONS)}")
-        if self.precision == "tf32" and self.dtype_a != "fp32":
-            raise ProblemError(f"precision tf32 is for fp32 operands, not {self.dtype_a}")
+        if self.precision != "ieee" and self.dtype_a != "fp32":
+            raise ProblemError(f"precision {self.precision} is for fp32 operands, not "
+                               f"{self.dtype_a}")
         for name in ("align_a", "align_b", "align_c"):
             if getattr(self, name) not in (1, 2, 4, 8, 16):
                 raise ProblemError(f"{name}={getattr(self, name)!r} is not 1, 2, 4, 8 or 16")
