@@ -16,21 +16,24 @@ from tritongemm.kernels.ladder import RUNG_SPECS
 from tritongemm.kernels.persistent_tma import PERSISTENT_TMA
 from tritongemm.kernels.skinny import SKINNY
 from tritongemm.kernels.spec import KernelSpec
+from tritongemm.kernels.split_product import SPLIT_PRODUCT
 from tritongemm.kernels.tiled import TILED
 from tritongemm.kernels.warp_specialized import WARP_SPECIALIZED
 from tritongemm.problem import GemmProblem
 
 SPECS: dict[str, KernelSpec] = {
     s.name: s for s in (WARP_SPECIALIZED, PERSISTENT_TMA, TILED, GEMV, SKINNY)}
+#: Kernels that run only where they are named: selection does not know them yet.
+NAMED_SPECS: dict[str, KernelSpec] = {SPLIT_PRODUCT.name: SPLIT_PRODUCT}
 
 
 def spec_named(name: str) -> KernelSpec:
     """The spec ``name``, of a kernel or of a rung of the ladder. Raises :class:`ConfigError` for
     an unknown one."""
-    spec = SPECS.get(name) or RUNG_SPECS.get(name)
+    spec = SPECS.get(name) or NAMED_SPECS.get(name) or RUNG_SPECS.get(name)
     if spec is None:
         raise ConfigError(f"kernel {name!r} is not known; known: "
-                          f"{', '.join((*SPECS, *RUNG_SPECS))}")
+                          f"{', '.join((*SPECS, *NAMED_SPECS, *RUNG_SPECS))}")
     return spec
 
 

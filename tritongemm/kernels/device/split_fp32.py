@@ -1,0 +1,159 @@
+"""Splits float32 operands into two fp16 parts for products on the tensor cores.
+
+Row i of A (column j of B) is scaled by a power of two, 2^e, so that its largest magnitude lies in
+[2^14, 2^15). With x' = 2^e x, which is exact, an element becomes
+
+    hi = fp16(x'),  lo = fp16(2048 (x' - hi)),  x' = hi + lo / 2048 + r.
+
+Both roundings are to nearest and have 11 significant bits, so |x' - hi| <= 2^-11 |x'| and
+|r| <= 2^-22 |x'| while ``lo`` is a normal fp16 number or x' is a multiple of its spacing. That
+spacing ends at 2^-24, which is 2^-35 of x' after the scale of 2048: elements below about 2^-29 of
+their row's largest have fewer bits.
+
+The exponent e of each row goes to an array of float32. ``FLAGGED`` in its place marks a row whose
+parts would not represent it: an element is infinite or NaN; 2^e or 2^-e is not representable
+(largest magnitude below 2^-100 and not 0); an element loses more than half the bits of a float32
+(|r| >= 2^-12 |x'|); or more than ``LIMIT`` elements lose any (|r| > 2^-22 |x'|). The product leaves
+the results of such rows out, and ``ieee_guard`` computes them.
+
+With PARTS 1 only ``hi`` is stored, for TF32's accuracy: r = x' - hi, limits 2^-11 and 1/4.
+"""
+
+import triton
+import triton.language as tl
+
+from tritongemm.kernels.device.dependent_launch import release, wait_after
+from tritongemm.kernels.device.symbol import symbol
+
+#: In place of an exponent: the row's results are computed in float32.
+FLAGGED = tl.constexpr(65536.0)
+_LARGEST_FINITE = tl.constexpr(0x7F7FFFFF)
+#: The bits of 2^-100.
+_SMALLEST_SCALED = tl.constexpr(27 << 23)
+
+
+@triton.jit
+def largest_bits(x, AXIS: tl.constexpr):
+    """The largest magnitude along an axis as bits, whose order is that of the magnitudes; of
+    infinities and NaN it is above that of every finite number."""
+    return tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=AXIS)
+
+
+@triton.jit
+def exponent_of(bits):
+    """e for a largest magnitude, 0 for one of 0; what is flagged has any."""
+    e = 141 - (bits >> 23)
+    return tl.where(bits == 0, 0, tl.minimum(tl.maximum(e, -113), 114))
+
+
+@triton.jit
+def power_of_two(e):
+    """2^e as float32 for -126 <= e <= 127."""
+    return ((e + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def parts_of(x, scale, PARTS: tl.constexpr):
+    """(hi, lo, whether bits are lost, whether too many) of elements ``x``."""
+    scaled = x * scale
+    size = tl.abs(scaled)
+    hi = scaled.to(tl.float16)
+    rest = scaled - hi.to(tl.float32)
+    if PARTS == 1:
+        lo = hi
+        error = tl.abs(rest)
+        lost = error > size * 0.00048828125
+        ruined = (error >= size * 0.25) & (x != 0.0)
+    else:
+        rest = rest * 2048.0
+        lo = rest.to(tl.float16)
+        error = tl.abs(rest - lo.to(tl.float32))
+        lost = error > size * 0.00048828125
+        ruined = (error >= size * 0.5) & (x != 0.0)
+    return hi, lo, lost, ruined
+
+
+@triton.jit
+def split_block(x, parts, exponents, rows, K, stride_batch, stride_row, stride_k, lead, matrix,
+                batches, limit, block, ALONG: tl.constexpr, WHOLE: tl.constexpr,
+                BLOCK_ROWS: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr,
+                DEPENDENT: tl.constexpr):
+    """Splits a block of BLOCK_ROWS rows of one matrix of [batches, rows, K]. ALONG: the parts lie
+    with K inside, [rows, lead], else [K, lead]; ``matrix``: elements from one matrix to the next;
+    the lo parts follow all hi parts. WHOLE: BLOCK_K holds all of K, so that it is read once."""
+    blocks = tl.cdiv(rows, BLOCK_ROWS)
+    batch, first = block // blocks, block % blocks * BLOCK_ROWS
+    if DEPENDENT:
+        wait_after(batch | first)
+    if DEPENDENT > 1:
+        release()
+    row = first + tl.arange(0, BLOCK_ROWS)
+    inside = (row < rows)[:, None]
+    k = tl.arange(0, BLOCK_K)
+    source = x + batch.to(tl.int64) * stride_batch
+    target = parts + batch.to(tl.int64) * matrix
+    lo_parts = matrix * batches
+    if ALONG:
+        source = (source + row.to(tl.int64) * stride_row)[:, None]
+        target = (target + row.to(tl.int64) * lead)[:, None]
+        step = 1
+    else:
+        source = (source + row * stride_row)[:, None]
+        target = (target + row)[:, None]
+        step = lead
+    if WHOLE:
+        mask = inside & (k < K)[None, :]
+        value = tl.load(source + (k * stride_k)[None, :], mask=mask, other=0.0)
+        bits = largest_bits(value, 1)
+        e = exponent_of(bits)
+        hi, lo, lost, ruined = parts_of(value, power_of_two(e)[:, None], PARTS)
+        to = target + (k * step)[None, :]
+        tl.store(to, hi, mask=mask)
+        if PARTS == 2:
+            tl.store(to + lo_parts, lo, mask=mask)
+        count = tl.sum(tl.where(ruined, limit + 1.0, tl.where(lost, 1.0, 0.0)), axis=1)
+    else:
+        bits = tl.zeros((BLOCK_ROWS,), tl.int32)
+        for start in range(0, K, BLOCK_K):
+            mask = inside & (start + k < K)[None, :]
+            at = source + tl.cast(start, tl.int64) * stride_k
+            value = tl.load(at + (k * stride_k)[None, :], mask=mask, other=0.0)
+            bits = tl.maximum(bits, largest_bits(value, 1))
+        e = exponent_of(bits)
+        scale = power_of_two(e)[:, None]
+        count = tl.zeros((BLOCK_ROWS,), tl.float32)
+        for start in range(0, K, BLOCK_K):
+            mask = inside & (start + k < K)[None, :]
+            at = source + tl.cast(start, tl.int64) * stride_k
+            value = tl.load(at + (k * stride_k)[None, :], mask=mask, other=0.0)
+            hi, lo, lost, ruined = parts_of(value, scale, PARTS)
+            to = target + tl.cast(start, tl.int64) * step + (k * step)[None, :]
+            tl.store(to, hi, mask=mask)
+            if PARTS == 2:
+                tl.store(to + lo_parts, lo, mask=mask)
+            count += tl.sum(tl.where(ruined, limit + 1.0, tl.where(lost, 1.0, 0.0)), axis=1)
+    flagged = ((bits > _LARGEST_FINITE) | (count > limit)
+               | ((bits != 0) & (bits < _SMALLEST_SCALED)))
+    tl.store(exponents + batch.to(tl.int64) * rows + row,
+             tl.where(flagged, FLAGGED, e.to(tl.float32)), mask=row < rows)
+
+
+@triton.jit(repr=symbol)
+def split_fp32(a, a_parts, a_exponents, rows_a, batch_a, row_a, k_a, lead_a, matrix_a, batches_a,
+               b, b_parts, b_exponents, rows_b, batch_b, row_b, k_b, lead_b, matrix_b, batches_b,
+               K, limit, blocks_a, ALONG_A: tl.constexpr, WHOLE_A: tl.constexpr,
+               BLOCK_ROWS_A: tl.constexpr, BLOCK_K_A: tl.constexpr, ALONG_B: tl.constexpr,
+               WHOLE_B: tl.constexpr, BLOCK_ROWS_B: tl.constexpr, BLOCK_K_B: tl.constexpr,
+               PARTS: tl.constexpr, DEPENDENT: tl.constexpr, SYMBOL: tl.constexpr):
+    """One launch for both operands: the first ``blocks_a`` programs split A [batches_a, rows_a, K],
+    the others B, whose columns are its ``rows_b`` rows here. ``limit``: elements of a row that may
+    lose bits (``LIMIT`` above)."""
+    block = tl.program_id(0)
+    if block < blocks_a:
+        split_block(a, a_parts, a_exponents, rows_a, K, batch_a, row_a, k_a, lead_a, matrix_a,
+                    batches_a, limit, block, ALONG_A, WHOLE_A, BLOCK_ROWS_A, BLOCK_K_A, PARTS,
+                    DEPENDENT)
+    else:
+        split_block(b, b_parts, b_exponents, rows_b, K, batch_b, row_b, k_b, lead_b, matrix_b,
+                    batches_b, limit, block - blocks_a, ALONG_B, WHOLE_B, BLOCK_ROWS_B, BLOCK_K_B,
+                    PARTS, DEPENDENT)

@@ -1,0 +1,186 @@
+"""float32 products on Hopper's fp16 tensor cores: the operands are split into fp16 parts in scratch,
+a warp-specialised kernel multiplies them, and rows that the parts cannot represent are computed in
+float32. Its launches and its rules."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tritongemm.config import KernelConfig
+from tritongemm.device import DeviceSpec
+from tritongemm.kernels import constraints as rules
+from tritongemm.kernels.epilogue import NO_EPILOGUE, epilogue_of_launch
+from tritongemm.kernels.gluon_support import one_buffer_obstacle
+from tritongemm.kernels.launch import Geometry, Launch, Scalar, dependence
+from tritongemm.kernels.reduce import partials_bytes, reduce_launch, split_to_fill, target_of
+from tritongemm.kernels.spec import KernelSpec
+from tritongemm.kernels.split_fp32 import guard_launch, parts_of, split_launch, split_operands
+from tritongemm.kernels.symbol import symbol_of
+from tritongemm.problem import GemmProblem, divisor_of
+
+#: Scratch that a call may take, bytes: the parts of two operands of 16,384 squared, and the partial
+#: sums of a split K.
+MAX_SPLIT_SCRATCH_BYTES = 2**32
+_STEP = 64
+#: Registers a thread that the kernel starts with, by consumers (``warp_tile.START_REGISTERS``), and
+#: of the producer.
+_START_REGISTERS = {1: 128, 2: 168, 3: 128}
+_PRODUCER_REGISTERS = {1: 40, 2: 40, 3: 32}
+#: Registers a thread beside the sums.
+_OTHER_REGISTERS = 40
+_BARRIERS = 8 * 32
+_MAX_STAGES = 13
+
+
+def consumers_of(config: KernelConfig) -> int:
+    """Consumer warpgroups, each with 64 rows of the tile."""
+    return config.num_warps // 4
+
+
+def separate(problem: GemmProblem, config: KernelConfig) -> bool:
+    """Whether the small products have sums of their own: where three sets of registers fit."""
+    return (parts_of(problem) == 2
+            and 3 * config.block_n // 2 + _OTHER_REGISTERS <= _consumer_registers(config))
+
+
+def _consumer_registers(config: KernelConfig) -> int:
+    """Registers a thread of a consumer."""
+    consumers = consumers_of(config)
+    if consumers == 1:  # the kernel's first warps keep what it starts with
+        return 255
+    rest = _START_REGISTERS[consumers] * (consumers + 1) - _PRODUCER_REGISTERS[consumers]
+    return min(240, rest // consumers // 8 * 8)
+
+
+def stage_bytes(problem: GemmProblem, config: KernelConfig) -> int:
+    """A stage: the parts of both operands' tiles of 64 along K."""
+    columns = config.block_n
+    if problem.layout[1] == "n":
+        columns = -(-columns // 64) * 64
+    return 2 * _STEP * parts_of(problem) * (config.block_m + columns)
+
+
+def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
+    """Bytes: the stages and the barriers."""
+    return config.num_stages * stage_bytes(problem, config) + _BARRIERS + 240
+
+
+def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
+             geometry: Geometry) -> tuple[Launch, ...]:
+    """The split pass, the product, the guard, and for split_k > 1 the pass that adds the parts of
+    K."""
+    split, g = split_operands(problem, config, geometry), geometry
+    c = target_of(problem, config, g)
+    extra, epilogue = ((), NO_EPILOGUE)
+    if config.split_k == 1:
+        extra, epilogue = epilogue_of_launch(problem, g)
+    consumers = consumers_of(config)
+    pairs = (c.column == 1 and c.pointer.dtype == "fp32" and c.pointer.align >= 8
+             and (c.row | c.batch | c.part) % 2 == 0)
+    arguments = (
+        split.a.map_of(split.parts, config.block_m), split.b.map_of(split.parts, config.block_n),
+        c.pointer, split.a.exponents_at(), split.b.exponents_at(), Scalar("M", problem.m),
+        Scalar("N", problem.n, divisor_of(problem.n, 8)), Scalar("K", problem.k),
+        Scalar("batches", problem.batch, fold=True),
+        Scalar("stride_cb", c.batch, divisor_of(c.batch, 4)),
+        Scalar("stride_cm", c.row, divisor_of(c.row, 8), fold=True),
+        Scalar("stride_cn", c.column, divisor_of(c.column, 8), fold=True),
+        Scalar("stride_cs", c.part, divisor_of(c.part, 4)), *extra)
+    units = (-(-problem.m // config.block_m) * -(-problem.n // config.block_n) * problem.batch
+             * config.split_k)
+    product = Launch(
+        "tritongemm.kernels.device.split_product", "split_product", arguments,
+        (("A_T", split.a.across), ("B_T", not split.b.across), ("BATCHED_A", split.a.batches > 1),
+         ("BATCHED_B", split.b.batches > 1), ("PARTS", split.parts),
+         ("SEPARATE", separate(problem, config)), ("BLOCK_M", config.block_m),
+         ("BLOCK_N", config.block_n), ("GROUP_M", config.group_m), ("SPLIT_K", config.split_k),
+         ("STAGES", config.num_stages), ("PAIRS", pairs),
+         ("CONSUMER_REGISTERS", _consumer_registers(config)),
+         ("PRODUCER_REGISTERS", _PRODUCER_REGISTERS[consumers]), *epilogue),
+        (min(units, device.num_sms * _programs_an_sm(problem, config, device)), 1, 1), 4, 1,
+        symbol_of(problem, config), maxnreg=_START_REGISTERS[consumers], gluon=True,
+        first_shared=config.num_stages * stage_bytes(problem, config),
+        **dependence(config, device), scratch_bytes=split.scratch_bytes)
+    after = (reduce_launch(problem, config, g, device),) if config.split_k > 1 else ()
+    return (split_launch(problem, config, g, device, split), product,
+            guard_launch(problem, config, g, device, split, c), *after)
+
+
+def _programs_an_sm(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> int:
+    """One consumer's programs share an SM, two of them."""
+    if consumers_of(config) > 1:
+        return 1
+    return 2 if 2 * (shared_bytes(problem, config) + 1024) <= device.shared_bytes_per_block else 1
+
+
+def _precision(problem, config, device):
+    if problem.precision in ("fp16x3", "tf32"):
+        return None
+    return "computes fp32 by fp16 parts, precision fp16x3 or tf32, not ieee"
+
+
+def _tile(problem, config, device):
+    if config.num_warps not in (4, 8, 12):
+        return f"num_warps={config.num_warps}; consumers are one to three groups of 4 warps"
+    if config.block_m != 16 * config.num_warps:
+        return (f"block_m={config.block_m} on {config.num_warps} warps: a group of 4 warps has 64 "
+                "rows")
+    if config.block_k != _STEP:
+        return f"block_k={config.block_k}; a step along K is {_STEP} elements, 128 bytes"
+    if config.block_n % 8 or not 16 <= config.block_n <= 256:
+        return f"block_n={config.block_n} is not a multiple of 8 from 16 to 256"
+    if not 2 <= config.num_stages <= _MAX_STAGES:
+        return f"num_stages={config.num_stages} is outside 2 to {_MAX_STAGES}"
+    need = config.block_n + _OTHER_REGISTERS
+    if need > _consumer_registers(config):
+        return (f"block_n={config.block_n} takes {need} registers a thread of "
+                f"{_consumer_registers(config)}: two sums of block_n / 2 each, and others")
+    if (reason := one_buffer_obstacle()) is not None:
+        return f"operands share one buffer: {reason}"
+    return None
+
+
+def _scratch(problem, config, device):
+    need = split_operands(problem, config, None).scratch_bytes
+    if need <= MAX_SPLIT_SCRATCH_BYTES:
+        return None
+    return (f"the parts of both operands and split_k={config.split_k} take {need} bytes of "
+            f"scratch; at most {MAX_SPLIT_SCRATCH_BYTES}. Use precision ieee")
+
+
+def _oversized(problem, config, device):
+    for name, least in (("m", 64), ("n", 16)):
+        block, extent = getattr(config, f"block_{name}"), getattr(problem, name)
+        if block > least and block >= 2 * extent:
+            return f"block_{name}={block} is at least twice the extent {extent}"
+    return None
+
+
+def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
+    """128x128 shared by two groups where that fills half the SMs, else 64x64 with K split."""
+    tiles = -(-problem.m // 128) * -(-problem.n // 128) * problem.batch
+    if problem.m > 64 and tiles >= device.num_sms // 2:
+        config = KernelConfig("split_product", 128, 128, _STEP, num_warps=8, num_stages=3)
+    else:
+        units = -(-problem.m // 64) * -(-problem.n // 64) * problem.batch
+        split = split_to_fill(units, 2 * device.num_sms, -(-problem.k // _STEP))
+        config = KernelConfig("split_product", 64, 64, _STEP, num_warps=4, num_stages=3,
+                              split_k=split)
+    while config.block_n > 16 and config.block_n >= 2 * problem.n:
+        config = replace(config, block_n=config.block_n // 2)
+    return config
+
+
+SPLIT_PRODUCT = KernelSpec(
+    name="split_product",
+    idea="float32 operands split into fp16 parts, three tensor-core products of the parts",
+    archs=(90,),
+    constraints=(
+        rules.dtypes("fp32"), rules.Constraint("precision", _precision, of_problem=True),
+        rules.archs(90), rules.not_interpreted, rules.gluon, rules.tma_extents,
+        rules.unused("epilogue_subtile", "pingpong", "swap_ab", "pad_operands", *rules.CLUSTERS,
+                     *rules.CUDA_TILES),
+        rules.flags, rules.Constraint("tile", _tile), rules.Constraint(rules.WASTE, _oversized),
+        rules.Constraint("scratch", _scratch, of_problem=True), rules.split_k, rules.grid,
+        rules.shared_memory(shared_bytes)),
+    shared_bytes=shared_bytes, launches=launches, default=default)
