@@ -1,6 +1,8 @@
-"""The split of float32 operands into fp16 parts, and the guard, in the interpreter: against torch."""
+"""The split of float32 operands into fp16 parts, and the guard, against torch."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
@@ -72,7 +74,8 @@ def hard_rows(k: int) -> dict[str, torch.Tensor]:
     rows = {"normal": normal, "zeros": torch.zeros(k), "small": normal * 2.0**-90,
             "large": normal * 2.0**120, "uniform": torch.rand(k),
             "log-normal": torch.exp(3 * torch.randn(k))}
-    rows["subnormal beside zeros!"] = torch.zeros(k).index_fill(0, torch.tensor([k // 2]), 2.0**-140)
+    rows["subnormal beside zeros!"] = torch.zeros(k)
+    rows["subnormal beside zeros!"][k // 2] = 2.0**-140
     rows["tiny!"] = normal * 2.0**-120
     for name, value in (("inf!", float("inf")), ("-inf!", -float("inf")), ("nan!", float("nan"))):
         rows[name] = normal.clone()
@@ -83,11 +86,14 @@ def hard_rows(k: int) -> dict[str, torch.Tensor]:
         rows["spans 2^60!"] = normal.sign() * torch.exp2(torch.linspace(-30, 30, k))
         rows["spans all!"] = torch.zeros(k)
         rows["spans all!"][:2] = torch.tensor([2.0**127, 2.0**-126])
-    if k > 8:
+    if k > 8:  # an element 2^-29 - d below the largest loses d bits; K 2^-24 may be lost
+        few = int(math.log2(k)) - 4
         rows["one loses bits"] = normal.clone()
-        rows["one loses bits"][3] = normal.abs().max() * 2.0**-32 * 1.2345678
-        rows["five lose bits!"] = normal.clone()
-        rows["five lose bits!"][:5] = normal.abs().max() * 2.0**-34 * torch.linspace(1.1234, 1.9, 5)
+        rows["one loses bits"][3] = normal.abs().max() * 2.0**-(29 + few) * 1.2345678
+        rows["one loses too many!"] = normal.clone()
+        rows["one loses too many!"][3] = normal.abs().max() * 2.0**-(38 + few) * 1.2345678
+        rows["many lose bits!"] = normal * 2.0**-33
+        rows["many lose bits!"][k // 2] = 1.0
     return rows
 
 
@@ -127,8 +133,10 @@ def test_parts_represent_rows_that_are_not_flagged(k, gap, layout, precision):
 def test_rows_beyond_a_block_are_read_twice(layout, monkeypatch):
     from tritongemm.kernels import split_fp32
 
-    monkeypatch.setattr(split_fp32, "_KEPT", 128)
-    monkeypatch.setattr(split_fp32, "_LOADED", 64)
+    monkeypatch.setattr(split_fp32, "_PER_THREAD", 1)
+    monkeypatch.setattr(split_fp32, "_PER_THREAD_OF_STRIP", 4)
+    monkeypatch.setattr(split_fp32, "_LEAST_WARPS", 2)
+    monkeypatch.setattr(split_fp32, "_MOST_WARPS", 2)
     rows = hard_rows(300)
     matrix = torch.stack(list(rows.values()))
     *_, split, scratch = run_split(stored(matrix, layout[0]), stored(matrix.mT, layout[1]), layout,

@@ -27,21 +27,18 @@ from tritongemm.problem import GemmProblem, divisor_of
 _LINE = 128
 #: Elements of fp16 in a line: rows of the parts begin on lines.
 _LEAD = 64
-#: Elements that a program of 8 warps keeps in registers, 64 a thread: a block that holds all of K
-#: reads it once.
-_KEPT = 16384
+#: Elements of a block that a thread has: of rows whose K is contiguous, and of strips.
+_PER_THREAD, _PER_THREAD_OF_STRIP = 16, 8
+#: Warps of a program at least and at most.
+_LEAST_WARPS, _MOST_WARPS = 8, 32
 #: Rows of a block where rows, not K, are contiguous: 64 bytes of float32, 32 of fp16.
 _STRIP = 16
-#: What a block loads at a time where it cannot hold all of K.
-_LOADED = 8192
 #: Rows and columns of a tile of the guard, its step along K, and tiles that a program looks at
 #: together.
 _GUARD = (64, 64, 16)
-_LOOK = 8
+_LOOK = 16
 #: Programs of the guard an SM.
 _GUARD_PROGRAMS = 4
-#: Elements of a row that may lose bits: at least so many, and one in so many.
-_FEW_LOST, _ONE_IN = 4, 1024
 
 
 @dataclass(frozen=True)
@@ -116,29 +113,39 @@ def split_operands(problem: GemmProblem, config: KernelConfig,
     return SplitOperands(operands["a"], operands["b"], parts, at)
 
 
-def _block(operand: SplitOperand) -> tuple[int, int, bool]:
+def _warps(split: SplitOperands) -> int:
+    """Warps of a program: so many that a row whose K is contiguous fits its registers, and that
+    few strips of the others are read at a time, so that they are in the L2 when they are read for
+    the second time."""
+    warps = _LEAST_WARPS
+    for x in (split.a, split.b):
+        wanted = x.k // 128 if x.across else x.k // (32 * _PER_THREAD)
+        while warps < min(wanted, _MOST_WARPS):
+            warps *= 2
+    return warps
+
+
+def _block(operand: SplitOperand, warps: int) -> tuple[int, int, bool]:
     """(rows, elements of K, whether these are all) of a block."""
-    k = 1 << max(4, (operand.k - 1).bit_length())
+    k, kept = 1 << max(4, (operand.k - 1).bit_length()), 32 * _PER_THREAD * warps
     if operand.across:
-        if _STRIP * k <= _KEPT:
+        if k * _STRIP <= kept:
             return _STRIP, k, True
-        return _STRIP, _LOADED // _STRIP, False
-    if k > 2 * _KEPT:
-        return 1, _LOADED, False
-    rows = max(1, min(_LOADED // k, 1 << (operand.rows - 1).bit_length()))
-    return rows, k, True
+        return _STRIP, 32 * _PER_THREAD_OF_STRIP * warps // _STRIP, False
+    if k > kept:
+        return 1, kept, False
+    return min(kept // k, 1 << (operand.rows - 1).bit_length()), k, True
 
 
 def split_launch(problem: GemmProblem, config: KernelConfig, geometry: Geometry,
                  device: DeviceSpec, split: SplitOperands) -> Launch:
     """The launch that splits both operands."""
-    g, arguments, constants, blocks, largest = geometry, [], [], [], 0
+    g, arguments, constants, blocks, warps = geometry, [], [], [], _warps(split)
     strides = {"a": (g.ab, g.am, g.ak), "b": (g.bb, g.bn, g.bk)}
     for operand in (split.a, split.b):
         x = operand.name
         batch, row, k = strides[x]
-        rows, step, whole = _block(operand)
-        largest = max(largest, rows * step)
+        rows, step, whole = _block(operand, warps)
         aligned = max(1, getattr(problem, f"align_{x}") // 4)
         # Threads that cannot load 16 bytes of a row do not store 16 either: neighbours would read
         # words far apart.
@@ -158,11 +165,10 @@ def split_launch(problem: GemmProblem, config: KernelConfig, geometry: Geometry,
                       (f"BLOCK_ROWS_{x.upper()}", rows), (f"BLOCK_K_{x.upper()}", step)]
         blocks.append(-(-operand.rows // rows) * operand.batches)
     k = problem.k
-    arguments += [Scalar("K", k, divisor_of(k, 4)),
-                  Scalar("limit", max(_FEW_LOST, k // _ONE_IN)), Scalar("blocks_a", blocks[0])]
+    arguments += [Scalar("K", k, divisor_of(k, 4)), Scalar("blocks_a", blocks[0])]
     return Launch(
         "tritongemm.kernels.device.split_fp32", "split_fp32", tuple(arguments),
-        (*constants, ("PARTS", split.parts)), (sum(blocks), 1, 1), 16 if largest > _KEPT else 8, 1,
+        (*constants, ("PARTS", split.parts)), (sum(blocks), 1, 1), warps, 1,
         f"tritongemm_split_{problem.precision}_{problem.layout}", **dependence(config, device))
 
 

@@ -1,4 +1,4 @@
-"""float32 products on Hopper's fp16 tensor cores: the operands are split into fp16 parts in scratch,
+"""float32 products on Hopper's fp16 tensor cores: operands are split into fp16 parts in scratch,
 a warp-specialised kernel multiplies them, and rows that the parts cannot represent are computed in
 float32. Its launches and its rules."""
 
@@ -12,7 +12,7 @@ from tritongemm.kernels import constraints as rules
 from tritongemm.kernels.epilogue import NO_EPILOGUE, epilogue_of_launch
 from tritongemm.kernels.gluon_support import one_buffer_obstacle
 from tritongemm.kernels.launch import Geometry, Launch, Scalar, dependence
-from tritongemm.kernels.reduce import partials_bytes, reduce_launch, split_to_fill, target_of
+from tritongemm.kernels.reduce import reduce_launch, split_to_fill, target_of
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.split_fp32 import guard_launch, parts_of, split_launch, split_operands
 from tritongemm.kernels.symbol import symbol_of

@@ -12,11 +12,18 @@ their row's largest have fewer bits.
 
 The exponent e of each row goes to an array of float32. ``FLAGGED`` in its place marks a row whose
 parts would not represent it: an element is infinite or NaN; 2^e or 2^-e is not representable
-(largest magnitude below 2^-100 and not 0); an element loses more than half the bits of a float32
-(|r| >= 2^-12 |x'|); or more than ``LIMIT`` elements lose any (|r| > 2^-22 |x'|). The product leaves
-the results of such rows out, and ``ieee_guard`` computes them.
+(largest magnitude below 2^-100 and not 0); or the elements that lose bits, |r_k| > 2^-22 |x'_k|,
+lose too many together:
 
-With PARTS 1 only ``hi`` is stored, for TF32's accuracy: r = x' - hi, limits 2^-11 and 1/4.
+    sum of |r_k| / |x'_k| over them > K 2^-24.
+
+So what is lost moves an element of C by at most K 2^-24 of (|A| |B|)_ij, the bound of a sum of K
+float32 products in any order (Higham, Accuracy and Stability of Numerical Algorithms, 2nd edition,
+section 3.1), whatever the other operand; and by 2^-24 of it where that does not favour the lost
+elements. The product leaves flagged rows out, and ``ieee_guard`` computes them.
+
+With PARTS 1 only ``hi`` is stored, for TF32's accuracy: r = x' - hi, and 2^-11 and 2^-13 stand for
+2^-22 and 2^-24.
 """
 
 import triton
@@ -33,10 +40,10 @@ _SMALLEST_SCALED = tl.constexpr(27 << 23)
 
 
 @triton.jit
-def largest_bits(x, AXIS: tl.constexpr):
-    """The largest magnitude along an axis as bits, whose order is that of the magnitudes; of
-    infinities and NaN it is above that of every finite number."""
-    return tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=AXIS)
+def magnitude_bits(x):
+    """Magnitudes as bits, which are in their order; those of infinities and NaN are above those of
+    all finite numbers."""
+    return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit
@@ -54,7 +61,7 @@ def power_of_two(e):
 
 @triton.jit
 def parts_of(x, scale, PARTS: tl.constexpr):
-    """(hi, lo, whether bits are lost, whether too many) of elements ``x``."""
+    """(hi, lo, |r| / |x'| where bits are lost, up to a factor of 2 too large, else 0) of ``x``."""
     scaled = x * scale
     size = tl.abs(scaled)
     hi = scaled.to(tl.float16)
@@ -62,20 +69,27 @@ def parts_of(x, scale, PARTS: tl.constexpr):
     if PARTS == 1:
         lo = hi
         error = tl.abs(rest)
-        lost = error > size * 0.00048828125
-        ruined = (error >= size * 0.25) & (x != 0.0)
     else:
         rest = rest * 2048.0
         lo = rest.to(tl.float16)
         error = tl.abs(rest - lo.to(tl.float32))
-        lost = error > size * 0.00048828125
-        ruined = (error >= size * 0.5) & (x != 0.0)
-    return hi, lo, lost, ruined
+    # 2^-n for a size from 2^n on: cheaper than a division.
+    inverse = ((254 << 23) - (size.to(tl.int32, bitcast=True) & 0x7F800000)).to(tl.float32,
+                                                                               bitcast=True)
+    loss = tl.where(error > size * 0.00048828125, error * inverse, 0.0)
+    # Below float32's range the error itself is lost.
+    return hi, lo, tl.where((size < 1e-30) & (x != 0.0), 2048.0, loss)
+
+
+@triton.jit
+def limit_of(K, PARTS: tl.constexpr):
+    """What the losses of a row may sum up to; those of two parts are scaled as ``lo`` is."""
+    return K.to(tl.float32) * 0.0001220703125
 
 
 @triton.jit
 def split_block(x, parts, exponents, rows, K, stride_batch, stride_row, stride_k, lead, matrix,
-                batches, limit, block, ALONG: tl.constexpr, WHOLE: tl.constexpr,
+                batches, block, ALONG: tl.constexpr, WHOLE: tl.constexpr,
                 BLOCK_ROWS: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr,
                 DEPENDENT: tl.constexpr):
     """Splits a block of BLOCK_ROWS rows of one matrix of [batches, rows, K]. ALONG: the parts lie
@@ -103,36 +117,43 @@ def split_block(x, parts, exponents, rows, K, stride_batch, stride_row, stride_k
         step = lead
     if WHOLE:
         mask = inside & (k < K)[None, :]
-        value = tl.load(source + (k * stride_k)[None, :], mask=mask, other=0.0)
-        bits = largest_bits(value, 1)
+        value = tl.load(source + (k * stride_k)[None, :], mask=mask, other=0.0,
+                        eviction_policy="evict_first")
+        bits = tl.max(magnitude_bits(value), axis=1)
         e = exponent_of(bits)
-        hi, lo, lost, ruined = parts_of(value, power_of_two(e)[:, None], PARTS)
+        hi, lo, loss = parts_of(value, power_of_two(e)[:, None], PARTS)
         to = target + (k * step)[None, :]
         tl.store(to, hi, mask=mask)
         if PARTS == 2:
             tl.store(to + lo_parts, lo, mask=mask)
-        count = tl.sum(tl.where(ruined, limit + 1.0, tl.where(lost, 1.0, 0.0)), axis=1)
+        loss = tl.sum(loss, axis=1)
     else:
-        bits = tl.zeros((BLOCK_ROWS,), tl.int32)
+        largest = tl.zeros((BLOCK_ROWS, BLOCK_K), tl.int32)
         for start in range(0, K, BLOCK_K):
             mask = inside & (start + k < K)[None, :]
             at = source + tl.cast(start, tl.int64) * stride_k
             value = tl.load(at + (k * stride_k)[None, :], mask=mask, other=0.0)
-            bits = tl.maximum(bits, largest_bits(value, 1))
+            largest = tl.maximum(largest, magnitude_bits(value))
+        bits = tl.max(largest, axis=1)
         e = exponent_of(bits)
         scale = power_of_two(e)[:, None]
-        count = tl.zeros((BLOCK_ROWS,), tl.float32)
-        for start in range(0, K, BLOCK_K):
+        losses = tl.zeros((BLOCK_ROWS, BLOCK_K), tl.float32)
+        # Backwards: what was read last is still in the L2.
+        last = (tl.cdiv(K, BLOCK_K) - 1) * BLOCK_K
+        for back in range(0, K, BLOCK_K):
+            start = last - back
             mask = inside & (start + k < K)[None, :]
             at = source + tl.cast(start, tl.int64) * stride_k
-            value = tl.load(at + (k * stride_k)[None, :], mask=mask, other=0.0)
-            hi, lo, lost, ruined = parts_of(value, scale, PARTS)
+            value = tl.load(at + (k * stride_k)[None, :], mask=mask, other=0.0,
+                            eviction_policy="evict_first")
+            hi, lo, loss = parts_of(value, scale, PARTS)
             to = target + tl.cast(start, tl.int64) * step + (k * step)[None, :]
             tl.store(to, hi, mask=mask)
             if PARTS == 2:
                 tl.store(to + lo_parts, lo, mask=mask)
-            count += tl.sum(tl.where(ruined, limit + 1.0, tl.where(lost, 1.0, 0.0)), axis=1)
-    flagged = ((bits > _LARGEST_FINITE) | (count > limit)
+            losses += loss
+        loss = tl.sum(losses, axis=1)
+    flagged = ((bits > _LARGEST_FINITE) | (loss > limit_of(K, PARTS))
                | ((bits != 0) & (bits < _SMALLEST_SCALED)))
     tl.store(exponents + batch.to(tl.int64) * rows + row,
              tl.where(flagged, FLAGGED, e.to(tl.float32)), mask=row < rows)
@@ -141,19 +162,17 @@ def split_block(x, parts, exponents, rows, K, stride_batch, stride_row, stride_k
 @triton.jit(repr=symbol)
 def split_fp32(a, a_parts, a_exponents, rows_a, batch_a, row_a, k_a, lead_a, matrix_a, batches_a,
                b, b_parts, b_exponents, rows_b, batch_b, row_b, k_b, lead_b, matrix_b, batches_b,
-               K, limit, blocks_a, ALONG_A: tl.constexpr, WHOLE_A: tl.constexpr,
+               K, blocks_a, ALONG_A: tl.constexpr, WHOLE_A: tl.constexpr,
                BLOCK_ROWS_A: tl.constexpr, BLOCK_K_A: tl.constexpr, ALONG_B: tl.constexpr,
                WHOLE_B: tl.constexpr, BLOCK_ROWS_B: tl.constexpr, BLOCK_K_B: tl.constexpr,
                PARTS: tl.constexpr, DEPENDENT: tl.constexpr, SYMBOL: tl.constexpr):
     """One launch for both operands: the first ``blocks_a`` programs split A [batches_a, rows_a, K],
-    the others B, whose columns are its ``rows_b`` rows here. ``limit``: elements of a row that may
-    lose bits (``LIMIT`` above)."""
+    the others B, whose columns are its ``rows_b`` rows here."""
     block = tl.program_id(0)
     if block < blocks_a:
         split_block(a, a_parts, a_exponents, rows_a, K, batch_a, row_a, k_a, lead_a, matrix_a,
-                    batches_a, limit, block, ALONG_A, WHOLE_A, BLOCK_ROWS_A, BLOCK_K_A, PARTS,
-                    DEPENDENT)
+                    batches_a, block, ALONG_A, WHOLE_A, BLOCK_ROWS_A, BLOCK_K_A, PARTS, DEPENDENT)
     else:
         split_block(b, b_parts, b_exponents, rows_b, K, batch_b, row_b, k_b, lead_b, matrix_b,
-                    batches_b, limit, block - blocks_a, ALONG_B, WHOLE_B, BLOCK_ROWS_B, BLOCK_K_B,
-                    PARTS, DEPENDENT)
+                    batches_b, block - blocks_a, ALONG_B, WHOLE_B, BLOCK_ROWS_B, BLOCK_K_B, PARTS,
+                    DEPENDENT)

@@ -229,9 +229,12 @@ def producer(ready, sizes, S: gl.constexpr):
         matrices_b = 1
     it = 0
     start = gl.program_id(0)
-    part, batch, row, col = place_of(start, M, N, batches, S)
+    _, batch, row, col = place_of(start, M, N, batches, S)
     gluon_wait_after(batch | row | col)
     for unit in range(start, units, gl.num_programs(0)):
+        # Not carried from one unit to the next: a loop's bounds would be those of the first one
+        # (Triton 3.6 and 3.7).
+        part, _, _, _ = place_of(unit, M, N, batches, S)
         first, last = steps_of(part, K, S)
         batch_a, batch_b = batch, batch
         if not S.batched_a:
@@ -250,7 +253,7 @@ def producer(ready, sizes, S: gl.constexpr):
                 load_part(b_map, at + 128 * (S.start_of_b + S.rows_b * lo), barrier,
                           batch_b + matrices_b * lo, col, 64 * step, S.rows_b, not S.b_t)
             it += 1
-        part, batch, row, col = place_of(unit + gl.num_programs(0), M, N, batches, S)
+        _, batch, row, col = place_of(unit + gl.num_programs(0), M, N, batches, S)
     if S.release == 1:
         gluon_release()
 
@@ -342,7 +345,7 @@ def consumer(c, strides, scales, epilogue, sizes, S: gl.constexpr, WHICH: gl.con
         part, batch, row, col = place_of(unit, M, N, batches, S)
         first, last = steps_of(part, K, S)
         sums = any_width.zeros(S.block_n // 8 * (2 if S.separate else 1))
-        for step in range(first, last):
+        for _ in range(first, last):
             stage = it % S.stages
             at = S.stage_bytes * stage
             a = any_width.descriptor(at + 8192 * WHICH, S.a_t)
