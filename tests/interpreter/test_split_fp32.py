@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
@@ -86,14 +84,15 @@ def hard_rows(k: int) -> dict[str, torch.Tensor]:
         rows["spans 2^60!"] = normal.sign() * torch.exp2(torch.linspace(-30, 30, k))
         rows["spans all!"] = torch.zeros(k)
         rows["spans all!"][:2] = torch.tensor([2.0**127, 2.0**-126])
-    if k > 8:  # an element 2^-29 - d below the largest loses d bits; K 2^-24 may be lost
-        few = int(math.log2(k)) - 4
+    if k > 8:  # an element 2^-28 - d below the largest loses d bits
         rows["one loses bits"] = normal.clone()
-        rows["one loses bits"][3] = normal.abs().max() * 2.0**-(29 + few) * 1.2345678
+        rows["one loses bits"][3] = normal.abs().max() * 2.0**-29 * 1.2345678
         rows["one loses too many!"] = normal.clone()
-        rows["one loses too many!"][3] = normal.abs().max() * 2.0**-(38 + few) * 1.2345678
+        rows["one loses too many!"][3] = normal.abs().max() * 2.0**-48 * 1.2345678
         rows["many lose bits!"] = normal * 2.0**-33
         rows["many lose bits!"][k // 2] = 1.0
+        rows["sparse!"] = torch.zeros(k)
+        rows["sparse!"][:3] = torch.tensor([1.0, 2.0**-34 * 1.2345678, 2.0**-34 * 1.4567891])
     return rows
 
 
@@ -133,10 +132,9 @@ def test_parts_represent_rows_that_are_not_flagged(k, gap, layout, precision):
 def test_rows_beyond_a_block_are_read_twice(layout, monkeypatch):
     from tritongemm.kernels import split_fp32
 
-    monkeypatch.setattr(split_fp32, "_PER_THREAD", 1)
-    monkeypatch.setattr(split_fp32, "_PER_THREAD_OF_STRIP", 4)
-    monkeypatch.setattr(split_fp32, "_LEAST_WARPS", 2)
-    monkeypatch.setattr(split_fp32, "_MOST_WARPS", 2)
+    for name, value in (("_PER_THREAD", 1), ("_ROW_WARPS", 2), ("_SHORT_ROW_WARPS", 2),
+                        ("_PER_THREAD_OF_STRIP", 4), ("_NARROW_STRIP_WARPS", 4)):
+        monkeypatch.setattr(split_fp32, name, value)
     rows = hard_rows(300)
     matrix = torch.stack(list(rows.values()))
     *_, split, scratch = run_split(stored(matrix, layout[0]), stored(matrix.mT, layout[1]), layout,

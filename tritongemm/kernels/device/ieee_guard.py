@@ -3,8 +3,9 @@
 The split pass (``split_fp32``) flags rows of A and columns of B whose fp16 parts would not
 represent them. This kernel runs behind the product, looks at the flags, and normally ends. Where a
 tile has a flagged row or column it computes the tile with float32 multiply-adds, as the ``tiled``
-kernel does, and stores the elements of flagged rows and columns: exactly those that the product has
-not stored. So each element of C is written once, and D may be C.
+kernel does, in chains of CHAIN along K, whose sums are added. It stores the elements of flagged
+rows and columns: exactly those that the product has not stored. So each element of C is written
+once, and D may be C.
 """
 
 import triton
@@ -16,6 +17,10 @@ from tritongemm.kernels.device.edge import within
 from tritongemm.kernels.device.epilogue import finish, load_d
 from tritongemm.kernels.device.split_fp32 import FLAGGED
 from tritongemm.kernels.device.symbol import symbol
+
+#: Products that are added one after the other. One chain for all of K would have a larger error
+#: than cuBLAS's SGEMM where that splits K.
+CHAIN = tl.constexpr(256)
 
 
 @triton.jit
@@ -45,12 +50,15 @@ def tile_in_ieee(a, b, c, a_exponents, b_exponents, batch, row, col, M, N, K, ma
     a_ptrs = (a + batch * stride_ab + (rows_a[:, None] * stride_am + ks[None, :] * stride_ak))
     b_ptrs = (b + batch * stride_bb + (ks[:, None] * stride_bk + cols_b[None, :] * stride_bn))
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for start in range(0, K, BLOCK_K):
-        x = tl.load(a_ptrs, mask=(ks < K - start)[None, :], other=0.0)
-        y = tl.load(b_ptrs, mask=(ks < K - start)[:, None], other=0.0)
-        acc = dot(x, y, acc, "ieee", INTERPRETED)
-        a_ptrs += BLOCK_K * stride_ak
-        b_ptrs += BLOCK_K * stride_bk
+    for first in range(0, K, CHAIN):
+        part = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for start in range(first, min(first + CHAIN, K), BLOCK_K):
+            x = tl.load(a_ptrs, mask=(ks < K - start)[None, :], other=0.0)
+            y = tl.load(b_ptrs, mask=(ks < K - start)[:, None], other=0.0)
+            part = dot(x, y, part, "ieee", INTERPRETED)
+            a_ptrs += BLOCK_K * stride_ak
+            b_ptrs += BLOCK_K * stride_bk
+        acc += part
     batch_a, batch_b = batch, batch
     if not BATCHED_A:
         batch_a = batch * 0

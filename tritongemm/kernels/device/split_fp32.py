@@ -5,25 +5,27 @@ Row i of A (column j of B) is scaled by a power of two, 2^e, so that its largest
 
     hi = fp16(x'),  lo = fp16(2048 (x' - hi)),  x' = hi + lo / 2048 + r.
 
-Both roundings are to nearest and have 11 significant bits, so |x' - hi| <= 2^-11 |x'| and
-|r| <= 2^-22 |x'| while ``lo`` is a normal fp16 number or x' is a multiple of its spacing. That
-spacing ends at 2^-24, which is 2^-35 of x' after the scale of 2048: elements below about 2^-29 of
-their row's largest have fewer bits.
+Both roundings are to nearest: |x' - hi| is at most half a spacing of fp16, 2^-11 of the binade of
+x', and lo has 11 bits of that, so |r| <= 2^-23 |x'|, as long as half the spacing of fp16's smallest
+numbers, 2^-36 after the scale of 2048, does not exceed it. Elements below about 2^-28 of their
+row's largest keep fewer bits.
 
 The exponent e of each row goes to an array of float32. ``FLAGGED`` in its place marks a row whose
 parts would not represent it: an element is infinite or NaN; 2^e or 2^-e is not representable
-(largest magnitude below 2^-100 and not 0); or the elements that lose bits, |r_k| > 2^-22 |x'_k|,
-lose too many together:
+(largest magnitude below 2^-100 and not 0); or elements with |r| > 2^-22 |x'| lose too much:
 
-    sum of |r_k| / |x'_k| over them > K 2^-24.
+    sum of |r_k| / |x'_k| over them > 2^-21 + 2^-23 n,
 
-So what is lost moves an element of C by at most K 2^-24 of (|A| |B|)_ij, the bound of a sum of K
-float32 products in any order (Higham, Accuracy and Stability of Numerical Algorithms, 2nd edition,
-section 3.1), whatever the other operand; and by 2^-24 of it where that does not favour the lost
-elements. The product leaves flagged rows out, and ``ieee_guard`` computes them.
+with n elements of at least about 2^-12 of the largest. An element of the sum moves one of C by
+|r_k| / |x'_k| of its share in (|A| |B|)_ij. Where many elements are large, no share of so small an
+element matters, unless the other operand has next to nothing where they are; whatever it has, C
+moves by at most (K + 4) 2^-23 of (|A| |B|)_ij, twice the bound of K float32 multiply-adds (Higham,
+Accuracy and Stability of Numerical Algorithms, 2nd edition, section 3.1). Where few are large (a
+sparse row with outliers), such an element may be all that there is of a product, and hardly any
+loss is let pass. The product leaves flagged rows out, and ``ieee_guard`` computes them.
 
-With PARTS 1 only ``hi`` is stored, for TF32's accuracy: r = x' - hi, and 2^-11 and 2^-13 stand for
-2^-22 and 2^-24.
+With PARTS 1 only ``hi`` is stored, for TF32's accuracy: r = x' - hi, and all limits are 2^11 times
+as large.
 """
 
 import triton
@@ -61,7 +63,8 @@ def power_of_two(e):
 
 @triton.jit
 def parts_of(x, scale, PARTS: tl.constexpr):
-    """(hi, lo, |r| / |x'| where bits are lost, up to a factor of 2 too large, else 0) of ``x``."""
+    """(hi, lo, loss) of ``x``: what an element adds to the losses of its row, up to a factor of 2
+    too large, less what it allows, both times 2^11 where there are two parts."""
     scaled = x * scale
     size = tl.abs(scaled)
     hi = scaled.to(tl.float16)
@@ -76,15 +79,10 @@ def parts_of(x, scale, PARTS: tl.constexpr):
     # 2^-n for a size from 2^n on: cheaper than a division.
     inverse = ((254 << 23) - (size.to(tl.int32, bitcast=True) & 0x7F800000)).to(tl.float32,
                                                                                bitcast=True)
-    loss = tl.where(error > size * 0.00048828125, error * inverse, 0.0)
+    allowed = tl.where(size >= 4.0, -0.000244140625, 0.0)
+    loss = tl.where(error > size * 0.00048828125, error * inverse, allowed)
     # Below float32's range the error itself is lost.
-    return hi, lo, tl.where((size < 1e-30) & (x != 0.0), 2048.0, loss)
-
-
-@triton.jit
-def limit_of(K, PARTS: tl.constexpr):
-    """What the losses of a row may sum up to; those of two parts are scaled as ``lo`` is."""
-    return K.to(tl.float32) * 0.0001220703125
+    return hi, lo, tl.where((size < 1e-30) & (x != 0.0), 1e6, loss)
 
 
 @triton.jit
@@ -153,7 +151,7 @@ def split_block(x, parts, exponents, rows, K, stride_batch, stride_row, stride_k
                 tl.store(to + lo_parts, lo, mask=mask)
             losses += loss
         loss = tl.sum(losses, axis=1)
-    flagged = ((bits > _LARGEST_FINITE) | (loss > limit_of(K, PARTS))
+    flagged = ((bits > _LARGEST_FINITE) | (loss > 0.0009765625)
                | ((bits != 0) & (bits < _SMALLEST_SCALED)))
     tl.store(exponents + batch.to(tl.int64) * rows + row,
              tl.where(flagged, FLAGGED, e.to(tl.float32)), mask=row < rows)
@@ -165,10 +163,13 @@ def split_fp32(a, a_parts, a_exponents, rows_a, batch_a, row_a, k_a, lead_a, mat
                K, blocks_a, ALONG_A: tl.constexpr, WHOLE_A: tl.constexpr,
                BLOCK_ROWS_A: tl.constexpr, BLOCK_K_A: tl.constexpr, ALONG_B: tl.constexpr,
                WHOLE_B: tl.constexpr, BLOCK_ROWS_B: tl.constexpr, BLOCK_K_B: tl.constexpr,
-               PARTS: tl.constexpr, DEPENDENT: tl.constexpr, SYMBOL: tl.constexpr):
-    """One launch for both operands: the first ``blocks_a`` programs split A [batches_a, rows_a, K],
-    the others B, whose columns are its ``rows_b`` rows here."""
+               PARTS: tl.constexpr, B_FIRST: tl.constexpr, DEPENDENT: tl.constexpr,
+               SYMBOL: tl.constexpr):
+    """One launch for both operands: blocks up to ``blocks_a`` split A [batches_a, rows_a, K], the
+    others B, whose columns are its ``rows_b`` rows here. B_FIRST: these come first."""
     block = tl.program_id(0)
+    if B_FIRST:
+        block = (block + blocks_a) % tl.num_programs(0)
     if block < blocks_a:
         split_block(a, a_parts, a_exponents, rows_a, K, batch_a, row_a, k_a, lead_a, matrix_a,
                     batches_a, block, ALONG_A, WHOLE_A, BLOCK_ROWS_A, BLOCK_K_A, PARTS, DEPENDENT)

@@ -5,8 +5,8 @@
 A producer warp loads the four tiles of a step of 64 along K by the copy engine; each consumer
 warpgroup multiplies 64 rows by BLOCK_N columns. The tensor core truncates its float32 sums, so
 products of one step are summed there, from 0, and added to a sum in registers, rounded to nearest.
-What is left out, A_lo B_lo / 2^22, and what the parts leave of an element are 2^-22 of |A| |B| each
-at most; the truncation, measured, is about 2^-24 a tensor instruction of its step's sum.
+What is left out, A_lo B_lo / 2^22, is at most 2^-22 of |A| |B|, and what the parts leave of an
+element 2^-23 each of A's and B's.
 
 With SEPARATE the small products have sums of their own in the tensor core for all of K, at 2^-11 of
 the truncation, and the main sum is moved while they are computed. Else the two take turns with one
@@ -35,6 +35,9 @@ from tritongemm.kernels.device.symbol import symbol
 MOST_BARRIERS = gl.constexpr(32)
 #: What ``split_fp32`` marks a row with.
 FLAGGED = gl.constexpr(65536.0)
+#: Steps of hi parts alone that are summed in the tensor core: at TF32's accuracy 512 of K add
+#: nothing to its error.
+CHAIN = gl.constexpr(8)
 #: The scale of the lo parts, undone.
 _LO = gl.constexpr(2.0**-11)
 
@@ -133,7 +136,7 @@ def _products(registers, pairs, fresh, advance_a, advance_b, across):
 
 
 @gluon.constexpr_function
-def _step(n, parts, separate, a_across, b_across, lo_a, lo_b):
+def _step(n, separate, a_across, b_across, lo_a, lo_b):
     """A step of 64 along K: 4 n registers of the sum, with ``separate`` 4 n more of the small
     products; ``lo_*``: from the hi part's tile to the lo part's, in units of 16 bytes."""
     count = 4 * n
@@ -154,12 +157,10 @@ def _step(n, parts, separate, a_across, b_across, lo_a, lo_b):
              f".reg .f32 t<{count}>;", "setp.ne.b32 more, 1, 0;", "setp.ne.b32 fresh, 0, 0;",
              f"mov.b64 ah, ${2 * outputs};", f"mov.b64 bh, ${2 * outputs + 4};",
              f"add.s64 al, ah, {lo_a};", f"add.s64 bl, bh, {lo_b};", fence]
-    if parts == 1:
-        lines += [*products(main, straight, True), wait.format(0), *adds]
-    elif separate:
+    if separate:
         lines += [*products(main, straight, True), *products(small, crossed, False),
                   wait.format(1), *adds, wait.format(0)]
-    else:
+    else:  # 0f3A000000 is 2^-11
         lines += [*products(main, crossed, True), wait.format(0),
                   *(f"fma.rn.f32 {s}, {t}, 0f3A000000, {s};" for s, t in zip(total, main)),
                   fence, *products(main, straight, True), wait.format(0), *adds]
@@ -173,10 +174,11 @@ def _tied(count):
 
 @gluon.jit
 def multiply(sums, a, b, S: gl.constexpr):
-    """``sums`` after a step along K of the tiles with these descriptors of their hi parts."""
+    """``sums`` after a step along K of the tiles with these descriptors of their hi parts; all its
+    products are done."""
     N8: gl.constexpr = S.block_n // 8 * (2 if S.separate else 1)
     return gl.inline_asm_elementwise(
-        _step(S.block_n // 8, S.parts, S.separate, S.a_t, not S.b_t, 8 * S.block_m, 8 * S.rows_b),
+        _step(S.block_n // 8, S.separate, S.a_t, not S.b_t, 8 * S.block_m, 8 * S.rows_b),
         _tied(4 * N8), sums + (a, b), dtype=any_width.floats(N8), is_pure=False, pack=4)
 
 
@@ -335,8 +337,54 @@ def store(sums, c, strides, scales, epilogue, place, M, N, S: gl.constexpr):
 
 
 @gluon.jit
+def await_stage(it, S: gl.constexpr, WHICH: gl.constexpr):
+    """Waits until a stage is there: the descriptors of this consumer's rows of A and of B, of
+    their hi parts."""
+    stage = it % S.stages
+    at = S.stage_bytes * stage
+    a = any_width.descriptor(at + 8192 * WHICH, S.a_t)
+    b = any_width.descriptor(at + 128 * S.start_of_b, not S.b_t)
+    barriers.wait(8 * (S.readies + stage), (it // S.stages) & 1)
+    return a, b
+
+
+@gluon.jit
+def sum_of_parts(it, first, last, S: gl.constexpr, WHICH: gl.constexpr):
+    """The sums of three products a step, each moved out of the tensor core at once."""
+    sums = any_width.zeros(S.block_n // 8 * (2 if S.separate else 1))
+    for _ in range(first, last):
+        a, b = await_stage(it, S, WHICH)
+        sums = multiply(sums, a, b, S)
+        barriers.arrive(8 * (S.empties + it % S.stages), 1)
+        it += 1
+    return sums, it
+
+
+@gluon.jit
+def sum_of_hi(it, first, last, S: gl.constexpr, WHICH: gl.constexpr):
+    """The sum of one product a step, moved out of the tensor core every CHAIN steps. A stage is
+    released while the next one is multiplied."""
+    N8: gl.constexpr = S.block_n // 8
+    sums = any_width.zeros(N8)
+    for start in range(first, last, CHAIN):
+        part = any_width.zeros(N8)
+        for step in range(start, gl.minimum(start + CHAIN, last)):
+            a, b = await_stage(it, S, WHICH)
+            part = any_width.multiply(part, a, b, N8, 1, S.a_t, S.b_t, "f16")
+            barriers.arrive(8 * (S.empties + (it + S.stages - 1) % S.stages), step - first)
+            it += 1
+        part = any_width.settle(part, N8)
+        moved = ()
+        for i in gl.static_range(N8):
+            moved = moved + (sums[i] + part[i],)
+        sums = moved
+    barriers.arrive(8 * (S.empties + (it + S.stages - 1) % S.stages), last - first)
+    return sums, it
+
+
+@gluon.jit
 def consumer(c, strides, scales, epilogue, sizes, S: gl.constexpr, WHICH: gl.constexpr):
-    """Multiplies stage after stage; a stage is released once its products are done."""
+    """Multiplies stage after stage and stores a tile's rows."""
     M, N, K, batches = sizes
     gluon_wait()
     units = gl.cdiv(M, S.block_m) * gl.cdiv(N, S.block_n) * batches * S.split_k
@@ -344,16 +392,10 @@ def consumer(c, strides, scales, epilogue, sizes, S: gl.constexpr, WHICH: gl.con
     for unit in range(gl.program_id(0), units, gl.num_programs(0)):
         part, batch, row, col = place_of(unit, M, N, batches, S)
         first, last = steps_of(part, K, S)
-        sums = any_width.zeros(S.block_n // 8 * (2 if S.separate else 1))
-        for _ in range(first, last):
-            stage = it % S.stages
-            at = S.stage_bytes * stage
-            a = any_width.descriptor(at + 8192 * WHICH, S.a_t)
-            b = any_width.descriptor(at + 128 * S.start_of_b, not S.b_t)
-            barriers.wait(8 * (S.readies + stage), (it // S.stages) & 1)
-            sums = multiply(sums, a, b, S)
-            barriers.arrive(8 * (S.empties + stage), 1)
-            it += 1
+        if S.parts == 1:
+            sums, it = sum_of_hi(it, first, last, S, WHICH)
+        else:
+            sums, it = sum_of_parts(it, first, last, S, WHICH)
         store(sums, c, strides, scales, epilogue, (part, batch, row + 64 * WHICH, col), M, N, S)
     if S.release == 2:
         gluon_release()
