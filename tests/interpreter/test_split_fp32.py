@@ -57,10 +57,17 @@ def parts_of(scratch, operand: SplitOperand, parts: int) -> tuple[torch.Tensor, 
     """What scratch holds: float64 [batches, rows, K] parts (hi, then lo), and the exponents
     [batches, rows]."""
     flat = scratch.view(torch.float16)[operand.offset // 2:]
-    outer, inner = operand.stored
-    view = flat.as_strided((parts, operand.batches, outer, inner),
-                           (operand.batches * operand.matrix, operand.matrix, operand.lead, 1))
-    view = view.mT if operand.across else view
+    if operand.across:
+        view = flat.as_strided((parts, operand.batches, operand.k, operand.rows),
+                               (operand.batches * operand.matrix, operand.matrix, operand.lead, 1))
+        view = view.mT
+    else:
+        panels = flat.as_strided(
+            (parts, operand.batches, operand.rows, operand.panels, operand.panel),
+            (operand.batches * operand.matrix, operand.matrix, operand.panel, operand.lead, 1))
+        view = panels.reshape(parts, operand.batches, operand.rows, -1)
+        assert bool((view[..., operand.k:-(-operand.k // 64) * 64] == 0).all())
+        view = view[..., :operand.k]
     exponents = scratch[operand.exponents // 4:][:operand.batches * operand.rows]
     return view.double(), exponents.view(operand.batches, operand.rows).double()
 
@@ -98,7 +105,7 @@ def hard_rows(k: int) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("precision", ("fp16x3", "tf32"))
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("k", "gap"), ((1, 0), (7, 1), (64, 0), (300, 3), (1500, 4)))
+@pytest.mark.parametrize(("k", "gap"), ((1, 0), (7, 1), (300, 3), (1500, 4)))
 def test_parts_represent_rows_that_are_not_flagged(k, gap, layout, precision):
     rows = hard_rows(k)
     matrix = torch.stack(list(rows.values()))

@@ -14,15 +14,15 @@ The exponent e of each row goes to an array of float32. ``FLAGGED`` in its place
 parts would not represent it: an element is infinite or NaN; 2^e or 2^-e is not representable
 (largest magnitude below 2^-100 and not 0); or elements with |r| > 2^-22 |x'| lose too much:
 
-    sum of |r_k| / |x'_k| over them > 2^-21 + 2^-23 n,
+    sum of |r_k| / |x'_k| over them > 2^-23 n if n >= K / 64, else 0,
 
 with n elements of at least about 2^-12 of the largest. An element of the sum moves one of C by
 |r_k| / |x'_k| of its share in (|A| |B|)_ij. Where many elements are large, no share of so small an
 element matters, unless the other operand has next to nothing where they are; whatever it has, C
-moves by at most (K + 4) 2^-23 of (|A| |B|)_ij, twice the bound of K float32 multiply-adds (Higham,
+moves by at most K 2^-23 of (|A| |B|)_ij, twice the bound of K float32 multiply-adds (Higham,
 Accuracy and Stability of Numerical Algorithms, 2nd edition, section 3.1). Where few are large (a
-sparse row with outliers), such an element may be all that there is of a product, and hardly any
-loss is let pass. The product leaves flagged rows out, and ``ieee_guard`` computes them.
+sparse row with outliers), such an element may be all that there is of a product, and no loss is let
+pass. The product leaves flagged rows out, and ``ieee_guard`` computes them.
 
 With PARTS 1 only ``hi`` is stored, for TF32's accuracy: r = x' - hi, and all limits are 2^11 times
 as large.
@@ -63,8 +63,8 @@ def power_of_two(e):
 
 @triton.jit
 def parts_of(x, scale, PARTS: tl.constexpr):
-    """(hi, lo, loss) of ``x``: what an element adds to the losses of its row, up to a factor of 2
-    too large, less what it allows, both times 2^11 where there are two parts."""
+    """(hi, lo, loss, large) of ``x``: what an element adds to the losses of its row, up to a factor
+    of 2 too large and, where there are two parts, times 2^11; 1 if it is large."""
     scaled = x * scale
     size = tl.abs(scaled)
     hi = scaled.to(tl.float16)
@@ -79,20 +79,26 @@ def parts_of(x, scale, PARTS: tl.constexpr):
     # 2^-n for a size from 2^n on: cheaper than a division.
     inverse = ((254 << 23) - (size.to(tl.int32, bitcast=True) & 0x7F800000)).to(tl.float32,
                                                                                bitcast=True)
-    allowed = tl.where(size >= 4.0, -0.000244140625, 0.0)
-    loss = tl.where(error > size * 0.00048828125, error * inverse, allowed)
+    loss = tl.where(error > size * 0.00048828125, error * inverse, 0.0)
     # Below float32's range the error itself is lost.
-    return hi, lo, tl.where((size < 1e-30) & (x != 0.0), 1e6, loss)
+    loss = tl.where((size < 1e-30) & (x != 0.0), 1e6, loss)
+    return hi, lo, loss, tl.where(size >= 4.0, 1.0, 0.0)
+
+
+@triton.jit
+def add_pairs(a, b, c, d):
+    return a + c, b + d
 
 
 @triton.jit
 def split_block(x, parts, exponents, rows, K, stride_batch, stride_row, stride_k, lead, matrix,
-                batches, block, ALONG: tl.constexpr, WHOLE: tl.constexpr,
+                batches, block, ALONG: tl.constexpr, PANEL: tl.constexpr, WHOLE: tl.constexpr,
                 BLOCK_ROWS: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr,
                 DEPENDENT: tl.constexpr):
     """Splits a block of BLOCK_ROWS rows of one matrix of [batches, rows, K]. ALONG: the parts lie
-    with K inside, [rows, lead], else [K, lead]; ``matrix``: elements from one matrix to the next;
-    the lo parts follow all hi parts. WHOLE: BLOCK_K holds all of K, so that it is read once."""
+    in panels of K, [K / PANEL, rows, PANEL], 0 behind K up to a step of the product, else as
+    [K, lead]; ``matrix``: elements from one matrix to the next; the lo parts follow all hi parts.
+    WHOLE: BLOCK_K holds all of K, so that it is read once."""
     blocks = tl.cdiv(rows, BLOCK_ROWS)
     batch, first = block // blocks, block % blocks * BLOCK_ROWS
     if DEPENDENT:
@@ -105,26 +111,29 @@ def split_block(x, parts, exponents, rows, K, stride_batch, stride_row, stride_k
     source = x + batch.to(tl.int64) * stride_batch
     target = parts + batch.to(tl.int64) * matrix
     lo_parts = matrix * batches
+    stored = K
     if ALONG:
         source = (source + row.to(tl.int64) * stride_row)[:, None]
-        target = (target + row.to(tl.int64) * lead)[:, None]
-        step = 1
+        target = (target + row.to(tl.int64) * PANEL)[:, None]
+        stored = tl.cdiv(K, 64) * 64
     else:
         source = (source + row * stride_row)[:, None]
         target = (target + row)[:, None]
-        step = lead
     if WHOLE:
-        mask = inside & (k < K)[None, :]
-        value = tl.load(source + (k * stride_k)[None, :], mask=mask, other=0.0,
-                        eviction_policy="evict_first")
+        value = tl.load(source + (k * stride_k)[None, :], mask=inside & (k < K)[None, :],
+                        other=0.0, eviction_policy="evict_first")
         bits = tl.max(magnitude_bits(value), axis=1)
         e = exponent_of(bits)
-        hi, lo, loss = parts_of(value, power_of_two(e)[:, None], PARTS)
-        to = target + (k * step)[None, :]
+        hi, lo, loss, large = parts_of(value, power_of_two(e)[:, None], PARTS)
+        mask = inside & (k < stored)[None, :]
+        if ALONG:
+            to = target + ((k // PANEL).to(tl.int64) * lead + k % PANEL)[None, :]
+        else:
+            to = target + (k * lead)[None, :]
         tl.store(to, hi, mask=mask)
         if PARTS == 2:
             tl.store(to + lo_parts, lo, mask=mask)
-        loss = tl.sum(loss, axis=1)
+        loss, large = tl.reduce((loss, large), 1, add_pairs)
     else:
         largest = tl.zeros((BLOCK_ROWS, BLOCK_K), tl.int32)
         for start in range(0, K, BLOCK_K):
@@ -136,22 +145,29 @@ def split_block(x, parts, exponents, rows, K, stride_batch, stride_row, stride_k
         e = exponent_of(bits)
         scale = power_of_two(e)[:, None]
         losses = tl.zeros((BLOCK_ROWS, BLOCK_K), tl.float32)
+        larges = tl.zeros((BLOCK_ROWS, BLOCK_K), tl.float32)
         # Backwards: what was read last is still in the L2.
         last = (tl.cdiv(K, BLOCK_K) - 1) * BLOCK_K
         for back in range(0, K, BLOCK_K):
             start = last - back
-            mask = inside & (start + k < K)[None, :]
             at = source + tl.cast(start, tl.int64) * stride_k
-            value = tl.load(at + (k * stride_k)[None, :], mask=mask, other=0.0,
-                            eviction_policy="evict_first")
-            hi, lo, loss = parts_of(value, scale, PARTS)
-            to = target + tl.cast(start, tl.int64) * step + (k * step)[None, :]
+            value = tl.load(at + (k * stride_k)[None, :], mask=inside & (start + k < K)[None, :],
+                            other=0.0, eviction_policy="evict_first")
+            hi, lo, loss, large = parts_of(value, scale, PARTS)
+            mask = inside & (start + k < stored)[None, :]
+            if ALONG:
+                panel = ((start + k) // PANEL).to(tl.int64)
+                to = target + (panel * lead + (start + k) % PANEL)[None, :]
+            else:
+                to = target + tl.cast(start, tl.int64) * lead + (k * lead)[None, :]
             tl.store(to, hi, mask=mask)
             if PARTS == 2:
                 tl.store(to + lo_parts, lo, mask=mask)
             losses += loss
-        loss = tl.sum(losses, axis=1)
-    flagged = ((bits > _LARGEST_FINITE) | (loss > 0.0009765625)
+            larges += large
+        loss, large = tl.reduce((losses, larges), 1, add_pairs)
+    allowed = tl.where(large * 64.0 >= K.to(tl.float32), large * 0.000244140625, 0.0)
+    flagged = ((bits > _LARGEST_FINITE) | (loss > allowed)
                | ((bits != 0) & (bits < _SMALLEST_SCALED)))
     tl.store(exponents + batch.to(tl.int64) * rows + row,
              tl.where(flagged, FLAGGED, e.to(tl.float32)), mask=row < rows)
@@ -160,11 +176,11 @@ def split_block(x, parts, exponents, rows, K, stride_batch, stride_row, stride_k
 @triton.jit(repr=symbol)
 def split_fp32(a, a_parts, a_exponents, rows_a, batch_a, row_a, k_a, lead_a, matrix_a, batches_a,
                b, b_parts, b_exponents, rows_b, batch_b, row_b, k_b, lead_b, matrix_b, batches_b,
-               K, blocks_a, ALONG_A: tl.constexpr, WHOLE_A: tl.constexpr,
+               K, blocks_a, ALONG_A: tl.constexpr, PANEL_A: tl.constexpr, WHOLE_A: tl.constexpr,
                BLOCK_ROWS_A: tl.constexpr, BLOCK_K_A: tl.constexpr, ALONG_B: tl.constexpr,
-               WHOLE_B: tl.constexpr, BLOCK_ROWS_B: tl.constexpr, BLOCK_K_B: tl.constexpr,
-               PARTS: tl.constexpr, B_FIRST: tl.constexpr, DEPENDENT: tl.constexpr,
-               SYMBOL: tl.constexpr):
+               PANEL_B: tl.constexpr, WHOLE_B: tl.constexpr, BLOCK_ROWS_B: tl.constexpr,
+               BLOCK_K_B: tl.constexpr, PARTS: tl.constexpr, B_FIRST: tl.constexpr,
+               DEPENDENT: tl.constexpr, SYMBOL: tl.constexpr):
     """One launch for both operands: blocks up to ``blocks_a`` split A [batches_a, rows_a, K], the
     others B, whose columns are its ``rows_b`` rows here. B_FIRST: these come first."""
     block = tl.program_id(0)
@@ -172,8 +188,9 @@ def split_fp32(a, a_parts, a_exponents, rows_a, batch_a, row_a, k_a, lead_a, mat
         block = (block + blocks_a) % tl.num_programs(0)
     if block < blocks_a:
         split_block(a, a_parts, a_exponents, rows_a, K, batch_a, row_a, k_a, lead_a, matrix_a,
-                    batches_a, block, ALONG_A, WHOLE_A, BLOCK_ROWS_A, BLOCK_K_A, PARTS, DEPENDENT)
+                    batches_a, block, ALONG_A, PANEL_A, WHOLE_A, BLOCK_ROWS_A, BLOCK_K_A, PARTS,
+                    DEPENDENT)
     else:
         split_block(b, b_parts, b_exponents, rows_b, K, batch_b, row_b, k_b, lead_b, matrix_b,
-                    batches_b, block - blocks_a, ALONG_B, WHOLE_B, BLOCK_ROWS_B, BLOCK_K_B, PARTS,
-                    DEPENDENT)
+                    batches_b, block - blocks_a, ALONG_B, PANEL_B, WHOLE_B, BLOCK_ROWS_B, BLOCK_K_B,
+                    PARTS, DEPENDENT)
