@@ -57,17 +57,9 @@ def parts_of(scratch, operand: SplitOperand, parts: int) -> tuple[torch.Tensor, 
     """What scratch holds: float64 [batches, rows, K] parts (hi, then lo), and the exponents
     [batches, rows]."""
     flat = scratch.view(torch.float16)[operand.offset // 2:]
-    if operand.across:
-        view = flat.as_strided((parts, operand.batches, operand.k, operand.rows),
-                               (operand.batches * operand.matrix, operand.matrix, operand.lead, 1))
-        view = view.mT
-    else:
-        panels = flat.as_strided(
-            (parts, operand.batches, operand.rows, operand.panels, operand.panel),
-            (operand.batches * operand.matrix, operand.matrix, operand.panel, operand.lead, 1))
-        view = panels.reshape(parts, operand.batches, operand.rows, -1)
-        assert bool((view[..., operand.k:-(-operand.k // 64) * 64] == 0).all())
-        view = view[..., :operand.k]
+    view = flat.as_strided((parts, operand.batches, *operand.stored),
+                           (operand.batches * operand.matrix, operand.matrix, operand.lead, 1))
+    view = view.mT if operand.across else view
     exponents = scratch[operand.exponents // 4:][:operand.batches * operand.rows]
     return view.double(), exponents.view(operand.batches, operand.rows).double()
 

@@ -5,7 +5,7 @@ the parts cannot represent: their launches. What they do is said in ``device/spl
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
@@ -27,9 +27,6 @@ from tritongemm.problem import GemmProblem, divisor_of
 _LINE = 128
 #: Elements of fp16 in a line: rows of the parts begin on lines.
 _LEAD = 64
-#: Elements of K of a panel, in which rows lie one behind the other: boxes of the copy engine are
-#: 128 bytes of each of up to 256 rows, and should not lie in as many places of memory.
-_PANEL = 512
 #: Elements of a block that a thread has: of rows whose K is contiguous, and of strips, blocks of
 #: rows that are contiguous themselves (with more, a program's loads are fewer: 151 us for two
 #: operands of 4096 squared with 4, 200 with 8, on an H100).
@@ -52,46 +49,31 @@ class SplitOperand:
 
     Attributes:
         rows: M for A, N for B. batches: matrices that are split, 1 for a broadcast batch.
-        panel: of parts whose K is contiguous: elements of K of a panel, a matrix being [panels,
-            rows, panel]; 0 of parts stored across K, a matrix being [K, lead].
+        across: they are stored across K: [K, lead], else [rows, lead].
         offset, exponents: where the parts and the exponents begin in scratch, bytes.
-        lead: elements from one panel, or one row as stored, to the next.
+        lead, matrix: elements from one row as stored, and from one matrix, to the next.
     """
 
     name: str
     rows: int
     k: int
     batches: int
-    panel: int
+    across: bool
     offset: int
     exponents: int
     lead: int
+    matrix: int
 
     @property
-    def across(self) -> bool:
-        """Whether the parts are stored across K."""
-        return self.panel == 0
-
-    @property
-    def panels(self) -> int:
-        return 1 if self.across else -(-self.k // self.panel)
-
-    @property
-    def matrix(self) -> int:
-        """Elements from one matrix to the next."""
-        return self.lead * (self.k if self.across else self.panels)
+    def stored(self) -> tuple[int, int]:
+        """(rows, columns) of a matrix of the parts as it lies in memory."""
+        return (self.k, self.rows) if self.across else (self.rows, self.k)
 
     def map_of(self, parts: int, box_rows: int) -> Descriptor:
-        """The tensor map of all parts: [parts * batches, K, rows], or [parts * batches * panels,
-        rows, panel]."""
-        matrices = parts * self.batches
-        if self.across:
-            shape, strides = (matrices, self.k, self.rows), (self.matrix, self.lead, 1)
-        else:
-            shape = (matrices * self.panels, self.rows, self.panel)
-            strides = (self.lead, self.panel, 1)
-        return Descriptor(f"{self.name}_desc", "scratch", "fp16", shape, strides, (1, 64, 64), True,
-                          self.offset, (1, 64 if self.across else box_rows, 64))
+        """The tensor map of all parts: [parts * batches, rows or K, K or rows]."""
+        return Descriptor(f"{self.name}_desc", "scratch", "fp16",
+                          (parts * self.batches, *self.stored), (self.matrix, self.lead, 1),
+                          (1, 64, 64), True, self.offset, (1, 64 if self.across else box_rows, 64))
 
     def exponents_at(self) -> Pointer:
         """The exponents as a kernel's argument."""
@@ -113,11 +95,6 @@ def parts_of(problem: GemmProblem) -> int:
     return 1 if problem.precision == "tf32" else 2
 
 
-def _power(k: int) -> int:
-    """The power of two from 64, a step of the product, on that holds K."""
-    return 1 << max(6, (k - 1).bit_length())
-
-
 def split_operands(problem: GemmProblem, config: KernelConfig,
                    geometry: Geometry | None) -> SplitOperands:
     """Where the parts lie: behind the partial sums of a split K. Without a geometry no batch is
@@ -127,15 +104,13 @@ def split_operands(problem: GemmProblem, config: KernelConfig,
             ("a", problem.m, problem.layout[0] == "t", geometry and geometry.ab),
             ("b", problem.n, problem.layout[1] == "n", geometry and geometry.bb)):
         batches = 1 if stride == 0 else problem.batch
-        panel, lead = 0, -(-rows // _LEAD) * _LEAD
-        if not across:
-            panel = min(_PANEL, _power(problem.k))
-            lead = rows * panel
+        outer, inner = (problem.k, rows) if across else (rows, problem.k)
+        lead = -(-inner // _LEAD) * _LEAD
         at = -(-at // _LINE) * _LINE
-        operand = SplitOperand(name, rows, problem.k, batches, panel, at, 0, lead)
-        at += 2 * parts * batches * operand.matrix
-        operands[name] = replace(operand, exponents=at)
-        at += 4 * batches * rows
+        exponents = at + 2 * parts * batches * outer * lead
+        operands[name] = SplitOperand(name, rows, problem.k, batches, across, at, exponents, lead,
+                                      outer * lead)
+        at = exponents + 4 * batches * rows
     return SplitOperands(operands["a"], operands["b"], parts, at)
 
 
@@ -154,7 +129,7 @@ def _warps(split: SplitOperands, strip: int) -> int:
 
 def _block(operand: SplitOperand, strip: int, warps: int) -> tuple[int, int, bool]:
     """(rows, elements of K, whether these are all) of a block."""
-    k, kept = _power(operand.k), 32 * _PER_THREAD * warps
+    k, kept = 1 << max(4, (operand.k - 1).bit_length()), 32 * _PER_THREAD * warps
     if operand.across:
         if strip * k <= kept and warps < _STRIP_WARPS:
             return strip, k, True
@@ -189,11 +164,9 @@ def split_launch(problem: GemmProblem, config: KernelConfig, geometry: Geometry,
             Scalar(f"row_{x}", row, divisor_of(row, aligned), fold=True,
                    wide=operand.rows * row >= 2**31),
             Scalar(f"k_{x}", k, divisor_of(k, aligned), fold=True, wide=step * k >= 2**31),
-            Scalar(f"lead_{x}", operand.lead, stored,
-                   wide=operand.across and step * operand.lead >= 2**31),
+            Scalar(f"lead_{x}", operand.lead, stored, wide=step * operand.lead >= 2**31),
             Scalar(f"matrix_{x}", operand.matrix, stored), Scalar(f"batches_{x}", operand.batches)]
-        constants += [(f"ALONG_{x.upper()}", not operand.across),
-                      (f"PANEL_{x.upper()}", operand.panel), (f"WHOLE_{x.upper()}", whole),
+        constants += [(f"ALONG_{x.upper()}", not operand.across), (f"WHOLE_{x.upper()}", whole),
                       (f"BLOCK_ROWS_{x.upper()}", rows), (f"BLOCK_K_{x.upper()}", step)]
         blocks.append(-(-operand.rows // rows) * operand.batches)
     k = problem.k

@@ -92,8 +92,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     product = Launch(
         "tritongemm.kernels.device.split_product", "split_product", arguments,
         (("A_T", split.a.across), ("B_T", not split.b.across), ("BATCHED_A", split.a.batches > 1),
-         ("BATCHED_B", split.b.batches > 1), ("PANEL_A", split.a.panel),
-         ("PANEL_B", split.b.panel), ("PARTS", split.parts),
+         ("BATCHED_B", split.b.batches > 1), ("PARTS", split.parts),
          ("SEPARATE", separate(problem, config)), ("BLOCK_M", config.block_m),
          ("BLOCK_N", config.block_n), ("GROUP_M", config.group_m), ("SPLIT_K", config.split_k),
          ("STAGES", config.num_stages), ("PAIRS", pairs),
@@ -175,15 +174,15 @@ def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
             config = replace(config, num_stages=config.num_stages - 1)
         units = -(-problem.m // block_m) * -(-problem.n // block_n) * problem.batch
         slots = device.num_sms * _programs_an_sm(problem, config, device)
-        split = split_to_fill(units, slots, -(-problem.k // _STEP))
         # A step takes 0.25 us and 0.35 us for each 8,192 results of an SM, a tile 1.5 us beside
         # its steps, adding parts 2.5 us and what their bytes take (measured on an H100).
         step = 0.25 + 0.35 * block_m * block_n * (slots // device.num_sms) / 8192
-        time = -(-units * split // slots) * (1.5 + -(-problem.k // (_STEP * split)) * step)
-        if split > 1:
-            time += 2.5 + partials_bytes(problem, split) / 4e6
-        if time < least:
-            best, least = replace(config, split_k=split), time
+        for split in {1, split_to_fill(units, slots, -(-problem.k // _STEP))}:
+            time = -(-units * split // slots) * (1.5 + -(-problem.k // (_STEP * split)) * step)
+            if split > 1:
+                time += 2.5 + partials_bytes(problem, split) / 4e6
+            if time < least:
+                best, least = replace(config, split_k=split), time
     assert best is not None
     return best
 

@@ -92,13 +92,11 @@ def add_pairs(a, b, c, d):
 
 @triton.jit
 def split_block(x, parts, exponents, rows, K, stride_batch, stride_row, stride_k, lead, matrix,
-                batches, block, ALONG: tl.constexpr, PANEL: tl.constexpr, WHOLE: tl.constexpr,
-                BLOCK_ROWS: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr,
-                DEPENDENT: tl.constexpr):
+                batches, block, ALONG: tl.constexpr, WHOLE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+                BLOCK_K: tl.constexpr, PARTS: tl.constexpr, DEPENDENT: tl.constexpr):
     """Splits a block of BLOCK_ROWS rows of one matrix of [batches, rows, K]. ALONG: the parts lie
-    in panels of K, [K / PANEL, rows, PANEL], 0 behind K up to a step of the product, else as
-    [K, lead]; ``matrix``: elements from one matrix to the next; the lo parts follow all hi parts.
-    WHOLE: BLOCK_K holds all of K, so that it is read once."""
+    with K inside, [rows, lead], else [K, lead]; ``matrix``: elements from one matrix to the next;
+    the lo parts follow all hi parts. WHOLE: BLOCK_K holds all of K, so that it is read once."""
     blocks = tl.cdiv(rows, BLOCK_ROWS)
     batch, first = block // blocks, block % blocks * BLOCK_ROWS
     if DEPENDENT:
@@ -111,25 +109,22 @@ def split_block(x, parts, exponents, rows, K, stride_batch, stride_row, stride_k
     source = x + batch.to(tl.int64) * stride_batch
     target = parts + batch.to(tl.int64) * matrix
     lo_parts = matrix * batches
-    stored = K
     if ALONG:
         source = (source + row.to(tl.int64) * stride_row)[:, None]
-        target = (target + row.to(tl.int64) * PANEL)[:, None]
-        stored = tl.cdiv(K, 64) * 64
+        target = (target + row.to(tl.int64) * lead)[:, None]
+        step = 1
     else:
         source = (source + row * stride_row)[:, None]
         target = (target + row)[:, None]
+        step = lead
     if WHOLE:
-        value = tl.load(source + (k * stride_k)[None, :], mask=inside & (k < K)[None, :],
-                        other=0.0, eviction_policy="evict_first")
+        mask = inside & (k < K)[None, :]
+        value = tl.load(source + (k * stride_k)[None, :], mask=mask, other=0.0,
+                        eviction_policy="evict_first")
         bits = tl.max(magnitude_bits(value), axis=1)
         e = exponent_of(bits)
         hi, lo, loss, large = parts_of(value, power_of_two(e)[:, None], PARTS)
-        mask = inside & (k < stored)[None, :]
-        if ALONG:
-            to = target + ((k // PANEL).to(tl.int64) * lead + k % PANEL)[None, :]
-        else:
-            to = target + (k * lead)[None, :]
+        to = target + (k * step)[None, :]
         tl.store(to, hi, mask=mask)
         if PARTS == 2:
             tl.store(to + lo_parts, lo, mask=mask)
@@ -150,16 +145,12 @@ def split_block(x, parts, exponents, rows, K, stride_batch, stride_row, stride_k
         last = (tl.cdiv(K, BLOCK_K) - 1) * BLOCK_K
         for back in range(0, K, BLOCK_K):
             start = last - back
+            mask = inside & (start + k < K)[None, :]
             at = source + tl.cast(start, tl.int64) * stride_k
-            value = tl.load(at + (k * stride_k)[None, :], mask=inside & (start + k < K)[None, :],
-                            other=0.0, eviction_policy="evict_first")
+            value = tl.load(at + (k * stride_k)[None, :], mask=mask, other=0.0,
+                            eviction_policy="evict_first")
             hi, lo, loss, large = parts_of(value, scale, PARTS)
-            mask = inside & (start + k < stored)[None, :]
-            if ALONG:
-                panel = ((start + k) // PANEL).to(tl.int64)
-                to = target + (panel * lead + (start + k) % PANEL)[None, :]
-            else:
-                to = target + tl.cast(start, tl.int64) * lead + (k * lead)[None, :]
+            to = target + tl.cast(start, tl.int64) * step + (k * step)[None, :]
             tl.store(to, hi, mask=mask)
             if PARTS == 2:
                 tl.store(to + lo_parts, lo, mask=mask)
@@ -176,11 +167,11 @@ def split_block(x, parts, exponents, rows, K, stride_batch, stride_row, stride_k
 @triton.jit(repr=symbol)
 def split_fp32(a, a_parts, a_exponents, rows_a, batch_a, row_a, k_a, lead_a, matrix_a, batches_a,
                b, b_parts, b_exponents, rows_b, batch_b, row_b, k_b, lead_b, matrix_b, batches_b,
-               K, blocks_a, ALONG_A: tl.constexpr, PANEL_A: tl.constexpr, WHOLE_A: tl.constexpr,
+               K, blocks_a, ALONG_A: tl.constexpr, WHOLE_A: tl.constexpr,
                BLOCK_ROWS_A: tl.constexpr, BLOCK_K_A: tl.constexpr, ALONG_B: tl.constexpr,
-               PANEL_B: tl.constexpr, WHOLE_B: tl.constexpr, BLOCK_ROWS_B: tl.constexpr,
-               BLOCK_K_B: tl.constexpr, PARTS: tl.constexpr, B_FIRST: tl.constexpr,
-               DEPENDENT: tl.constexpr, SYMBOL: tl.constexpr):
+               WHOLE_B: tl.constexpr, BLOCK_ROWS_B: tl.constexpr, BLOCK_K_B: tl.constexpr,
+               PARTS: tl.constexpr, B_FIRST: tl.constexpr, DEPENDENT: tl.constexpr,
+               SYMBOL: tl.constexpr):
     """One launch for both operands: blocks up to ``blocks_a`` split A [batches_a, rows_a, K], the
     others B, whose columns are its ``rows_b`` rows here. B_FIRST: these come first."""
     block = tl.program_id(0)
@@ -188,9 +179,8 @@ def split_fp32(a, a_parts, a_exponents, rows_a, batch_a, row_a, k_a, lead_a, mat
         block = (block + blocks_a) % tl.num_programs(0)
     if block < blocks_a:
         split_block(a, a_parts, a_exponents, rows_a, K, batch_a, row_a, k_a, lead_a, matrix_a,
-                    batches_a, block, ALONG_A, PANEL_A, WHOLE_A, BLOCK_ROWS_A, BLOCK_K_A, PARTS,
-                    DEPENDENT)
+                    batches_a, block, ALONG_A, WHOLE_A, BLOCK_ROWS_A, BLOCK_K_A, PARTS, DEPENDENT)
     else:
         split_block(b, b_parts, b_exponents, rows_b, K, batch_b, row_b, k_b, lead_b, matrix_b,
-                    batches_b, block - blocks_a, ALONG_B, PANEL_B, WHOLE_B, BLOCK_ROWS_B, BLOCK_K_B,
-                    PARTS, DEPENDENT)
+                    batches_b, block - blocks_a, ALONG_B, WHOLE_B, BLOCK_ROWS_B, BLOCK_K_B, PARTS,
+                    DEPENDENT)

@@ -52,8 +52,6 @@ class SplitConstants:
     b_t: gl.constexpr
     batched_a: gl.constexpr
     batched_b: gl.constexpr
-    panel_a: gl.constexpr
-    panel_b: gl.constexpr
     parts: gl.constexpr
     separate: gl.constexpr
     block_m: gl.constexpr
@@ -209,16 +207,14 @@ def steps_of(part, K, S: gl.constexpr):
 
 
 @gluon.jit
-def load_part(map_, place, barrier, matrix, row, k, K, ROWS: gl.constexpr, ACROSS: gl.constexpr,
-              PANEL: gl.constexpr):
+def load_part(map_, place, barrier, matrix, row, k, ROWS: gl.constexpr, ACROSS: gl.constexpr):
     """Starts the copies of the hi or lo tile of an operand to byte ``place`` of shared memory."""
     if ACROSS:
         for piece in gl.static_range(ROWS // 64):
             multicast.load(map_, place + 8192 * piece, barrier, 0, False, matrix, k,
                            row + 64 * piece, True)
     else:
-        panel = matrix * gl.cdiv(K, PANEL) + k // PANEL
-        multicast.load(map_, place, barrier, 0, False, panel, row, k % PANEL, True)
+        multicast.load(map_, place, barrier, 0, False, matrix, row, k, True)
 
 
 @gluon.jit
@@ -255,10 +251,9 @@ def producer(ready, sizes, S: gl.constexpr):
             at = S.stage_bytes * stage
             for lo in gl.static_range(S.parts):
                 load_part(a_map, at + 128 * S.block_m * lo, barrier, batch_a + matrices_a * lo,
-                          row, 64 * step, K, S.block_m, S.a_t, S.panel_a)
+                          row, 64 * step, S.block_m, S.a_t)
                 load_part(b_map, at + 128 * (S.start_of_b + S.rows_b * lo), barrier,
-                          batch_b + matrices_b * lo, col, 64 * step, K, S.rows_b, not S.b_t,
-                          S.panel_b)
+                          batch_b + matrices_b * lo, col, 64 * step, S.rows_b, not S.b_t)
             it += 1
         _, batch, row, col = place_of(unit + gl.num_programs(0), M, N, batches, S)
     if S.release == 1:
@@ -410,21 +405,19 @@ def consumer(c, strides, scales, epilogue, sizes, S: gl.constexpr, WHICH: gl.con
 def split_product(a_desc, b_desc, c, a_exponents, b_exponents, M, N, K, batches, stride_cb,
                   stride_cm, stride_cn, stride_cs, d, alpha, beta, stride_db, stride_dm, stride_dn,
                   A_T: gl.constexpr, B_T: gl.constexpr, BATCHED_A: gl.constexpr,
-                  BATCHED_B: gl.constexpr, PANEL_A: gl.constexpr, PANEL_B: gl.constexpr,
-                  PARTS: gl.constexpr, SEPARATE: gl.constexpr,
+                  BATCHED_B: gl.constexpr, PARTS: gl.constexpr, SEPARATE: gl.constexpr,
                   BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, GROUP_M: gl.constexpr,
                   SPLIT_K: gl.constexpr, STAGES: gl.constexpr, PAIRS: gl.constexpr,
                   CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
                   ADDEND: gl.constexpr, ACTIVATION: gl.constexpr, RELEASE: gl.constexpr,
                   SYMBOL: gl.constexpr):
-    """C[batch, M, N] = A @ B and its epilogue. A's parts are [PARTS * batch, panels, M, PANEL_A]
-    fp16 or, with A_T, [PARTS * batch, K, M], B's [PARTS * batch, K, N] or, with B_T,
-    [PARTS * batch, panels, N, PANEL_B]; all hi parts come first. An operand that is not BATCHED is
-    the same for all. With SPLIT_K > 1, C is [SPLIT_K, batch, M, N] float32. PAIRS: two neighbours
-    of a row of C may be stored at once."""
+    """C[batch, M, N] = A @ B and its epilogue. A's parts are [PARTS * batch, M, K] fp16, or, with
+    A_T, [PARTS * batch, K, M], B's [PARTS * batch, K, N] or, with B_T, [PARTS * batch, N, K]; all
+    hi parts come first. An operand that is not BATCHED is the same for all. With SPLIT_K > 1, C is
+    [SPLIT_K, batch, M, N] float32. PAIRS: two neighbours of a row of C may be stored at once."""
     S: gl.constexpr = constants_of(
-        A_T, B_T, BATCHED_A, BATCHED_B, PANEL_A, PANEL_B, PARTS, SEPARATE, BLOCK_M, BLOCK_N,
-        GROUP_M, SPLIT_K, STAGES, PAIRS, ADDEND, ACTIVATION, RELEASE, SYMBOL)
+        A_T, B_T, BATCHED_A, BATCHED_B, PARTS, SEPARATE, BLOCK_M, BLOCK_N, GROUP_M, SPLIT_K, STAGES,
+        PAIRS, ADDEND, ACTIVATION, RELEASE, SYMBOL)
     # Places of eight bytes, each of which may be a barrier; the rest is written by address.
     ready = gl.allocate_shared_memory(gl.int64, [S.readies + MOST_BARRIERS, 1],
                                       mbarrier.MBarrierLayout())
