@@ -95,9 +95,9 @@ def hard_rows(k: int) -> dict[str, torch.Tensor]:
     return rows
 
 
-@pytest.mark.parametrize("precision", ("fp16x3", "tf32"))
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("k", "gap"), ((1, 0), (7, 1), (300, 3), (1500, 4)))
+@pytest.mark.parametrize(("layout", "precision"),
+                         (*((x, "fp16x3") for x in LAYOUTS), ("nn", "tf32")))
+@pytest.mark.parametrize(("k", "gap"), ((1, 0), (7, 1), (300, 3), (1100, 4)))
 def test_parts_represent_rows_that_are_not_flagged(k, gap, layout, precision):
     rows = hard_rows(k)
     matrix = torch.stack(list(rows.values()))

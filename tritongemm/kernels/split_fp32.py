@@ -129,9 +129,11 @@ def _warps(split: SplitOperands, strip: int) -> int:
 
 def _block(operand: SplitOperand, strip: int, warps: int) -> tuple[int, int, bool]:
     """(rows, elements of K, whether these are all) of a block."""
-    k, kept = 1 << max(4, (operand.k - 1).bit_length()), 32 * _PER_THREAD * warps
+    k = 1 << max(4, (operand.k - 1).bit_length())
+    # With 32 warps a thread has 64 registers: half the elements, or they spill (Triton 3.6).
+    kept = 32 * _PER_THREAD * warps // (2 if warps == 32 else 1)
     if operand.across:
-        if strip * k <= kept and warps < _STRIP_WARPS:
+        if strip * k <= kept and strip == _NARROW_STRIP:
             return strip, k, True
         step = 32 * _PER_THREAD_OF_STRIP * warps // strip
         return (strip, k, True) if k <= step else (strip, step, False)
