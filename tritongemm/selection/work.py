@@ -62,7 +62,8 @@ class Work(NamedTuple):
         store_kib: that the busiest SM stores, KiB.
         split: parts of K.
         split_bytes: that the pass over a split K reads (float32 partial sums) and writes.
-        pad_bytes: that the copy of unaligned operands reads and writes.
+        pad_bytes: that the copy of unaligned operands, or the pass that converts them, reads and
+            writes.
         pad_elements: thousand elements of these copies.
         sms, programs_per_sm, tiles_per_program, persistent, copy_engine, producer_warps,
             tensor_cores, k_over_threads, products, registers, columns_b, bits_a, bits_b: of the
@@ -273,9 +274,10 @@ def counts(problem: GemmProblem, configs: Columns, device: DeviceSpec,
     way = np.minimum(c.pad_operands, 2)
     bytes_, elements = (np.array([of(problem, x) for x in range(3)], float)[way]
                         for of in (padded_bytes, padded_elements))
+    copied_bytes = 2.0 * bytes_ + _converted_bytes(problem, f)
     return SimpleNamespace(
         tiles=tiles, waves=waves, per_sm=per_sm, steps=steps,
-        step_flops=2.0 * c.block_m * c.block_n * c.block_k * f.products,
+        step_flops=2.0 * c.block_m * c.block_n * c.block_k,
         sm_bytes=per_sm * steps * np.maximum(asked, received),
         l2_bytes=tiles * steps * asked + stored,
         dram_bytes=_dram_bytes(m * (k * size_m), n * (k * size_n), k * size_m, batch, rows, cols,
@@ -287,8 +289,18 @@ def counts(problem: GemmProblem, configs: Columns, device: DeviceSpec,
         store_kib=per_sm * c.block_m * c.block_n / c.cluster_k
         * np.where(several, 4, out) / 1024,
         split=c.split_k, split_bytes=np.where(several, stored + result, 0.0),
-        pad_bytes=2.0 * bytes_, pad_elements=elements / 1e3, **f._asdict(),
+        pad_bytes=copied_bytes, pad_elements=elements / 1e3, **f._asdict(),
         in_flight_kib=f.programs_per_sm * c.num_stages * received / 1024)
+
+
+def _converted_bytes(problem: GemmProblem, footprint: Any) -> np.ndarray:
+    """Bytes that a pass before the product reads and writes where the kernel loads operands in
+    other numbers than the problem's: one read of each element, and what the kernel loads of it."""
+    converts = (footprint.products > 1) | (footprint.bits_a != bits_of(problem.dtype_a))
+    a, b = (float(problem.batch) * x * problem.k for x in (problem.m, problem.n))
+    own = a * bits_of(problem.dtype_a) + b * bits_of(problem.dtype_b)
+    loaded = a * footprint.bits_a + b * footprint.bits_b
+    return np.where(converts, (own + loaded) / 8, 0.0)
 
 
 def _lines(problem: GemmProblem, operand: str, along_k: np.ndarray, along_rows: np.ndarray,

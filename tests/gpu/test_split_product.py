@@ -1,0 +1,177 @@
+"""float32 by split fp16 parts on a real device, against float64: error, flags, epilogues."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tritongemm.config import KernelConfig  # noqa: E402
+from tritongemm.device import current_device  # noqa: E402
+from tritongemm.kernels import spec_named  # noqa: E402
+from tritongemm.kernels.split_fp32 import split_operands  # noqa: E402
+from tritongemm.ops.plan import bind_config, geometry_of, make_plan  # noqa: E402
+from tritongemm.problem import LAYOUTS, GemmProblem  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+WIDE = KernelConfig("split_product", 128, 128, 64, num_warps=8, num_stages=3)
+NARROW = KernelConfig("split_product", 64, 64, 64, num_warps=4, num_stages=3)
+#: What an element of C may be off, of (|A| |B|): two parts of each operand, their product left out
+#: and a float32 sum; half of TF32's spacing for each operand.
+LIMITS = {"fp16x3": 2e-6, "tf32": 2.0**-10}
+
+
+@pytest.fixture(autouse=True)
+def _hopper():
+    if spec_named("split_product").supports(
+            GemmProblem.contiguous(64, 64, 64, dtype="fp32", precision="fp16x3"),
+            current_device()) is not None:
+        pytest.skip("needs sm_90")
+
+
+def stored(rows: int, cols: int, letter: str, batch: int, gap: int) -> torch.Tensor:
+    """Normal values [rows, cols], or [batch, rows, cols], stored by ``letter`` with gaps."""
+    outer, inner = (rows, cols) if letter == "n" else (cols, rows)
+    x = torch.randn(batch, outer, inner + gap, device="cuda")[:, :, :inner]
+    x = x if letter == "n" else x.mT
+    return x if batch > 1 else x[0]
+
+
+def operands(problem: GemmProblem, gap: int = 0):
+    a = stored(problem.m, problem.k, problem.layout[0], problem.batch, gap)
+    b = stored(problem.k, problem.n, problem.layout[1], problem.batch, gap)
+    shape = (*a.shape[:-1], problem.n)
+    return a, b, torch.full(shape, float("nan"), device="cuda")
+
+
+def assert_near(out, a, b, limit: float) -> None:
+    """Elementwise, and the same infinities and NaN."""
+    reference, size = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+    assert torch.equal(out.isnan(), reference.isnan())
+    assert torch.equal(out.isinf(), reference.isinf())
+    finite = reference.isfinite()
+    error = ((out.double() - reference).abs() / size.clamp_min(1e-30))[finite]
+    assert error.numel() == 0 or error.max().item() <= limit
+
+
+def aligned(problem: GemmProblem, gap: int) -> GemmProblem:
+    leads = [lead + gap for lead in problem.leading_dimensions()]
+    a, b = (16 if lead % 4 == 0 else 4 for lead in leads)
+    return replace(problem, align_a=a, align_b=b)
+
+
+@pytest.mark.parametrize("precision", LIMITS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("shape", "batch", "gap"), (
+    ((128, 128, 64), 1, 0), ((300, 333, 417), 1, 0), ((1000, 520, 1000), 1, 4),
+    ((257, 129, 4100), 1, 3), ((130, 200, 300), 3, 0), ((1, 5, 3), 1, 0), ((64, 48, 2000), 1, 0)))
+def test_products_are_within_the_bound(shape, batch, gap, layout, precision):
+    problem = aligned(GemmProblem.contiguous(*shape, batch=batch, dtype="fp32", layout=layout,
+                                             precision=precision), gap)
+    device, spec = current_device(), spec_named("split_product")
+    configs = {spec.default(problem, device), WIDE, replace(WIDE, block_n=96),
+               replace(NARROW, split_k=3)}
+    ran = 0
+    for config in configs:
+        if spec.violation(problem, config, device) is None:
+            a, b, out = operands(problem, gap)
+            bind_config(problem, config, device)(a, b, out)
+            assert_near(out, a, b, LIMITS[precision])
+            ran += 1
+    assert ran
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("split_k", (1, 4))
+def test_planted_values_give_what_float32_gives(layout, split_k):
+    rng = random.Random(f"{layout} {split_k}")
+    config = replace(NARROW, split_k=split_k)
+    for _ in range(15):
+        problem = GemmProblem.contiguous(rng.randint(65, 400), rng.randint(65, 400),
+                                         rng.randint(256, 700), dtype="fp32", layout=layout,
+                                         precision="fp16x3")
+        a, b, out = operands(problem)
+        for x in (a, b):
+            for value in (float("inf"), float("nan"), 2.0**-140, 2.0**90):
+                if rng.random() < 0.5:
+                    x[rng.randrange(x.shape[0]), rng.randrange(x.shape[1])] = value
+        bind_config(problem, config, current_device())(a, b, out)
+        assert_near(out, a, b, LIMITS["fp16x3"])
+
+
+@pytest.mark.parametrize("epilogue", ("bias", "add+relu", "scale", "add"))
+@pytest.mark.parametrize("split_k", (1, 2))
+def test_epilogues_and_c_in_place_beside_flagged_rows(epilogue, split_k):
+    problem = GemmProblem.contiguous(300, 260, 512, dtype="fp32", layout="nt", epilogue=epilogue,
+                                     precision="fp16x3")
+    a, b, out = operands(problem)
+    a[7, 3], a[100, 5], b[1, 200] = 2.0**-140, 2.0**-70, 2.0**-80
+    d = torch.randn(260 if epilogue == "bias" else (300, 260), device="cuda")
+    product = 1.5 * (a.double() @ b.double())
+    if epilogue != "scale":
+        product += 0.5 * d.double()
+    reference = product.relu() if "relu" in epilogue else product
+    given = None
+    if epilogue == "bias":
+        given = d
+    elif epilogue != "scale":
+        given = out.copy_(d)
+    bind_config(problem, replace(NARROW, split_k=split_k), current_device())(
+        a, b, out, given, 1.5, 0.5)
+    assert torch.allclose(out.double(), reference, rtol=1e-5, atol=1e-4)
+
+
+def test_normal_data_sets_no_flag():
+    n = 16384
+    problem = GemmProblem.contiguous(n, n, n, dtype="fp32", layout="nt", precision="fp16x3")
+    a, b = torch.randn(n, n, device="cuda"), torch.randn(n, n, device="cuda").mT
+    out = torch.empty(n, n, device="cuda")
+    from tritongemm.ops import plan
+
+    kept = []
+    original = plan._scratch
+    plan._scratch = lambda size, index: kept.append(original(size, index)) or kept[-1]
+    try:
+        make_plan(problem, WIDE, current_device(), geometry_of(a, b, out), a.device)(a, b, out)
+    finally:
+        plan._scratch = original
+    split = split_operands(problem, WIDE, geometry_of(a, b, out))
+    words = kept[0].view(torch.float32)
+    for operand in (split.a, split.b):
+        exponents = words[operand.exponents // 4:][:n]
+        assert int((exponents == 65536).sum()) == 0
+
+
+def test_results_repeat_bit_for_bit_in_a_graph():
+    problem = GemmProblem.contiguous(700, 500, 900, dtype="fp32", layout="nn", precision="fp16x3")
+    a, b, out = operands(problem)
+    a[3, 5] = float("nan")
+    launch = bind_config(problem, replace(NARROW, split_k=2), current_device())
+    launch(a, b, out)
+    torch.cuda.synchronize()
+    first, graph = out.clone(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch(a, b, out)
+    for _ in range(20):
+        out.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(first.nan_to_num(), out.nan_to_num())
+
+
+def test_sgemm_is_not_more_accurate():
+    torch.manual_seed(0)
+    a, b = torch.randn(2048, 2048, device="cuda"), torch.randn(2048, 2048, device="cuda")
+    out = torch.empty(2048, 2048, device="cuda")
+    problem = GemmProblem.contiguous(2048, 2048, 2048, dtype="fp32", precision="fp16x3")
+    bind_config(problem, WIDE, current_device())(a, b, out)
+    reference = a.double() @ b.double()
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    try:
+        theirs = torch.mm(a, b)
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+    assert (out.double() - reference).norm() <= (theirs.double() - reference).norm()

@@ -1,0 +1,226 @@
+"""The split of float32 operands into fp16 parts, and the guard, against torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tritongemm.config import KernelConfig
+from tritongemm.device import interpreter_device
+from tritongemm.kernels.interpret import interpret
+from tritongemm.kernels.reduce import target_of
+from tritongemm.kernels.split_fp32 import (
+    SplitOperand,
+    guard_launch,
+    split_launch,
+    split_operands,
+)
+from tritongemm.ops.plan import geometry_of
+from tritongemm.problem import LAYOUTS, GemmProblem
+
+pytestmark = pytest.mark.interpreter
+CONFIG = KernelConfig("split_product", 128, 128, 64, num_warps=8, num_stages=3)
+FLAGGED = 65536.0
+
+
+def stored(x: torch.Tensor, letter: str, gap: int = 0) -> torch.Tensor:
+    """``x`` [..., rows, cols] stored by ``letter``, with ``gap`` elements behind each row as
+    stored, from element ``gap`` of its memory on."""
+    x = x if letter == "n" else x.mT
+    *batch, outer, inner = x.shape
+    memory = torch.full((gap + x.numel() + gap * (x.numel() // inner),), float("nan"))
+    strides = [outer * (inner + gap)] * len(batch) + [inner + gap, 1]
+    view = memory[gap:].as_strided(x.shape, strides)
+    view.copy_(x)
+    return view if letter == "n" else view.mT
+
+
+def problem_of(a, b, layout: str, align: int, precision: str = "fp16x3", **more) -> GemmProblem:
+    batch = a.shape[0] if a.dim() == 3 else 1
+    return GemmProblem(a.shape[-2], b.shape[-1], a.shape[-1], batch, "fp32", "fp32", "fp32", layout,
+                       align, align, 16, precision=precision, **more)
+
+
+def run_split(a, b, layout: str, align: int, precision: str = "fp16x3", config=CONFIG):
+    """(problem, geometry, operands of scratch, scratch) after the split pass."""
+    c = torch.full((*a.shape[:-1], b.shape[-1]), float("nan"))
+    problem, geometry = problem_of(a, b, layout, align, precision), geometry_of(a, b, c)
+    split = split_operands(problem, config, geometry)
+    scratch = torch.full((-(-split.scratch_bytes // 4) + 16,), float("nan"))
+    launch = split_launch(problem, config, geometry, interpreter_device(), split)
+    interpret(launch, {"a": a, "b": b, "c": c, "scratch": scratch})
+    assert bool(scratch[-16:].isnan().all()), "written past the end"
+    return problem, geometry, split, scratch
+
+
+def parts_of(scratch, operand: SplitOperand, parts: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What scratch holds: float64 [batches, rows, K] parts (hi, then lo), and the exponents
+    [batches, rows]."""
+    flat = scratch.view(torch.float16)[operand.offset // 2:]
+    view = flat.as_strided((parts, operand.batches, *operand.stored),
+                           (operand.batches * operand.matrix, operand.matrix, operand.lead, 1))
+    view = view.mT if operand.across else view
+    exponents = scratch[operand.exponents // 4:][:operand.batches * operand.rows]
+    return view.double(), exponents.view(operand.batches, operand.rows).double()
+
+
+def hard_rows(k: int) -> dict[str, torch.Tensor]:
+    """Rows by name; those whose name ends in ``!`` must be flagged."""
+    torch.manual_seed(k)
+    normal = torch.randn(k)
+    rows = {"normal": normal, "zeros": torch.zeros(k), "small": normal * 2.0**-90,
+            "large": normal * 2.0**120, "uniform": torch.rand(k),
+            "log-normal": torch.exp(3 * torch.randn(k))}
+    rows["subnormal beside zeros!"] = torch.zeros(k)
+    rows["subnormal beside zeros!"][k // 2] = 2.0**-140
+    rows["tiny!"] = normal * 2.0**-120
+    for name, value in (("inf!", float("inf")), ("-inf!", -float("inf")), ("nan!", float("nan"))):
+        rows[name] = normal.clone()
+        rows[name][k - 1] = value
+    if k > 1:
+        rows["one subnormal!"] = normal.clone()
+        rows["one subnormal!"][0] = 2.0**-149
+        rows["spans 2^60!"] = normal.sign() * torch.exp2(torch.linspace(-30, 30, k))
+        rows["spans all!"] = torch.zeros(k)
+        rows["spans all!"][:2] = torch.tensor([2.0**127, 2.0**-126])
+    if k > 8:  # an element 2^-28 - d below the largest loses d bits
+        rows["one loses bits"] = normal.clone()
+        rows["one loses bits"][3] = normal.abs().max() * 2.0**-29 * 1.2345678
+        rows["one loses too many!"] = normal.clone()
+        rows["one loses too many!"][3] = normal.abs().max() * 2.0**-48 * 1.2345678
+        rows["many lose bits!"] = normal * 2.0**-33
+        rows["many lose bits!"][k // 2] = 1.0
+        rows["sparse!"] = torch.zeros(k)
+        rows["sparse!"][:3] = torch.tensor([1.0, 2.0**-34 * 1.2345678, 2.0**-34 * 1.4567891])
+    return rows
+
+
+@pytest.mark.parametrize(("layout", "precision"),
+                         (*((x, "fp16x3") for x in LAYOUTS), ("nn", "tf32")))
+@pytest.mark.parametrize(("k", "gap"), ((1, 0), (7, 1), (300, 3), (1100, 4)))
+def test_parts_represent_rows_that_are_not_flagged(k, gap, layout, precision):
+    rows = hard_rows(k)
+    matrix = torch.stack(list(rows.values()))
+    a, b = stored(matrix, layout[0], gap), stored(matrix.flip(0).mT, layout[1], gap)
+    align = 16 if gap % 4 == 0 and k % 4 == 0 and len(rows) % 4 == 0 else 4
+    *_, split, scratch = run_split(a, b, layout, align, precision)
+    for operand, x, names in ((split.a, matrix, list(rows)),
+                              (split.b, matrix.flip(0), list(rows)[::-1])):
+        parts, exponents = parts_of(scratch, operand, split.parts)
+        flagged = exponents[0] == FLAGGED
+        wanted = [name.endswith("!") for name in names]
+        if precision == "fp16x3":
+            assert flagged.tolist() == wanted, dict(zip(names, flagged.tolist()))
+        else:  # of one part more may be lost before it is more than TF32 loses
+            assert not bool((flagged & ~torch.tensor(wanted)).any())
+            assert bool(flagged[[i for i, n in enumerate(names)
+                                 if n in ("inf!", "nan!", "spans 2^60!")]].all())
+        kept = ~flagged
+        scale = torch.exp2(exponents[0][kept])[:, None]
+        value = parts[0, 0] + (parts[1, 0] / 2048 if split.parts == 2 else 0)
+        error = (value[kept] / scale - x[kept].double()).abs()
+        size = x[kept].double().abs()
+        bits = 22 if split.parts == 2 else 11
+        largest = size.amax(1, keepdim=True)
+        floor = largest * 2.0**(-50 if split.parts == 2 else -39)
+        assert bool((error <= torch.maximum(size * 2.0**-bits, floor)).all())
+        assert bool((parts[:, 0][:, kept].abs().amax((0, 2)) < 2.0**15 + 1).all())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_beyond_a_block_are_read_twice(layout, monkeypatch):
+    from tritongemm.kernels import split_fp32
+
+    for name, value in (("_PER_THREAD", 1), ("_ROW_WARPS", 2), ("_SHORT_ROW_WARPS", 2),
+                        ("_PER_THREAD_OF_STRIP", 4), ("_NARROW_STRIP_WARPS", 4)):
+        monkeypatch.setattr(split_fp32, name, value)
+    rows = hard_rows(300)
+    matrix = torch.stack(list(rows.values()))
+    *_, split, scratch = run_split(stored(matrix, layout[0]), stored(matrix.mT, layout[1]), layout,
+                                   4)
+    for operand in (split.a, split.b):
+        parts, exponents = parts_of(scratch, operand, 2)
+        flagged = exponents[0] == FLAGGED
+        assert flagged.tolist() == [name.endswith("!") for name in rows]
+        value = (parts[0, 0] + parts[1, 0] / 2048) / torch.exp2(exponents[0])[:, None]
+        near = torch.isclose(value, matrix.double(), rtol=2.0**-20, atol=0)
+        assert bool(near[[i for i, n in enumerate(rows) if n in ("normal", "uniform")]].all())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_broadcast_batch_is_split_once(layout):
+    torch.manual_seed(0)
+    a, b = torch.randn(3, 5, 40), torch.randn(1, 40, 9)
+    a, b = stored(a, layout[0], 4), stored(b, layout[1]).expand(3, 40, 9)
+    problem, geometry, split, scratch = run_split(a, b, layout, 4)
+    assert (split.a.batches, split.b.batches) == (3, 1)
+    for operand, x in ((split.a, a), (split.b, b[:1].mT)):
+        parts, exponents = parts_of(scratch, operand, 2)
+        value = (parts[0] + parts[1] / 2048) / torch.exp2(exponents)[..., None]
+        assert torch.allclose(value, x.double(), rtol=2.0**-20, atol=0)
+
+
+def guarded(a, b, layout: str, epilogue: str = "none", d=None, split_k: int = 1, batch_c=None):
+    """C after the guard, where the product has left ones."""
+    config = KernelConfig("split_product", 128, 128, 64, num_warps=8, num_stages=3,
+                          split_k=split_k)
+    problem, geometry, split, scratch = run_split(a, b, layout, 4, config=config)
+    problem = problem_of(a, b, layout, 4, epilogue=epilogue)
+    c = torch.ones((*a.shape[:-1], b.shape[-1]))
+    geometry = geometry_of(a, b, c, d)
+    if split_k > 1:
+        scratch[:split_k * c.numel()] = 1.0
+    launch = guard_launch(problem, config, geometry, interpreter_device(), split,
+                          target_of(problem, config, geometry))
+    operands = {"a": a, "b": b, "c": c, "scratch": scratch}
+    if d is not None:
+        operands["d"] = c.copy_(d) if d.shape == c.shape else d
+    interpret(launch, operands, {"alpha": 2.0, "beta": 0.5})
+    return c if split_k == 1 else scratch[:split_k * c.numel()].view(split_k, *c.shape)
+
+
+def planted(m: int, n: int, k: int, batch: int = 1):
+    """Operands with a NaN in row 3 of A, an infinity in column 70 of B and a tiny element in row 65
+    of A; which elements of C they make special."""
+    torch.manual_seed(m)
+    a, b = torch.randn(batch, m, k), torch.randn(batch, k, n)
+    a[-1, 3, 1] = float("nan")
+    b[-1, 2, 70] = float("inf")
+    a[-1, 65, 0] = 2.0**-80
+    special = torch.zeros(batch, m, n, dtype=torch.bool)
+    special[-1, 3] = special[-1, 65] = special[-1, :, 70] = True
+    return (a, b, special) if batch > 1 else (a[0], b[0], special[0])
+
+
+@pytest.mark.parametrize("batch", (1, 2))
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_guard_writes_flagged_rows_and_columns_alone(layout, batch):
+    a, b, special = planted(100, 90, 33, batch)
+    c = guarded(stored(a, layout[0], 1), stored(b, layout[1]), layout)
+    wanted = a @ b
+    assert torch.equal(c[~special], torch.ones_like(c[~special]))
+    assert torch.allclose(c[special], wanted[special], rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def test_the_guard_adds_c_in_place():
+    a, b, special = planted(100, 90, 33)
+    d = torch.randn(100, 90)
+    c = guarded(a, b, "nn", "add+relu", d)
+    wanted = (2 * (a @ b) + 0.5 * d).relu()
+    assert torch.equal(c[~special], d[~special])
+    assert torch.allclose(c[special], wanted[special], rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def test_the_guard_fills_the_parts_of_a_split_k():
+    a, b, special = planted(100, 90, 260)
+    parts = guarded(a, b, "nn", "relu", split_k=3)
+    assert bool((parts[:, ~special] == 1).all())
+    assert bool((parts[1:][:, special] == 0).all())
+    assert torch.allclose(parts[0][special], (a @ b)[special], rtol=1e-4, atol=1e-4,
+                          equal_nan=True)
+
+
+def test_the_guard_leaves_a_product_without_flags_alone():
+    torch.manual_seed(1)
+    a, b = torch.randn(70, 50), torch.randn(50, 80)
+    assert bool((guarded(a, b, "nn") == 1).all())

@@ -1,0 +1,125 @@
+"""Computes in float32 what a product of split operands left out: rows and columns that are flagged.
+
+The split pass (``split_fp32``) flags rows of A and columns of B whose fp16 parts would not
+represent them. This kernel runs behind the product, looks at the flags, and normally ends. Where a
+tile has a flagged row or column it computes the tile with float32 multiply-adds, as the ``tiled``
+kernel does, in chains of CHAIN along K, whose sums are added. It stores the elements of flagged
+rows and columns: exactly those that the product has not stored. So each element of C is written
+once, and D may be C.
+"""
+
+import triton
+import triton.language as tl
+
+from tritongemm.kernels.device.dependent_launch import release, wait
+from tritongemm.kernels.device.dot import dot
+from tritongemm.kernels.device.edge import within
+from tritongemm.kernels.device.epilogue import finish, load_d
+from tritongemm.kernels.device.split_fp32 import FLAGGED
+from tritongemm.kernels.device.symbol import symbol
+
+#: Products that are added one after the other. One chain for all of K would have a larger error
+#: than cuBLAS's SGEMM where that splits K.
+CHAIN = tl.constexpr(256)
+
+
+@triton.jit
+def largest_flag(exponents, batch, first, extent, BLOCK: tl.constexpr):
+    """The exponents of tiles that begin at ``first`` in a ``batch``, the larger of each two
+    neighbours' flags: FLAGGED where one of the tile's rows is."""
+    at = first[:, None] + tl.arange(0, BLOCK)[None, :]
+    return tl.max(tl.load(exponents + batch[:, None] * extent + at, mask=at < extent, other=0.0),
+                  axis=1)
+
+
+@triton.jit
+def tile_in_ieee(a, b, c, a_exponents, b_exponents, batch, row, col, M, N, K, mask_m, mask_n,
+                 strides, epilogue, VEC_M: tl.constexpr, VEC_N: tl.constexpr,
+                 BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+                 SPLIT_K: tl.constexpr, BATCHED_A: tl.constexpr, BATCHED_B: tl.constexpr,
+                 INTERPRETED: tl.constexpr, ADDEND: tl.constexpr, ACTIVATION: tl.constexpr):
+    """The tile at (row, col) of a batch, of which flagged rows and columns are stored; with SPLIT_K
+    > 1 as the first part, the others 0."""
+    (stride_ab, stride_am, stride_ak, stride_bb, stride_bk, stride_bn, stride_cb, stride_cm,
+     stride_cn, stride_cs) = strides
+    d, alpha, beta, stride_db, stride_dm, stride_dn = epilogue
+    rows, cols = row + tl.arange(0, BLOCK_M), col + tl.arange(0, BLOCK_N)
+    rows_a = within(rows, M, mask_m, VEC_M).to(tl.int64)
+    cols_b = within(cols, N, mask_n, VEC_N).to(tl.int64)
+    ks = tl.arange(0, BLOCK_K)
+    a_ptrs = (a + batch * stride_ab + (rows_a[:, None] * stride_am + ks[None, :] * stride_ak))
+    b_ptrs = (b + batch * stride_bb + (ks[:, None] * stride_bk + cols_b[None, :] * stride_bn))
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for first in range(0, K, CHAIN):
+        part = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for start in range(first, min(first + CHAIN, K), BLOCK_K):
+            x = tl.load(a_ptrs, mask=(ks < K - start)[None, :], other=0.0)
+            y = tl.load(b_ptrs, mask=(ks < K - start)[:, None], other=0.0)
+            part = dot(x, y, part, "ieee", INTERPRETED)
+            a_ptrs += BLOCK_K * stride_ak
+            b_ptrs += BLOCK_K * stride_bk
+        acc += part
+    batch_a, batch_b = batch, batch
+    if not BATCHED_A:
+        batch_a = batch * 0
+    if not BATCHED_B:
+        batch_b = batch * 0
+    flag_m = tl.load(a_exponents + batch_a * M + rows, mask=rows < M, other=0.0) == FLAGGED
+    flag_n = tl.load(b_exponents + batch_b * N + cols, mask=cols < N, other=0.0) == FLAGGED
+    rows, cols = rows.to(tl.int64), cols.to(tl.int64)
+    value = load_d(d, batch, rows, cols, M, N, stride_db, stride_dm, stride_dn, ADDEND)
+    acc = finish(acc, value, alpha, beta, ADDEND, ACTIVATION)
+    inside = ((rows < M)[:, None] & (cols < N)[None, :]
+              & (flag_m[:, None] | flag_n[None, :]))
+    c_ptrs = (c + batch * stride_cb + (rows[:, None] * stride_cm + cols[None, :] * stride_cn))
+    tl.store(c_ptrs, acc.to(c.dtype.element_ty), mask=inside)
+    for part in range(1, SPLIT_K):
+        tl.store(c_ptrs + tl.cast(part, tl.int64) * stride_cs,
+                 tl.zeros((BLOCK_M, BLOCK_N), c.dtype.element_ty), mask=inside)
+
+
+@triton.jit(repr=symbol)
+def ieee_guard(a, b, c, a_exponents, b_exponents, M, N, K, batches, mask_m, mask_n, stride_ab,
+               stride_am, stride_ak, stride_bb, stride_bk, stride_bn, stride_cb, stride_cm,
+               stride_cn, stride_cs, d, alpha, beta, stride_db, stride_dm, stride_dn,
+               VEC_M: tl.constexpr, VEC_N: tl.constexpr, BLOCK_M: tl.constexpr,
+               BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, LOOK: tl.constexpr,
+               SPLIT_K: tl.constexpr, BATCHED_A: tl.constexpr, BATCHED_B: tl.constexpr,
+               INTERPRETED: tl.constexpr, ADDEND: tl.constexpr, ACTIVATION: tl.constexpr,
+               DEPENDENT: tl.constexpr, SYMBOL: tl.constexpr):
+    """The elements of C[batch, M, N] = A @ B and its epilogue that lie in flagged rows of A or
+    columns of B. A program looks at LOOK tiles at a time, each a grid away from the one before."""
+    num_m, num_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    tiles = num_m * num_n * batches
+    programs = tl.num_programs(0)
+    if DEPENDENT:
+        wait()
+    if DEPENDENT > 1:
+        release()
+    for start in range(tl.program_id(0), tiles, programs * LOOK):
+        tile = start + programs * tl.arange(0, LOOK)
+        tile = tl.where(tile < tiles, tile, start)
+        batch = (tile // (num_m * num_n)).to(tl.int64)
+        at_m, at_n = tile // num_n % num_m * BLOCK_M, tile % num_n * BLOCK_N
+        batch_a, batch_b = batch, batch
+        if not BATCHED_A:
+            batch_a = batch * 0
+        if not BATCHED_B:
+            batch_b = batch * 0
+        flag = tl.maximum(largest_flag(a_exponents, batch_a, at_m, M, BLOCK_M),
+                          largest_flag(b_exponents, batch_b, at_n, N, BLOCK_N))
+        flagged = tl.max(flag, axis=0)
+        if flagged == FLAGGED:
+            for i in range(LOOK):
+                one = start + programs * i
+                mine = tl.max(tl.where(tl.arange(0, LOOK) == i, flag, 0.0), axis=0)
+                if (one < tiles) & (mine == FLAGGED):
+                    tile_in_ieee(
+                        a, b, c, a_exponents, b_exponents, tl.cast(one // (num_m * num_n),
+                                                                   tl.int64),
+                        one // num_n % num_m * BLOCK_M, one % num_n * BLOCK_N, M, N, K, mask_m,
+                        mask_n, (stride_ab, stride_am, stride_ak, stride_bb, stride_bk, stride_bn,
+                                 stride_cb, stride_cm, stride_cn, stride_cs),
+                        (d, alpha, beta, stride_db, stride_dm, stride_dn), VEC_M, VEC_N, BLOCK_M,
+                        BLOCK_N, BLOCK_K, SPLIT_K, BATCHED_A, BATCHED_B, INTERPRETED, ADDEND,
+                        ACTIVATION)
