@@ -27,6 +27,7 @@ _HOME = {
     "linear": "tritongemm.ops.functions",
     "sm_budget": "tritongemm.ops.modes",
     "batch_invariant": "tritongemm.ops.modes",
+    "fp32_compute": "tritongemm.ops.modes",
     "override": "tritongemm.integration.override",
     "enable": "tritongemm.integration.override",
     "disable": "tritongemm.integration.override",
@@ -47,14 +48,15 @@ if TYPE_CHECKING:
     from tritongemm.integration.override import disable, enable, override, override_report
     from tritongemm.ops.explain import explain
     from tritongemm.ops.functions import addmm, baddbmm, bmm, dot, linear, matmul, mm, mv
-    from tritongemm.ops.modes import batch_invariant, sm_budget
+    from tritongemm.ops.modes import batch_invariant, fp32_compute, sm_budget
     from tritongemm.problem import GemmProblem
     from tritongemm.tuning.sweep import tune
     from tritongemm.tuning.warmup import warmup
 
 __all__ = ["DeviceSpec", "GemmProblem", "KernelConfig", "TritonGemmError", "__version__", "addmm",
-           "baddbmm", "batch_invariant", "bmm", "disable", "dot", "enable", "explain", "linear",
-           "matmul", "mm", "mv", "override", "override_report", "sm_budget", "tune", "warmup"]
+           "baddbmm", "batch_invariant", "bmm", "disable", "dot", "enable", "explain",
+           "fp32_compute", "linear", "matmul", "mm", "mv", "override", "override_report",
+           "sm_budget", "tune", "warmup"]
 
 
 if not TYPE_CHECKING:  # a checker would take any name for one that this finds

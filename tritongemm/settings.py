@@ -10,6 +10,7 @@ import contextlib
 import functools
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ _PACKAGE = Path(__file__).resolve().parent
 _CHECKOUT = _PACKAGE.parent / "configs"
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"", "0", "false", "no", "off"}
 POLICIES = ("auto", "own")
+FP32_MODES = ("split", "ieee")
 LOG_LEVELS = ("off", "error", "warning", "info", "debug")
 
 
@@ -64,6 +66,13 @@ def _policy(name: str, text: str) -> str:
     raise UsageError(f"{name}={text!r} is not a policy; use one of {', '.join(POLICIES)}")
 
 
+def _fp32(name: str, text: str) -> str:
+    if text.lower() in FP32_MODES:
+        return text.lower()
+    raise UsageError(f"{name}={text!r} is not a way to compute float32; use one of "
+                     f"{', '.join(FP32_MODES)}")
+
+
 @dataclass(frozen=True, slots=True)
 class Variable:
     """One environment variable: its field in :class:`Settings`, default text, parser, meaning."""
@@ -102,6 +111,9 @@ VARIABLES: tuple[Variable, ...] = (
              "SMs that products may fill, so that others (communication) have the rest"),
     Variable("batch_invariant", "TRITONGEMM_BATCH_INVARIANT", "0", _flag,
              "one config for every M: a row's result does not depend on the other rows"),
+    Variable("fp32", "TRITONGEMM_FP32", "split", _fp32,
+             "float32 products where torch's precision is ieee: split: as three fp16 products of "
+             "split operands, or on CUDA cores where that is faster; ieee: on CUDA cores only"),
     Variable("interpret", "TRITON_INTERPRET", "0", _flag,
              "Triton's own: run kernels in its interpreter, on CPU tensors"),
 )
@@ -123,18 +135,23 @@ class Settings:
     policy: str
     num_sms: int | None
     batch_invariant: bool
+    fp32: str
     interpret: bool
 
 
+_base: Settings | None = None
 _current: Settings | None = None
+_requests: list[dict[str, object]] = []
+_lock = threading.RLock()
 
 
 def current() -> Settings:
     """The settings in force. Raises :class:`UsageError` for a value that cannot be parsed."""
-    global _current
     if _current is None:
-        _current = _read()
-        show_log(_current.log)
+        base = _read()
+        show_log(base.log)
+        _put(base, tell=False)
+    assert _current is not None
     return _current
 
 
@@ -153,13 +170,16 @@ def changed() -> None:
         listener()
 
 
-def _put(values: Settings | None) -> None:
-    global _current
-    _current = values
-    if values is not None:
-        show_log(values.log)
+def _put(base: Settings | None, *, tell: bool = True) -> None:
+    global _base, _current
+    with _lock:
+        _base = base
+        _current = None if base is None else replace(base, **_requested())  # type: ignore[arg-type]
+    if base is not None:
+        show_log(base.log)
     _layers.cache_clear()
-    changed()
+    if tell:
+        changed()
 
 
 def reload() -> Settings:
@@ -171,16 +191,59 @@ def reload() -> Settings:
 @contextlib.contextmanager
 def override(**values: object) -> Iterator[Settings]:
     """Replaces some settings inside a ``with`` block."""
-    before = current()
     unknown = set(values) - {f.name for f in fields(Settings)}
     if unknown:
         raise UsageError(f"no setting is named {', '.join(sorted(unknown))}")
-    within = replace(before, **values)  # type: ignore[arg-type]
-    _put(within)
+    current()
+    before = _base
+    assert before is not None
+    _put(replace(before, **values))  # type: ignore[arg-type]
     try:
-        yield within
+        yield current()
     finally:
         _put(before)
+
+
+def _least(values: list[int | None]) -> int | None:
+    return min((value for value in values if value is not None), default=None)
+
+
+#: Setting -> how the values of several open requests combine.
+_COMBINED: dict[str, Callable[[list], object]] = {
+    "num_sms": _least, "batch_invariant": any, "fp32": lambda values: values[-1]}
+
+
+def _requested() -> dict[str, object]:
+    """The settings that open requests decide."""
+    values: dict[str, list[object]] = {}
+    for one in _requests:
+        for name, value in one.items():
+            values.setdefault(name, []).append(value)
+    return {name: _COMBINED[name](of_all) for name, of_all in values.items()}
+
+
+@contextlib.contextmanager
+def request(**values: object) -> Iterator[None]:
+    """Asks for settings of :data:`_COMBINED` inside a ``with`` block, for the whole process.
+
+    Blocks may overlap in threads and coroutines, and end in any order. While several are open, the
+    smallest budget of SMs and any ``batch_invariant`` hold, and of ``fp32`` the one entered last.
+    They stand in place of what the environment says.
+    """
+    asked = dict(values)
+    current()
+    with _lock:
+        _requests.append(asked)
+    _put(_base)
+    try:
+        yield
+    finally:
+        with _lock:
+            for place, one in enumerate(_requests):
+                if one is asked:
+                    del _requests[place]
+                    break
+        _put(_base)
 
 
 _handler: logging.Handler | None = None

@@ -164,10 +164,12 @@ def _problem(rule: Rule, x: Operands, form: Form,
 
 
 def _precision_of(a: torch.Tensor) -> str:
-    """Of a product of A: float32 on CUDA obeys torch's setting."""
-    setting = precision_setting("cuda", "matmul") if (
-        a.dtype is torch.float32 and a.is_cuda) else "ieee"
-    return "tf32" if setting == "tf32" else "ieee"
+    """Of a product of A: float32 on CUDA obeys torch's setting, then ``TRITONGEMM_FP32``."""
+    if a.dtype is not torch.float32 or not a.is_cuda:
+        return "ieee"
+    if precision_setting("cuda", "matmul") == "tf32":
+        return "tf32"
+    return "fp16x3" if settings.current().fp32 == "split" else "ieee"
 
 
 def _fresh(form: Form, key: Key, plan: AnyPlan, dtype: torch.dtype) -> Call:

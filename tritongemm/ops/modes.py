@@ -1,14 +1,17 @@
-"""Ways to run that hold inside a ``with`` block: a budget of SMs, rows independent of the batch.
+"""Ways to run that hold inside a ``with`` block: a budget of SMs, rows independent of the batch,
+how float32 is computed.
 
-Each is a setting of the whole process (``TRITONGEMM_NUM_SMS``, ``TRITONGEMM_BATCH_INVARIANT``).
-Entering and leaving a block forgets the plans, which are made again from stored binaries: set it
-around a program's phase rather than around a call.
+Each is a setting of the whole process (``TRITONGEMM_NUM_SMS``, ``TRITONGEMM_BATCH_INVARIANT``,
+``TRITONGEMM_FP32``); blocks of several threads and coroutines may overlap
+(:func:`tritongemm.settings.request`). Entering and leaving a block forgets the plans, which are
+made again from stored binaries: set it around a program's phase rather than around a call.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Literal
 
 from tritongemm import settings
 from tritongemm.errors import UsageError
@@ -29,7 +32,7 @@ def sm_budget(num_sms: int | None) -> Iterator[None]:
     if num_sms is not None and (isinstance(num_sms, bool) or not isinstance(num_sms, int)
                                 or num_sms < 1):
         raise UsageError(f"num_sms={num_sms!r} is not an integer of at least 1")
-    with settings.override(num_sms=num_sms):
+    with settings.request(num_sms=num_sms):
         yield
 
 
@@ -41,5 +44,24 @@ def batch_invariant(enabled: bool = True) -> Iterator[None]:
     for ``a`` stored row by row; a call that goes to torch is not bound by it, which ``strict``
     rules out.
     """
-    with settings.override(batch_invariant=bool(enabled)):
+    with settings.request(batch_invariant=bool(enabled)):
+        yield
+
+
+@contextlib.contextmanager
+def fp32_compute(mode: Literal["split", "ieee"]) -> Iterator[None]:
+    """How float32 products run where torch's own precision setting is ``ieee``.
+
+    ``split``, the default: as three fp16 tensor-core products of operands that are split into two
+    fp16 parts each, or on CUDA cores where that is faster. The error is at most that of a float32
+    product on CUDA cores, but results differ from it in bits. ``ieee``: on CUDA cores only.
+    Where torch allows TF32, TF32 runs.
+
+    Raises:
+        UsageError: another mode.
+    """
+    if mode not in settings.FP32_MODES:
+        raise UsageError(f"mode={mode!r} is not a way to compute float32; use one of "
+                         f"{', '.join(settings.FP32_MODES)}")
+    with settings.request(fp32=mode):
         yield
