@@ -358,7 +358,8 @@ class Model:
         """[constants, configs]: the constants behind :class:`Rates` for problems of a kind."""
         known = self.section.constants if self.section is not None else {}
         places: dict[tuple, int] = {}
-        distinct, which = [], []
+        distinct: list[tuple[float, ...]] = []
+        which: list[int] = []
         for config, name, static in zip(configs, classes, parts, strict=True):
             key = (name, config.dependent_launch, static.store, static.loads_a, static.loads_b,
                    static.pads)
