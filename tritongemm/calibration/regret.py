@@ -100,7 +100,8 @@ def regret(journals: Iterable[str | os.PathLike[str]], device: str | None = None
 
 def regret_with_sibling(journals: Iterable[str | os.PathLike[str]], device: str,
                         folds: int | None = None) -> list[Regret]:
-    """The same of ``device``, whose model learns from the sibling's journals too.
+    """Judges the model of ``device`` that is trained on its sibling's journals too, and the
+    nearest row, as :func:`regret` does.
 
     Raises:
         UsageError: fewer than two folds, or no sibling. DataFileError: a bad journal.

@@ -88,7 +88,7 @@ class Rung:
 
     @property
     def parameters(self) -> str:
-        """The same as text, e.g. ``BM=128 BN=128 BK=8 TM=8 TN=8 (256 threads)``."""
+        """The default variant as text, e.g. ``BM=128 BN=128 BK=8 TM=8 TN=8 (256 threads)``."""
         if self.kind == TRITON:
             c, = self.variants
             split = f" SPLIT_K={c.split_k}" if c.split_k > 1 else ""

@@ -65,7 +65,7 @@ def _warp_tile(c: KernelConfig) -> Owner:
 
 
 def loaders_of(rung: CudaRung, c: KernelConfig) -> tuple[Owner, Owner] | None:
-    """The same for the tiles of A [BM, BK] and B [BK, BN]: who brings an element into shared
+    """The threads that load each element of the tiles of A [BM, BK] and B [BK, BN] into shared
     memory. None for the rungs that use none. A strip is drawn as far as the tile is wide."""
     bm, bn, bk, threads = c.block_m, c.block_n, c.block_k, rung.threads(c)
     name = rung.name

@@ -37,8 +37,8 @@ def scale_launch(problem: GemmProblem, strides: tuple[int, int], read_c: bool) -
 
 def in_float32(problem: GemmProblem, config: KernelConfig,
                device: DeviceSpec) -> tuple[GemmProblem, KernelConfig]:
-    """The same product left in float32, and the config for it: as many stages as still fit, since
-    the tile on its way out is larger."""
+    """The problem with a float32 result, and the config for it: with as many stages as fit beside
+    the larger output tile."""
     whole = replace(problem, dtype_out="fp32", align_c=FULL_ALIGNMENT)
     while config.num_stages > 1 and spec_named(config.kernel).violation(whole, config, device):
         config = replace(config, num_stages=config.num_stages - 1)

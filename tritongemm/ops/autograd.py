@@ -62,7 +62,7 @@ def fused(op: Op, d: Tensor, a: Tensor, b: Tensor, beta: float = 1.0,
 
 
 def eager_product(op: Op, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor | Declined:
-    """The same outside of transforms and forward mode, and not of vectors."""
+    """:func:`product` of matrices or batches, outside of transforms and forward mode."""
     result = run_product(op.plain, a, b, alpha)
     if isinstance(result, Declined):
         return result
@@ -71,7 +71,7 @@ def eager_product(op: Op, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor | 
 
 def eager_fused(op: Op, d: Tensor, a: Tensor, b: Tensor, beta: float = 1.0,
                 alpha: float = 1.0) -> Tensor | Declined:
-    """The same outside of transforms and forward mode, and not of vectors."""
+    """:func:`fused` of matrices or batches, outside of transforms and forward mode."""
     result = run_fused(op.plain, d, a, b, beta, alpha)
     if isinstance(result, Declined):
         return result

@@ -304,7 +304,7 @@ def _at(form: Form, plan: Plan) -> Callable[..., None]:
 
 
 def _by_view(form: Form, plan: Any) -> Callable[..., None]:
-    """The same for a plan that takes tensors, as the interpreter's does."""
+    """A plan that takes tensors, such as the interpreter's, called with views of the operands."""
     m, n, k = form.m, form.n, form.k
 
     def view(x: torch.Tensor, rows: int, cols: int, strides: Strides, offset: int):

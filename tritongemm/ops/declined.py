@@ -19,7 +19,7 @@ class Declined(Exception):
     by_choice = False
 
     def fresh(self) -> Declined:
-        """The same, with no traceback that would keep a call's operands alive."""
+        """A copy without a traceback, which would keep a call's operands alive."""
         return type(self)(*self.args)
 
 

@@ -166,7 +166,8 @@ def _way(a: Tensor, b: Tensor) -> Callable[..., Tensor | Declined] | None:
 
 def _adding(run: Callable[..., Tensor | Declined],
             d: Tensor) -> Callable[..., Tensor | Declined] | None:
-    """The same with an input to add."""
+    """What computes a product plus ``d``, given what computes the product; None as for
+    :func:`_way`."""
     if type(d) not in _PLAIN or d.is_neg():
         return None
     if run is not product or d.requires_grad and autograd.recording():

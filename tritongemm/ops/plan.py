@@ -125,7 +125,7 @@ def _in_a_range(at: Callable[[Values], None], name: str) -> Callable[[Values], N
 
 
 class InterpretedPlan:
-    """The same under TRITON_INTERPRET=1, on CPU tensors."""
+    """A plan under TRITON_INTERPRET=1: runs the kernel in Triton's interpreter, on CPU tensors."""
 
     def __init__(self, problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
                  geometry: Geometry) -> None:

@@ -83,7 +83,7 @@ class Plans:
         self._plans = OrderedDict()
 
     def after_fork(self) -> None:
-        """The same in a child process, whose parent's locks may be held."""
+        """Starts empty, with new locks, in a child process: the parent's may be held."""
         self.__init__()  # type: ignore[misc]
 
     def __len__(self) -> int:
