@@ -27,20 +27,17 @@ from tritongemm.kernels.device.dependent_launch import (
     gluon_wait,
     gluon_wait_after,
 )
-from tritongemm.kernels.device.epilogue import gluon_finish, gluon_load_d
 from tritongemm.kernels.device.hopper import fence_async_shared, mbarrier
 from tritongemm.kernels.device.order import gluon_tile_of
+from tritongemm.kernels.device.split_steps import multiply
+from tritongemm.kernels.device.split_store import store
 from tritongemm.kernels.device.symbol import symbol
 
 #: Room for barriers behind the stages: ready and empty of each.
 MOST_BARRIERS = gl.constexpr(32)
-#: What ``split_fp32`` marks a row with.
-FLAGGED = gl.constexpr(65536.0)
 #: Steps of hi parts alone that are summed in the tensor core: at TF32's accuracy 512 of K add
 #: nothing to its error.
 CHAIN = gl.constexpr(8)
-#: The scale of the lo parts, undone.
-_LO = gl.constexpr(2.0**-11)
 
 
 @dataclass(frozen=True)
@@ -119,68 +116,6 @@ def constants_of(*constants):
     return SplitConstants(*map(gl.constexpr, constants))
 
 
-@gluon.constexpr_function
-def _products(registers, pairs, fresh, advance_a, advance_b, across):
-    """Tensor instructions of a step of 64 along K over ``pairs`` of (A's, B's) descriptor."""
-    n = len(registers) // 4
-    lines, first = [], fresh
-    for a, b in pairs:
-        for k in range(4):
-            lines += [f"add.s64 da, {a}, {k * advance_a};", f"add.s64 db, {b}, {k * advance_b};",
-                      f"wgmma.mma_async.sync.aligned.m64n{8 * n}k16.f32.f16.f16 "
-                      f"{{{', '.join(registers)}}}, da, db, {'fresh' if first else 'more'}, 1, 1, "
-                      f"{across};"]
-            first = False
-    return [*lines, "wgmma.commit_group.sync.aligned;"]
-
-
-@gluon.constexpr_function
-def _step(n, separate, a_across, b_across, lo_a, lo_b):
-    """A step of 64 along K: 4 n registers of the sum, with ``separate`` 4 n more of the small
-    products; ``lo_*``: from the hi part's tile to the lo part's, in units of 16 bytes."""
-    count = 4 * n
-    total = [f"${i}" for i in range(count)]
-    small = [f"${count + i}" for i in range(count)]
-    main = [f"t{i}" for i in range(count)]
-    outputs = count * (2 if separate else 1)
-    advance_a, advance_b = (128 if across else 2 for across in (a_across, b_across))
-    across = f"{int(a_across)}, {int(b_across)}"
-
-    def products(registers, pairs, fresh):
-        return _products(registers, pairs, fresh, advance_a, advance_b, across)
-
-    fence, wait = "wgmma.fence.sync.aligned;", "wgmma.wait_group.sync.aligned {};"
-    crossed, straight = (("ah", "bl"), ("al", "bh")), (("ah", "bh"),)
-    adds = [f"add.rn.f32 {s}, {s}, {t};" for s, t in zip(total, main)]
-    lines = ["{", ".reg .b64 da, db, ah, al, bh, bl;", ".reg .pred more, fresh;",
-             f".reg .f32 t<{count}>;", "setp.ne.b32 more, 1, 0;", "setp.ne.b32 fresh, 0, 0;",
-             f"mov.b64 ah, ${2 * outputs};", f"mov.b64 bh, ${2 * outputs + 4};",
-             f"add.s64 al, ah, {lo_a};", f"add.s64 bl, bh, {lo_b};", fence]
-    if separate:
-        lines += [*products(main, straight, True), *products(small, crossed, False),
-                  wait.format(1), *adds, wait.format(0)]
-    else:  # 0f3A000000 is 2^-11
-        lines += [*products(main, crossed, True), wait.format(0),
-                  *(f"fma.rn.f32 {s}, {t}, 0f3A000000, {s};" for s, t in zip(total, main)),
-                  fence, *products(main, straight, True), wait.format(0), *adds]
-    return "\n".join([*lines, "}"])
-
-
-@gluon.constexpr_function
-def _tied(count):
-    return ",".join(["=f"] * count + [str(i) for i in range(count)] + ["l"] * 8)
-
-
-@gluon.jit
-def multiply(sums, a, b, S: gl.constexpr):
-    """``sums`` after a step along K of the tiles with these descriptors of their hi parts; all its
-    products are done."""
-    N8: gl.constexpr = S.block_n // 8 * (2 if S.separate else 1)
-    return gl.inline_asm_elementwise(
-        _step(S.block_n // 8, S.separate, S.a_t, not S.b_t, 8 * S.block_m, 8 * S.rows_b),
-        _tied(4 * N8), sums + (a, b), dtype=wgmma.floats(N8), is_pure=False, pack=4)
-
-
 @gluon.jit
 def place_of(unit, M, N, batches, S: gl.constexpr):
     """Unit number -> (part of K, batch, first row, first column)."""
@@ -257,82 +192,6 @@ def producer(ready, sizes, S: gl.constexpr):
         _, batch, row, col = place_of(unit + gl.num_programs(0), M, N, batches, S)
     if S.release == 1:
         gluon_release()
-
-
-@gluon.jit
-def power_of_two(e):
-    return ((e.to(gl.int32) + 127) << 23).to(gl.float32, bitcast=True)
-
-
-@gluon.jit
-def scales_of(exponents):
-    """2^-e in two factors, neither of which, nor the product of a row's and a column's, leaves
-    float32's range; and which are not flagged."""
-    kept = exponents != FLAGGED
-    e = gl.where(kept, exponents, 0.0).to(gl.int32)
-    half = e >> 1
-    return power_of_two(-half), power_of_two(half - e), kept
-
-
-@gluon.constexpr_function
-def _store_pair():
-    return "\n".join([
-        "{", ".reg .pred p, q, both;", "setp.ne.b32 p, $5, 0;", "setp.ne.b32 q, $6, 0;",
-        "and.pred both, p, q;", "@both st.global.v2.f32 [$1], {$3, $4};",
-        "xor.pred p, p, both;", "xor.pred q, q, both;", "@p st.global.f32 [$1], $3;",
-        "@q st.global.f32 [$2], $4;", "}", "// $0"])
-
-
-@gluon.jit
-def store_pairs(places, value, mask):
-    """Stores float32 values, two of a row at once where both are wanted."""
-    gl.inline_asm_elementwise(_store_pair(), "=r,l,l,f,f,r,r",
-                              (places.to(gl.int64), value, mask.to(gl.int32)), dtype=gl.int16,
-                              is_pure=False, pack=2)
-
-
-@gluon.jit
-def store(sums, c, strides, scales, epilogue, place, M, N, S: gl.constexpr):
-    """Scales, finishes and stores a consumer's rows of the tile."""
-    part_of_k, batch, row, col = place
-    stride_cb, stride_cm, stride_cn, stride_cs = strides
-    a_exponents, b_exponents = scales
-    d, alpha, beta, stride_db, stride_dm, stride_dn = epilogue
-    layout: gl.constexpr = wgmma.accumulator_layout(S.finished)
-    batch = batch.to(gl.int64)
-    base = c + batch * stride_cb + part_of_k.to(gl.int64) * stride_cs
-    batch_a, batch_b = batch, batch
-    if not S.batched_a:
-        batch_a = batch * 0
-    if not S.batched_b:
-        batch_b = batch * 0
-    rows = row + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
-    inside_m = rows < M
-    e = gl.load(a_exponents + batch_a * M + rows, mask=inside_m, other=0.0)
-    a_first, a_second, kept_m = scales_of(e)
-    inside_m &= kept_m
-    rows = rows.to(gl.int64)
-    row_offsets = gl.expand_dims(rows * stride_cm, 1)
-    for part in gl.static_range(S.block_n // S.finished):
-        acc = wgmma.columns_of(sums, S.finished * part, S.finished)
-        if S.separate:
-            acc += wgmma.columns_of(sums, S.block_n + S.finished * part, S.finished) * _LO
-        cols = (col + S.finished * part
-                + gl.arange(0, S.finished, layout=gl.SliceLayout(0, layout)))
-        inside_n = cols < N
-        e = gl.load(b_exponents + batch_b * N + cols, mask=inside_n, other=0.0)
-        b_first, b_second, kept_n = scales_of(e)
-        acc = acc * (gl.expand_dims(a_first, 1) * gl.expand_dims(b_first, 0))
-        acc = acc * (gl.expand_dims(a_second, 1) * gl.expand_dims(b_second, 0))
-        cols = cols.to(gl.int64)
-        value = gluon_load_d(d, batch, rows, cols, M, N, stride_db, stride_dm, stride_dn, S.addend)
-        acc = gluon_finish(acc, value, alpha, beta, S.addend, S.activation)
-        places = base + (row_offsets + gl.expand_dims(cols * stride_cn, 0))
-        mask = gl.expand_dims(inside_m, 1) & gl.expand_dims(inside_n & kept_n, 0)
-        if S.pairs:
-            store_pairs(places, acc, mask)
-        else:
-            gl.store(places, acc.to(c.dtype.element_ty), mask=mask)
 
 
 @gluon.jit

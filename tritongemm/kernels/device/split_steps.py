@@ -1,0 +1,71 @@
+"""A step along K of ``split_product``: three products of the parts, written out.
+
+The small products are summed at 2^11 of their size, as the lo parts are stored.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from tritongemm.kernels.device import wgmma
+
+
+@gluon.constexpr_function
+def _products(registers, pairs, fresh, advance_a, advance_b, across):
+    """Tensor instructions of a step of 64 along K over ``pairs`` of (A's, B's) descriptor."""
+    n = len(registers) // 4
+    lines, first = [], fresh
+    for a, b in pairs:
+        for k in range(4):
+            lines += [f"add.s64 da, {a}, {k * advance_a};", f"add.s64 db, {b}, {k * advance_b};",
+                      f"wgmma.mma_async.sync.aligned.m64n{8 * n}k16.f32.f16.f16 "
+                      f"{{{', '.join(registers)}}}, da, db, {'fresh' if first else 'more'}, 1, 1, "
+                      f"{across};"]
+            first = False
+    return [*lines, "wgmma.commit_group.sync.aligned;"]
+
+
+@gluon.constexpr_function
+def _step(n, separate, a_across, b_across, lo_a, lo_b):
+    """A step of 64 along K: 4 n registers of the sum, with ``separate`` 4 n more of the small
+    products; ``lo_*``: from the hi part's tile to the lo part's, in units of 16 bytes."""
+    count = 4 * n
+    total = [f"${i}" for i in range(count)]
+    small = [f"${count + i}" for i in range(count)]
+    main = [f"t{i}" for i in range(count)]
+    outputs = count * (2 if separate else 1)
+    advance_a, advance_b = (128 if across else 2 for across in (a_across, b_across))
+    across = f"{int(a_across)}, {int(b_across)}"
+
+    def products(registers, pairs, fresh):
+        return _products(registers, pairs, fresh, advance_a, advance_b, across)
+
+    fence, wait = "wgmma.fence.sync.aligned;", "wgmma.wait_group.sync.aligned {};"
+    crossed, straight = (("ah", "bl"), ("al", "bh")), (("ah", "bh"),)
+    adds = [f"add.rn.f32 {s}, {s}, {t};" for s, t in zip(total, main)]
+    lines = ["{", ".reg .b64 da, db, ah, al, bh, bl;", ".reg .pred more, fresh;",
+             f".reg .f32 t<{count}>;", "setp.ne.b32 more, 1, 0;", "setp.ne.b32 fresh, 0, 0;",
+             f"mov.b64 ah, ${2 * outputs};", f"mov.b64 bh, ${2 * outputs + 4};",
+             f"add.s64 al, ah, {lo_a};", f"add.s64 bl, bh, {lo_b};", fence]
+    if separate:
+        lines += [*products(main, straight, True), *products(small, crossed, False),
+                  wait.format(1), *adds, wait.format(0)]
+    else:  # 0f3A000000 is 2^-11
+        lines += [*products(main, crossed, True), wait.format(0),
+                  *(f"fma.rn.f32 {s}, {t}, 0f3A000000, {s};" for s, t in zip(total, main)),
+                  fence, *products(main, straight, True), wait.format(0), *adds]
+    return "\n".join([*lines, "}"])
+
+
+@gluon.constexpr_function
+def _tied(count):
+    return ",".join(["=f"] * count + [str(i) for i in range(count)] + ["l"] * 8)
+
+
+@gluon.jit
+def multiply(sums, a, b, S: gl.constexpr):
+    """``sums`` after a step along K of the tiles with these descriptors of their hi parts; all its
+    products are done."""
+    N8: gl.constexpr = S.block_n // 8 * (2 if S.separate else 1)
+    return gl.inline_asm_elementwise(
+        _step(S.block_n // 8, S.separate, S.a_t, not S.b_t, 8 * S.block_m, 8 * S.rows_b),
+        _tied(4 * N8), sums + (a, b), dtype=wgmma.floats(N8), is_pure=False, pack=4)

@@ -1,0 +1,88 @@
+"""How a tile of ``split_product`` leaves its sums: without the scales of its rows and columns,
+finished, and without those that the split pass has flagged."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from tritongemm.kernels.device import wgmma
+from tritongemm.kernels.device.epilogue import gluon_finish, gluon_load_d
+from tritongemm.kernels.device.split_fp32 import FLAGGED
+
+#: The scale of the lo parts, undone.
+_LO = gl.constexpr(2.0**-11)
+
+
+@gluon.jit
+def power_of_two(e):
+    return ((e.to(gl.int32) + 127) << 23).to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def scales_of(exponents):
+    """2^-e in two factors, neither of which, nor the product of a row's and a column's, leaves
+    float32's range; and which are not flagged."""
+    kept = exponents != FLAGGED
+    e = gl.where(kept, exponents, 0.0).to(gl.int32)
+    half = e >> 1
+    return power_of_two(-half), power_of_two(half - e), kept
+
+
+@gluon.constexpr_function
+def _store_pair():
+    return "\n".join([
+        "{", ".reg .pred p, q, both;", "setp.ne.b32 p, $5, 0;", "setp.ne.b32 q, $6, 0;",
+        "and.pred both, p, q;", "@both st.global.v2.f32 [$1], {$3, $4};",
+        "xor.pred p, p, both;", "xor.pred q, q, both;", "@p st.global.f32 [$1], $3;",
+        "@q st.global.f32 [$2], $4;", "}", "// $0"])
+
+
+@gluon.jit
+def store_pairs(places, value, mask):
+    """Stores float32 values, two of a row at once where both are wanted."""
+    gl.inline_asm_elementwise(_store_pair(), "=r,l,l,f,f,r,r",
+                              (places.to(gl.int64), value, mask.to(gl.int32)), dtype=gl.int16,
+                              is_pure=False, pack=2)
+
+
+@gluon.jit
+def store(sums, c, strides, scales, epilogue, place, M, N, S: gl.constexpr):
+    """Scales, finishes and stores a consumer's rows of the tile."""
+    part_of_k, batch, row, col = place
+    stride_cb, stride_cm, stride_cn, stride_cs = strides
+    a_exponents, b_exponents = scales
+    d, alpha, beta, stride_db, stride_dm, stride_dn = epilogue
+    layout: gl.constexpr = wgmma.accumulator_layout(S.finished)
+    batch = batch.to(gl.int64)
+    base = c + batch * stride_cb + part_of_k.to(gl.int64) * stride_cs
+    batch_a, batch_b = batch, batch
+    if not S.batched_a:
+        batch_a = batch * 0
+    if not S.batched_b:
+        batch_b = batch * 0
+    rows = row + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
+    inside_m = rows < M
+    e = gl.load(a_exponents + batch_a * M + rows, mask=inside_m, other=0.0)
+    a_first, a_second, kept_m = scales_of(e)
+    inside_m &= kept_m
+    rows = rows.to(gl.int64)
+    row_offsets = gl.expand_dims(rows * stride_cm, 1)
+    for part in gl.static_range(S.block_n // S.finished):
+        acc = wgmma.columns_of(sums, S.finished * part, S.finished)
+        if S.separate:
+            acc += wgmma.columns_of(sums, S.block_n + S.finished * part, S.finished) * _LO
+        cols = (col + S.finished * part
+                + gl.arange(0, S.finished, layout=gl.SliceLayout(0, layout)))
+        inside_n = cols < N
+        e = gl.load(b_exponents + batch_b * N + cols, mask=inside_n, other=0.0)
+        b_first, b_second, kept_n = scales_of(e)
+        acc = acc * (gl.expand_dims(a_first, 1) * gl.expand_dims(b_first, 0))
+        acc = acc * (gl.expand_dims(a_second, 1) * gl.expand_dims(b_second, 0))
+        cols = cols.to(gl.int64)
+        value = gluon_load_d(d, batch, rows, cols, M, N, stride_db, stride_dm, stride_dn, S.addend)
+        acc = gluon_finish(acc, value, alpha, beta, S.addend, S.activation)
+        places = base + (row_offsets + gl.expand_dims(cols * stride_cn, 0))
+        mask = gl.expand_dims(inside_m, 1) & gl.expand_dims(inside_n & kept_n, 0)
+        if S.pairs:
+            store_pairs(places, acc, mask)
+        else:
+            gl.store(places, acc.to(c.dtype.element_ty), mask=mask)
