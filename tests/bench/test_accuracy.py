@@ -15,7 +15,7 @@ from tritongemm.cli import main
 from tritongemm.measure.distributions import DISTRIBUTIONS
 from tritongemm.report.accuracy import write_picture
 
-ROW = Row("some-gpu", "normal", "nn", 256, 256, 512, 0, "sgemm", "", "", 1e-6, 2e-7, 0, "ok")
+ROW = Row("some-gpu", "normal", "nn", 256, 256, 512, 0, "sgemm", "", 0, 1e-6, 2e-7, 0, "ok")
 
 
 def exact(a, b):

@@ -20,12 +20,14 @@ from pathlib import Path
 
 import torch
 
-from tritongemm.device import cuda_device
+from tritongemm.device import DeviceSpec, cuda_device
 from tritongemm.errors import TritonGemmError
+from tritongemm.kernels.split_fp32 import FLAGGED, exponents_in
+from tritongemm.kernels.split_product import SPLIT_PRODUCT
 from tritongemm.measure.distributions import DISTRIBUTIONS, draw
 from tritongemm.measure.numerics import reference
 from tritongemm.measure.torch_baseline import fp32_precision
-from tritongemm.ops.plan import bind_config
+from tritongemm.ops.plan import bind_config, geometry_of, kept_scratch
 from tritongemm.problem import GemmProblem
 from tritongemm.records.atomic import write_atomic
 from tritongemm.selection import choose
@@ -57,8 +59,8 @@ class Row:
     """One line of the CSV.
 
     Attributes:
-        path: of ``fp16x3`` and ``tf32``: ``split`` where the split products wrote C, ``ieee`` where
-            the operands' range made the IEEE kernel write it; empty elsewhere.
+        flagged: of split products: rows of A and columns of B whose range fp16 parts do not hold,
+            so that the guard computed them in float32; 0 elsewhere.
         max_error, norm_error: see the module; NaN where ``status`` is not ``ok``.
         stray: elements that are NaN or infinite where the reference is not, or the reverse.
         status: ``ok``, or the reason why there is no result.
@@ -73,7 +75,7 @@ class Row:
     seed: int
     algorithm: str
     config_id: str
-    path: str
+    flagged: int
     max_error: float
     norm_error: float
     stray: int
@@ -103,7 +105,7 @@ def measure(points: Sequence[Point], algorithms: Sequence[str] = tuple(ALGORITHM
             b = b.t().contiguous().t()
         exact, size = reference(a, b), reference(a.abs(), b.abs())
         for algorithm in algorithms:
-            config_id, path, status = "", "", "ok"
+            config_id, flagged, status = "", 0, "ok"
             most, norm, stray = math.nan, math.nan, 0
             out = torch.full((point.m, point.n), math.nan, device=where)
             try:
@@ -111,12 +113,12 @@ def measure(points: Sequence[Point], algorithms: Sequence[str] = tuple(ALGORITHM
                     with fp32_precision(_TORCH[algorithm]):
                         torch.mm(a, b, out=out)
                 else:
-                    config_id, path = _ours(point, algorithm, spec, a, b, out)
+                    config_id, flagged = _ours(point, algorithm, spec, a, b, out)
                 most, norm, stray = errors(out, exact, size)
             except (TritonGemmError, torch.OutOfMemoryError) as error:
                 status = f"{type(error).__name__}: {error}".splitlines()[0]
             yield Row(spec.slug, point.distribution, point.layout, point.m, point.n, point.k, seed,
-                      algorithm, config_id, path, most, norm, stray, status)
+                      algorithm, config_id, flagged, most, norm, stray, status)
 
 
 def errors(out: torch.Tensor, exact: torch.Tensor, size: torch.Tensor) -> tuple[float, float, int]:
@@ -134,17 +136,22 @@ def errors(out: torch.Tensor, exact: torch.Tensor, size: torch.Tensor) -> tuple[
     return float(share.max()), float(total / norm) if norm > 0 else float(total), stray
 
 
-def _ours(point: Point, precision: str, spec, a: torch.Tensor, b: torch.Tensor,
-          out: torch.Tensor) -> tuple[str, str]:
-    """Writes ``out`` by the kernel that selection chooses. Returns its config's id and the path
-    (see :class:`Row`)."""
+def _ours(point: Point, precision: str, spec: DeviceSpec, a: torch.Tensor, b: torch.Tensor,
+          out: torch.Tensor) -> tuple[str, int]:
+    """Writes ``out`` by the kernel that selection chooses. Returns its config's id, and how many
+    rows of A and columns of B its guard computed (see :class:`Row`)."""
     problem = GemmProblem.contiguous(point.m, point.n, point.k, dtype="fp32", layout=point.layout,
                                      precision=precision)
     config = choose(problem, spec).config
     bound = bind_config(problem, config, spec)
-    bound(a, b, out)
+    with kept_scratch() as scratch:
+        bound(a, b, out)
     torch.cuda.synchronize()
-    return config.config_id, ""
+    flagged = 0
+    if config.kernel == SPLIT_PRODUCT.name:
+        for exponents in exponents_in(problem, config, geometry_of(a, b, out)):
+            flagged += int((scratch[-1][exponents].view(torch.float32) == FLAGGED).sum())
+    return config.config_id, flagged
 
 
 def write_csv(path: str | Path, rows: Sequence[Row]) -> Path:

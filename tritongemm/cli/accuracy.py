@@ -60,7 +60,8 @@ def run(args: argparse.Namespace) -> int:
         rows.append(row)
         print(f"{row.distribution:<20}{row.m:>6}{row.n:>6}{row.k:>7} {row.layout} "
               f"{row.algorithm:<12}{row.max_error:>10.2e}{row.norm_error:>10.2e} "
-              f"{row.path:<6}{'' if row.status == 'ok' else row.status}")
+              f"{f' {row.flagged} rows by the guard' if row.flagged else ''}"
+              f"{'' if row.status == 'ok' else f' {row.status}'}")
     print(f"wrote {accuracy.write_csv(args.out, rows)}")
     if not args.no_pictures:
         from tritongemm.report.accuracy import write_picture

@@ -24,6 +24,8 @@ from tritongemm.kernels.reduce import Target, partials_bytes
 from tritongemm.kernels.symbol import epilogue_words
 from tritongemm.problem import GemmProblem, divisor_of
 
+#: In place of an exponent (``device/split_fp32.py``).
+FLAGGED = 65536.0
 _LINE = 128
 #: Elements of fp16 in a line: rows of the parts begin on lines.
 _LEAD = 64
@@ -112,6 +114,15 @@ def split_operands(problem: GemmProblem, config: KernelConfig,
                                       outer * lead)
         at = exponents + 4 * batches * rows
     return SplitOperands(operands["a"], operands["b"], parts, at)
+
+
+def exponents_in(problem: GemmProblem, config: KernelConfig,
+                 geometry: Geometry) -> tuple[slice, slice]:
+    """Where the exponents of A's rows and B's columns lie in a call's scratch, bytes. One of
+    :data:`FLAGGED` marks a row or column that the guard computed in float32."""
+    split = split_operands(problem, config, geometry)
+    return tuple(slice(x.exponents, x.exponents + 4 * x.batches * x.rows)  # type: ignore
+                 for x in (split.a, split.b))
 
 
 def _strip(split: SplitOperands, device: DeviceSpec) -> int:

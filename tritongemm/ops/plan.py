@@ -6,7 +6,8 @@ a plan never synchronises and allocates nothing but its scratch, from torch's al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -115,6 +116,25 @@ def _launching(launchers: Sequence[Launcher], scratch_bytes: int,
 
 def _scratch(size: int, index: int) -> torch.Tensor:
     return torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", index))
+
+
+@contextlib.contextmanager
+def kept_scratch() -> Iterator[list[torch.Tensor]]:
+    """A list that gets the scratch of every launch inside the block, so that a study can read what
+    the kernels left there. For one thread: plans of others are seen too."""
+    global _scratch
+    kept: list[torch.Tensor] = []
+    allocate = _scratch
+
+    def keeping(size: int, index: int) -> torch.Tensor:
+        kept.append(allocate(size, index))
+        return kept[-1]
+
+    _scratch = keeping
+    try:
+        yield kept
+    finally:
+        _scratch = allocate
 
 
 def _in_a_range(at: Callable[[Values], None], name: str) -> Callable[[Values], None]:
