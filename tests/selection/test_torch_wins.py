@@ -8,11 +8,13 @@ import pytest
 from selection_made import RUN, TILED, TMA, calibrate
 
 from tritongemm import selection, settings
+from tritongemm.config import KernelConfig
 from tritongemm.device import interpreter_device, known_devices
 from tritongemm.ops.explain import explain_problem
 from tritongemm.problem import GemmProblem
 from tritongemm.records.calibration import (
     Calibration,
+    Covers,
     Neighbour,
     calibration_path,
     write_calibration,
@@ -124,28 +126,46 @@ def test_a_ratio_of_the_plain_product_says_nothing_of_one_with_an_epilogue(confi
     assert reason_for(replace(other, epilogue="relu"), h200) is None
 
 
+SPLIT = KernelConfig("split_product", 128, 128, 64, num_warps=8, num_stages=3)
 FLOAT32 = GemmProblem.contiguous(1024, 1024, 1024, dtype="fp32")
 TF32 = GemmProblem.contiguous(1024, 1024, 1024, dtype="fp32", layout="nt", precision="tf32")
 
 
 @pytest.mark.parametrize("problem", [FLOAT32, TF32], ids=str)
 def test_float32_without_a_measurement_is_torchs(problem, configs, h200):
-    assert "no measurement on this device" in reason_for(problem, h200)
+    assert "no measurement shows" in reason_for(problem, h200)
 
 
 @pytest.mark.parametrize("ratio, wins", [(0.99, True), (1.0, False), (1.4, False)])
 def test_float32_goes_where_its_own_row_says(ratio, wins, configs, h200):
     publish(h200, ratio, 5.0, problem=FLOAT32)
     assert bool(reason_for(FLOAT32, h200)) is wins
-    for other in (replace(FLOAT32, n=1032), replace(FLOAT32, layout="nt"),
-                  replace(FLOAT32, epilogue="bias"), TF32):
+    assert bool(reason_for(replace(FLOAT32, epilogue="bias"), h200)) is wins
+    for other in (replace(FLOAT32, n=1032), replace(FLOAT32, layout="nt"), TF32):
         assert reason_for(other, h200)
 
 
 def test_a_float32_row_of_another_device_is_no_measurement_here(configs, h200):
     publish(h200, 1.4, 5.0, problem=FLOAT32)
     h100 = known_devices()["nvidia-h100-80gb-hbm3"]
-    assert "no measurement on this device" in reason_for(FLOAT32, h100)
+    assert "no measurement shows" in reason_for(FLOAT32, h100)
+
+
+@pytest.mark.parametrize("ratio, wins", [(1.05, True), (3.0, False)])
+def test_a_sibling_or_a_problem_near_by_is_evidence_for_split_products(ratio, wins, configs, h200):
+    problem = GemmProblem.contiguous(2048, 2048, 2048, dtype="fp32", precision="fp16x3")
+    section = replace(calibrate(h200, TILED, TMA), units=(problem.unit,), neighbours=tuple(
+        Neighbour(replace(problem, n=2048 + 8 * i), ratio) for i in range(12)), candidates=(SPLIT,),
+        covers=Covers(("split_product", "tiled"), ("fp32",), ("fp16x3",)))
+    write_calibration(calibration_path(h200.slug), Calibration(h200.slug, 90, (section,)))
+    publish(h200, ratio, 5.0, problem=problem)
+    h100 = known_devices()["nvidia-h100-80gb-hbm3"]
+    assert choose(problem, h100).source == "sibling"
+    assert bool(reason_for(problem, h100)) is wins
+    near = replace(problem, n=2056, epilogue="bias")
+    for device in (h200, h100):
+        assert choose(near, device).source == "model"
+        assert bool(reason_for(near, device)) is wins
 
 
 def test_float32_in_the_interpreter_runs_kernels():

@@ -26,6 +26,7 @@ version 4 have no ``covers``.
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -421,7 +422,13 @@ def read_shipped(device: str, sibling: str = "") -> Calibration | None:
     path = find_calibration(device, sibling)
     if path is None:
         return None
-    calibration = read_calibration(path)
+    file = path.stat()
+    calibration = _read_once(path, file.st_ino, file.st_mtime_ns)
     if calibration.device != device:
         raise DataFileError(path, f"is of {calibration.device}, not of {device}", field="device")
     return calibration
+
+
+@functools.lru_cache(maxsize=8)
+def _read_once(path: Path, inode: int, written_ns: int) -> Calibration:
+    return read_calibration(path)

@@ -398,7 +398,7 @@ def _served(path: str, device: DeviceSpec, unit: str) -> Served:
     section = _shipped(device.slug, unit)
     if section is not None:
         return Served(section, device.name, device)
-    sibling = sibling_of(device)
+    sibling = sibling_of(device, unit)
     if sibling is None:
         return Served(None, device.name, device)
     section = _shipped(device.slug, unit, sibling.slug)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tritongemm.device import INTERPRETER, DeviceSpec, known_devices
-from tritongemm.records.calibration import Section, find_calibration
+from tritongemm.records.calibration import Section, find_calibration, read_shipped
 
 #: Constants of the calibration's ``memory`` that scale with the device's memory bandwidth. The L2's
 #: does too, since it includes the misses. With all three scaled, the choices of an H200's
@@ -21,23 +21,33 @@ from tritongemm.records.calibration import Section, find_calibration
 _OF_THE_MEMORY = ("dram_gbps", "l2_gbps", "pad_gbps")
 
 
-def sibling_of(device: DeviceSpec) -> DeviceSpec | None:
-    """Another shipped device of ``device``'s architecture that has a calibration; of several, the
-    one with the nearest number of SMs. None where there is none, and for the interpreter."""
+def sibling_of(device: DeviceSpec, unit: str | None = None) -> DeviceSpec | None:
+    """Another shipped device of ``device``'s architecture that has a calibration, of ``unit`` where
+    that is given; of several, the one with the nearest number of SMs. None where there is none, and
+    for the interpreter."""
     if device.slug == INTERPRETER:
         return None
     found = [other for other in known_devices().values()
              if other.arch == device.arch and other.slug != device.slug
-             and find_calibration(other.slug) is not None]
+             and _calibrated(other.slug, unit)]
     return min(found, key=lambda other: abs(other.num_sms - _all_sms(device)), default=None)
 
 
-def with_rows_for(device: DeviceSpec) -> DeviceSpec | None:
+def with_rows_for(device: DeviceSpec, unit: str | None = None) -> DeviceSpec | None:
     """The sibling if it has the same number of SMs, so that tiles fill its waves in the same way
-    and its tuned rows hold here. None otherwise, and where the device has a calibration of its own,
-    which is more exact."""
-    sibling = None if find_calibration(device.slug) is not None else sibling_of(device)
+    and its tuned rows hold here. None otherwise, and where the device has a calibration of its own
+    (of ``unit`` where that is given), which is more exact."""
+    sibling = None if _calibrated(device.slug, unit) else (
+        sibling_of(device, unit) or sibling_of(device))
     return sibling if sibling is not None and sibling.num_sms == _all_sms(device) else None
+
+
+def _calibrated(slug: str, unit: str | None) -> bool:
+    """Whether the device with that slug has a calibration of its own, of ``unit``."""
+    if unit is None:
+        return find_calibration(slug) is not None
+    calibration = read_shipped(slug)
+    return calibration is not None and calibration.section(unit) is not None
 
 
 def _all_sms(device: DeviceSpec) -> int:
