@@ -58,6 +58,10 @@ def _budget(name: str, text: str) -> int | None:
     return _count(name, text) if text else None
 
 
+def _names(name: str, text: str) -> tuple[str, ...]:
+    return tuple(word for part in text.split(",") if (word := part.strip()))
+
+
 def _policy(name: str, text: str) -> str:
     if text.lower() in POLICIES:
         return text.lower()
@@ -102,6 +106,9 @@ VARIABLES: tuple[Variable, ...] = (
              "SMs that products may fill, so that others (communication) have the rest"),
     Variable("batch_invariant", "TRITONGEMM_BATCH_INVARIANT", "0", _flag,
              "one config for every M: a row's result does not depend on the other rows"),
+    Variable("plugins", "TRITONGEMM_PLUGINS", "", _names,
+             "a comma list of modules that register kernels or formats; commands and worker "
+             "processes import them first"),
     Variable("interpret", "TRITON_INTERPRET", "0", _flag,
              "Triton's own: run kernels in its interpreter, on CPU tensors"),
 )
@@ -123,6 +130,7 @@ class Settings:
     policy: str
     num_sms: int | None
     batch_invariant: bool
+    plugins: tuple[str, ...]
     interpret: bool
 
 
