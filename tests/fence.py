@@ -22,7 +22,7 @@ from tritongemm.formats import Format, register_format, remove_format
 from tritongemm.kernels import SPECS, tiled
 from tritongemm.kernels import constraints as rules
 from tritongemm.kernels.footprint import Footprint, of_threads
-from tritongemm.kernels.launch import Geometry, Launch, Pointer
+from tritongemm.kernels.launch import Argument, Geometry, Launch, Pointer, Scalar
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.takes import OF_A, Takes
 from tritongemm.problem import GemmProblem
@@ -45,9 +45,11 @@ def _footprint(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -
 def _launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
               geometry: Geometry) -> tuple[Launch, ...]:
     launches = tiled.launches(problem, config, device, geometry)
-    factors = tuple(Pointer(name, name, scale.format, 16) for name, scale in
-                    (("scale_a", problem.a.scale), ("scale_b", problem.b.scale))
-                    if scale is not None)
+    factors: list[Argument] = []
+    for name, scale, axis in (("scale_a", problem.a.scale, -2), ("scale_b", problem.b.scale, -1)):
+        if scale is not None:
+            factors += [Pointer(name, name, scale.format, 16),
+                        Scalar(f"stride_{name}", geometry.view(name).strides[axis])]
     return tuple(replace(one, arguments=(*one.arguments, *factors)) for one in launches)
 
 
