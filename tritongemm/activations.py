@@ -1,7 +1,7 @@
 """Activations that a kernel may apply to a sum, as torch has them.
 
-To add one: a row and a name here, and its formula in ``kernels/device/epilogue.py``. Nothing else knows an
-activation by its name. Importing this loads no torch.
+To add one: a row and a name here, and its formula in ``kernels/device/epilogue.py``. Nothing else
+knows an activation by its name. Importing this loads no torch.
 """
 
 from __future__ import annotations
