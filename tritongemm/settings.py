@@ -36,6 +36,10 @@ def _path(name: str, text: str) -> Path | None:
     return Path(text).expanduser() if text else None
 
 
+def _names(name: str, text: str) -> tuple[str, ...]:
+    return tuple(word for part in text.split(",") if (word := part.strip()))
+
+
 def _level(name: str, text: str) -> str | None:
     if not text:
         return None
@@ -56,10 +60,6 @@ def _count(name: str, text: str) -> int:
 
 def _budget(name: str, text: str) -> int | None:
     return _count(name, text) if text else None
-
-
-def _names(name: str, text: str) -> tuple[str, ...]:
-    return tuple(word for part in text.split(",") if (word := part.strip()))
 
 
 def _policy(name: str, text: str) -> str:
@@ -89,6 +89,9 @@ VARIABLES: tuple[Variable, ...] = (
              "folder for your own tuned tables; default: tritongemm in the user's data folder"),
     Variable("cache_dir", "TRITONGEMM_CACHE_DIR", "", _path,
              "folder for compiled kernels; default: the user's cache folder"),
+    Variable("plugins", "TRITONGEMM_PLUGINS", "", _names,
+             "a comma list of modules that register kernels or formats; commands and worker "
+             "processes import them first"),
     Variable("disable", "TRITONGEMM_DISABLE", "0", _flag, "send every call to torch"),
     Variable("strict", "TRITONGEMM_STRICT", "0", _flag,
              "raise, naming the reason, where a call would go to torch"),
@@ -106,9 +109,6 @@ VARIABLES: tuple[Variable, ...] = (
              "SMs that products may fill, so that others (communication) have the rest"),
     Variable("batch_invariant", "TRITONGEMM_BATCH_INVARIANT", "0", _flag,
              "one config for every M: a row's result does not depend on the other rows"),
-    Variable("plugins", "TRITONGEMM_PLUGINS", "", _names,
-             "a comma list of modules that register kernels or formats; commands and worker "
-             "processes import them first"),
     Variable("interpret", "TRITON_INTERPRET", "0", _flag,
              "Triton's own: run kernels in its interpreter, on CPU tensors"),
 )
@@ -122,6 +122,7 @@ class Settings:
     config_only: bool
     user_dir: Path | None
     cache_dir: Path | None
+    plugins: tuple[str, ...]
     disable: bool
     strict: bool
     log: str | None
@@ -130,7 +131,6 @@ class Settings:
     policy: str
     num_sms: int | None
     batch_invariant: bool
-    plugins: tuple[str, ...]
     interpret: bool
 
 
