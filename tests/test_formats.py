@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tritongemm import compute
-from tritongemm.compute import COMPUTES, PRECISIONS, compute_of
+from tritongemm.compute import COMPUTES, PRECISIONS, compute_of, precision_for
 from tritongemm.config import KernelConfig
 from tritongemm.device import representative
 from tritongemm.errors import ConstraintError, ProblemError
@@ -92,6 +92,14 @@ def test_a_problem_has_one_compute_mode(dtype, precision, mode, kind):
 def test_a_mode_that_operands_do_not_have_is_refused(dtype, precision, says):
     with pytest.raises(ProblemError, match=says):
         replace(FP32, dtype_a=dtype, dtype_b=dtype, precision=precision)
+
+
+def test_one_precision_for_several_formats_is_that_of_those_that_have_it():
+    found = {(p, name): precision_for(p, format_of(name))
+             for p in ("ieee", "tf32", "fp16x3") for name in ("bf16", "fp32", "fp64")}
+    assert {key for key, precision in found.items() if precision == key[0]} == {
+        ("tf32", "fp32"), ("fp16x3", "fp32"), *(("ieee", x) for x in ("bf16", "fp32", "fp64"))}
+    assert {found["tf32", "bf16"], found["fp16x3", "fp64"]} == {"ieee"}
 
 
 def test_a_roof_is_of_the_unit_that_multiplies_and_of_its_products():
