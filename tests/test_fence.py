@@ -17,9 +17,11 @@ import tritongemm
 import tritongemm as tg
 from tritongemm import cli, selection, settings
 from tritongemm.bench.runner import BenchPlan, bench
+from tritongemm.cli.shapes import problems_from
+from tritongemm.compute import COMPUTES
 from tritongemm.device import device_named
 from tritongemm.errors import DataFileError, DeviceError, ProblemError, UnsupportedError
-from tritongemm.formats import Format, register_format, remove_format
+from tritongemm.formats import Format, format_of, register_format, remove_format
 from tritongemm.kernels import SPECS, violation
 from tritongemm.kernels.ladder import RUNG_SPECS
 from tritongemm.ops.explain import explain_problem
@@ -129,8 +131,14 @@ def test_it_goes_from_legality_to_the_page_of_a_report(configs, h200, tmp_path, 
     assert cli.main(["compare", *map(str, csvs), "--all"]) == 0
     said = capsys.readouterr().out
     assert f"fence 256x512x1024 {dtype} nt tritongemm" in said and "1 SAME" in said
-    # An explanation.
-    text = str(explain_problem(problem, h200))
+    # An explanation, and what the other commands make of the same words.
+    words = ["--dtype", FORMAT.name, "--dtype-out", "bf16", "--layout", "nt", "--scale-a", "row",
+             "--scale-b", "row"]
+    assert cli.main(["explain", "256", "512", "1024", *words, "--device-name", "h200"]) == 0
+    text = capsys.readouterr().out
+    for verb in ("sweep", "bench", "warmup"):
+        args = cli.parser_of(verb).parse_args(["--m", "256", "--n", "512", "--k", "1024", *words])
+        assert [one for _, one in problems_from(args)] == [problem]
     assert f"problem    {problem}" in text and f"config     {row.config.config_id}" in text
     assert f"measured   {row.time_us:.2f} us" in text and f"roof       {by_hand:.2f} us" in text
 
@@ -148,9 +156,13 @@ def test_every_shipped_kernel_refuses_the_format_and_says_what_it_takes(configs,
 
 @pytest.mark.parametrize("spec", [*SPECS.values(), *RUNG_SPECS.values()], ids=lambda s: s.name)
 def test_every_shipped_kernel_refuses_scales_of_a_format_that_it_takes(h200, spec):
-    problem = GemmProblem.contiguous(256, 512, 1024, layout="nt", scale_a="row")
-    refused = spec.supports(problem, h200)
-    assert (refused.rule, refused.message) == ("scale", "takes no scales; A has scale row")
+    takes = spec.takes
+    problem = next(
+        problem for dtype in takes.formats for mode in map(COMPUTES.get, takes.computes)
+        if mode.takes(format_of(dtype)) and takes.violation(problem := GemmProblem.contiguous(
+            256, 512, 1024, dtype=dtype, layout="nt", precision=mode.precision)) is None)
+    refused = spec.supports(replace(problem, scale_b="row"), h200)
+    assert (refused.rule, refused.message) == ("scale", "takes no scales; B has scale row")
 
 
 def test_without_the_kernel_no_kernel_runs_it_and_each_says_why(configs, h200):
