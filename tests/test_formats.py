@@ -109,19 +109,24 @@ def test_a_roof_is_of_the_unit_that_multiplies_and_of_its_products():
     assert replace(FP32, precision="fp16x3").peak_tflops({"fp32": 67.0}) is None
 
 
-@pytest.mark.parametrize("name", SPECS)
-def test_split_products_run_by_kernels_of_ieee_and_compile_as_those_do(name):
+#: Kernels that run a product of split operands as the exact one.
+ON_CUDA_CORES = [name for name, spec in SPECS.items()
+                 if {"ieee", "fp16x3"} <= {*spec.takes.computes}]
+
+
+@pytest.mark.parametrize("name", ON_CUDA_CORES)
+def test_a_kernel_of_both_modes_compiles_split_products_as_exact_ones(name):
+    assert {"tiled", "gemv"} <= {*ON_CUDA_CORES}
     exact, split = FP32, replace(FP32, precision="fp16x3")
     if name == "gemv":
         exact, split = replace(exact, m=4), replace(split, m=4)
     spec = SPECS[name]
-    assert (spec.supports(split, H200) is None) == (spec.supports(exact, H200) is None)
-    if spec.supports(exact, H200) is None:
-        config = spec.default(exact, H200)
-        assert spec.default(split, H200) == config
-        for parts in (1, 2):
-            both = [launches_of(p, replace(config, split_k=parts), H200) for p in (exact, split)]
-            assert both[0] == both[1]
+    assert spec.supports(split, H200) is None is spec.supports(exact, H200)
+    config = spec.default(exact, H200)
+    assert spec.default(split, H200) == config
+    for parts in (1, 2):
+        both = [launches_of(p, replace(config, split_k=parts), H200) for p in (exact, split)]
+        assert both[0] == both[1]
 
 
 def test_partial_sums_are_kept_as_the_mode_accumulates():
