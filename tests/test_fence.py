@@ -17,6 +17,7 @@ import tritongemm
 import tritongemm as tg
 from tritongemm import cli, selection, settings
 from tritongemm.bench.runner import BenchPlan, bench
+from tritongemm.calibration.calibrate import calibrate
 from tritongemm.cli.shapes import problems_from
 from tritongemm.compute import COMPUTES
 from tritongemm.device import device_named
@@ -35,6 +36,7 @@ from tritongemm.records.tables import path_for, read_table
 from tritongemm.selection import choose
 from tritongemm.tuning.publish import publish
 from tritongemm.tuning.sweep import sweep
+from tritongemm.workers.compile_pool import compile_all
 
 TESTS = Path(__file__).resolve().parent
 #: TFLOP/s of the format on the device of the tests.
@@ -141,6 +143,29 @@ def test_it_goes_from_legality_to_the_page_of_a_report(configs, h200, tmp_path, 
         assert [one for _, one in problems_from(args)] == [problem]
     assert f"problem    {problem}" in text and f"config     {row.config.config_id}" in text
     assert f"measured   {row.time_us:.2f} us" in text and f"roof       {by_hand:.2f} us" in text
+
+
+def test_once_calibrated_its_choices_are_predicted(configs, h200, tmp_path):
+    journal = tmp_path / "sweep.jsonl"
+    sizes = [(256, 512, 1024), (512, 512, 1024), (1024, 512, 1024), (256, 1024, 2048)]
+    swept(journal, *(scaled(*size) for size in sizes))
+    _, calibration = calibrate([journal])
+    (section,) = calibration.sections
+    assert (section.units, section.covers.kernels) == ((FORMAT.name,), (NAME,))
+    selection.reload()
+    choice = choose(scaled(768), h200)
+    assert (choice.source, choice.config.kernel) == ("model", NAME)
+    assert "not calibrated" not in str(explain_problem(scaled(768), h200))
+
+
+def test_worker_processes_compile_it(configs, h200):
+    plain = GemmProblem.contiguous(256, 512, 1024, layout="nt")
+    config = OUTSIDER.default(plain, h200)
+    found = compile_all([("plain", plain, config), ("scaled", scaled(), config)],
+                        {"device": h200}, workers=1)
+    assert found["plain"].ok and found["plain"].values["shared_bytes"] > 0
+    assert found["scaled"].status == "compile"  # the tiled kernel's code has no such operands
+    assert "uint8, for which this kernel was not written" in found["scaled"].reason
 
 
 @pytest.mark.parametrize("scaled_too", [True, False], ids=["scaled", "plain"])
