@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tritongemm import compute
-from tritongemm.compute import COMPUTES, PRECISIONS, compute_of
+from tritongemm.compute import COMPUTES, PRECISIONS, compute_of, precision_for
 from tritongemm.config import KernelConfig
 from tritongemm.device import representative
 from tritongemm.errors import ConstraintError, ProblemError
@@ -33,7 +33,8 @@ def nibble():
 
 def test_bytes_are_counted_in_bits(nibble):
     assert [nibble.bytes_of(count) for count in (0, 1, 2, 3, 256)] == [0, 1, 1, 2, 128]
-    assert [format_of(name).bytes_of(3) for name in FORMATS] == [6, 6, 12, 24, 2]
+    names = ("bf16", "fp16", "fp32", "fp64", "nib4")
+    assert [format_of(name).bytes_of(3) for name in names] == [6, 6, 12, 24, 2]
     assert (nibble.elements_of(16), format_of("fp32").elements_of(16)) == (32, 4)
     assert format_of("fp64").elements_of(4) == 1
     with pytest.raises(ProblemError, match="nib4 is 4 bits, not whole bytes; use bytes_of"):
@@ -93,26 +94,39 @@ def test_a_mode_that_operands_do_not_have_is_refused(dtype, precision, says):
         replace(FP32, dtype_a=dtype, dtype_b=dtype, precision=precision)
 
 
+def test_one_precision_for_several_formats_is_that_of_those_that_have_it():
+    found = {(p, name): precision_for(p, format_of(name))
+             for p in ("ieee", "tf32", "fp16x3") for name in ("bf16", "fp32", "fp64")}
+    assert {key for key, precision in found.items() if precision == key[0]} == {
+        ("tf32", "fp32"), ("fp16x3", "fp32"), *(("ieee", x) for x in ("bf16", "fp32", "fp64"))}
+    assert {found["tf32", "bf16"], found["fp16x3", "fp64"]} == {"ieee"}
+
+
 def test_a_roof_is_of_the_unit_that_multiplies_and_of_its_products():
     peaks = {"fp16": 990.0, "tf32": 495.0, "fp32": 67.0}
-    found = [replace(FP32, precision=p).peak_tflops(peaks) for p in PRECISIONS]
+    found = [replace(FP32, precision=p).peak_tflops(peaks) for p in ("ieee", "tf32", "fp16x3")]
     assert found == [67.0, 495.0, 330.0]
     assert replace(FP32, precision="fp16x3").peak_tflops({"fp32": 67.0}) is None
 
 
-@pytest.mark.parametrize("name", SPECS)
-def test_split_products_run_by_kernels_of_ieee_and_compile_as_those_do(name):
+#: Kernels that run a product of split operands as the exact one.
+ON_CUDA_CORES = [name for name, spec in SPECS.items()
+                 if {"ieee", "fp16x3"} <= {*spec.takes.computes}]
+
+
+@pytest.mark.parametrize("name", ON_CUDA_CORES)
+def test_a_kernel_of_both_modes_compiles_split_products_as_exact_ones(name):
+    assert {"tiled", "gemv"} <= {*ON_CUDA_CORES}
     exact, split = FP32, replace(FP32, precision="fp16x3")
     if name == "gemv":
         exact, split = replace(exact, m=4), replace(split, m=4)
     spec = SPECS[name]
-    assert (spec.supports(split, H200) is None) == (spec.supports(exact, H200) is None)
-    if spec.supports(exact, H200) is None:
-        config = spec.default(exact, H200)
-        assert spec.default(split, H200) == config
-        for parts in (1, 2):
-            both = [launches_of(p, replace(config, split_k=parts), H200) for p in (exact, split)]
-            assert both[0] == both[1]
+    assert spec.supports(split, H200) is None is spec.supports(exact, H200)
+    config = spec.default(exact, H200)
+    assert spec.default(split, H200) == config
+    for parts in (1, 2):
+        both = [launches_of(p, replace(config, split_k=parts), H200) for p in (exact, split)]
+        assert both[0] == both[1]
 
 
 def test_partial_sums_are_kept_as_the_mode_accumulates():

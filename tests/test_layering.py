@@ -23,7 +23,7 @@ PACKAGE = Path(tritongemm.__file__).resolve().parent
 #: From the bottom up. A layer imports those before it and itself; the names of one line stand
 #: beside each other and do not import each other.
 LAYERS = (
-    ("errors", "notebook"), ("settings",), ("formats", "activations"), ("compute",),
+    ("errors", "notebook"), ("settings",), ("formats", "activations", "plugins"), ("compute",),
     ("problem", "config", "device"), ("records",),
     ("kernels", "baselines", "measure"), ("selection",), ("ops",), ("integration",),
     ("workers",), ("tuning", "bench"), ("calibration", "ladder"), ("cli",),
@@ -194,7 +194,7 @@ def test_nothing_heavy_at_module_level(part):
 
 def test_a_verb_imports_the_layers_above_records_only_when_it_runs():
     free = {"errors", "settings", "formats", "activations", "compute", "problem", "config",
-            "device", "records", "cli", "__init__"}
+            "device", "plugins", "records", "cli", "__init__"}
     wrong = []
     for path in layered("cli"):
         for module, line, top in imports(path):

@@ -1,7 +1,7 @@
 """Activations that a kernel may apply to a sum, as torch has them.
 
-To add one: a row here, and its formula in ``kernels/device/epilogue.py``. Nothing else knows an
-activation by its name. Importing this loads no torch.
+To add one: a row and a name here, and its formula in ``kernels/device/epilogue.py``. Nothing else
+knows an activation by its name. Importing this loads no torch.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -100,3 +100,5 @@ BY_NAME = {a.name: a for a in (
                options={"approximate": "tanh"}),
     Activation("silu", "silu", _silu_gradient),
 )}
+#: Their names, for type checkers.
+Name = Literal["none", "relu", "gelu", "gelu_tanh", "silu"]

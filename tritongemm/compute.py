@@ -92,6 +92,13 @@ def compute_of(precision: str, operand: Format) -> Compute:
     return found
 
 
+def precision_for(precision: str, operand: Format) -> str:
+    """``precision`` where it is for such operands, else ``ieee``: what a list of several formats
+    means by one precision."""
+    taken = any(c.precision == precision and c.takes(operand) for c in COMPUTES.values())
+    return precision if taken else "ieee"
+
+
 _of: dict[tuple[str, Format], Compute] = {}
 
 

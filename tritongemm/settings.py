@@ -38,6 +38,10 @@ def _path(name: str, text: str) -> Path | None:
     return Path(text).expanduser() if text else None
 
 
+def _names(name: str, text: str) -> tuple[str, ...]:
+    return tuple(word for part in text.split(",") if (word := part.strip()))
+
+
 def _level(name: str, text: str) -> str | None:
     if not text:
         return None
@@ -94,6 +98,9 @@ VARIABLES: tuple[Variable, ...] = (
              "folder for your own tuned tables; default: tritongemm in the user's data folder"),
     Variable("cache_dir", "TRITONGEMM_CACHE_DIR", "", _path,
              "folder for compiled kernels; default: the user's cache folder"),
+    Variable("plugins", "TRITONGEMM_PLUGINS", "", _names,
+             "a comma list of modules that register kernels or formats; commands and worker "
+             "processes import them first"),
     Variable("disable", "TRITONGEMM_DISABLE", "0", _flag, "send every call to torch"),
     Variable("strict", "TRITONGEMM_STRICT", "0", _flag,
              "raise, naming the reason, where a call would go to torch"),
@@ -127,6 +134,7 @@ class Settings:
     config_only: bool
     user_dir: Path | None
     cache_dir: Path | None
+    plugins: tuple[str, ...]
     disable: bool
     strict: bool
     log: str | None

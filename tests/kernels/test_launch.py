@@ -413,3 +413,17 @@ def test_rows_that_the_copy_engine_cannot_store_are_stored_along(n, changes, geo
     where = replace(Geometry.contiguous(problem), **geometry)
     launch = launches_of(problem, config, H200, where)[-1]
     assert dict(launch.constants)["VECTOR"] == wanted
+
+
+@pytest.mark.parametrize(("words", "batch", "expected"), [
+    ({}, 1, {}),
+    ({"scale_a": "row"}, 1, {"scale_a": (1, 1)}),
+    ({"scale_a": "tensor", "scale_b": "row"}, 1, {"scale_a": (1, 1), "scale_b": (96, 1)}),
+    ({"scale_a": "1x128", "scale_b": "128x128"}, 1, {"scale_a": (3, 1), "scale_b": (1, 1)}),
+    ({"scale_a": "1x128", "scale_b": "1x128"}, 3,
+     {"scale_a": (3 * 64, 3, 1), "scale_b": (3 * 96, 96, 1)}),
+], ids=str)
+def test_factors_lie_as_those_of_torch_do(words, batch, expected):
+    problem = GemmProblem.contiguous(64, 96, 384, batch=batch, **words)
+    found = dict(Geometry.contiguous(problem).others)
+    assert {name: view.strides for name, view in found.items()} == expected

@@ -17,8 +17,9 @@ from tritongemm.records.codec import config_from_json, problem_from_json
 from tritongemm.records.journal import read_journal
 from tritongemm.workers.messages import COARSE, FINAL
 
-#: Units whose kernels run alike, so that one section of the calibration serves both.
-TOGETHER = (("bf16", "fp16"), ("fp32",), ("tf32",))
+#: Units whose kernels run alike, so that one section of the calibration serves both. Any other
+#: unit has a section of its own.
+TOGETHER = (("bf16", "fp16"),)
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,9 @@ class DeviceTimings:
     vs_torch: Mapping[GemmProblem, float]
 
     def parts(self) -> Iterator[tuple[tuple[str, ...], DeviceTimings]]:
-        """The units of each of :data:`TOGETHER` that there are timings of, and what is of them."""
-        for units in TOGETHER:
+        """The units of each section that there are timings of, and what is of them."""
+        alone = {t.problem.unit for t in self.timings}.difference(*TOGETHER)
+        for units in (*TOGETHER, *((unit,) for unit in sorted(alone))):
             timings = tuple(t for t in self.timings if t.problem.unit in units)
             if timings:
                 yield units, replace(self, timings=timings, finals=tuple(

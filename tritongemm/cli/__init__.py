@@ -7,7 +7,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from tritongemm import settings
+from tritongemm import plugins, settings
 from tritongemm.errors import TritonGemmError
 
 #: Verb -> its line in ``tritongemm --help``. The verb ``x`` lives in ``tritongemm.cli.x``.
@@ -57,9 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if head.verb is None:
         parser.print_help()
         return 2
-    module = importlib.import_module(f"tritongemm.cli.{head.verb}")
-    args = parser_of(head.verb).parse_args(argv[1:])
     try:
+        plugins.load()  # before the arguments: they may name what is registered
+        module = importlib.import_module(f"tritongemm.cli.{head.verb}")
+        args = parser_of(head.verb).parse_args(argv[1:])
         # A command is a program of its own: it shows warnings, as a library does not.
         with settings.override(log=settings.current().log or "warning"):
             return int(module.run(args) or 0)

@@ -10,7 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tritongemm.cli.outputs import check_file, file_argument
-from tritongemm.cli.shapes import add_shape_arguments, problems_of, shapes_from
+from tritongemm.cli.shapes import (
+    add_shape_arguments,
+    operand_words,
+    problems_of,
+    shapes_from,
+)
 from tritongemm.cli.waiting import Waiting, starting
 from tritongemm.cli.where import cpu_instead
 from tritongemm.errors import UsageError
@@ -142,7 +147,8 @@ def _tags(words: list[str]) -> str:
 def _notes(args: argparse.Namespace) -> dict[str, object]:
     """The arguments that the sidecar records; no paths."""
     notes: dict[str, object] = {"dtypes": args.dtype, "layouts": args.layout,
-                                "precision": args.precision, "epilogues": args.epilogue}
+                                "precision": args.precision, "epilogues": args.epilogue,
+                                **operand_words(args)}
     if args.fresh is not None:
         notes["fresh_seed"] = args.fresh
     return notes

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 
+from tritongemm.cli.shapes import add_operand_arguments, operand_words
 from tritongemm.device import current_device, device_named
 from tritongemm.errors import DeviceError
-from tritongemm.problem import LAYOUTS, OPERAND_DTYPES, PRECISIONS, GemmProblem
+from tritongemm.problem import DTYPES, LAYOUTS, PRECISIONS, GemmProblem
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,14 +16,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("n", type=int, metavar="N", help="columns of B and of the result")
     parser.add_argument("k", type=int, metavar="K", help="columns of A, rows of B")
     parser.add_argument("--batch", type=int, default=1, help="products at once (default 1)")
-    parser.add_argument("--dtype", default="bf16", choices=OPERAND_DTYPES,
-                        help="of A, B and the result (default bf16)")
+    parser.add_argument("--dtype", default="bf16", choices=tuple(DTYPES),
+                        help="of the operands and the result (default bf16)")
     parser.add_argument("--layout", default="nn", choices=LAYOUTS,
                         help="how A and B are stored; nt is what nn.Linear does (default nn)")
     parser.add_argument("--epilogue", default="none", metavar="NAME",
                         help="what is fused after the product, e.g. bias+gelu (default none)")
     parser.add_argument("--precision", default="ieee", choices=PRECISIONS,
                         help="of fp32 products (default ieee)")
+    add_operand_arguments(parser)
     parser.add_argument("--device-name", metavar="SLUG",
                         help="a device of configs/devices, e.g. nvidia-h200; needs no GPU "
                              "(default: the GPU of this machine)")
@@ -33,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     :class:`DeviceError` where there is no GPU and no ``--device-name``."""
     problem = GemmProblem.contiguous(args.m, args.n, args.k, batch=args.batch, dtype=args.dtype,
                                      layout=args.layout, precision=args.precision,
-                                     epilogue=args.epilogue)
+                                     epilogue=args.epilogue, **operand_words(args))
     device = device_named(args.device_name) if args.device_name else _here()
 
     from tritongemm.ops.explain import explain_problem

@@ -6,7 +6,9 @@ import argparse
 from pathlib import Path
 
 from tritongemm.cli.outputs import check_file, file_argument
+from tritongemm.compute import precision_for
 from tritongemm.errors import UsageError
+from tritongemm.formats import format_of
 from tritongemm.problem import DTYPES, LAYOUTS, MAX_EXTENT, PRECISIONS, GemmProblem
 
 DEFAULT_OUT = Path("results/counters.jsonl")
@@ -42,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"{head} runs on the CPU; ncu reads a GPU's counters")
     dtype = args.dtype or ("fp32" if fp32 else "bf16")
     problem = GemmProblem.contiguous(args.m, args.n, args.k, dtype=dtype, layout=args.layout,
-                                     precision=args.precision if dtype == "fp32" else "ieee")
+                                     precision=precision_for(args.precision, format_of(dtype)))
     check_file(args.out)
     ncu = counters.find_ncu()
     launches = counters.profile(problem, args.kernel, ncu=ncu)

@@ -19,7 +19,9 @@ from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING
 
+from tritongemm.compute import precision_for
 from tritongemm.errors import UsageError
+from tritongemm.formats import format_of
 from tritongemm.problem import (
     ACTIVATIONS,
     ADDENDS,
@@ -115,10 +117,29 @@ def add_shape_arguments(parser: argparse.ArgumentParser, *, dtype: str | None = 
                             "(default %(default)s)")
     group.add_argument("--precision", default="ieee", choices=PRECISIONS,
                        help="of fp32 products (default %(default)s)")
+    add_operand_arguments(group)
     group.add_argument("--max-extent", type=int, metavar="N",
                        help="leave out shapes with m, n or k above N")
     group.add_argument("--spread", type=int, metavar="N",
                        help="take N shapes only, evenly spread over all that were named")
+
+
+def add_operand_arguments(group: argparse._ActionsContainer) -> None:
+    """Adds what :func:`operand_words` reads: how B, the result and scales differ from A."""
+    group.add_argument("--dtype-b", choices=tuple(DTYPES), help="of B (default: that of A)")
+    group.add_argument("--dtype-out", choices=tuple(DTYPES),
+                       help="of the result (default: that of A)")
+    for name in ("a", "b"):
+        group.add_argument(f"--scale-{name}", default="none", metavar="WORD",
+                           help=f"factors of {name.upper()}: tensor, row or a block such as 1x128 "
+                                "(default %(default)s)")
+
+
+def operand_words(args: argparse.Namespace) -> dict[str, str]:
+    """What the arguments of :func:`add_operand_arguments` say, for
+    :meth:`GemmProblem.contiguous`; nothing that is as usual."""
+    found = {name: getattr(args, name) for name in ("dtype_b", "dtype_out", "scale_a", "scale_b")}
+    return {name: word for name, word in found.items() if word not in (None, "none")}
 
 
 def shapes_from(args: argparse.Namespace) -> list[Shape]:
@@ -174,9 +195,9 @@ def problems_of(shapes: Sequence[Shape], args: argparse.Namespace,
     for dtype, layout, epilogue in product(dtypes, layouts, epilogues):
         for shape in shapes:
             own = shape.dtype or dtype
-            precision = args.precision if own == "fp32" else "ieee"
-            problem = shape.problem(dtype=dtype, layout=layout, precision=precision,
-                                    epilogue=epilogue)
+            problem = shape.problem(dtype=dtype, layout=layout, epilogue=epilogue,
+                                    precision=precision_for(args.precision, format_of(own)),
+                                    **operand_words(args))
             found.setdefault((shape.suite, problem), shape)
     if not found:
         raise UsageError("no shape is left; --max-extent or the suite itself leaves none")

@@ -6,12 +6,12 @@ nothing there: its ``KernelSpec.footprint`` says what the predicted time depends
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
-from tritongemm.problem import GemmProblem, dtype_of
+from tritongemm.formats import format_of
+from tritongemm.problem import GemmProblem
 
 #: Registers that a thread may have; a kernel that needs more spills.
 MAX_REGISTERS = 255
@@ -63,10 +63,9 @@ class Footprint(NamedTuple):
     bits_b: int
 
 
-@functools.cache
 def bits_of(dtype: str) -> int:
     """Bits of an element."""
-    return 8 * dtype_of(dtype).itemsize
+    return format_of(dtype).bits
 
 
 def accumulators(config: KernelConfig) -> float:

@@ -65,7 +65,8 @@ class Geometry:
 
         Where the problem's alignment is below what the extents give, rows are as they are: only
         a base may be off, which strides do not show. A single matrix has batch strides of 0, as
-        a call has: a binary must not depend on a stride that nobody walks.
+        a call has: a binary must not depend on a stride that nobody walks. Factors have the shape
+        of their operand, with one element for each block: see :func:`_factors`.
         """
         m, n, k = problem.m, problem.n, problem.k
         walked = int(problem.batch > 1)
@@ -74,13 +75,31 @@ class Geometry:
         db, dm, dn = {"bias": (0, 0, 1), "add": (walked * m * n, n, 1)}.get(
             EPILOGUES[problem.epilogue].addend, (0, 0, 0))
         return cls(walked * m * k, am, ak, walked * k * n, bk, bn, walked * m * n, n, 1, db, dm, dn,
-                   divisor_of(problem.c.format.bytes_of(dm)))
+                   divisor_of(problem.c.format.bytes_of(dm)),
+                   () if problem.plain else _factors(problem))
 
     def max_offset(self, problem: GemmProblem) -> int:
         """The largest element offset inside one matrix of the batch."""
         m, n, k = problem.m - 1, problem.n - 1, problem.k - 1
         return max(m * self.am + k * self.ak, k * self.bk + n * self.bn,
                    m * self.cm + n * self.cn, m * self.dm + n * self.dn, 0)
+
+
+def _factors(problem: GemmProblem) -> tuple[tuple[str, View], ...]:
+    """``scale_a`` [batch, blocks of rows, blocks of K] and ``scale_b`` [batch, blocks of K, blocks
+    of columns], without gaps and without the batch where there is one matrix: a factor a row of A
+    is [M, 1], a factor a tensor [1, 1]."""
+    found = []
+    for name, scale, extent in (("scale_a", problem.a.scale, problem.m),
+                                ("scale_b", problem.b.scale, problem.n)):
+        if scale is None:
+            continue
+        along_k = scale.count(1, problem.k)
+        across = scale.count(extent, 1)
+        inner = along_k if name == "scale_a" else across
+        strides = (along_k * across, inner, 1) if problem.batch > 1 else (inner, 1)
+        found.append((name, View(strides)))
+    return tuple(found)
 
 
 #: The operand that a plan allocates for its launches.

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,6 +20,7 @@ from torch.overrides import _get_current_function_mode_stack, has_torch_function
 from torch.utils._device import DeviceContext
 
 from tritongemm import settings
+from tritongemm.activations import Name as Activation
 from tritongemm.errors import UnsupportedError, UsageError
 from tritongemm.ops import autograd, compiled
 from tritongemm.ops.autocast import cast
@@ -42,8 +42,6 @@ from tritongemm.ops.execute import (
     product_into,
 )
 
-#: The names of problem.ACTIVATIONS, for type checkers.
-Activation = Literal["none", "relu", "gelu", "gelu_tanh", "silu"]
 _FUNCTIONALIZE = TransformType.Functionalize
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _NUMBERS = frozenset((int, float))

@@ -59,7 +59,6 @@ _LATER = ("covers", "contenders", "neighbours", "network")
 #: Those of them that are lists, one entry a line.
 _LISTS = ("contenders", "neighbours", "network")
 _COVERS = ("kernels", "formats", "computes")
-_UNITS = compute.units()
 #: A bound against damage: times are microseconds, rates GB/s, shares of a peak.
 _HIGHEST = 1e9
 #: The same of a network's numbers, which are about 1.
@@ -228,9 +227,10 @@ def read_calibration(path: str | os.PathLike[str]) -> Calibration:
 def _section(entry: Fields) -> Section:
     entry.only(_SECTION, _LATER)
     units = _words(entry, "units")
+    known = compute.units()
     for unit in units:
-        if unit not in _UNITS:
-            raise entry.error("units", f"{unit} is not one of {', '.join(_UNITS)}")
+        if unit not in known:
+            raise entry.error("units", f"{unit} is not one of {', '.join(known)}")
     if not units:
         raise entry.error("units", "is empty; name at least one")
     owners = entry.values["constants"]

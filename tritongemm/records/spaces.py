@@ -4,7 +4,8 @@
 
     {"schema_version": 1, "kernel": "tiled", "axes": {"block_m": [64, 128], ...}}
 
-or the union of several, each of which may be limited to some operand dtypes::
+or the union of several, each of which may be limited to some formats of operands, named as
+:attr:`GemmProblem.operands` names them (``bf16``; ``bf16xint4`` where those of A and B differ)::
 
     {"schema_version": 1, "kernel": "tiled",
      "products": [{"axes": {...}}, {"dtypes": ["fp32"], "axes": {...}}]}
@@ -27,7 +28,7 @@ from pathlib import Path
 from tritongemm import settings
 from tritongemm.config import LEAST, MAX_VALUE, PARAMETERS, KernelConfig
 from tritongemm.errors import ConfigError, DataFileError, UsageError
-from tritongemm.problem import OPERAND_DTYPES
+from tritongemm.formats import FORMATS
 from tritongemm.records.reading import Fields, read_json
 
 SCHEMA_VERSION = 1
@@ -38,7 +39,7 @@ _NEEDED = ("block_m", "block_n", "block_k")
 
 @dataclass(frozen=True)
 class Product:
-    """One product of axes; ``dtypes`` limits it to those operand dtypes (None: any)."""
+    """One product of axes; ``dtypes`` limits it to those formats of operands (None: any)."""
 
     axes: Mapping[str, tuple[int, ...]]
     dtypes: tuple[str, ...] | None = None
@@ -171,8 +172,9 @@ def _product(path: Path, entry: object, row: int | None) -> Product:
     if not isinstance(dtypes, list) or not dtypes:
         raise part.error("dtypes", "must be a list with at least one dtype")
     for dtype in dtypes:
-        if dtype not in OPERAND_DTYPES:
-            raise part.error("dtypes", f"{dtype!r:.80} is not one of {', '.join(OPERAND_DTYPES)}")
+        if not isinstance(dtype, str) or not {*dtype.split("x", 1)} <= FORMATS.keys():
+            raise part.error("dtypes", f"{dtype!r:.80} is not one of {', '.join(FORMATS)}, or two "
+                             "of them joined by x")
     return Product(axes, tuple(dtypes))
 
 

@@ -51,15 +51,17 @@ class Shape:
     suite: str = ""
 
     def problem(self, dtype: str = "bf16", layout: str = "nn", precision: str = "ieee",
-                epilogue: str = "none") -> GemmProblem:
+                epilogue: str = "none", **words: str) -> GemmProblem:
         """The problem of contiguous operands; what the suite says wins over the arguments.
+        ``words``: further ones of :meth:`GemmProblem.contiguous`, e.g. ``scale_a``.
 
         Raises:
-            ProblemError: an unknown dtype, layout, precision or epilogue.
+            ProblemError: an unknown dtype, layout, precision, epilogue or scale.
         """
         return GemmProblem.contiguous(
             self.m, self.n, self.k, batch=self.batch, dtype=self.dtype or dtype,
-            layout=self.layout or layout, epilogue=self.epilogue or epilogue, precision=precision)
+            layout=self.layout or layout, epilogue=self.epilogue or epilogue, precision=precision,
+            **words)
 
 
 COLUMNS = tuple(field.name for field in fields(Shape))

@@ -122,7 +122,8 @@ def load(names: Sequence[str | Path], *, all_runs: bool = False,
 
     Adds to the CSV's columns: ``void``, whether the run's sidecar says so; ``problem``, e.g.
     ``8x512x512x64`` with the batch first where it is not 1; ``dtype``, e.g. ``bf16``,
-    ``bf16>fp32``, ``fp32 tf32``; ``side``, (batch m n k) ** (1/3), the side of the cube of the
+    ``bf16>fp32``, ``fp32 tf32``, with its scales and groups as :meth:`GemmProblem.modifiers` words
+    them: ``fp8>bf16 a_row b_row``; ``side``, (batch m n k) ** (1/3), the side of the cube of the
     same work.
 
     Args:
@@ -200,10 +201,13 @@ def _series(kind: type, values: list[object]) -> pd.Series:
 
 def _dtype_label(frame: pd.DataFrame) -> pd.Series:
     label = frame["dtype_a"].astype(object)
-    label = label.where(frame["dtype_b"] == frame["dtype_a"], label + "*" + frame["dtype_b"])
+    label = label.where(frame["dtype_b"] == frame["dtype_a"], label + "x" + frame["dtype_b"])
     label = label.where(frame["dtype_out"] == frame["dtype_a"], label + ">" + frame["dtype_out"])
     plain = frame["precision"].isin(["", "ieee"])
-    return label.where(plain, label + " " + frame["precision"])
+    label = label.where(plain, label + " " + frame["precision"])
+    for name, prefix in (("scale_a", "a_"), ("scale_b", "b_"), ("grouping", "")):
+        label = label.where(frame[name] == "", label + " " + prefix + frame[name])
+    return label
 
 
 def _sidecars(paths: Sequence[Path], runs: Sequence[str]

@@ -22,7 +22,7 @@ from tritongemm.device import DeviceSpec
 from tritongemm.errors import UnsupportedError
 from tritongemm.kernels import gluon_support, violation
 from tritongemm.kernels.constraints import WASTE
-from tritongemm.problem import GemmProblem, divisor_of, dtype_of
+from tritongemm.problem import GemmProblem, divisor_of
 from tritongemm.selection import shipped
 from tritongemm.selection.columns import Columns
 from tritongemm.selection.model import model_for
@@ -50,10 +50,10 @@ def forget() -> None:
 def _of_every_m(problem: GemmProblem) -> GemmProblem:
     """``problem`` with the M that stands for all, and the alignment that A and C have at every M: a
     single row is aligned as its base address, several only as their leading dimension allows."""
-    size, out = dtype_of(problem.dtype_a).itemsize, dtype_of(problem.dtype_out).itemsize
-    rows = divisor_of(problem.k * size) if problem.layout[0] == "n" else size
+    a, c = problem.a.format, problem.c.format
+    rows = divisor_of(a.bytes_of(problem.k)) if problem.layout[0] == "n" else a.bytes_of(1)
     return replace(problem, m=STAND_INS[-1], align_a=min(problem.align_a, rows),
-                   align_c=min(problem.align_c, divisor_of(problem.n * out)))
+                   align_c=min(problem.align_c, divisor_of(c.bytes_of(problem.n))))
 
 
 @functools.lru_cache(maxsize=1024)

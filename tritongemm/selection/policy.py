@@ -372,8 +372,10 @@ def default_config(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
     for spec in SPECS.values():
         if not spec.by_rule:
             continue
-        config = spec.default(problem, device)
-        broken = spec.supports(problem, device) or spec.violation(problem, config, device)
+        broken = spec.supports(problem, device)
+        if broken is None:  # else there may be no default
+            config = spec.default(problem, device)
+            broken = spec.violation(problem, config, device)
         if broken is None:
             legal.append(config)
         else:

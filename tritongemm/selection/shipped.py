@@ -25,8 +25,8 @@ _ASKED_ONCE = {"alignment", "swap"}
 
 
 def configs(problem: GemmProblem) -> tuple[KernelConfig, ...]:
-    """Every config of the shipped spaces for operands of the problem's dtype, legal or not."""
-    return _configs(str(config_root()), problem.dtype_a)
+    """Every config of the shipped spaces for operands of the problem's formats, legal or not."""
+    return _configs(str(config_root()), problem.operands)
 
 
 class Candidates(NamedTuple):
@@ -46,10 +46,10 @@ def candidates_of(model: Model, problem: GemmProblem, device: DeviceSpec) -> Can
     """The candidates that the calibration of ``model`` lists, or, where it lists none, the shipped
     configs that it knows; without groups that have no legal member."""
     root = str(config_root())
-    return _among(root, problem.dtype_a, model, tuple(
+    return _among(root, problem.operands, model, tuple(
         not any(rule.check(problem, config, device) is not None
                 for rule in SPECS[config.kernel].constraints if rule.rule in _ASKED_ONCE)
-        for config, _ in _groups(root, problem.dtype_a, model)))
+        for config, _ in _groups(root, problem.operands, model)))
 
 
 def forget() -> None:
@@ -60,20 +60,20 @@ def forget() -> None:
 
 
 @functools.lru_cache(maxsize=16)
-def _configs(root: str, dtype: str) -> tuple[KernelConfig, ...]:
+def _configs(root: str, operands: str) -> tuple[KernelConfig, ...]:
     found = {config: None for space in load_spaces().values() if space.kernel in SPECS
-             for config in space.configs(dtype=dtype)}
+             for config in space.configs(dtype=operands)}
     return tuple(found)
 
 
 @functools.lru_cache(maxsize=16)
-def _groups(root: str, dtype: str, model: Model
+def _groups(root: str, operands: str, model: Model
             ) -> tuple[tuple[KernelConfig, tuple[tuple[KernelConfig, ...], ...]], ...]:
     """(a config, families) of each group. The config is the member that is least likely to break a
     rule of :data:`_ASKED_ONCE`. Configs that differ in ``dependent_launch`` alone are neighbours.
     """
     found = ([c for c in model.candidates if c.kernel in SPECS]
-             or [c for c in _configs(root, dtype) if model.knows(c)])
+             or [c for c in _configs(root, operands) if model.knows(c)])
     groups: dict[tuple, dict[tuple, dict[KernelConfig, list[KernelConfig]]]] = {}
     for config in found:
         group = groups.setdefault((config.kernel, config.swap_ab, config.pad_operands), {})
@@ -87,9 +87,10 @@ def _groups(root: str, dtype: str, model: Model
 
 
 @functools.lru_cache(maxsize=32)
-def _among(root: str, dtype: str, model: Model, legal: tuple[bool, ...]) -> Candidates:
+def _among(root: str, operands: str, model: Model, legal: tuple[bool, ...]) -> Candidates:
     """The configs of the groups that are ``legal``."""
-    families = [family for (_, group), one in zip(_groups(root, dtype, model), legal, strict=True)
+    groups = _groups(root, operands, model)
+    families = [family for (_, group), one in zip(groups, legal, strict=True)
                 if one for family in group]
     sizes = np.array([len(family) for family in families], int)
     return Candidates(Columns([config for family in families for config in family]),

@@ -23,7 +23,7 @@ class PruneReport:
     """What became of the configs of the spaces.
 
     Attributes:
-        considered: in the spaces, for the problem's dtype.
+        considered: in the spaces, for the formats of the problem's operands.
         removed: by (kernel, rule), the first rule that each broke.
         not_chosen: legal, but left out by ``top`` or ``subset``.
         kept: candidates.
@@ -151,7 +151,7 @@ class KernelPlanner(Planner):
         """See :class:`Planner`."""
         found: list[KernelConfig] = []
         for space in self.spaces:
-            for config in self._configs(space, problem.dtype_a):
+            for config in self._configs(space, problem.operands):
                 report.considered += 1
                 broken = violation(problem, config, device)
                 if broken is None:

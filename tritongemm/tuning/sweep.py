@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tritongemm import selection, settings
+from tritongemm.compute import precision_for
 from tritongemm.device import DeviceSpec
 from tritongemm.errors import UsageError
+from tritongemm.formats import format_of
 from tritongemm.notebook import table
 from tritongemm.problem import GemmProblem
 from tritongemm.records.run import new_run_id
@@ -188,7 +190,7 @@ def problem_of_item(item: object, dtype: str, layout: str, precision: str) -> Ge
     if isinstance(item, GemmProblem):
         return item
     own = getattr(item, "dtype", "") or dtype
-    precision = precision if own == "fp32" else "ieee"
+    precision = precision_for(precision, format_of(own))
     if isinstance(item, Shape):
         return item.problem(dtype=dtype, layout=layout, precision=precision)
     if isinstance(item, (tuple, list)) and len(item) in (3, 4):

@@ -18,6 +18,7 @@ import time
 import traceback
 from multiprocessing.connection import Connection
 
+from tritongemm import plugins
 from tritongemm.errors import TritonGemmError
 from tritongemm.workers.messages import SETUP, Call, failure
 
@@ -59,6 +60,7 @@ def resolve(target: str) -> object:
 
 def _start(connection: Connection, target: str, arguments: dict) -> object | None:
     try:
+        plugins.load()  # before any problem comes: it may be of a format that they register
         served = resolve(target)(**arguments)  # type: ignore[operator]
         info = served.info()
     except Exception as error:  # sent to the parent, which decides
