@@ -168,6 +168,14 @@ def test_a_sibling_or_a_problem_near_by_is_evidence_for_split_products(ratio, wi
         assert bool(reason_for(near, device)) is wins
 
 
+@pytest.mark.parametrize("m, wins", [(8, True), (64, True), (1024, False), (3000, False)])
+def test_an_unmeasured_split_product_must_beat_torchs_best(m, wins):
+    problem = GemmProblem.contiguous(m, 4104, 4096, dtype="fp32", layout="nt", precision="fp16x3")
+    for device in (known_devices()["nvidia-h100-80gb-hbm3"], known_devices()["nvidia-h200"]):
+        assert choose(problem, device).source == "model"
+        assert bool(reason_for(problem, device)) is wins
+
+
 def test_float32_in_the_interpreter_runs_kernels():
     device = interpreter_device()
     assert torch_wins(FLOAT32, choose(FLOAT32, device), device) is None

@@ -211,7 +211,7 @@ def torch_wins(problem: GemmProblem, choice: Choice, device: DeviceSpec) -> str 
     if current.policy != "auto" or current.batch_invariant or current.num_sms is not None:
         return None
     if problem.dtype_a == "fp32" and device.slug != INTERPRETER:
-        return _torch_wins_float32(problem, choice)
+        return _torch_wins_float32(problem, choice, device)
     if (choice.vs_torch is None or choice.time_us is None
             or max(choice.vs_torch, HANDED_OVER_US / choice.time_us) >= TORCH_WINS):
         return None
@@ -220,17 +220,31 @@ def torch_wins(problem: GemmProblem, choice: Choice, device: DeviceSpec) -> str 
     return f"torch's kernel takes {choice.vs_torch:.2f} of the time of ours {where}"
 
 
+#: cuBLAS reaches at most this share of the peak rate of float32 and of TF32 (52 of 67 and 395 of
+#: 494 TFLOP/s at 4096 cubed on an H100).
+_TORCH_SHARE = 0.8
 #: What torch's time over ours must be at least for float32, by where it was measured: for the
 #: problem itself, for it on a sibling, or for problems near it.
 _FLOAT32_LEAST = {"exact": 1.0, "sibling": 1.1, "model": 1.1}
 
 
-def _torch_wins_float32(problem: GemmProblem, choice: Choice) -> str | None:
+def _torch_floor_us(problem: GemmProblem, device: DeviceSpec) -> float:
+    """The least time that torch's product of float32 operands may take, microseconds; infinity
+    where the device's peak rates are not on record."""
+    peak = device.peak_tflops.get("tf32" if problem.precision == "tf32" else "fp32")
+    if not peak or not device.memory_gbps:
+        return math.inf
+    return max(problem.flops() / (1e6 * _TORCH_SHARE * peak),
+               problem.bytes() / (1e3 * device.memory_gbps))
+
+
+def _torch_wins_float32(problem: GemmProblem, choice: Choice, device: DeviceSpec) -> str | None:
     """The same for float32 operands, which need evidence that ours is as fast.
 
     The IEEE kernels are 0.3 to 1.4 times as fast as torch's, by layout and size, so that for
     precision ``ieee`` only a row of this very problem on this device counts. Split products, which
-    are ahead by more, may be judged by a sibling's row and by problems near by, with a margin.
+    are ahead by more, may be judged by a sibling's row and by problems near by, with a margin;
+    of the latter the predicted time must also be below what torch may reach at best.
     What the host saves on a call that stays here does not count.
     """
     kind = "TF32" if problem.precision == "tf32" else "float32"
@@ -238,6 +252,11 @@ def _torch_wins_float32(problem: GemmProblem, choice: Choice) -> str | None:
     if least is None or choice.evidence is None or (
             problem.precision == "ieee" and choice.source != "exact"):
         return f"no measurement shows that the {kind} kernel chosen here is as fast as torch's"
+    floor_us = _torch_floor_us(problem, device)
+    if choice.source == "model" and choice.predicted_us is not None and (
+            choice.predicted_us > floor_us):
+        return (f"the {kind} kernel chosen here is predicted to take {choice.predicted_us:.1f} us, "
+                f"torch's no less than {floor_us:.1f} us")
     if choice.evidence < least:
         where = "here" if choice.source == "exact" else (
             "on another GPU of this architecture" if choice.source == "sibling"
