@@ -27,14 +27,16 @@ LEGAL = {
     "warp_specialized": KernelConfig("warp_specialized", 128, 128, 64, num_warps=8, num_stages=4),
     "gemv": KernelConfig("gemv", 4, 16, 256, num_warps=4, num_stages=3),
     "skinny": KernelConfig("skinny", 16, 16, 256, num_warps=4, num_stages=3),
+    "split_product": KernelConfig("split_product", 128, 128, 64, num_warps=8, num_stages=3),
 }
 SQUARE = GemmProblem.contiguous(4096, 4096, 4096, layout="nt")
 FP32 = GemmProblem.contiguous(4096, 4096, 4096, dtype="fp32")
 HUGE = replace(SQUARE, m=2**31 - 1, n=2**31 - 1)
 THIN = replace(SQUARE, m=4)
 FEW = replace(SQUARE, m=16)
+SPLIT = GemmProblem.contiguous(4096, 4096, 4096, dtype="fp32", layout="nt", precision="fp16x3")
 #: The problem for which a kernel's config is legal, where that is not SQUARE.
-PROBLEMS_OF = {"gemv": THIN, "skinny": FEW}
+PROBLEMS_OF = {"gemv": THIN, "skinny": FEW, "split_product": SPLIT}
 
 
 @dataclass(frozen=True)
@@ -67,11 +69,41 @@ TILES = tuple(kernel for kernel in SPECS if kernel not in PROBLEMS_OF)
 TL = ("tiled", "persistent_tma")
 TMA = ("persistent_tma", "warp_specialized")
 SPLITS = ("tiled", "warp_specialized")
+BITS_16 = tuple(kernel for kernel in SPECS if kernel != "split_product")
 BREACHES = (
-    *everywhere("dtype", "operands of two dtypes, bf16 and fp16",
-                dtype_b="fp16"),
-    *everywhere("dtype", "takes .*, not fp64", dtype_a="fp64", dtype_b="fp64", dtype_out="fp64"),
-    *everywhere("dtype", "writes bf16 or fp32, not fp16", dtype_out="fp16"),
+    *everywhere("dtype", "operands of two dtypes, bf16 and fp16", BITS_16, dtype_b="fp16"),
+    *everywhere("dtype", "takes .*, not fp64", BITS_16, dtype_a="fp64", dtype_b="fp64",
+                dtype_out="fp64"),
+    *everywhere("dtype", "writes bf16 or fp32, not fp16", BITS_16, dtype_out="fp16"),
+    Breach("split_product", "dtype", "takes fp32, not bf16", problem=SQUARE),
+    Breach("split_product", "dtype", "writes fp32, not bf16",
+           problem=replace(SPLIT, dtype_out="bf16")),
+    Breach("split_product", "precision", "tf32; at precision ieee it does not", problem=FP32),
+    *(Breach("split_product", "arch", "runs on sm_90; NVIDIA .* is sm_", arch=arch)
+      for arch in (80, 100)),
+    *(Breach("split_product", "empty", "empty extent", problem=replace(SPLIT, **{extent: 0}))
+      for extent in ("m", "n", "k", "batch")),
+    *(Breach("split_product", "unused", f"{name}={value}: this kernel has no such parameter",
+             {name: value}) for name, value in (
+        ("epilogue_subtile", 2), ("pingpong", 1), ("swap_ab", 1), ("pad_operands", 1),
+        ("cluster_k", 2), ("cluster_m", 2), ("cluster_n", 2), ("thread_m", 8))),
+    *(Breach("split_product", "tile", says, changes) for says, changes in (
+        ("num_warps=6; consumers are one to three groups", {"num_warps": 6}),
+        ("block_m=64 on 8 warps: a group of 4 warps has 64 rows", {"block_m": 64}),
+        ("block_k=32; a step along K is 64 elements", {"block_k": 32}),
+        ("block_n=100 is not a multiple of 8 from 16 to 256", {"block_n": 100}),
+        ("num_stages=1 is outside 2 to 13", {"num_stages": 1}),
+        ("block_n=256 takes 296 registers a thread of 232", {"block_n": 256}))),
+    Breach("split_product", "oversized", "block_m=128 is at least twice the extent 64",
+           problem=replace(SPLIT, m=64)),
+    Breach("split_product", "oversized", "block_n=128 is at least twice the extent 32",
+           problem=replace(SPLIT, n=32)),
+    Breach("split_product", "scratch", r"take \d+ bytes of scratch; at most 4294967296",
+           problem=replace(SPLIT, m=2**17, k=2**14)),
+    Breach("split_product", "split_k", "split_k=16 cuts 8 steps", {"split_k": 16},
+           replace(SPLIT, k=512)),
+    Breach("split_product", "shared_memory", r"num_stages=4 needs \d+ bytes of shared memory",
+           {"num_stages": 4}),
     *everywhere("scale", "takes no scales; A has scale row", scale_a="row"),
     *everywhere("scale", "takes no scales; B has scale 1x128", scale_b="1x128"),
     *everywhere("grouping", "takes no groups; grouping is m8", grouping="m8"),
@@ -345,7 +377,7 @@ def test_what_all_warps_add_up_must_fit_shared_memory():
     assert shared_bytes(FEW, split) > shared_bytes(FEW, replace(split, split_k=1))
 
 
-@pytest.mark.parametrize("kernel", ("warp_specialized", "skinny"))
+@pytest.mark.parametrize("kernel", ("warp_specialized", "skinny", "split_product"))
 def test_gluon_kernels_are_not_for_the_interpreter(kernel):
     found = violation(PROBLEMS_OF.get(kernel, SQUARE), LEGAL[kernel], interpreter_device())
     assert found.rule == "interpreter" and "have no interpreter" in found.message
@@ -362,7 +394,7 @@ def test_every_rule_of_every_kernel_has_a_case():
     assert rules - {(b.kernel, b.rule) for b in BREACHES} == {
         ("tiled", "arch"), ("gemv", "arch"), ("skinny", "shared_memory"),
         ("warp_specialized", "one_buffer"),  # test_gluon_support.py
-        *((kernel, rule) for kernel in ("warp_specialized", "skinny")
+        *((kernel, rule) for kernel in ("warp_specialized", "skinny", "split_product")
           for rule in ("interpreter", "gluon"))}
 
 

@@ -203,7 +203,8 @@ SPLIT_PRODUCT = KernelSpec(
         rules.unused("epilogue_subtile", "pingpong", "swap_ab", "pad_operands", *rules.CLUSTERS,
                      *rules.CUDA_TILES),
         rules.flags, rules.Constraint("tile", _tile), rules.Constraint(rules.WASTE, _oversized),
-        rules.Constraint("scratch", _scratch, of_problem=True), rules.split_k, rules.grid,
+        # The bound of scratch keeps grids and extents below what 32 bits hold.
+        rules.Constraint("scratch", _scratch, of_problem=True), rules.split_k,
         rules.shared_memory(shared_bytes)),
     shared_bytes=shared_bytes, launches=launches, default=default, footprint=footprint,
     takes=Takes(("fp32",), ("fp16x3", "tf32"), outputs=("fp32",)))
