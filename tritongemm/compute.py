@@ -71,7 +71,8 @@ COMPUTES = {c.name: c for c in (
     # Either operand may be truncated to 10 bits of mantissa.
     Compute("tf32", "tf32", ("fp32",), peak="tf32", input_precision="tf32", eps=2 * 2.0**-10),
     # Each operand as a sum of two fp16 numbers, of whose four products the smallest is left out
-    # (Ootomo and Yokota, arXiv 2203.03341). The error is at most SGEMM's, so the limits are ieee's.
+    # (Ootomo and Yokota, arXiv 2203.03341). The bound is twice that of K float32 multiply-adds
+    # (device/split_fp32.py); results are held to the limits of ieee.
     Compute("fp16x3", "fp16x3", ("fp32",), products=3, peak="fp16"),
 )}
 #: What a problem's ``precision`` may be.

@@ -53,9 +53,10 @@ def fp32_compute(mode: Literal["split", "ieee"]) -> Iterator[None]:
     """How float32 products run where torch's own precision setting is ``ieee``.
 
     ``split``, the default: as three fp16 tensor-core products of operands that are split into two
-    fp16 parts each, or on CUDA cores where that is faster. The error is at most that of a float32
-    product on CUDA cores, but results differ from it in bits. ``ieee``: on CUDA cores only.
-    Where torch allows TF32, TF32 runs.
+    fp16 parts each, or on CUDA cores where that is faster. Each element of C is within
+    (K + 4) 2^-23 of |A| |B| of the exact one, twice the bound of K float32 multiply-adds;
+    docs/accuracy.md has the measured errors. Results differ in bits from cuBLAS SGEMM's. ``ieee``:
+    on CUDA cores only. Where torch allows TF32, TF32 runs.
 
     Raises:
         UsageError: another mode.
