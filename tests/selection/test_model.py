@@ -105,8 +105,11 @@ def test_one_group_leaves_room_for_a_second_program():
 
 def test_footprints_tell_the_kernels_apart_by_what_they_do():
     problem = GemmProblem.contiguous(8, 4096, 4096, layout="nt")
+    split = GemmProblem.contiguous(512, 512, 512, dtype="fp32", precision="fp16x3")
+    found = footprint_of(split, SPECS["split_product"].default(split, H200), H200)
+    assert (found[3:8], found.products) == ((True, True, True, True, False), 3)
     assert {name: footprint_of(problem, spec.default(problem, H200), H200)[3:8]
-            for name, spec in SPECS.items()} == {
+            for name, spec in SPECS.items() if name != "split_product"} == {
         # persistent, copy_engine, producer_warps, tensor_cores, k_over_threads
         "warp_specialized": (True, True, True, True, False),
         "persistent_tma": (True, True, False, True, False),
