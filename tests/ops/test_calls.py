@@ -100,8 +100,10 @@ def test_the_precision_is_read_by_the_getter_that_never_raises(setting, monkeypa
     monkeypatch.setattr(calls, "precision_setting",
                         lambda *words: asked.append(words) or setting)
     on_cuda = SimpleNamespace(dtype=torch.float32, is_cuda=True)
-    assert calls._precision_of(on_cuda) == ("tf32" if setting == "tf32" else "ieee")
+    assert calls._precision_of(on_cuda) == ("tf32" if setting == "tf32" else "fp16x3")
     assert asked == [("cuda", "matmul")]
+    with tg.fp32_compute("ieee"):
+        assert calls._precision_of(on_cuda) == ("tf32" if setting == "tf32" else "ieee")
     assert calls._precision_of(SimpleNamespace(dtype=torch.float16, is_cuda=True)) == "ieee"
 
 

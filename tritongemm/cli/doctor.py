@@ -289,11 +289,13 @@ def _configs() -> list[Check]:
                                + (", ".join(devices) or "none"), "fix GPU first")]
     # Not before: they want numpy, which may be missing where there is no GPU to look up.
     from tritongemm.records.calibration import find_calibration
+    from tritongemm.selection.sibling import calibrated as has_model
     from tritongemm.selection.sibling import sibling_of, with_rows_for
 
     own = tables(device.slug, *roots)
-    sibling, other = with_rows_for(device), sibling_of(device)
-    if find_calibration(device.slug) is not None:
+    # Of bf16 products; float32 may have another.
+    sibling, other = with_rows_for(device, "bf16"), sibling_of(device, "bf16")
+    if has_model(device.slug, "bf16"):
         calibrated = device.slug
     elif other is not None and find_calibration(device.slug, other.slug) is not None:
         calibrated = f"{other.slug} and {device.slug}"

@@ -29,7 +29,7 @@ def sibling_of(device: DeviceSpec, unit: str | None = None) -> DeviceSpec | None
         return None
     found = [other for other in known_devices().values()
              if other.arch == device.arch and other.slug != device.slug
-             and _calibrated(other.slug, unit)]
+             and calibrated(other.slug, unit)]
     return min(found, key=lambda other: abs(other.num_sms - _all_sms(device)), default=None)
 
 
@@ -37,12 +37,12 @@ def with_rows_for(device: DeviceSpec, unit: str | None = None) -> DeviceSpec | N
     """The sibling if it has the same number of SMs, so that tiles fill its waves in the same way
     and its tuned rows hold here. None otherwise, and where the device has a calibration of its own
     (of ``unit`` where that is given), which is more exact."""
-    sibling = None if _calibrated(device.slug, unit) else (
+    sibling = None if calibrated(device.slug, unit) else (
         sibling_of(device, unit) or sibling_of(device))
     return sibling if sibling is not None and sibling.num_sms == _all_sms(device) else None
 
 
-def _calibrated(slug: str, unit: str | None) -> bool:
+def calibrated(slug: str, unit: str | None) -> bool:
     """Whether the device with that slug has a calibration of its own, of ``unit``."""
     if unit is None:
         return find_calibration(slug) is not None
