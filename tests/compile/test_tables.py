@@ -42,9 +42,10 @@ def spill(binary: Binary, words_a_tile: int = 0) -> str | None:
 
     A value that is put away once before the K loop and fetched once after it is the compiler's
     trade for a further program an SM (fp32 tiles of 96 registers) and is let pass; where a program
-    has several tiles, so are ``words_a_tile`` outside the K loop.
+    has several tiles, so are ``words_a_tile`` outside the K loop. The guard of split products may
+    spill: it computes only rows that fp16 parts cannot hold.
     """
-    if not binary.spills:
+    if not binary.spills or binary.symbol.startswith("tritongemm_guard"):
         return None
     found = local_accesses_in_loops(disassembled(binary),
                                     innermost=binary.spills <= words_a_tile)

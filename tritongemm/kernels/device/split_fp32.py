@@ -32,6 +32,7 @@ import triton
 import triton.language as tl
 
 from tritongemm.kernels.device.dependent_launch import release, wait_after
+from tritongemm.kernels.device.operand_types import require_operands
 from tritongemm.kernels.device.symbol import symbol
 
 #: In place of an exponent: the row's results are computed in float32.
@@ -174,6 +175,7 @@ def split_fp32(a, a_parts, a_exponents, rows_a, batch_a, row_a, k_a, lead_a, mat
                SYMBOL: tl.constexpr):
     """One launch for both operands: blocks up to ``blocks_a`` split A [batches_a, rows_a, K], the
     others B, whose columns are its ``rows_b`` rows here. B_FIRST: these come first."""
+    require_operands(a.dtype.element_ty, b.dtype.element_ty, "fp32")
     block = tl.program_id(0)
     if B_FIRST:
         block = (block + blocks_a) % tl.num_programs(0)
