@@ -17,8 +17,6 @@ from tritongemm.problem import GemmProblem
 MAX_REGISTERS = 255
 #: Resident threads of an SM (CUDA programming guide, compute capability 8.0 and 9.0).
 _MAX_THREADS = 2048
-#: Bytes of shared memory that the system reserves for each resident program.
-_RESERVED_BYTES = 1024
 
 
 class Footprint(NamedTuple):
@@ -81,7 +79,7 @@ def programs_that_fit(config: KernelConfig, device: DeviceSpec, shared_bytes: in
         shared_bytes: of a program. registers: of a thread.
     """
     used = min(MAX_REGISTERS, registers) * 32 * config.num_warps
-    return max(1, min(device.shared_bytes_per_sm // (shared_bytes + _RESERVED_BYTES),
+    return max(1, min(device.blocks_by_shared(shared_bytes),
                       int(device.registers_per_sm // used),
                       _MAX_THREADS // (32 * config.num_warps)))
 

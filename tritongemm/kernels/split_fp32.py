@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tritongemm.config import KernelConfig
-from tritongemm.device import DeviceSpec
+from tritongemm.device import LINE_BYTES, DeviceSpec
 from tritongemm.kernels.epilogue import NO_EPILOGUE, epilogue_of_launch
 from tritongemm.kernels.launch import (
     Descriptor,
@@ -26,7 +26,6 @@ from tritongemm.problem import GemmProblem, divisor_of
 
 #: In place of an exponent (``device/split_fp32.py``).
 FLAGGED = 65536.0
-_LINE = 128
 #: Elements of fp16 in a line: rows of the parts begin on lines.
 _LEAD = 64
 #: Elements of a block that a thread has: of rows whose K is contiguous, and of strips, blocks of
@@ -108,7 +107,7 @@ def split_operands(problem: GemmProblem, config: KernelConfig,
         batches = 1 if stride == 0 else problem.batch
         outer, inner = (problem.k, rows) if across else (rows, problem.k)
         lead = -(-inner // _LEAD) * _LEAD
-        at = -(-at // _LINE) * _LINE
+        at = -(-at // LINE_BYTES) * LINE_BYTES
         exponents = at + 2 * parts * batches * outer * lead
         operands[name] = SplitOperand(name, rows, problem.k, batches, across, at, exponents, lead,
                                       outer * lead)

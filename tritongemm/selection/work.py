@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tritongemm.config import PARAMETERS, KernelConfig
-from tritongemm.device import DeviceSpec
+from tritongemm.device import LINE_BYTES, DeviceSpec
 from tritongemm.kernels import spec_named
 from tritongemm.kernels.footprint import MAX_REGISTERS, Footprint, bits_of
 from tritongemm.kernels.padding import copied, padded_bytes, padded_elements, within_sectors
@@ -28,8 +28,6 @@ from tritongemm.selection.columns import Columns, kind_of
 STORES = ("engine", "align16", "align8", "align4", "align2", "swapped", "split")
 #: How threads load an operand: the bytes of its alignment.
 LOADS = ("align16", "align8", "align4", "align2")
-#: Bytes of a line of the L2.
-_LINE = 128
 #: Slowdown of the copy engine on rows that begin inside a sector (4088 cubed against 8176 cubed).
 _WITHIN_SECTORS = 1.5
 #: What of a config decides its :class:`Static`.
@@ -315,8 +313,8 @@ def _lines(problem: GemmProblem, operand: str, along_k: np.ndarray, along_rows: 
     bits = bits_of(problem.dtype_a if operand == "a" else problem.dtype_b)
     k_major = problem.layout[0] == "n" if operand == "a" else problem.layout[1] == "t"
     lead = problem.leading_dimensions()[operand == "b"]
-    outside = 1.0 - math.gcd(lead * bits // 8, _LINE) / _LINE
-    lines = 1.0 + outside * _LINE / ((along_k if k_major else along_rows) * (bits / 8))
+    outside = 1.0 - math.gcd(lead * bits // 8, LINE_BYTES) / LINE_BYTES
+    lines = 1.0 + outside * LINE_BYTES / ((along_k if k_major else along_rows) * (bits / 8))
     return np.where(engine, lines * _WITHIN_SECTORS, lines) if within_sectors(
         problem, operand) else lines
 
