@@ -101,7 +101,7 @@ def drawn_problem(rng: random.Random):
         *extents, batch=rng.choice((1, 1, 1, 3, 17)), dtype=dtype, layout=rng.choice(LAYOUTS),
         dtype_out=rng.choice((dtype, dtype, "fp32")),
         epilogue="none" if rng.random() < 0.5 else rng.choice(tuple(EPILOGUES)),
-        precision=rng.choice(("ieee", "tf32")) if dtype == "fp32" else "ieee")
+        precision=rng.choice(("ieee", "tf32", "fp16x3")) if dtype == "fp32" else "ieee")
     for name, of in (("align_a", problem.dtype_a), ("align_b", problem.dtype_b),
                      ("align_c", problem.dtype_out)):
         if rng.random() < 0.12:
@@ -118,6 +118,7 @@ def drawn_strides(rng: random.Random, problem) -> dict[str, int] | None:
     if rng.random() < 0.75:
         return None
     strides = asdict(Geometry.contiguous(problem))
+    del strides["others"]  # no kernel that is drawn reads another operand
     for operand, outer in (("a", ("am", "ak")), ("b", ("bk", "bn")), ("c", ("cm",))):
         gap = 16 * rng.randrange(4)
         for name in outer:

@@ -40,6 +40,9 @@ def cases():
         yield 90, problem(batch=3), hopper(192, 192, num_warps=12, num_stages=3, cluster_m=2,
                                            cluster_n=2)
         yield 90, problem(n=1002), hopper(128, 144, num_warps=8, num_stages=4, swap_ab=2)
+        for precision, layout in (("fp16x3", "nn"), ("tf32", "nt")):
+            yield 90, problem(dtype="fp32", layout=layout, precision=precision), KernelConfig(
+                "split_product", 128, 128, 64, num_warps=8, num_stages=3)
     for arch, warps in ((90, 8), (100, 4)):
         yield arch, problem(), KernelConfig("persistent_tma", 128, 128, 64, num_warps=warps,
                                             num_stages=3)

@@ -48,7 +48,11 @@ KERNELS: dict[str, tuple[tuple[tuple[int, int, int], str, str, dict[str, int]], 
                ((5, 77, 1032), "bf16", "nt", {"block_n": 64, "num_warps": 8, "split_k": 3}),
                ((140, 17, 264), "fp16", "nt", {}),
                ((200, 32, 776), "bf16", "nt", {"split_k": 2})),
+    "split_product": (((136, 200, 520), "fp32", "nn", {}), ((127, 129, 65), "fp32", "nt", {}),
+                      ((200, 77, 264), "fp32", "tt", {"split_k": 2})),
 }
+#: The precision of kernels that take no other.
+PRECISIONS = {"split_product": "fp16x3"}
 BAND = 1024
 
 
@@ -61,7 +65,8 @@ def cases(name: str, device: DeviceSpec) -> Iterator[tuple[GemmProblem, KernelCo
         return
     spec = SPECS[name.removesuffix("_clusters")]
     for size, dtype, layout, changes in KERNELS[name]:
-        problem = GemmProblem.contiguous(*size, dtype=dtype, layout=layout)
+        problem = GemmProblem.contiguous(*size, dtype=dtype, layout=layout,
+                                         precision=PRECISIONS.get(name, "ieee"))
         yield problem, replace(spec.default(problem, device), **changes)
 
 
