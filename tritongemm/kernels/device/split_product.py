@@ -2,18 +2,20 @@
 
     C = 2^-(ea_i + eb_j) (A_hi B_hi + (A_hi B_lo + A_lo B_hi) / 2048)
 
-A producer warp loads the four tiles of a step of 64 along K by the copy engine; each consumer
-warpgroup multiplies 64 rows by BLOCK_N columns. The tensor core truncates its float32 sums, so
-products of one step are summed there, from 0, and added to a sum in registers, rounded to nearest.
-What is left out, A_lo B_lo / 2^22, is at most 2^-22 of |A| |B|, and what the parts leave of an
-element 2^-23 each of A's and B's.
+A producer warp loads the four tiles of a step of 64 along K by TMA; each consumer warpgroup
+multiplies 64 rows by BLOCK_N columns. The tensor core truncates its float32 sums. The product
+A_hi B_hi of one step is therefore accumulated there from 0, and then added, rounded to nearest, to
+a float32 accumulator in registers. The term that is left out, A_lo B_lo / 2^22, is at most 2^-22 of
+|A| |B|; the part of an element that hi and lo do not represent is at most 2^-23 of it, for A and
+for B.
 
-With SEPARATE the small products have sums of their own in the tensor core for all of K, at 2^-11 of
-the truncation, and the main sum is moved while they are computed. Else the two take turns with one
-set of registers, which leaves room for wider tiles: while a consumer adds, another's products run.
-With PARTS 1, A_hi B_hi alone has the accuracy of TF32.
+With SEPARATE the small products A_hi B_lo + A_lo B_hi have an accumulator of their own in the
+tensor core for all of K, where truncation weighs 2^-11 as much; the main sum is added while they
+are computed. Without it, both use one set of registers, which leaves room for wider tiles: while
+one consumer adds, the products of another run. With PARTS 1, A_hi B_hi alone has the accuracy of
+TF32.
 
-Rows and columns that the split pass has flagged are not stored (``ieee_guard``).
+Rows and columns that the split pass flagged are not stored (``ieee_guard`` computes them).
 """
 
 from dataclasses import dataclass, fields
@@ -28,16 +30,16 @@ from tritongemm.kernels.device.dependent_launch import (
     gluon_wait_after,
 )
 from tritongemm.kernels.device.hopper import fence_async_shared, mbarrier
-from tritongemm.kernels.device.order import gluon_tile_of
 from tritongemm.kernels.device.split_steps import multiply
 from tritongemm.kernels.device.split_store import store
 from tritongemm.kernels.device.symbol import symbol
+from tritongemm.kernels.device.tile_scheduler import k_range_of, origin_of, units_of
 
-#: Room for barriers behind the stages: ready and empty of each.
-MOST_BARRIERS = gl.constexpr(32)
-#: Steps of hi parts alone that are summed in the tensor core: at TF32's accuracy 512 of K add
-#: nothing to its error.
-CHAIN = gl.constexpr(8)
+#: Barriers that fit behind the stages: a full and an empty one for each.
+MAX_BARRIERS = gl.constexpr(32)
+#: With PARTS 1, steps that the tensor core accumulates before the sum moves to registers: 512 of K,
+#: over which truncation adds nothing to the error of TF32.
+STEPS_PER_SUM = gl.constexpr(8)
 
 
 @dataclass(frozen=True)
@@ -63,38 +65,42 @@ class SplitConstants:
 
     @property
     def consumers(self):
+        """Consumer warpgroups, 64 rows of the tile each."""
         return self.block_m // 64
 
     @property
-    def rows_b(self):
-        """Rows of 128 bytes that a part of B takes: stored across K in pieces of 64 columns."""
+    def b_rows(self):
+        """Rows of 128 bytes of one part of B in a stage. Stored across K it lies in swizzle atoms
+        of 64 columns."""
         return self.block_n if self.b_t else -(-self.block_n // 64) * 64
 
     @property
-    def start_of_b(self):
-        """Rows of a stage before B's."""
+    def b_offset(self):
+        """Rows of 128 bytes of a stage before B's: the parts of A."""
         return self.block_m * self.parts
 
     @property
     def stage_bytes(self):
-        return 128 * self.parts * (self.block_m + self.rows_b)
+        """Bytes from one stage to the next."""
+        return 128 * self.parts * (self.block_m + self.b_rows)
 
     @property
-    def readies(self):
-        """The first barrier, of eight bytes each."""
+    def full_barriers(self):
+        """Number of the first barrier of full stages, in units of 8 bytes of shared memory."""
         return self.stages * self.stage_bytes // 8
 
     @property
-    def empties(self):
-        return self.readies + self.stages
+    def empty_barriers(self):
+        """Number of the first barrier of empty stages."""
+        return self.full_barriers + self.stages
 
     @property
-    def finished(self):
+    def fragment_n(self):
         """Columns that are finished and stored together."""
         n = self.block_n.value
         return gl.constexpr(min(n & -n, 32))
 
-    # What ``barriers.init`` asks for.
+    # What ``barriers.init`` reads.
     @property
     def empty_arrivals(self):
         return 4 * self.consumers
@@ -103,9 +109,26 @@ class SplitConstants:
     def pingpong(self):
         return False
 
+    # What ``tile_scheduler`` reads.
+    @property
+    def batched(self):
+        return gl.constexpr(self.batched_a.value or self.batched_b.value)
+
+    @property
+    def block_k(self):
+        return gl.constexpr(64)
+
     @property
     def cluster_k(self):
-        return 1
+        return gl.constexpr(1)
+
+    @property
+    def cluster_m(self):
+        return gl.constexpr(1)
+
+    @property
+    def cluster_n(self):
+        return gl.constexpr(1)
 
     def mangle(self):
         return "_".join(str(getattr(self, field.name).value) for field in fields(self))
@@ -117,47 +140,33 @@ def constants_of(*constants):
 
 
 @gluon.jit
-def place_of(unit, M, N, batches, S: gl.constexpr):
-    """Unit number -> (part of K, batch, first row, first column)."""
-    num_m, num_n = gl.cdiv(M, S.block_m), gl.cdiv(N, S.block_n)
-    part, batch, tile = 0, 0, unit
-    if S.split_k > 1:
-        part = tile // (num_m * num_n * batches)
-        tile = tile % (num_m * num_n * batches)
-    if S.batched_a or S.batched_b:
-        batch = tile // (num_m * num_n)
-        tile = tile % (num_m * num_n)
-    tile_m, tile_n = gluon_tile_of(tile, num_m, num_n, S.group_m)
-    return part, batch, tile_m * S.block_m, tile_n * S.block_n
-
-
-@gluon.jit
-def steps_of(part, K, S: gl.constexpr):
-    """The first step of a part of K, and the step behind its last."""
-    steps = gl.cdiv(K, 64)
-    steps_a_part = gl.cdiv(steps, S.split_k)
-    first = gl.minimum(part * steps_a_part, steps)
-    return first, gl.minimum(first + steps_a_part, steps)
-
-
-@gluon.jit
-def load_part(map_, place, barrier, matrix, row, k, ROWS: gl.constexpr, ACROSS: gl.constexpr):
-    """Starts the copies of the hi or lo tile of an operand to byte ``place`` of shared memory."""
-    if ACROSS:
-        for piece in gl.static_range(ROWS // 64):
-            multicast.copy_box(map_, place + 8192 * piece, barrier, 0, False, matrix, k,
-                           row + 64 * piece, True)
+def matrix_of(batch, BATCHED: gl.constexpr):
+    """The matrix of an operand that a batch multiplies: 0 where one serves all of them."""
+    if BATCHED:
+        return batch
     else:
-        multicast.copy_box(map_, place, barrier, 0, False, matrix, row, k, True)
+        return 0
 
 
 @gluon.jit
-def producer(ready, sizes, S: gl.constexpr):
-    """Fills stage after stage, as soon as its consumers have let go of it."""
+def load_tile(map_, offset, barrier, matrix, row, k, ROWS: gl.constexpr, ACROSS: gl.constexpr):
+    """Starts the copies of a tile of one part of an operand to byte ``offset`` of shared memory: a
+    box, or, stored ACROSS K, one for each swizzle atom of 64 rows."""
+    if ACROSS:
+        for atom in gl.static_range(ROWS // 64):
+            multicast.copy_box(map_, offset + 8192 * atom, barrier, 0, False, matrix, k,
+                               row + 64 * atom, True)
+    else:
+        multicast.copy_box(map_, offset, barrier, 0, False, matrix, row, k, True)
+
+
+@gluon.jit
+def producer(shared, sizes, S: gl.constexpr):
+    """Loads stage after stage of each unit, each as soon as its consumers have released it."""
     M, N, K, batches = sizes
     a_map = multicast.tensor_map_address(S.symbol, 0)
     b_map = multicast.tensor_map_address(S.symbol, 7)
-    units = gl.cdiv(M, S.block_m) * gl.cdiv(N, S.block_n) * batches * S.split_k
+    units = units_of(M, N, batches, S)
     matrices_a, matrices_b = batches, batches
     if not S.batched_a:
         matrices_a = 1
@@ -165,96 +174,93 @@ def producer(ready, sizes, S: gl.constexpr):
         matrices_b = 1
     it = 0
     start = gl.program_id(0)
-    _, batch, row, col = place_of(start, M, N, batches, S)
+    batch, row, col = origin_of(start, 0, M, N, batches, S)
     gluon_wait_after(batch | row | col)
     for unit in range(start, units, gl.num_programs(0)):
         # Not carried from one unit to the next: a loop's bounds would be those of the first one
         # (Triton 3.6 and 3.7).
-        part, _, _, _ = place_of(unit, M, N, batches, S)
-        first, last = steps_of(part, K, S)
-        batch_a, batch_b = batch, batch
-        if not S.batched_a:
-            batch_a = 0
-        if not S.batched_b:
-            batch_b = 0
+        _, first, last = k_range_of(unit, 0, M, N, K, batches, S)
+        matrix_a, matrix_b = matrix_of(batch, S.batched_a), matrix_of(batch, S.batched_b)
         for step in range(first, last):
             stage = it % S.stages
-            mbarrier.wait(ready.index(S.empties + stage), ((it // S.stages) & 1) ^ 1)
-            barrier = 8 * (S.readies + stage)
+            mbarrier.wait(shared.index(S.empty_barriers + stage), ((it // S.stages) & 1) ^ 1)
+            barrier = 8 * (S.full_barriers + stage)
             barriers.expect(barrier, S.stage_bytes)
-            at = S.stage_bytes * stage
-            for lo in gl.static_range(S.parts):
-                load_part(a_map, at + 128 * S.block_m * lo, barrier, batch_a + matrices_a * lo,
-                          row, 64 * step, S.block_m, S.a_t)
-                load_part(b_map, at + 128 * (S.start_of_b + S.rows_b * lo), barrier,
-                          batch_b + matrices_b * lo, col, 64 * step, S.rows_b, not S.b_t)
+            offset = S.stage_bytes * stage
+            for part in gl.static_range(S.parts):
+                load_tile(a_map, offset + 128 * S.block_m * part, barrier,
+                          matrix_a + matrices_a * part, row, 64 * step, S.block_m, S.a_t)
+                load_tile(b_map, offset + 128 * (S.b_offset + S.b_rows * part), barrier,
+                          matrix_b + matrices_b * part, col, 64 * step, S.b_rows, not S.b_t)
             it += 1
-        _, batch, row, col = place_of(unit + gl.num_programs(0), M, N, batches, S)
+        batch, row, col = origin_of(unit + gl.num_programs(0), 0, M, N, batches, S)
     if S.release == 1:
         gluon_release()
 
 
 @gluon.jit
-def await_stage(it, S: gl.constexpr, WHICH: gl.constexpr):
-    """Waits until a stage is there: the descriptors of this consumer's rows of A and of B, of
-    their hi parts."""
+def wait_full(it, S: gl.constexpr, CONSUMER: gl.constexpr):
+    """Waits until a stage is full. Returns the matrix descriptors of the hi parts: of this
+    consumer's rows of A, and of B."""
     stage = it % S.stages
-    at = S.stage_bytes * stage
-    a = wgmma.matrix_descriptor(at + 8192 * WHICH, S.a_t)
-    b = wgmma.matrix_descriptor(at + 128 * S.start_of_b, not S.b_t)
-    barriers.wait(8 * (S.readies + stage), (it // S.stages) & 1)
+    offset = S.stage_bytes * stage
+    a = wgmma.matrix_descriptor(offset + 8192 * CONSUMER, S.a_t)
+    b = wgmma.matrix_descriptor(offset + 128 * S.b_offset, not S.b_t)
+    barriers.wait(8 * (S.full_barriers + stage), (it // S.stages) & 1)
     return a, b
 
 
 @gluon.jit
-def sum_of_parts(it, first, last, S: gl.constexpr, WHICH: gl.constexpr):
-    """The sums of three products a step, each moved out of the tensor core at once."""
-    sums = wgmma.zeros(S.block_n // 8 * (2 if S.separate else 1))
+def sum_three_products(it, first, last, S: gl.constexpr, CONSUMER: gl.constexpr):
+    """The sum over steps ``first`` to ``last`` of the three products of hi and lo parts."""
+    accs = wgmma.zeros(S.block_n // 8 * (2 if S.separate else 1))
     for _ in range(first, last):
-        a, b = await_stage(it, S, WHICH)
-        sums = multiply(sums, a, b, S)
-        barriers.arrive(8 * (S.empties + it % S.stages), 1)
+        a, b = wait_full(it, S, CONSUMER)
+        accs = multiply(accs, a, b, S)
+        barriers.arrive(8 * (S.empty_barriers + it % S.stages), 1)
         it += 1
-    return sums, it
+    return accs, it
 
 
 @gluon.jit
-def sum_of_hi(it, first, last, S: gl.constexpr, WHICH: gl.constexpr):
-    """The sum of one product a step, moved out of the tensor core every CHAIN steps. A stage is
-    released while the next one is multiplied."""
+def sum_hi_products(it, first, last, S: gl.constexpr, CONSUMER: gl.constexpr):
+    """The sum over steps ``first`` to ``last`` of the product of the hi parts, which moves from the
+    tensor core to registers every STEPS_PER_SUM steps. A stage is released while the next one is
+    multiplied."""
     N8: gl.constexpr = S.block_n // 8
     sums = wgmma.zeros(N8)
-    for start in range(first, last, CHAIN):
-        part = wgmma.zeros(N8)
-        for step in range(start, gl.minimum(start + CHAIN, last)):
-            a, b = await_stage(it, S, WHICH)
-            part = wgmma.mma(part, a, b, N8, 1, S.a_t, S.b_t, "f16")
-            barriers.arrive(8 * (S.empties + (it + S.stages - 1) % S.stages), step - first)
+    for start in range(first, last, STEPS_PER_SUM):
+        acc = wgmma.zeros(N8)
+        for step in range(start, gl.minimum(start + STEPS_PER_SUM, last)):
+            a, b = wait_full(it, S, CONSUMER)
+            acc = wgmma.mma(acc, a, b, N8, 1, S.a_t, S.b_t, "f16")
+            barriers.arrive(8 * (S.empty_barriers + (it + S.stages - 1) % S.stages), step - first)
             it += 1
-        part = wgmma.wait_all(part, N8)
-        moved = ()
+        acc = wgmma.wait_all(acc, N8)
+        added = ()
         for i in gl.static_range(N8):
-            moved = moved + (sums[i] + part[i],)
-        sums = moved
-    barriers.arrive(8 * (S.empties + (it + S.stages - 1) % S.stages), last - first)
+            added = added + (sums[i] + acc[i],)
+        sums = added
+    barriers.arrive(8 * (S.empty_barriers + (it + S.stages - 1) % S.stages), last - first)
     return sums, it
 
 
 @gluon.jit
-def consumer(c, strides, scales, epilogue, sizes, S: gl.constexpr, WHICH: gl.constexpr):
-    """Multiplies stage after stage and stores a tile's rows."""
+def consumer(c, strides, exponents, epilogue, sizes, S: gl.constexpr, CONSUMER: gl.constexpr):
+    """Multiplies stage after stage of each unit and stores its 64 rows of the tile."""
     M, N, K, batches = sizes
     gluon_wait()
-    units = gl.cdiv(M, S.block_m) * gl.cdiv(N, S.block_n) * batches * S.split_k
+    units = units_of(M, N, batches, S)
     it = 0
     for unit in range(gl.program_id(0), units, gl.num_programs(0)):
-        part, batch, row, col = place_of(unit, M, N, batches, S)
-        first, last = steps_of(part, K, S)
+        batch, row, col = origin_of(unit, 0, M, N, batches, S)
+        split, first, last = k_range_of(unit, 0, M, N, K, batches, S)
         if S.parts == 1:
-            sums, it = sum_of_hi(it, first, last, S, WHICH)
+            accs, it = sum_hi_products(it, first, last, S, CONSUMER)
         else:
-            sums, it = sum_of_parts(it, first, last, S, WHICH)
-        store(sums, c, strides, scales, epilogue, (part, batch, row + 64 * WHICH, col), M, N, S)
+            accs, it = sum_three_products(it, first, last, S, CONSUMER)
+        store(accs, c, strides, exponents, epilogue, split, batch, row + 64 * CONSUMER, col, M, N,
+              S)
     if S.release == 2:
         gluon_release()
 
@@ -271,35 +277,36 @@ def split_product(a_desc, b_desc, c, a_exponents, b_exponents, M, N, K, batches,
                   SYMBOL: gl.constexpr):
     """C[batch, M, N] = A @ B and its epilogue. A's parts are [PARTS * batch, M, K] fp16, or, with
     A_T, [PARTS * batch, K, M], B's [PARTS * batch, K, N] or, with B_T, [PARTS * batch, N, K]; all
-    hi parts come first. An operand that is not BATCHED is the same for all. With SPLIT_K > 1, C is
+    hi parts come first. An operand that is not BATCHED has one matrix for the whole batch. The
+    exponents are float32, [batch or 1, M] and [batch or 1, N]. With SPLIT_K > 1, C is
     [SPLIT_K, batch, M, N] float32. PAIRS: two neighbours of a row of C may be stored at once."""
     S: gl.constexpr = constants_of(
         A_T, B_T, BATCHED_A, BATCHED_B, PARTS, SEPARATE, BLOCK_M, BLOCK_N, GROUP_M, SPLIT_K, STAGES,
         PAIRS, ADDEND, ACTIVATION, RELEASE, SYMBOL)
-    # Places of eight bytes, each of which may be a barrier; the rest is written by address.
-    ready = gl.allocate_shared_memory(gl.int64, [S.readies + MOST_BARRIERS, 1],
-                                      mbarrier.MBarrierLayout())
-    barriers.init(8 * S.readies, S)
+    # Elements of eight bytes, each of which may be a barrier; the rest is reached by address.
+    shared = gl.allocate_shared_memory(gl.int64, [S.full_barriers + MAX_BARRIERS, 1],
+                                       mbarrier.MBarrierLayout())
+    barriers.init(8 * S.full_barriers, S)
     fence_async_shared()
     sizes = M, N, K, batches
     strides = stride_cb, stride_cm, stride_cn, stride_cs
-    scales = a_exponents, b_exponents
+    exponents = a_exponents, b_exponents
     epilogue = d, alpha, beta, stride_db, stride_dm, stride_dn
     if S.consumers == 1:
         gl.warp_specialize([
-            (consumer, (c, strides, scales, epilogue, sizes, S, gl.constexpr(0))),
-            (producer, (ready, sizes, S)),
+            (consumer, (c, strides, exponents, epilogue, sizes, S, gl.constexpr(0))),
+            (producer, (shared, sizes, S)),
         ], [1], [PRODUCER_REGISTERS])
     elif S.consumers == 2:
         gl.warp_specialize([
-            (consumer, (c, strides, scales, epilogue, sizes, S, gl.constexpr(0))),
-            (consumer, (c, strides, scales, epilogue, sizes, S, gl.constexpr(1))),
-            (producer, (ready, sizes, S)),
+            (consumer, (c, strides, exponents, epilogue, sizes, S, gl.constexpr(0))),
+            (consumer, (c, strides, exponents, epilogue, sizes, S, gl.constexpr(1))),
+            (producer, (shared, sizes, S)),
         ], [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])
     else:
         gl.warp_specialize([
-            (consumer, (c, strides, scales, epilogue, sizes, S, gl.constexpr(0))),
-            (consumer, (c, strides, scales, epilogue, sizes, S, gl.constexpr(1))),
-            (consumer, (c, strides, scales, epilogue, sizes, S, gl.constexpr(2))),
-            (producer, (ready, sizes, S)),
+            (consumer, (c, strides, exponents, epilogue, sizes, S, gl.constexpr(0))),
+            (consumer, (c, strides, exponents, epilogue, sizes, S, gl.constexpr(1))),
+            (consumer, (c, strides, exponents, epilogue, sizes, S, gl.constexpr(2))),
+            (producer, (shared, sizes, S)),
         ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS])

@@ -1,6 +1,6 @@
-"""A step along K of ``split_product``: three products of the parts, written out.
+"""One step of 64 along K of ``split_product``: the three products of hi and lo parts, in PTX.
 
-The small products are summed at 2^11 of their size, as the lo parts are stored.
+The lo parts are stored times 2^11, so the small products are accumulated times 2^11 too.
 """
 
 from triton.experimental import gluon
@@ -11,7 +11,8 @@ from tritongemm.kernels.device import wgmma
 
 @gluon.constexpr_function
 def _products(registers, pairs, fresh, advance_a, advance_b, across):
-    """Tensor instructions of a step of 64 along K over ``pairs`` of (A's, B's) descriptor."""
+    """The wgmma instructions of a step of 64 along K for each pair of descriptors (of A, of B);
+    ``fresh``: the first one overwrites the accumulator."""
     n = len(registers) // 4
     lines, first = [], fresh
     for a, b in pairs:
@@ -26,8 +27,8 @@ def _products(registers, pairs, fresh, advance_a, advance_b, across):
 
 @gluon.constexpr_function
 def _step(n, separate, a_across, b_across, lo_a, lo_b):
-    """A step of 64 along K: 4 n registers of the sum, with ``separate`` 4 n more of the small
-    products; ``lo_*``: from the hi part's tile to the lo part's, in units of 16 bytes."""
+    """The instructions of a step: 4 n registers hold the sum, with ``separate`` 4 n more the small
+    products; ``lo_*``: offset of the lo part's tile from the hi part's, in units of 16 bytes."""
     count = 4 * n
     total = [f"${i}" for i in range(count)]
     small = [f"${count + i}" for i in range(count)]
@@ -57,15 +58,15 @@ def _step(n, separate, a_across, b_across, lo_a, lo_b):
 
 
 @gluon.constexpr_function
-def _tied(count):
+def _in_out_registers(count):
     return ",".join(["=f"] * count + [str(i) for i in range(count)] + ["l"] * 8)
 
 
 @gluon.jit
 def multiply(sums, a, b, S: gl.constexpr):
-    """``sums`` after a step along K of the tiles with these descriptors of their hi parts; all its
-    products are done."""
+    """``sums`` plus the products of a step, whose hi parts have these matrix descriptors. Returns
+    when all of its products are complete."""
     N8: gl.constexpr = S.block_n // 8 * (2 if S.separate else 1)
     return gl.inline_asm_elementwise(
-        _step(S.block_n // 8, S.separate, S.a_t, not S.b_t, 8 * S.block_m, 8 * S.rows_b),
-        _tied(4 * N8), sums + (a, b), dtype=wgmma.floats(N8), is_pure=False, pack=4)
+        _step(S.block_n // 8, S.separate, S.a_t, not S.b_t, 8 * S.block_m, 8 * S.b_rows),
+        _in_out_registers(4 * N8), sums + (a, b), dtype=wgmma.floats(N8), is_pure=False, pack=4)

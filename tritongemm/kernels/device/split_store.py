@@ -1,5 +1,5 @@
-"""How a tile of ``split_product`` leaves its sums: without the scales of its rows and columns,
-finished, and without those that the split pass has flagged."""
+"""The epilogue of ``split_product``: undoes the scales of rows and columns, finishes the tile, and
+stores it without the rows and columns that the split pass flagged."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -8,7 +8,7 @@ from tritongemm.kernels.device import wgmma
 from tritongemm.kernels.device.epilogue import gluon_finish, gluon_load_d
 from tritongemm.kernels.device.split_fp32 import FLAGGED
 
-#: The scale of the lo parts, undone.
+#: Undoes the scale of the lo parts.
 _LO = gl.constexpr(2.0**-11)
 
 
@@ -19,12 +19,12 @@ def power_of_two(e):
 
 @gluon.jit
 def scales_of(exponents):
-    """2^-e in two factors, neither of which, nor the product of a row's and a column's, leaves
-    float32's range; and which are not flagged."""
-    kept = exponents != FLAGGED
-    e = gl.where(kept, exponents, 0.0).to(gl.int32)
+    """(x, y, mask): 2^-e = x y, and which rows are not flagged. Two factors, because 2^-e of a row
+    times that of a column may leave the range of float32; x x' and y y' do not."""
+    valid = exponents != FLAGGED
+    e = gl.where(valid, exponents, 0.0).to(gl.int32)
     half = e >> 1
-    return power_of_two(-half), power_of_two(half - e), kept
+    return power_of_two(-half), power_of_two(half - e), valid
 
 
 @gluon.constexpr_function
@@ -37,23 +37,22 @@ def _store_pair():
 
 
 @gluon.jit
-def store_pairs(places, value, mask):
-    """Stores float32 values, two of a row at once where both are wanted."""
+def store_pairs(ptrs, value, mask):
+    """Stores float32 values, two of a row at once where both are inside."""
     gl.inline_asm_elementwise(_store_pair(), "=r,l,l,f,f,r,r",
-                              (places.to(gl.int64), value, mask.to(gl.int32)), dtype=gl.int16,
+                              (ptrs.to(gl.int64), value, mask.to(gl.int32)), dtype=gl.int16,
                               is_pure=False, pack=2)
 
 
 @gluon.jit
-def store(sums, c, strides, scales, epilogue, place, M, N, S: gl.constexpr):
-    """Scales, finishes and stores a consumer's rows of the tile."""
-    part_of_k, batch, row, col = place
+def store(accs, c, strides, exponents, epilogue, split, batch, row, col, M, N, S: gl.constexpr):
+    """Scales, finishes and stores a consumer's 64 rows of the tile, fragment by fragment."""
     stride_cb, stride_cm, stride_cn, stride_cs = strides
-    a_exponents, b_exponents = scales
+    a_exponents, b_exponents = exponents
     d, alpha, beta, stride_db, stride_dm, stride_dn = epilogue
-    layout: gl.constexpr = wgmma.accumulator_layout(S.finished)
+    layout: gl.constexpr = wgmma.accumulator_layout(S.fragment_n)
     batch = batch.to(gl.int64)
-    base = c + batch * stride_cb + part_of_k.to(gl.int64) * stride_cs
+    base = c + batch * stride_cb + split.to(gl.int64) * stride_cs
     batch_a, batch_b = batch, batch
     if not S.batched_a:
         batch_a = batch * 0
@@ -62,27 +61,27 @@ def store(sums, c, strides, scales, epilogue, place, M, N, S: gl.constexpr):
     rows = row + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
     inside_m = rows < M
     e = gl.load(a_exponents + batch_a * M + rows, mask=inside_m, other=0.0)
-    a_first, a_second, kept_m = scales_of(e)
-    inside_m &= kept_m
+    a_first, a_second, valid_m = scales_of(e)
+    inside_m &= valid_m
     rows = rows.to(gl.int64)
     row_offsets = gl.expand_dims(rows * stride_cm, 1)
-    for part in gl.static_range(S.block_n // S.finished):
-        acc = wgmma.columns_of(sums, S.finished * part, S.finished)
+    for fragment in gl.static_range(S.block_n // S.fragment_n):
+        acc = wgmma.columns_of(accs, S.fragment_n * fragment, S.fragment_n)
         if S.separate:
-            acc += wgmma.columns_of(sums, S.block_n + S.finished * part, S.finished) * _LO
-        cols = (col + S.finished * part
-                + gl.arange(0, S.finished, layout=gl.SliceLayout(0, layout)))
+            acc += wgmma.columns_of(accs, S.block_n + S.fragment_n * fragment, S.fragment_n) * _LO
+        cols = (col + S.fragment_n * fragment
+                + gl.arange(0, S.fragment_n, layout=gl.SliceLayout(0, layout)))
         inside_n = cols < N
         e = gl.load(b_exponents + batch_b * N + cols, mask=inside_n, other=0.0)
-        b_first, b_second, kept_n = scales_of(e)
+        b_first, b_second, valid_n = scales_of(e)
         acc = acc * (gl.expand_dims(a_first, 1) * gl.expand_dims(b_first, 0))
         acc = acc * (gl.expand_dims(a_second, 1) * gl.expand_dims(b_second, 0))
         cols = cols.to(gl.int64)
         value = gluon_load_d(d, batch, rows, cols, M, N, stride_db, stride_dm, stride_dn, S.addend)
         acc = gluon_finish(acc, value, alpha, beta, S.addend, S.activation)
-        places = base + (row_offsets + gl.expand_dims(cols * stride_cn, 0))
-        mask = gl.expand_dims(inside_m, 1) & gl.expand_dims(inside_n & kept_n, 0)
+        ptrs = base + (row_offsets + gl.expand_dims(cols * stride_cn, 0))
+        mask = gl.expand_dims(inside_m, 1) & gl.expand_dims(inside_n & valid_n, 0)
         if S.pairs:
-            store_pairs(places, acc, mask)
+            store_pairs(ptrs, acc, mask)
         else:
-            gl.store(places, acc.to(c.dtype.element_ty), mask=mask)
+            gl.store(ptrs, acc.to(c.dtype.element_ty), mask=mask)
