@@ -239,10 +239,11 @@ def _tile(problem, config, device):
                 "wants 64, or twice that")
     if not 16 <= config.block_n <= 256:
         return f"block_n={config.block_n} is outside 16 to 256, the tensor instruction's width"
-    width = dtype_of(problem.dtype_a).itemsize * config.block_k
-    if width != 128:
-        return (f"block_k={config.block_k} is {width} bytes; one swizzled row of shared memory "
-                "has 128")
+    for operand in (problem.dtype_a, problem.dtype_b):
+        width = dtype_of(operand).itemsize * config.block_k
+        if width != 128:
+            return (f"block_k={config.block_k} is {width} bytes of {operand}; one swizzled row of "
+                    "shared memory has 128")
     if rows * tile.consumers_of(config) != config.block_m and not config.pingpong:
         return (f"block_m={config.block_m} does not divide among {tile.consumers_of(config)} "
                 "consumers")

@@ -183,8 +183,9 @@ def vector_of(problem: GemmProblem, config: KernelConfig) -> int:
 
 def stage_bytes(problem: GemmProblem, config: KernelConfig) -> int:
     """Bytes of both operands in a stage."""
-    rows = config.block_m + columns_of_b(problem, config)
-    return rows * config.block_k * dtype_of(problem.dtype_a).itemsize
+    row_a, row_b = (dtype_of(x).itemsize * config.block_k
+                    for x in (problem.dtype_a, problem.dtype_b))
+    return config.block_m * row_a + columns_of_b(problem, config) * row_b
 
 
 def store_buffers(problem: GemmProblem, config: KernelConfig) -> int:
