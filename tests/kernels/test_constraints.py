@@ -216,7 +216,7 @@ BREACHES = (
     Breach("warp_specialized", "consumers", "num_stages=14", {"num_stages": 14}),
     Breach("warp_specialized", "tile", "32 rows", {"block_m": 64}),
     Breach("warp_specialized", "tile", "block_n=8 is outside 16 to 256", {"block_n": 8}),
-    Breach("warp_specialized", "tile", "block_k=32 is 64 bytes; one swizzled row",
+    Breach("warp_specialized", "tile", "block_k=32 is 64 bytes of bf16; one swizzled row",
            {"block_k": 32}),
     Breach("warp_specialized", "tile", "256 accumulator registers a thread; at most 128",
            {"block_m": 256, "block_n": 256}),
