@@ -121,6 +121,9 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("fp32", "TRITONGEMM_FP32", "split", _fp32,
              "float32 products where torch's precision is ieee: split: as three fp16 products of "
              "split operands, or on CUDA cores where that is faster; ieee: on CUDA cores only"),
+    Variable("native", "TRITONGEMM_NATIVE", "0", _flag,
+             "experimental: find and launch repeated products in C++, by the dispatcher that "
+             "`tritongemm native` builds"),
     Variable("interpret", "TRITON_INTERPRET", "0", _flag,
              "Triton's own: run kernels in its interpreter, on CPU tensors"),
 )
@@ -144,6 +147,7 @@ class Settings:
     num_sms: int | None
     batch_invariant: bool
     fp32: str
+    native: bool
     interpret: bool
 
 

@@ -17,6 +17,7 @@ VERBS = {
     "calibrate": "fit the selection's model to the timings of sweep journals",
     "regret": "how close the model's choices are to the best config, on journals or fresh shapes",
     "warmup": "compile the kernels that calls of these shapes need; needs no GPU",
+    "native": "build the C++ dispatcher, which makes repeated calls cheaper on the host",
     "record": "run a program and write its matrix products as a suite",
     "bench": "measure providers against torch.matmul and append CSV rows",
     "ladder": "measure the teaching kernels, one technique each, against torch.matmul",

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from tritongemm import settings
 from tritongemm.errors import UnsupportedError
-from tritongemm.ops import execute
+from tritongemm.ops import execute, native
 from tritongemm.ops.calls import NAMES, dtypes_reason
 from tritongemm.ops.execute import Declined, Op, fused, product, product_into
 from tritongemm.problem import NOTHING_TO_MULTIPLY
@@ -39,6 +39,9 @@ OVERLOADS = {
     "baddbmm": ("baddbmm", "baddbmm.out", "baddbmm.dtype", "baddbmm.dtype_out", "baddbmm_"),
 }
 OPS = tuple(OVERLOADS)
+#: How ``native/dispatcher.cpp`` finds the operands of an overload: the numbers of its ``Form``.
+_FORMS = {"mm": 0, "mm.out": 1, "bmm": 0, "bmm.out": 1, "addmm": 2, "addmm.out": 3, "addmm_": 4,
+          "baddbmm": 2, "baddbmm.out": 3, "baddbmm_": 4}
 #: Different reasons that one entry counts apart; they may name shapes.
 _REASONS = 100
 _NUMBERS = (int, float, bool)
@@ -85,12 +88,12 @@ class Tally:
     taken: int = 0
     declined: dict[str, int] = field(default_factory=dict)
 
-    def decline(self, reason: str) -> None:
-        """Counts one more for ``reason``."""
+    def decline(self, reason: str, times: int = 1) -> None:
+        """Counts one more for ``reason``, or so many."""
         declined = self.declined
         if reason not in declined and len(declined) >= _REASONS:
             reason = "other reasons"
-        declined[reason] = declined.get(reason, 0) + 1
+        declined[reason] = declined.get(reason, 0) + times
 
 
 #: By overload, of all overrides of this process so far.
@@ -112,6 +115,7 @@ class Entries:
     def __init__(self, op: str, policy: Policy) -> None:
         self.policy = policy
         self._libraries: list[Any] = []
+        self._native: list[tuple[str, Any]] = []
         try:
             for key in policy.keys:
                 self._install(op, policy, key)
@@ -129,13 +133,37 @@ class Entries:
             # Below this key there is nothing left to choose from.
             keyset = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
             kernel = _kernel(op, name, policy, partial(original.call_boxed, keyset))
+            torchs = native.module and native.module.standing(name, key)
             with warnings.catch_warnings():  # overriding a kernel is what is asked for
                 warnings.filterwarnings("ignore", "Warning only once for all operators")
                 library.impl(name, kernel, key, allow_override=True)
             _hold(_standing(name, key))
+            if torchs and name in _FORMS and not policy.strict and policy.watch is None:
+                self._install_native(op, name, policy, key, torchs)
+
+    def _install_native(self, op: str, name: str, policy: Policy, key: str, torchs: Any) -> None:
+        """Known calls are answered in C++, above the entry that stands now, which the others
+        reach."""
+        assert native.module is not None
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Warning only once for all operators")
+            self._native.append((name, native.module.install(
+                name, key, _OPS[op].number, _FORMS[name], policy.products, torchs)))
+        _hold(_standing(name, key))
+
+    def count(self) -> None:
+        """Adds what was counted in C++ to :data:`tallies`."""
+        for name, installed in self._native:
+            taken, declined = native.module.counts(installed)
+            tallies[name].taken += taken
+            for reason, times in declined.items():
+                tallies[name].decline(reason, times)
 
     def remove(self) -> None:
         """What stood there before stands again."""
+        self.count()
+        while self._native:
+            native.module.remove(self._native.pop()[1])
         while self._libraries:
             self._libraries.pop()._destroy()
 
@@ -180,6 +208,8 @@ def _product_entry(op: Op, theirs: Kernel, policy: Policy, name: str) -> Kernel:
     def entry(self: Tensor, mat2: Tensor, out_dtype: torch.dtype | None = None, *,
               out: Tensor | None = None) -> Tensor:
         reason = _told_at_once(self, mat2, least)
+        if reason is not None and self.dtype not in NAMES:
+            native.refuse(op.number, reason, self, mat2, out=out)
         if reason is None:
             result = (fresh(op, self, mat2) if out is None and out_dtype is None
                       else into(op, self, mat2, out=out, dtype_out=out_dtype))
@@ -203,6 +233,8 @@ def _sum_entry(op: Op, theirs: Kernel, policy: Policy, name: str) -> Kernel:
     def entry(self: Tensor, a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, *,
               beta: float = 1, alpha: float = 1, out: Tensor | None = None) -> Tensor:
         reason = _told_at_once(a, b, least)
+        if reason is not None and a.dtype not in NAMES:
+            native.refuse(op.number, reason, a, b, self, out, alpha, beta)
         if reason is None and out_dtype is not None:
             reason = "out_dtype= is given"
         elif reason is None and (type(beta) not in _NUMBERS or type(alpha) not in _NUMBERS):
@@ -241,7 +273,7 @@ def _told_at_once(a: Tensor, b: Tensor, least: float) -> str | None:
     except IndexError:
         return None  # torch will refuse it
     if products < least:
-        return "fewer flops than min_flops"
+        return native.FEWER_FLOPS
     if not products:
         return NOTHING_TO_MULTIPLY
     return None if a.dtype in NAMES else dtypes_reason(a, b)

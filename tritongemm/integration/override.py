@@ -142,6 +142,8 @@ class OverrideReport:
 def override_report(*, clear: bool = False) -> OverrideReport:
     """The calls that overrides of this process have seen so far, or since the last ``clear``."""
     with _lock:
+        for standing in _standing.values():
+            standing.count()
         report = OverrideReport(
             tuple(op for op in OPS if op in _standing),
             tuple(Calls(name, tally.taken, dict(tally.declined))

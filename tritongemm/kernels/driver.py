@@ -54,6 +54,13 @@ def _cuda() -> ctypes.CDLL:
     return cuda
 
 
+def addresses() -> tuple[int, int]:
+    """Of cuLaunchKernelEx and cuTensorMapReplaceAddress in this process. Raises LaunchError."""
+    cuda = _cuda()
+    return tuple(ctypes.cast(x, ctypes.c_void_p).value or 0  # type: ignore[return-value]
+                 for x in (cuda.cuLaunchKernelEx, cuda.cuTensorMapReplaceAddress))
+
+
 def _check(cuda: ctypes.CDLL, status: int, what: str) -> None:
     if status == _SUCCESS:
         return
@@ -149,6 +156,7 @@ class Launcher:
         base = -(-ctypes.addressof(self._memory) // 64) * 64
         shift = base - ctypes.addressof(self._memory)
         self._parameters = (ctypes.c_void_p * len(offsets))(*(base + o for o in offsets))
+        self._shift, self._offsets, self._end = shift, offsets, end
         #: What a call writes: into which view of the memory, where, which operand, plus what.
         self._written: list[tuple[memoryview, int, int, int]] = []
         #: Operands of maps among them, which begin at 16 bytes; the driver would refuse others.
@@ -208,6 +216,26 @@ class Launcher:
                 _recover(status, partial(self._start, *self._arguments), self._device,
                          f"launching {self.symbol}")
 
+    def exported(self) -> dict[str, object]:
+        """This launch for the native dispatcher: the driver's arguments, the parameters as they
+        are, and (byte, index of the operand, bytes added) of all that a call writes: addresses,
+        numbers, and the tensor maps to move. Raises LaunchError before a first launch, which makes
+        the maps."""
+        config = self._config
+        with self._lock:
+            if any(x.encoded_at is None for x in self._maps):
+                raise LaunchError(f"{self.symbol} was not launched yet: its tensor maps are not "
+                                  "made")
+            written = [(view.format, view.itemsize * place, index, offset)
+                       for view, place, index, offset in self._written]
+            maps = [(8 * x.place, x.operand, x.offset) for x in self._maps]
+            parameters = self._memory.raw[self._shift:self._shift + self._end]
+        return {"grid": tuple(config.grid), "block": tuple(config.block), "shared": config.shared,
+                "kernel": self._arguments[1].value, "attributes": bytes(self._attributes),
+                "count": config.count, "parameters": parameters, "offsets": self._offsets,
+                "words": [x[1:] for x in written if x[0] == "Q"],
+                "floats": [x[1:] for x in written if x[0] == "f"], "maps": maps}
+
     def _move_maps(self, operands: tuple[int | float, ...]) -> None:
         """Points maps at their operands by the driver, until that has shown how."""
         for tensor_map in tuple(self._maps):
@@ -245,6 +273,11 @@ class _TensorMap:
             (ctypes.c_uint32 * rank)(*reversed(descriptor.loaded or meta["block_size"])),
             (ctypes.c_uint32 * rank)(*[1] * rank))
         self._swizzle = ctypes.c_int(meta["swizzle"])
+
+    @property
+    def encoded_at(self) -> int | None:
+        """The address that the map points at; None before it is encoded."""
+        return self._base
 
     def point_at(self, base: int) -> None:
         """Makes the map's tensor start at address ``base``. Raises LaunchError."""

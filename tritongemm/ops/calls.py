@@ -15,6 +15,7 @@ from tritongemm.errors import LaunchError, UnsupportedError
 from tritongemm.formats import OPERAND_FORMATS, torch_dtype
 from tritongemm.kernels.launch import Geometry
 from tritongemm.ops.declined import Declined, DeclinedByChoice, DeclinedNow
+from tritongemm.ops.native import Bound
 from tritongemm.ops.operands import (
     VECTORS_ARE_TORCHS,
     Form,
@@ -186,6 +187,7 @@ def _fresh(form: Form, key: Key, plan: AnyPlan, dtype: torch.dtype) -> Call:
             except (LaunchError, torch.OutOfMemoryError) as error:
                 return _rescued(form, key, error, a, b, c, d, alpha, beta) or c
             return c
+        call.bound = Bound(plan, shape, strides, dtype)  # type: ignore[attr-defined]
         return call
     write = _guarded(form, key, plan)
 
@@ -222,6 +224,9 @@ def _into(rule: Rule, x: Operands, form: Form, key: Key, plan: AnyPlan) -> Call:
             result = spare[0](a, b, pa, pb, alpha, d, pd, beta)
             return result if isinstance(result, Declined) else out.copy_(result)
         return write(a, b, out, d, alpha, beta) or out
+    if isinstance(plan, Plan) and len(form.parts) == 1 and _alone():
+        call.bound = Bound(  # type: ignore[attr-defined]
+            plan, (), (), x.out.dtype, (span_a, span_b, span_c, span_d, in_place))
     return call
 
 

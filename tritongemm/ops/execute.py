@@ -18,7 +18,7 @@ import threading
 import torch
 
 from tritongemm import settings
-from tritongemm.ops import calls
+from tritongemm.ops import calls, native
 from tritongemm.ops.calls import Call, Operands, Rule, bind, precision_setting
 from tritongemm.ops.declined import Declined
 from tritongemm.ops.plans import forget as forget_plans
@@ -32,15 +32,17 @@ class Op:
 
     Attributes:
         insisting: the same for products that are torch's by choice.
+        number: of the operation in the native dispatcher.
         plain: the same without the activation.
     """
 
-    __slots__ = ("hits", "insisting", "plain", "rule")
+    __slots__ = ("hits", "insisting", "number", "plain", "rule")
 
     def __init__(self, rule: Rule) -> None:
         self.rule, self.hits = rule, dict[tuple, Call]()
         self.plain = self if rule.activation == "none" else Op(rule._replace(activation="none"))
         self.insisting = self if rule.insisting else Op(rule._replace(insisting=True))
+        self.number = len(_ops)
         _ops.append(self)
 
 
@@ -72,7 +74,12 @@ def product(op: Op, a: torch.Tensor, b: torch.Tensor,
         return _NOT_IN_MEMORY
     call = op.hits.get(key)
     if call is None:
+        generation = native.generation
         call = _learn(op, key, Operands(a, b, scaled=alpha != 1.0))
+        result = call(a, b, pa, pb, alpha)
+        if alpha == 1.0 and key in op.hits:
+            native.offer(generation, op.number, call, result, a, b)
+        return result
     return call(a, b, pa, pb, alpha)
 
 
@@ -92,7 +99,12 @@ def product_into(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | N
         return _NOT_IN_MEMORY
     call = op.hits.get(key)
     if call is None:
+        generation = native.generation
         call = _learn(op, key, Operands(a, b, out, dtype_out=dtype_out))
+        result = call(a, b, pa, pb, 1.0, None, 0, 0.0, *(() if out is None else (out,)))
+        if key in op.hits:
+            native.offer(generation, op.number, call, result, a, b, out=out, dtype_out=dtype_out)
+        return result
     if out is None:
         return call(a, b, pa, pb)
     return call(a, b, pa, pb, 1.0, None, 0, 0.0, out)
@@ -116,7 +128,12 @@ def fused(op: Op, d: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: float
         return _NOT_IN_MEMORY
     call = op.hits.get(key)
     if call is None:
+        generation = native.generation
         call = _learn_fused(op, key, d, a, b, beta, alpha, out)
+        result = call(a, b, pa, pb, alpha, d, pd, beta, *(() if out is None else (out,)))
+        if key in op.hits:
+            native.offer(generation, op.number, call, result, a, b, d, out, alpha, beta)
+        return result
     if out is None:
         return call(a, b, pa, pb, alpha, d, pd, beta)
     return call(a, b, pa, pb, alpha, d, pd, beta, out)
@@ -175,6 +192,8 @@ def _judging(call: Call) -> Call:
         if out is None:
             return call(a, b, pa, pb, alpha, d, pd, beta)
         return call(a, b, pa, pb, alpha, d, pd, beta, out)
+    if (bound := getattr(call, "bound", None)) is not None:
+        judged.bound = bound  # type: ignore[attr-defined]
     return judged
 
 
@@ -217,6 +236,7 @@ def _refusing(reason: Declined) -> Call:
 def _forget_calls() -> None:
     for op in _ops:
         op.hits = {}
+    native.forget()
 
 
 def _after_fork() -> None:

@@ -22,7 +22,7 @@ from torch.utils._device import DeviceContext
 from tritongemm import settings
 from tritongemm.activations import Name as Activation
 from tritongemm.errors import UnsupportedError, UsageError
-from tritongemm.ops import autograd, compiled
+from tritongemm.ops import autograd, compiled, native
 from tritongemm.ops.autocast import cast
 from tritongemm.ops.autograd import ACTIVATE
 from tritongemm.ops.declined import Declined
@@ -135,6 +135,9 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *,
         _activated_linear, activation)
     if bias is None:
         return _multiplied(theirs, op, input, weight, None, None, strict)
+    if (native.run is not None and not _compiling()
+            and (known := native.run(op.number, input, weight, bias)) is not None):
+        return known
     if not _compiling() and (run := _way(input, weight)) and (run := _adding(run, bias)):
         result = run(op, bias, input, weight)
         if not isinstance(result, Declined):
@@ -177,6 +180,9 @@ def _multiplied(theirs: Callable[..., Tensor], op: Op, a: Tensor, b: Tensor,
                 out_dtype: torch.dtype | None, out: Tensor | None, strict: bool) -> Tensor:
     """A product by ``op``, or by torch's function ``theirs``."""
     if out is None and out_dtype is None:
+        if (native.run is not None and not _compiling()
+                and (known := native.run(op.number, a, b)) is not None):
+            return known
         if not _compiling() and (run := _way(a, b)) is not None:
             result = run(op, a, b)
             if not isinstance(result, Declined):

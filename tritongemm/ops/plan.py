@@ -59,12 +59,20 @@ class Plan:
         launches = launches_of(problem, config, device, geometry)
         binaries, self.report = build_launches(launches, device.arch)
         self.operands = _operands(launches)
-        launchers = [Launcher(launch, binary, index, (*self.operands, SCRATCH))
-                     for launch, binary in zip(launches, binaries)]
-        self.at = _launching(launchers, max(launch.scratch_bytes for launch in launches), index)
+        self._launchers = [Launcher(launch, binary, index, (*self.operands, SCRATCH))
+                           for launch, binary in zip(launches, binaries)]
+        self._scratch_bytes = max(launch.scratch_bytes for launch in launches)
+        self.at = _launching(self._launchers, self._scratch_bytes, index)
         if settings.current().profile:
             self.at = _in_a_range(self.at, f"tritongemm {problem} {config}")
         self._reads_d = epilogue_of(problem.epilogue).reads_d
+
+    def native_launches(self) -> tuple[int, int, list[dict[str, object]], int]:
+        """The arguments of the native dispatcher's ``plan``: the driver's functions, the launches,
+        the bytes of scratch. Raises LaunchError before a first launch."""
+        from tritongemm.kernels.driver import addresses
+
+        return (*addresses(), [x.exported() for x in self._launchers], self._scratch_bytes)
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor,
                  d: torch.Tensor | None = None, alpha: float = 1.0, beta: float = 1.0,

@@ -1,0 +1,284 @@
+"""Repeated calls are answered in C++ as the Python path answered them the first time."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+import tritongemm as tg
+from tritongemm import settings
+from tritongemm.integration import override as overriding
+from tritongemm.ops import execute, native
+
+pytestmark = pytest.mark.thorough
+
+
+def drawn(*shape: int, dtype=torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64).to(dtype)
+
+
+def twice(driver, call):
+    """The results of a call by the Python path and by the native one."""
+    first = call()
+    assert (driver.by_python, driver.by_native) == (1, 0)
+    second = call()
+    assert (driver.by_python, driver.by_native) == (1, 1)
+    return first, second
+
+
+CALLS = {
+    "mm": lambda: (tg.mm, drawn(33, 17), drawn(17, 40)),
+    "transposed": lambda: (tg.mm, drawn(17, 33).T, drawn(40, 17).T),
+    "strided": lambda: (tg.mm, drawn(33, 64)[:, 3:20], drawn(17, 40)),
+    "bmm": lambda: (tg.bmm, drawn(3, 33, 17), drawn(3, 17, 40)),
+    "folded": lambda: (tg.matmul, drawn(2, 5, 17), drawn(17, 40)),
+    "bf16": lambda: (tg.mm, drawn(33, 17, dtype=torch.bfloat16),
+                     drawn(17, 40, dtype=torch.bfloat16)),
+    "linear": lambda: (tg.linear, drawn(5, 33, 17), drawn(40, 17)),
+    "biased": lambda: (tg.linear, drawn(33, 17), drawn(40, 17), drawn(40)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_repeated_call_is_launched_natively_with_the_same_result(driver, name):
+    function, *operands = CALLS[name]()
+    first, second = twice(driver, lambda: function(*operands))
+    assert torch.equal(first, second)
+    assert first.stride() == second.stride() and first.dtype == second.dtype
+    assert not second.requires_grad
+    other = [2 * x for x in operands]  # other addresses, and perhaps another alignment
+    expected = 4 * first if len(operands) == 2 else 4 * (first - operands[2]) + other[2]
+    torch.testing.assert_close(function(*other), expected, rtol=2e-2, atol=2e-2)
+
+
+def test_an_activation_runs_natively(driver):
+    x, w, bias = drawn(33, 17), drawn(40, 17), drawn(40)
+    first, second = twice(driver, lambda: tg.linear(x, w, bias, activation="gelu"))
+    assert torch.equal(first, second)
+    torch.testing.assert_close(second, torch.nn.functional.gelu(x @ w.T + bias))
+
+
+OVERRIDDEN = {
+    "mm": lambda a, b, d: torch.mm(a, b),
+    "mm.out": lambda a, b, d: torch.mm(a, b, out=torch.empty(33, 40)),
+    "addmm": lambda a, b, d: torch.addmm(d, a, b, beta=0.5, alpha=-2),
+    "addmm of a bias": lambda a, b, d: torch.addmm(d[0], a, b),
+    "addmm.out": lambda a, b, d: torch.addmm(d, a, b, out=torch.empty(33, 40)),
+    "addmm_": lambda a, b, d: d.clone().addmm_(a, b),
+    "bmm": lambda a, b, d: torch.bmm(a[None], b[None]),
+    "bmm.out": lambda a, b, d: torch.bmm(a[None], b[None], out=torch.empty(1, 33, 40)),
+    "baddbmm": lambda a, b, d: torch.baddbmm(d[None], a[None], b[None], beta=3),
+    "baddbmm_": lambda a, b, d: d[None].clone().baddbmm_(a[None], b[None]),
+}
+
+
+@pytest.mark.parametrize("name", OVERRIDDEN)
+def test_torchs_own_calls_are_launched_natively_under_override(driver, name):
+    a, b, d = drawn(33, 17), drawn(17, 40), drawn(33, 40)
+    expected = OVERRIDDEN[name](a, b, d)
+    tg.override_report(clear=True)
+    with tg.override(min_flops=0):
+        first, second = twice(driver, lambda: OVERRIDDEN[name](a, b, d))
+        assert tg.override_report().taken == 2
+    torch.testing.assert_close(first, expected)
+    assert torch.equal(first, second)
+    assert torch.equal(OVERRIDDEN[name](a, b, d), expected)  # torch's own again
+    assert (driver.by_python, driver.by_native) == (1, 1)
+
+
+def test_gradients_under_override_are_those_of_torch(driver):
+    a, b = drawn(33, 17).requires_grad_(), drawn(17, 40).requires_grad_()
+    with tg.override(min_flops=0):
+        for _ in range(3):
+            a.grad = b.grad = None
+            torch.mm(a, b).square().sum().backward()
+    assert driver.by_native == 6 and driver.by_python == 3
+    c, d = (x.detach().double().requires_grad_() for x in (a, b))
+    torch.mm(c, d).square().sum().backward()
+    # A sum of 40 products, each of a sum of 17, of magnitudes to 300.
+    torch.testing.assert_close(a.grad.double(), c.grad, rtol=0, atol=2e-4)
+    torch.testing.assert_close(b.grad.double(), d.grad, rtol=0, atol=2e-4)
+
+
+def test_a_gradient_a_mode_or_autocast_goes_to_the_python_path(driver):
+    a, b = drawn(33, 17), drawn(17, 40)
+    twice(driver, lambda: tg.mm(a, b))
+    wanting = a.clone().requires_grad_()
+    assert tg.mm(wanting, b).requires_grad
+    assert driver.by_native == 1
+    with torch.no_grad():
+        assert not tg.mm(wanting, b).requires_grad
+    assert driver.by_native == 2
+    with torch.autocast("cpu", torch.bfloat16):
+        assert tg.mm(a, b).dtype is torch.bfloat16
+    assert torch.func.vmap(lambda x: tg.mm(x, b))(a[None]).shape == (1, 33, 40)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(a, torch.ones_like(a))
+        tangent = torch.autograd.forward_ad.unpack_dual(tg.mm(dual, b)).tangent
+        torch.testing.assert_close(tangent, torch.ones_like(a) @ b)
+    assert driver.by_native == 2
+    with torch.inference_mode():
+        assert tg.mm(a, b).is_inference()
+    assert driver.by_native == 3
+
+
+class Sub(torch.Tensor):
+    """A sub-class, whose calls are torch's."""
+
+
+def test_a_sub_class_stays_one(driver):
+    a, b = drawn(33, 17), drawn(17, 40)
+    twice(driver, lambda: tg.mm(a, b))
+    assert isinstance(tg.mm(a.as_subclass(Sub), b), Sub)
+    assert driver.by_native == 1
+
+
+@pytest.mark.parametrize("change", ("shape", "stride", "dtype", "alignment"))
+def test_a_call_that_differs_is_another_one(driver, change):
+    a, b = drawn(32, 16), drawn(16, 40)
+    twice(driver, lambda: tg.mm(a, b))
+    other = {"shape": lambda: a[:31], "stride": lambda: a.T.contiguous().T,
+             "dtype": lambda: a.to(torch.bfloat16),
+             "alignment": lambda: torch.empty(32 * 16 + 1)[1:].view(32, 16).copy_(a)}[change]()
+    tg.mm(other, b.to(other.dtype))
+    assert (driver.by_python, driver.by_native) == (2, 1)
+
+
+def test_results_that_share_memory_with_an_operand_are_as_if_they_did_not(driver):
+    memory = drawn(64, 64)
+    b = drawn(32, 32)
+    with tg.override(min_flops=0):
+        for _ in range(2):
+            torch.mm(memory[:32, :32].clone(), b, out=memory[32:, 32:])
+        before = memory.clone()
+        out = memory[:32, :32]
+        torch.mm(out, b, out=out)
+    torch.testing.assert_close(memory[:32, :32], before[:32, :32] @ b)
+
+
+def test_a_changed_setting_empties_the_table(driver):
+    a, b = drawn(33, 17), drawn(17, 40)
+    twice(driver, lambda: tg.mm(a, b))
+    assert native.module.size() == 1
+    with settings.override(policy="own"):
+        assert native.module.size() == 0
+        tg.mm(a, b)
+    assert (driver.by_python, driver.by_native) == (2, 1)
+
+
+def test_an_answer_from_before_a_change_is_not_kept(driver):
+    a, b = drawn(33, 17), drawn(17, 40)
+    generation = native.generation
+    execute.clear_plans()
+    native.module.refuse(generation, 0, a, b, None, None, 1.0, 0.0, None, "late")
+    assert native.module.size() == 0
+
+
+def test_a_launch_that_fails_goes_through_the_python_path(driver):
+    a, b = drawn(33, 17), drawn(17, 40)
+    first, _ = twice(driver, lambda: tg.mm(a, b))
+    driver.status = 700
+    assert torch.equal(tg.mm(a, b), first)
+    assert (driver.by_python, driver.by_native) == (2, 1)
+
+
+def test_scratch_and_several_launches(driver):
+    driver.scratch_bytes, driver.launches = 1000, 2
+    a, b = drawn(33, 17), drawn(17, 40)
+    first = tg.mm(a, b)
+    assert torch.equal(tg.mm(a, b), first)
+    assert driver.by_native == 2 and driver.scratch[0] == driver.scratch[1] != 0
+
+
+def test_a_later_launch_that_fails_is_an_error(driver):
+    driver.launches = 2
+    a, b = drawn(33, 17), drawn(17, 40)
+    tg.mm(a, b)
+    driver.fails_from = 2
+    with pytest.raises(RuntimeError, match="refused launch 2 of 2"):
+        tg.mm(a, b)
+
+
+def test_what_is_torchs_is_counted_with_its_reason(driver):
+    a, b = drawn(33, 17).double(), drawn(17, 40).double()
+    tg.override_report(clear=True)
+    with tg.override(min_flops=1e5):
+        for _ in range(3):
+            torch.mm(a, b)
+        torch.mm(drawn(2, 2), drawn(2, 2))
+        torch.mm(drawn(0, 2), drawn(2, 200))
+        report = tg.override_report()
+    mm, = (x for x in report.calls if x.name == "mm")
+    assert mm.taken == 0 and driver.by_python == 0
+    assert mm.declined == {"fewer flops than min_flops": 5}
+
+
+def test_a_dtype_that_no_kernel_takes_is_torchs_without_the_python_path(driver, monkeypatch):
+    a, b = drawn(33, 17).double(), drawn(17, 40).double()
+    tg.override_report(clear=True)
+    refused = []
+    monkeypatch.setattr(native, "refuse", lambda *x, refuse=native.refuse, **y: (
+        refused.append(x), refuse(*x, **y)))
+    with tg.override(min_flops=0):
+        for _ in range(3):
+            assert torch.equal(torch.mm(a, b), a.mm(b))
+        report = tg.override_report()
+    assert len(refused) == 1  # the Python path was asked once
+    mm, = (x for x in report.calls if x.name == "mm")
+    assert mm.declined == {"dtypes are torch.float64 and torch.float64": 6}
+
+
+def test_an_error_is_torchs(driver):
+    a, b = drawn(33, 17), drawn(17, 40)
+    with tg.override(min_flops=0):
+        torch.mm(a, b)
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            torch.mm(a, a)
+        with pytest.raises(RuntimeError):
+            torch.mm(a, b[0])
+
+
+def test_overrides_nest_and_leave_in_any_order(driver):
+    a, b = drawn(33, 17), drawn(17, 40)
+    expected = torch.mm(a, b)
+    one, two = tg.override(min_flops=0), tg.override("mm", min_flops=1e9)
+    one.__enter__()
+    torch.mm(a, b)
+    two.__enter__()
+    assert torch.equal(torch.mm(a, b), expected) and driver.by_native == 0
+    one.__exit__()
+    torch.mm(a, b)
+    two.__exit__()
+    assert driver.by_native == 0 and driver.by_python == 1
+    assert overriding.override_report().active == ()
+    with tg.override(min_flops=0):
+        torch.mm(a, b)
+    assert driver.by_native == 1
+
+
+def test_threads_get_their_own_results(driver):
+    pairs = [(drawn(33, 17), drawn(17, 40)) for _ in range(8)]
+    wrong = []
+
+    def work(a, b):
+        for _ in range(100):
+            if not torch.allclose(torch.mm(a, b), (a.double() @ b.double()).float(), atol=1e-5):
+                wrong.append(1)
+
+    with tg.override(min_flops=0):
+        threads = [threading.Thread(target=work, args=pair) for pair in pairs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not wrong and driver.by_native > 700
+
+
+def test_a_recorded_or_strict_override_keeps_to_the_python_path(driver):
+    a, b = drawn(33, 17), drawn(17, 40)
+    with tg.override(strict=True):
+        torch.mm(a, b)
+        torch.mm(a, b)
+    assert (driver.by_python, driver.by_native) == (2, 0)

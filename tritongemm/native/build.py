@@ -1,0 +1,90 @@
+"""Compiles ``dispatcher.cpp`` for the torch and the Python of this process.
+
+torch's C++ interface changes from one minor version to the next, so the library is kept in the
+cache folder under a key of its source, torch's version and Python's.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from pathlib import Path
+
+import filelock
+
+from tritongemm import settings
+from tritongemm.errors import CompileError
+
+SOURCE = Path(__file__).with_name("dispatcher.cpp")
+#: The name under which the library is imported.
+MODULE = "_dispatcher"
+_COMPILERS = ("c++", "g++", "clang++")
+_SECONDS = 600
+
+
+@functools.cache
+def _key() -> str:
+    import torch
+
+    parts = (SOURCE.read_bytes(), torch.__version__.encode(),
+             str(sysconfig.get_config_var("SOABI")).encode())
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+def library() -> Path:
+    """Where the library of this torch and this Python is, or will be."""
+    return settings.cache_root() / "native" / _key() / f"{MODULE}.so"
+
+
+def command(compiler: str, target: Path) -> list[str]:
+    """The command line that compiles and links the library."""
+    import torch
+
+    root = Path(torch.__file__).parent
+    include = root / "include"
+    headers = (include, include / "torch" / "csrc" / "api" / "include",
+               sysconfig.get_paths()["include"])
+    return [compiler, "-O2", "-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", "-w",
+            f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+            *(f"-I{path}" for path in headers), str(SOURCE), "-o", str(target),
+            f"-L{root / 'lib'}", "-ltorch_python", "-ltorch", "-ltorch_cpu", "-lc10"]
+
+
+def build(*, again: bool = False) -> Path:
+    """Compiles the library, unless it is there; ``again``: in any case. Takes about 20 s.
+
+    Returns:
+        Its path.
+
+    Raises:
+        CompileError: there is no C++ compiler, or it fails; with what it said last.
+    """
+    target = library()
+    if target.exists() and not again:
+        return target
+    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    if compiler is None:
+        raise CompileError(f"no C++ compiler: none of {', '.join(_COMPILERS)} is on PATH. Install "
+                           "one; without it the Python path runs every call")
+    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (filelock.FileLock(target.with_suffix(".lock")),
+          tempfile.TemporaryDirectory(dir=target.parent) as folder):
+        if target.exists() and not again:  # another process has made it meanwhile
+            return target
+        made = Path(folder, target.name)
+        try:
+            done = subprocess.run(command(compiler, made), capture_output=True, text=True,
+                                  timeout=_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            raise CompileError(f"{compiler} took more than {_SECONDS} s for {SOURCE.name}"
+                               ) from error
+        if done.returncode:
+            last = "\n".join(done.stderr.strip().splitlines()[-12:])
+            raise CompileError(f"{compiler} could not compile {SOURCE.name}:\n{last}")
+        made.chmod(0o700)
+        made.replace(target)
+    return target

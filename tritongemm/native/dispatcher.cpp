@@ -1,0 +1,708 @@
+// Known products in C++: a table from what a call depends on to its plan, and the launch.
+//
+// The Python path (tritongemm/ops) decides everything: which problem a call is, which config runs
+// it, what is torch's. It then offers the answer to this table. A later call that is alike in all
+// that the answer depends on is found here and launched, through either door: `run` for
+// tritongemm's own functions, `Entry` for aten's operations in torch's dispatcher, which calls it
+// without the interpreter lock. Whatever is not found here, and whatever fails here, goes to the
+// Python path, which is the reference for every behaviour.
+//
+// Thread safety: the table is read under a shared lock. A launch works on a copy of its parameters
+// on the stack, so that plans need no lock.
+
+#define PY_SSIZE_T_CLEAN
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <ATen/Context.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/library.h>
+
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <shared_mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace {
+
+// ---- plans --------------------------------------------------------------------------------------
+
+// CUlaunchConfig and CUlaunchAttribute (cuda.h), whose layout the driver's ABI fixes.
+struct LaunchConfig {
+  unsigned grid[3], block[3], shared;
+  void* stream;
+  const void* attributes;
+  unsigned count;
+};
+using LaunchKernel = int (*)(const LaunchConfig*, void* kernel, void** parameters, void** extra);
+using ReplaceAddress = int (*)(void* map, void* address);
+
+// What a call brings, by index: addresses of a, b, c, d; alpha, beta; the address of scratch.
+constexpr int A = 0, B = 1, C = 2, D = 3, ALPHA = 4, BETA = 5, SCRATCH = 6, VALUES = 7;
+struct Values {
+  uint64_t address[VALUES] = {};
+  double number[VALUES] = {};
+};
+
+struct Patch {
+  uint32_t offset, value;
+  int64_t added;
+};
+
+constexpr size_t MAX_PARAMETER_BYTES = 4096, MAX_PARAMETERS = 128;
+
+struct Launch {
+  LaunchConfig config{};
+  void* kernel = nullptr;
+  std::string attributes, parameters;
+  std::vector<uint32_t> offsets;
+  std::vector<Patch> words, floats, maps;
+};
+
+struct Plan {
+  LaunchKernel launch_kernel = nullptr;
+  ReplaceAddress replace_address = nullptr;
+  std::vector<Launch> launches;
+  int64_t scratch_bytes = 0;
+
+  // False where the driver refused the first launch, so that nothing has run. Throws where it
+  // refused a later one: C may have been written, and D may be C.
+  bool run(Values& values, void* stream, c10::Device device) const {
+    at::DataPtr scratch;  // back to the allocator at once: reused in the order of this stream
+    if (scratch_bytes) {
+      scratch = c10::GetAllocator(device.type())->allocate(scratch_bytes);
+      values.address[SCRATCH] = reinterpret_cast<uint64_t>(scratch.get());
+    }
+    for (const Launch& x : launches) {
+      alignas(64) char parameters[MAX_PARAMETER_BYTES];
+      void* pointers[MAX_PARAMETERS];
+      std::memcpy(parameters, x.parameters.data(), x.parameters.size());
+      for (const Patch& p : x.words) {
+        uint64_t address = values.address[p.value] + p.added;
+        std::memcpy(parameters + p.offset, &address, sizeof address);
+      }
+      for (const Patch& p : x.floats) {
+        float number = static_cast<float>(values.number[p.value]);
+        std::memcpy(parameters + p.offset, &number, sizeof number);
+      }
+      for (const Patch& p : x.maps) {
+        uint64_t address = values.address[p.value] + p.added;
+        if ((address & 15) ||
+            replace_address(parameters + p.offset, reinterpret_cast<void*>(address)))
+          return refused(x);
+      }
+      for (size_t i = 0; i < x.offsets.size(); ++i) pointers[i] = parameters + x.offsets[i];
+      LaunchConfig config = x.config;
+      config.stream = stream;
+      config.attributes = x.attributes.data();
+      if (launch_kernel(&config, x.kernel, pointers, nullptr)) return refused(x);
+    }
+    return true;
+  }
+
+  bool refused(const Launch& x) const {
+    TORCH_CHECK(&x == launches.data(), "tritongemm: the CUDA driver refused launch ",
+                &x - launches.data() + 1, " of ", launches.size(), " of a product");
+    return false;
+  }
+};
+
+// ---- the table ----------------------------------------------------------------------------------
+
+struct Operands {
+  const at::Tensor* a = nullptr;
+  const at::Tensor* b = nullptr;
+  const at::Tensor* d = nullptr;
+  const at::Tensor* out = nullptr;
+  double alpha = 1, beta = 0;
+  int dtype_out = -1;
+};
+
+constexpr int MAX_RANK = 5;
+constexpr size_t MAX_WORDS = 2 + 4 * (1 + 2 * MAX_RANK);
+
+struct Key {
+  size_t count = 0;
+  std::array<uint64_t, MAX_WORDS> words;
+
+  void add(uint64_t word) { words[count++] = word; }
+  bool operator==(const Key& other) const {
+    return count == other.count &&
+           !std::memcmp(words.data(), other.words.data(), count * sizeof(uint64_t));
+  }
+};
+
+struct Hash {
+  size_t operator()(const Key& key) const {
+    uint64_t h = 0x9E3779B97F4A7C15ull * (key.count + 1);  // 2^64 / the golden ratio
+    for (size_t i = 0; i < key.count; ++i) {
+      h ^= key.words[i];
+      h *= 0xFF51AFD7ED558CCDull;  // a constant of MurmurHash3's finaliser
+      h ^= h >> 32;
+    }
+    return h;
+  }
+};
+
+struct Spans {
+  int64_t a = 0, b = 0, c = 0, d = 0;
+  bool in_place = false;  // D may be C itself
+};
+
+// An answer: a plan, or with `plan` null why the call is torch's.
+struct Answer {
+  std::shared_ptr<const Plan> plan;
+  int reason = 0;
+  std::vector<int64_t> shape, strides;
+  at::ScalarType dtype = at::kFloat;
+  Spans spans;
+};
+
+std::shared_mutex table_lock;
+std::unordered_map<Key, std::shared_ptr<const Answer>, Hash> table;
+size_t table_limit = 4096;
+// Of the answers: one that was found before the table was emptied must not get into it.
+int64_t generation = 0;
+
+bool usable(const at::Tensor& x) {
+  return x.defined() && x.layout() == at::kStrided && x.has_storage() && x.dim() <= MAX_RANK &&
+         (x.is_cuda() || x.is_cpu());
+}
+
+void add_tensor(Key& key, const at::Tensor& x, uint64_t address) {
+  key.add(static_cast<uint64_t>(x.dim()) | static_cast<uint64_t>(x.scalar_type()) << 8 |
+          static_cast<uint64_t>(static_cast<uint8_t>(x.device().type())) << 16 |
+          static_cast<uint64_t>(static_cast<uint8_t>(x.device().index())) << 24 |
+          (address & 15) << 32);
+  for (int64_t size : x.sizes()) key.add(size);
+  for (int64_t stride : x.strides()) key.add(stride);
+}
+
+bool tf32() {
+  return at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) ==
+         at::Float32Precision::TF32;
+}
+
+uint64_t address_of(const at::Tensor& x) {
+  return reinterpret_cast<uint64_t>(x.const_data_ptr());
+}
+
+// Fills in the key and the addresses; false for what this table does not hold.
+bool read(int operation, const Operands& x, Key& key, Values& values) {
+  if (!usable(*x.a) || !usable(*x.b) || (x.d && !usable(*x.d)) || (x.out && !usable(*x.out)))
+    return false;
+  values.address[A] = address_of(*x.a);
+  values.address[B] = address_of(*x.b);
+  values.address[D] = x.d ? address_of(*x.d) : 0;
+  values.address[C] = x.out ? address_of(*x.out) : 0;
+  // Empty tensors, lazy zeros and freed storages.
+  if (!values.address[A] || !values.address[B] || (x.d && !values.address[D]) ||
+      (x.out && !values.address[C]))
+    return false;
+  values.number[ALPHA] = x.alpha;
+  values.number[BETA] = x.beta;
+  bool fp32 = x.a->scalar_type() == at::kFloat;
+  key.add(static_cast<uint64_t>(operation) | static_cast<uint64_t>(x.d != nullptr) << 16 |
+          static_cast<uint64_t>(x.out != nullptr) << 17 |
+          static_cast<uint64_t>(x.alpha == 1) << 18 | static_cast<uint64_t>(x.beta == 1) << 19 |
+          static_cast<uint64_t>(x.beta == 0) << 20 | static_cast<uint64_t>(fp32 && tf32()) << 21 |
+          static_cast<uint64_t>(x.dtype_out + 1) << 32);
+  add_tensor(key, *x.a, values.address[A]);
+  add_tensor(key, *x.b, values.address[B]);
+  if (x.d) add_tensor(key, *x.d, values.address[D]);
+  if (x.out) add_tensor(key, *x.out, values.address[C]);
+  return true;
+}
+
+std::shared_ptr<const Answer> find(const Key& key) {
+  std::shared_lock<std::shared_mutex> lock(table_lock);
+  auto found = table.find(key);
+  return found == table.end() ? nullptr : found->second;
+}
+
+bool overlap(uint64_t x, int64_t x_bytes, uint64_t y, int64_t y_bytes) {
+  return x < y + y_bytes && y < x + x_bytes;
+}
+
+// Factors that the Python path would take without looking at them again (ops/execute.judge).
+bool usual(double alpha, double beta) {
+  auto within = [](double x) { return std::abs(x) >= 0x1p-126 && std::abs(x) <= 0x1p62; };
+  return within(alpha) && (beta == 0 || within(beta));
+}
+
+enum class Verdict { UNKNOWN, TORCHS, DONE };
+
+Verdict run(int operation, const Operands& x, at::Tensor& result, int& reason) {
+  Key key;
+  Values values;
+  if (!read(operation, x, key, values)) return Verdict::UNKNOWN;
+  std::shared_ptr<const Answer> answer = find(key);
+  if (!answer) return Verdict::UNKNOWN;
+  if (x.d && !usual(x.alpha, x.beta)) return Verdict::UNKNOWN;
+  if (!answer->plan) {
+    reason = answer->reason;
+    return Verdict::TORCHS;
+  }
+  c10::Device device = x.a->device();
+  if (x.out) {
+    const Spans& spans = answer->spans;
+    uint64_t c = values.address[C];
+    if (overlap(c, spans.c, values.address[A], spans.a) ||
+        overlap(c, spans.c, values.address[B], spans.b) ||
+        (x.d && overlap(c, spans.c, values.address[D], spans.d) &&
+         !(spans.in_place && c == values.address[D])))
+      return Verdict::UNKNOWN;
+    result = *x.out;
+  } else {
+    result = at::Tensor(at::detail::empty_strided_generic(
+        answer->shape, answer->strides, c10::GetAllocator(device.type()),
+        c10::DispatchKeySet(device.is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU),
+        answer->dtype));
+    values.address[C] = reinterpret_cast<uint64_t>(result.mutable_data_ptr());
+  }
+  void* stream = nullptr;
+  if (device.is_cuda())
+    stream = c10::impl::getDeviceGuardImpl(c10::DeviceType::CUDA)->getStream(device)
+                 .native_handle();
+  if (!answer->plan->run(values, stream, device)) return Verdict::UNKNOWN;
+  return Verdict::DONE;
+}
+
+// ---- reasons ------------------------------------------------------------------------------------
+
+constexpr int MAX_REASONS = 128, FEWER_FLOPS = 0, NOTHING = 1, OTHER_REASONS = 2;
+std::mutex reasons_lock;
+std::vector<std::string> reasons;
+
+int reason_number(const std::string& text) {
+  std::lock_guard<std::mutex> lock(reasons_lock);
+  for (size_t i = 0; i < reasons.size(); ++i)
+    if (reasons[i] == text) return static_cast<int>(i);
+  if (reasons.size() >= MAX_REASONS) return OTHER_REASONS;
+  reasons.push_back(text);
+  return static_cast<int>(reasons.size() - 1);
+}
+
+// ---- entries in torch's dispatcher --------------------------------------------------------------
+
+// How an overload has its operands on the stack.
+enum class Form { PRODUCT, PRODUCT_OUT, SUM, SUM_OUT, SUM_IN_PLACE };
+
+struct Slot {
+  int operation;
+  Form form;
+  double least;  // products (batch * M * N * K) below which a call is torch's
+  c10::SafeKernelFunction torchs, python;
+  std::atomic<int64_t> taken{0};
+  std::array<std::atomic<int64_t>, MAX_REASONS> declined{};
+
+  Slot(int operation, Form form, double least, c10::SafeKernelFunction torchs,
+       c10::SafeKernelFunction python)
+      : operation(operation), form(form), least(least), torchs(std::move(torchs)),
+        python(std::move(python)) {}
+};
+
+bool number(const c10::IValue& value, double& found) {
+  if (value.isDouble()) found = value.toDouble();
+  else if (value.isInt()) found = static_cast<double>(value.toInt());
+  else if (value.isBool()) found = value.toBool();
+  else return false;
+  return true;
+}
+
+struct Entry final : c10::OperatorKernel {
+  explicit Entry(std::shared_ptr<Slot> slot) : slot(std::move(slot)) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                  torch::jit::Stack* stack) {
+    std::shared_ptr<Slot> held = slot;  // this functor may be removed while torch's kernel runs
+    Slot& s = *held;
+    size_t arguments = op.schema().arguments().size();
+    const c10::IValue* x = stack->data() + (stack->size() - arguments);
+    Operands operands;
+    bool sum = s.form != Form::PRODUCT && s.form != Form::PRODUCT_OUT;
+    bool known = true;
+    int reason = 0;
+    at::Tensor result;
+    Verdict verdict = Verdict::UNKNOWN;
+    operands.a = &x[sum ? 1 : 0].toTensor();
+    operands.b = &x[sum ? 2 : 1].toTensor();
+    if (sum) {
+      operands.d = &x[0].toTensor();
+      known = number(x[3], operands.beta) && number(x[4], operands.alpha);
+      if (s.form == Form::SUM_OUT) operands.out = &x[5].toTensor();
+      if (s.form == Form::SUM_IN_PLACE) operands.out = operands.d;
+    } else if (s.form == Form::PRODUCT_OUT) {
+      operands.out = &x[2].toTensor();
+    }
+    if (known && operands.b->dim()) {
+      double products = static_cast<double>(operands.a->numel()) *
+                        static_cast<double>(operands.b->size(-1));
+      if (products < s.least || !products) {
+        reason = products < s.least ? FEWER_FLOPS : NOTHING;
+        verdict = Verdict::TORCHS;
+      } else {
+        verdict = run(s.operation, operands, result, reason);
+      }
+    }
+    if (verdict == Verdict::DONE) {
+      s.taken.fetch_add(1, std::memory_order_relaxed);
+      torch::jit::drop(*stack, arguments);
+      stack->emplace_back(std::move(result));
+    } else if (verdict == Verdict::TORCHS) {
+      s.declined[reason].fetch_add(1, std::memory_order_relaxed);
+      s.torchs.callBoxed(op, keys, stack);
+    } else {
+      s.python.callBoxed(op, keys, stack);
+    }
+  }
+
+  std::shared_ptr<Slot> slot;
+};
+
+struct Installed {
+  std::shared_ptr<Slot> slot;
+  std::unique_ptr<torch::Library> library;
+};
+
+// ---- Python -------------------------------------------------------------------------------------
+
+template <class T>
+void destroy(PyObject* capsule) {
+  delete static_cast<T*>(PyCapsule_GetPointer(capsule, PyCapsule_GetName(capsule)));
+}
+
+template <class T>
+PyObject* capsule_of(T&& value, const char* name) {
+  using V = std::decay_t<T>;
+  return PyCapsule_New(new V(std::forward<T>(value)), name, destroy<V>);
+}
+
+template <class T>
+T* content(PyObject* capsule, const char* name) {
+  return static_cast<T*>(PyCapsule_GetPointer(capsule, name));
+}
+
+constexpr const char* PLAN = "tritongemm.Plan";
+constexpr const char* INSTALLED = "tritongemm.Installed";
+constexpr const char* KERNEL = "tritongemm.Kernel";
+
+template <class F>
+PyObject* translated(F&& f) {
+  try {
+    return f();
+  } catch (py::error_already_set& error) {
+    error.restore();
+  } catch (python_error& error) {
+    error.restore();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
+
+void* pointer(const py::handle& value) { return reinterpret_cast<void*>(value.cast<uintptr_t>()); }
+
+std::vector<Patch> patches(const py::handle& list) {
+  std::vector<Patch> found;
+  for (auto x : list) {
+    auto item = x.cast<py::tuple>();
+    found.push_back({item[0].cast<uint32_t>(), item[1].cast<uint32_t>(),
+                     item[2].cast<int64_t>()});
+    if (found.back().value >= VALUES) throw std::invalid_argument("no such value of a call");
+  }
+  return found;
+}
+
+// plan(launch, replace, launches, scratch_bytes): launch and replace are the addresses of
+// cuLaunchKernelEx and cuTensorMapReplaceAddress. A launch is a dict.
+PyObject* make_plan(PyObject*, PyObject* args) {
+  return translated([&]() -> PyObject* {
+    auto given = py::reinterpret_borrow<py::tuple>(args);
+    auto plan = std::make_shared<Plan>();
+    plan->launch_kernel = reinterpret_cast<LaunchKernel>(pointer(given[0]));
+    plan->replace_address = reinterpret_cast<ReplaceAddress>(pointer(given[1]));
+    for (auto item : given[2]) {
+      Launch x;
+      auto grid = item["grid"].cast<std::array<unsigned, 3>>();
+      auto block = item["block"].cast<std::array<unsigned, 3>>();
+      std::copy(grid.begin(), grid.end(), x.config.grid);
+      std::copy(block.begin(), block.end(), x.config.block);
+      x.config.shared = item["shared"].cast<unsigned>();
+      x.config.count = item["count"].cast<unsigned>();
+      x.kernel = pointer(item["kernel"]);
+      x.attributes = item["attributes"].cast<std::string>();
+      x.parameters = item["parameters"].cast<std::string>();
+      x.offsets = item["offsets"].cast<std::vector<uint32_t>>();
+      x.words = patches(item["words"]);
+      x.floats = patches(item["floats"]);
+      x.maps = patches(item["maps"]);
+      if (x.parameters.size() > MAX_PARAMETER_BYTES || x.offsets.size() > MAX_PARAMETERS)
+        throw std::invalid_argument("a launch has more parameters than this module copies");
+      auto inside = [&](const std::vector<Patch>& list, size_t bytes) {
+        for (const Patch& p : list)
+          if (p.offset + bytes > x.parameters.size())
+            throw std::invalid_argument("a value lies outside the parameters");
+      };
+      inside(x.words, 8);
+      inside(x.floats, 4);
+      inside(x.maps, 128);
+      plan->launches.push_back(std::move(x));
+    }
+    plan->scratch_bytes = given[3].cast<int64_t>();
+    return capsule_of(std::shared_ptr<const Plan>(std::move(plan)), PLAN);
+  });
+}
+
+const at::Tensor* tensor(PyObject* object) {
+  if (object == Py_None) return nullptr;
+  if (!THPVariable_Check(object)) throw std::invalid_argument("an operand is no tensor");
+  return &THPVariable_Unpack(object);
+}
+
+bool operands_of(PyObject* const* args, Operands& x) {
+  x.a = tensor(args[0]);
+  x.b = tensor(args[1]);
+  x.d = tensor(args[2]);
+  x.out = tensor(args[3]);
+  x.alpha = PyFloat_AsDouble(args[4]);
+  x.beta = PyFloat_AsDouble(args[5]);
+  if (PyErr_Occurred()) {
+    PyErr_Clear();
+    return false;
+  }
+  if (args[6] != Py_None)
+    x.dtype_out = static_cast<int>(reinterpret_cast<THPDtype*>(args[6])->scalar_type);
+  return x.a && x.b;
+}
+
+void keep(const Key& key, Answer&& answer, int64_t found_in) {
+  std::unique_lock<std::shared_mutex> lock(table_lock);
+  if (found_in != generation) return;
+  if (table.size() >= table_limit) table.clear();
+  table[key] = std::make_shared<const Answer>(std::move(answer));
+}
+
+// offer(generation, operation, a, b, d, out, alpha, beta, dtype_out, plan, shape, strides, dtype,
+//       spans)
+PyObject* offer(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return translated([&]() -> PyObject* {
+    if (count != 14) throw std::invalid_argument("offer takes 14 arguments");
+    int64_t found_in = PyLong_AsLongLong(*args++);
+    Operands x;
+    Key key;
+    Values values;
+    if (!operands_of(args + 1, x) || !read(static_cast<int>(PyLong_AsLong(args[0])), x, key, values))
+      Py_RETURN_FALSE;
+    auto* plan = content<std::shared_ptr<const Plan>>(args[8], PLAN);
+    if (!plan) throw py::error_already_set();
+    Answer answer;
+    answer.plan = *plan;
+    answer.shape = py::handle(args[9]).cast<std::vector<int64_t>>();
+    answer.strides = py::handle(args[10]).cast<std::vector<int64_t>>();
+    answer.dtype = reinterpret_cast<THPDtype*>(args[11])->scalar_type;
+    if (args[12] != Py_None) {
+      auto s = py::handle(args[12]).cast<std::tuple<int64_t, int64_t, int64_t, int64_t, bool>>();
+      answer.spans = {std::get<0>(s), std::get<1>(s), std::get<2>(s), std::get<3>(s),
+                      std::get<4>(s)};
+    } else if (x.out) {
+      throw std::invalid_argument("a call with out= needs spans");
+    }
+    keep(key, std::move(answer), found_in);
+    Py_RETURN_TRUE;
+  });
+}
+
+// refuse(generation, operation, a, b, d, out, alpha, beta, dtype_out, reason)
+PyObject* refuse(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return translated([&]() -> PyObject* {
+    if (count != 10) throw std::invalid_argument("refuse takes 10 arguments");
+    int64_t found_in = PyLong_AsLongLong(*args++);
+    Operands x;
+    Key key;
+    Values values;
+    if (!operands_of(args + 1, x) || !read(static_cast<int>(PyLong_AsLong(args[0])), x, key, values))
+      Py_RETURN_FALSE;
+    Answer answer;
+    answer.reason = reason_number(py::handle(args[8]).cast<std::string>());
+    keep(key, std::move(answer), found_in);
+    Py_RETURN_TRUE;
+  });
+}
+
+// Whether nothing but the operands has a say in a call of plain tensors (ops/functions.py).
+bool plain(PyObject* object) {
+  if (!THPVariable_CheckExact(object)) return false;
+  const at::Tensor& x = THPVariable_Unpack(object);
+  if (x.is_neg()) return false;
+  const auto* meta = x.unsafeGetTensorImpl()->autograd_meta();
+  if (!meta) return true;
+  if (x.requires_grad() && c10::GradMode::is_enabled()) return false;
+  return !x._fw_grad(0).defined();
+}
+
+bool nobody_else() {
+  const auto& local = c10::impl::tls_local_dispatch_key_set();
+  return !at::impl::torch_function_mode_enabled() &&
+         !c10::impl::TorchDispatchModeTLS::any_modes_set() &&
+         !local.included_.has(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) &&
+         !at::autocast::is_autocast_enabled(at::kCUDA) &&
+         !at::autocast::is_autocast_enabled(at::kCPU);
+}
+
+// run(operation, a, b[, d]): the result, or None where the Python path has to answer.
+PyObject* run_plain(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return translated([&]() -> PyObject* {
+    if (count < 3 || !plain(args[1]) || !plain(args[2]) || (count > 3 && !plain(args[3])) ||
+        !nobody_else())
+      Py_RETURN_NONE;
+    Operands x;
+    x.a = &THPVariable_Unpack(args[1]);
+    x.b = &THPVariable_Unpack(args[2]);
+    if (count > 3) {
+      x.d = &THPVariable_Unpack(args[3]);
+      x.beta = 1;
+    }
+    at::Tensor result;
+    int reason = 0;
+    if (run(static_cast<int>(PyLong_AsLong(args[0])), x, result, reason) != Verdict::DONE)
+      Py_RETURN_NONE;
+    return THPVariable_Wrap(std::move(result));
+  });
+}
+
+c10::OperatorHandle operation_of(const std::string& name) {
+  std::string base = "aten::" + name, overload;
+  size_t dot = name.find('.');
+  if (dot != std::string::npos) {
+    base = "aten::" + name.substr(0, dot);
+    overload = name.substr(dot + 1);
+  }
+  return c10::Dispatcher::singleton().findSchemaOrThrow(base.c_str(), overload.c_str());
+}
+
+// standing(name, key): the kernel that torch now runs for an overload of aten.
+PyObject* standing(PyObject*, PyObject* args) {
+  return translated([&]() -> PyObject* {
+    auto given = py::reinterpret_borrow<py::tuple>(args);
+    auto key = c10::parseDispatchKey(given[1].cast<std::string>());
+    auto kernel = operation_of(given[0].cast<std::string>()).getComputedKernelForDispatchKey(key);
+    return capsule_of(std::move(kernel), KERNEL);
+  });
+}
+
+// install(name, key, operation, form, least, torchs): an entry above the one that stands, which is
+// the Python path. `torchs`: what stood before that (standing()).
+PyObject* install(PyObject*, PyObject* args) {
+  return translated([&]() -> PyObject* {
+    auto given = py::reinterpret_borrow<py::tuple>(args);
+    auto name = given[0].cast<std::string>();
+    auto key = c10::parseDispatchKey(given[1].cast<std::string>());
+    auto* torchs = content<c10::SafeKernelFunction>(given[5].ptr(), KERNEL);
+    if (!torchs) throw py::error_already_set();
+    Installed installed;
+    installed.slot = std::make_shared<Slot>(
+        given[2].cast<int>(), static_cast<Form>(given[3].cast<int>()), given[4].cast<double>(),
+        *torchs, operation_of(name).getComputedKernelForDispatchKey(key));
+    installed.library = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key,
+                                                         __FILE__, __LINE__);
+    installed.library->impl(
+        name.c_str(),
+        torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Entry>(installed.slot)));
+    return capsule_of(std::move(installed), INSTALLED);
+  });
+}
+
+// remove(installed): what stood before stands again.
+PyObject* remove(PyObject*, PyObject* capsule) {
+  return translated([&]() -> PyObject* {
+    auto* installed = content<Installed>(capsule, INSTALLED);
+    if (!installed) throw py::error_already_set();
+    installed->library.reset();
+    Py_RETURN_NONE;
+  });
+}
+
+// counts(installed) -> (taken, {reason: declined}), set back to nothing.
+PyObject* counts(PyObject*, PyObject* capsule) {
+  return translated([&]() -> PyObject* {
+    auto* installed = content<Installed>(capsule, INSTALLED);
+    if (!installed) throw py::error_already_set();
+    py::dict declined;
+    std::lock_guard<std::mutex> lock(reasons_lock);
+    for (size_t i = 0; i < reasons.size(); ++i)
+      if (int64_t times = installed->slot->declined[i].exchange(0))
+        declined[py::str(reasons[i])] = times;
+    return py::make_tuple(installed->slot->taken.exchange(0), declined).release().ptr();
+  });
+}
+
+// clear(limit) -> generation. Forgets every answer; `limit`: the answers to keep from now on.
+PyObject* clear(PyObject*, PyObject* limit) {
+  return translated([&]() -> PyObject* {
+    std::unique_lock<std::shared_mutex> lock(table_lock);
+    table.clear();
+    table_limit = py::handle(limit).cast<size_t>();
+    return PyLong_FromLongLong(++generation);
+  });
+}
+
+PyObject* size(PyObject*, PyObject*) {
+  std::shared_lock<std::shared_mutex> lock(table_lock);
+  return PyLong_FromSize_t(table.size());
+}
+
+// after_fork(): in a child process, where another thread of the parent may have held the locks.
+PyObject* after_fork(PyObject*, PyObject*) {
+  new (&table_lock) std::shared_mutex;
+  new (&reasons_lock) std::mutex;
+  table.clear();
+  Py_RETURN_NONE;
+}
+
+// reasons(texts): the first reasons, of FEWER_FLOPS, NOTHING and OTHER_REASONS.
+PyObject* set_reasons(PyObject*, PyObject* texts) {
+  return translated([&]() -> PyObject* {
+    auto given = py::handle(texts).cast<std::vector<std::string>>();
+    std::lock_guard<std::mutex> lock(reasons_lock);
+    if (reasons.empty()) reasons = given;
+    Py_RETURN_NONE;
+  });
+}
+
+PyMethodDef methods[] = {
+    {"plan", make_plan, METH_VARARGS, nullptr},
+    {"offer", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(offer)), METH_FASTCALL,
+     nullptr},
+    {"refuse", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(refuse)), METH_FASTCALL,
+     nullptr},
+    {"run", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(run_plain)), METH_FASTCALL,
+     nullptr},
+    {"standing", standing, METH_VARARGS, nullptr},
+    {"install", install, METH_VARARGS, nullptr},
+    {"remove", remove, METH_O, nullptr},
+    {"counts", counts, METH_O, nullptr},
+    {"clear", clear, METH_O, nullptr},
+    {"size", size, METH_NOARGS, nullptr},
+    {"after_fork", after_fork, METH_NOARGS, nullptr},
+    {"set_reasons", set_reasons, METH_O, nullptr},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "_dispatcher", nullptr, -1, methods};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__dispatcher() { return PyModule_Create(&module); }
