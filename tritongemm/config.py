@@ -34,7 +34,7 @@ class KernelConfig:
         pingpong: 1: two consumer groups take tiles in turn, 0: they share each tile.
         swap_ab: 1: computes the transposed product, so that a small M is the narrow side; 2: the
             same, and turns its tiles before it stores them, so that M need not be small.
-        pad_operands: 1: operands that the copy engine cannot read are copied to aligned scratch;
+        pad_operands: 1: operands that TMA cannot read are copied to aligned scratch;
             2: those that it reads slowly too.
         dependent_launch: when the next launch of the stream may start: 0: at this one's end, 1:
             once its last loads are under way, 2: after its last product (sm_90 and later).

@@ -78,7 +78,7 @@ def test_rung_compiles_for_ampere_and_in_fp32(name, tmp_path):
 @pytest.mark.parametrize("shape", [(1, 1, 1), (7, 300, 33), (300, 5, 4096), (4096, 8192, 16)])
 def test_default_is_legal_for_any_shape(name, shape):
     if name in ("triton_tma", "gluon_warp_specialized"):
-        shape = tuple(-(-x // 8) * 8 for x in shape)  # the copy engine's alignment
+        shape = tuple(-(-x // 8) * 8 for x in shape)  # TMA's alignment
         if min(shape) < 64:
             return
     one = problem(*shape)

@@ -174,7 +174,7 @@ def test_a_cluster_shares_operands(config, layout):
 @pytest.mark.parametrize("layout", ("nn", "nt", "tn", "tt"))
 @pytest.mark.parametrize("config", TURNED, ids=str)
 def test_turned_tiles_are_stored_as_c_lies(config, layout):
-    # by the copy engine, along rows of two alignments, as float32 and as parts of K
+    # by TMA, along rows of two alignments, as float32 and as parts of K
     for m, n, k, more, dtype_out in (
             (1000, 1304, 520, {}, None), (333, 1002, 1001, {"pad_operands": 1}, None),
             (517, 1001, 457, {"pad_operands": 1}, None), (264, 1000, 1000, {}, "fp32"),
@@ -186,7 +186,7 @@ def test_turned_tiles_are_stored_as_c_lies(config, layout):
         if "split_k" in more or problem.align_c < 16:
             more = more | {"epilogue_subtile": 1}
         elif dtype_out == "fp32":
-            more = {"epilogue_subtile": 1}  # float32 is not stored by the copy engine
+            more = {"epilogue_subtile": 1}  # float32 is not stored by TMA
         changed = replace(config, **more)
         assert violation(problem, changed, current_device()) is None
         prove(problem, changed, seed=k)

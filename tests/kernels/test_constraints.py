@@ -121,7 +121,7 @@ BREACHES = (
     *(breach for extent in ("m", "n", "k", "batch") for breach in everywhere(
         "empty", "empty extent", TMA, **{extent: 0})),
     *(breach for x in "ab" for breach in everywhere(
-        "alignment", f"operand {x.upper()} is aligned to 8 bytes; the copy engine needs 16", TMA,
+        "alignment", f"operand {x.upper()} is aligned to 8 bytes; TMA needs 16", TMA,
         **{f"align_{x}": 8})),
     *(Breach("warp_specialized", "alignment", "aligned already", {"pad_operands": level}, problem)
       for level, problem in ((1, SQUARE), (2, SQUARE), (2, replace(SQUARE, align_a=2, align_b=2)),
@@ -207,7 +207,7 @@ BREACHES = (
     Breach("warp_specialized", "subtile", "is not 1, 2 or 4", {"epilogue_subtile": 8}),
     Breach("warp_specialized", "subtile", "leaves 16 columns; at least 32",
            {"epilogue_subtile": 4, "block_n": 64}),
-    Breach("warp_specialized", "subtile", "tiles that the copy engine stores",
+    Breach("warp_specialized", "subtile", "tiles that TMA stores",
            {"epilogue_subtile": 2, "split_k": 2}),
     Breach("warp_specialized", "consumers", "num_warps=2; consumers are", {"num_warps": 2}),
     Breach("warp_specialized", "consumers", "pingpong=1 needs two consumer groups",

@@ -406,7 +406,7 @@ def test_the_grid_covers_every_tile_of_the_rule_default(kernel):
 
 @pytest.mark.parametrize(("n", "changes", "geometry", "wanted"), [
     (1002, {}, {}, 2), (1001, {}, {}, 1), (1002, {"align_c": 2}, {}, 1), (1004, {}, {}, 2),
-    (1024, {}, {}, 0),  # the copy engine stores
+    (1024, {}, {}, 0),  # TMA stores
     (1001, {"dtype_out": "fp32"}, {}, 0), (1001, {"align_c": 1}, {"cn": 2}, 0),
     (1001, {}, {"cm": 2**31 // 256}, 0),  # offsets of a tile would want 64 bits
 ], ids=str)

@@ -4,7 +4,7 @@
 
 Every rung under memcheck, racecheck, initcheck and synccheck; every kernel under memcheck; and
 where a tool understands the kernel also under the others: racecheck and initcheck know nothing of
-the copy engine's writes to shared memory, so they see the pointer kernels, the pass that adds split
+TMA's writes to shared memory, so they see the pointer kernels, the pass that adds split
 parts, and, racecheck only, the copies that pad operands. (Parts that a kernel out of its sight has
 written look unwritten to initcheck, so it sees the pass beside pointer kernels only. racecheck
 itself fails on a kernel in clusters, even one that it is told to leave out.)

@@ -172,7 +172,7 @@ def test_a_row_too_far_away_says_nothing(configs, h200):
 
 def test_an_illegal_exact_or_nearest_row_is_passed_over(configs, h200):
     unaligned = GemmProblem.contiguous(1024, 1024, 1023, layout="nt")
-    publish(h200, (unaligned, TMA), (NEAR, TMA))  # the copy engine cannot read it
+    publish(h200, (unaligned, TMA), (NEAR, TMA))  # TMA cannot read it
     choice = choose(unaligned, h200)
     assert choice.source == "rule" and violation(unaligned, choice.config, h200) is None
 

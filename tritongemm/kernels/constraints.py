@@ -93,7 +93,7 @@ def _tf32_reads_k_major(problem, config, device):
     """The Hopper tensor instruction for tf32 reads both operands K-major."""
     if problem.precision != "tf32" or problem.layout == "nt":
         return None
-    return "tf32 tiles by the copy engine are nt only: the tensor instruction reads K-major"
+    return "tf32 tiles by TMA are nt only: the tensor instruction reads K-major"
 
 
 tf32_reads_k_major = Constraint("tf32_layout", _tf32_reads_k_major, of_problem=True)
@@ -106,11 +106,11 @@ def on_cuda_cores(problem: GemmProblem) -> bool:
 
 
 def _tma_operands(problem, config, device):
-    """The copy engine needs 16-byte aligned bases and outer strides."""
+    """TMA needs 16-byte aligned bases and outer strides."""
     for operand in ("a", "b"):
         bytes_ = getattr(problem, f"align_{operand}")
         if bytes_ < FULL_ALIGNMENT:
-            return (f"operand {operand.upper()} is aligned to {bytes_} bytes; the copy engine "
+            return (f"operand {operand.upper()} is aligned to {bytes_} bytes; TMA "
                     f"needs {FULL_ALIGNMENT}")
     return None
 
@@ -121,7 +121,7 @@ tma_operands = Constraint("alignment", _tma_operands, of_problem=True)
 def _tma_extents(problem, config, device):
     """A tensor map cannot describe an empty extent."""
     if min(problem.m, problem.n, problem.k, problem.batch) == 0:
-        return "an empty extent cannot be described to the copy engine"
+        return "an empty extent cannot be described to TMA"
     return None
 
 

@@ -32,7 +32,7 @@ class Footprint(NamedTuple):
         tiles_per_program: tiles that a program works on at a time: 2 for ping-pong consumers.
         persistent: a program computes tile after tile, and a launch has at most ``sms *
             programs_per_sm`` programs. False: a program for each tile.
-        copy_engine: the copy engine (TMA) loads the operands, and stores C where rows of C are
+        copy_engine: TMA loads the operands, and stores C where rows of C are
             whole multiples of 16 bytes. False: threads load and store.
         producer_warps: warps of their own issue the loads (warp specialization).
         tensor_cores: tensor cores multiply. False: CUDA cores.

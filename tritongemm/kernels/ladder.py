@@ -212,7 +212,7 @@ RUNG_SPECS: dict[str, KernelSpec] = {spec.name: spec for spec in (
     _STREAM_K,
     _pointer("triton_persistent", "one program an SM walks over the tiles",
              _large("triton_persistent"), _persistent),
-    _renamed("triton_tma", "the same, with tiles moved by the copy engine", PERSISTENT_TMA),
+    _renamed("triton_tma", "the same, with tiles moved by TMA", PERSISTENT_TMA),
     _renamed("gluon_warp_specialized", "a producer warp copies, consumer warpgroups multiply",
              WARP_SPECIALIZED),
 )}

@@ -1,4 +1,4 @@
-"""Operands that the copy engine cannot read, or reads slowly, copied to aligned scratch by one
+"""Operands that TMA cannot read, or reads slowly, copied to aligned scratch by one
 launch before it.
 
 Only the operand that needs it is copied; rows keep their extent and get a leading dimension of
@@ -52,7 +52,7 @@ def _lead(problem: GemmProblem, operand: str) -> int:
 def within_sectors(problem: GemmProblem, operand: str) -> bool:
     """Whether rows of the operand begin inside a sector of the L2, where they have no gaps.
 
-    Such rows cost the copy engine half its rate: 4088 cubed runs at two thirds of 4096 cubed's
+    Such rows cost TMA half its rate: 4088 cubed runs at two thirds of 4096 cubed's
     speed, 8176 cubed (rows of whole sectors, but not of whole lines) as fast as 8192 cubed.
     """
     lead = problem.leading_dimensions()[operand == "b"]
@@ -60,7 +60,7 @@ def within_sectors(problem: GemmProblem, operand: str) -> bool:
 
 
 def copied(problem: GemmProblem, pad_operands: int) -> list[str]:
-    """The operands that ``pad_operands`` copies: 1: those that the copy engine cannot read, 2:
+    """The operands that ``pad_operands`` copies: 1: those that TMA cannot read, 2:
     those that it reads slowly too."""
     return [x for x in ("a", "b") if pad_operands
             and (getattr(problem, f"align_{x}") < FULL_ALIGNMENT

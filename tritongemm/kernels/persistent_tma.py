@@ -1,4 +1,4 @@
-"""The persistent kernel that loads by the copy engine: aligned operands, any layout."""
+"""The persistent kernel that loads by TMA: aligned operands, any layout."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
 
 PERSISTENT_TMA = KernelSpec(
     name="persistent_tma",
-    idea="one program an SM, operands and C moved by the copy engine, store in pieces",
+    idea="one program an SM, operands and C moved by TMA, C stored in epilogue tiles",
     archs=(90, 100),
     takes=Takes(("bf16", "fp16", "fp32"), ("native", "tf32")),
     constraints=(

@@ -1,4 +1,4 @@
-"""Operands as the copy engine sees them: tensor maps of A, B and C."""
+"""Operands as TMA sees them: tensor maps of A, B and C."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tritongemm.problem import FULL_ALIGNMENT, GemmProblem
 
 
 def tma_store(problem: GemmProblem) -> bool:
-    """Whether C may be stored by the copy engine.
+    """Whether C may be stored by TMA.
 
     A descriptor store can write past the inner extent up to the next 16 bytes, so rows of C
     must be whole multiples of 16 bytes (Triton issue 11583).
@@ -47,7 +47,7 @@ def batched(problem, name, operand, dtype, shape, outer, box, batch_stride,
             gluon=False) -> Descriptor:
     """A 2-D tensor map, or a 3-D one where the problem has a batch.
 
-    An axis of one element has any stride in torch; the copy engine wants multiples of 16 bytes.
+    An axis of one element has any stride in torch; TMA wants multiples of 16 bytes.
     """
     per_16_bytes = format_of(dtype).elements_of(FULL_ALIGNMENT)
     outer = -(-max(outer, 1) // per_16_bytes) * per_16_bytes if shape[0] == 1 else outer

@@ -265,7 +265,7 @@ def _tile(problem, config, device):
 def _subtile(problem, config, device):
     if not tile.stores_by_tma(problem, config):
         if config.epilogue_subtile != 1:
-            return "epilogue_subtile is for tiles that the copy engine stores"
+            return "epilogue_subtile is for tiles that TMA stores"
         return None
     if config.epilogue_subtile not in (1, 2, 4):
         return f"epilogue_subtile={config.epilogue_subtile} is not 1, 2 or 4"

@@ -22,7 +22,7 @@ _MULTICAST_PRODUCER_REGISTERS = {1: 40, 2: 40, 3: 56}
 _OTHER_REGISTERS = 80
 #: And of a second accumulator (Triton 3.6 and 3.7).
 _SECOND_ACCUMULATOR_REGISTERS = 24
-#: More of them for a matrix D that is float32, transposed, or lies where the copy engine cannot
+#: More of them for a matrix D that is float32, transposed, or lies where TMA cannot
 #: store C: with 24, 208 and 224 columns spill.
 _MATRIX_REGISTERS = 56
 #: Columns of a swizzle atom: rows of 128 bytes of 16-bit elements.
@@ -64,7 +64,7 @@ def power_in(width: int) -> int:
 
 
 def epilogue_columns(config: KernelConfig) -> int:
-    """Columns of an epilogue tile of the one buffer, which the copy engine stores as one box.
+    """Columns of an epilogue tile of the one buffer, which TMA stores as one box.
 
     Where all of a tile are staged together: 64, a swizzle atom, if they divide the columns; else an
     odd multiple of 16, so that rows are whole sectors of memory and at most two of a warp's rows
@@ -158,7 +158,7 @@ def cluster_partials_bytes(config: KernelConfig) -> int:
 
 
 def stores_by_tma(problem: GemmProblem, config: KernelConfig) -> bool:
-    """Whether the copy engine stores C: from the one buffer 16-bit values."""
+    """Whether TMA stores C: from the one buffer 16-bit values."""
     return (config.split_k == 1 and config.swap_ab != 1 and tma_store(problem)
             and not (one_buffer(config) and dtype_of(problem.dtype_out).itemsize != 2))
 
@@ -172,7 +172,7 @@ def evict_first(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) 
 
 def vector_of(problem: GemmProblem, config: KernelConfig) -> int:
     """Elements that a thread stores at once where warps store along rows of C: 16-bit rows without
-    gaps that the copy engine cannot store. 0: it stores in the accumulator's layout, two elements
+    gaps that TMA cannot store. 0: it stores in the accumulator's layout, two elements
     of a row and eight rows a warp, which is as good for float32."""
     size = dtype_of(problem.dtype_out).itemsize
     if (config.split_k > 1 or config.swap_ab == 1 or size != 2 or problem.align_c < size
@@ -190,7 +190,7 @@ def stage_bytes(problem: GemmProblem, config: KernelConfig) -> int:
 
 def store_buffers(problem: GemmProblem, config: KernelConfig) -> int:
     """Store buffers of a consumer whose epilogue tiles are stored one after the other: two, so that
-    it fills one while the copy engine reads the other, where they fit and no second program is to
+    it fills one while TMA reads the other, where they fit and no second program is to
     fit on the SM."""
     if config.epilogue_subtile == 1 or consumers_of(config) == 1 or not one_buffer(config):
         return 1

@@ -17,7 +17,7 @@ from tritongemm.records.calibration import Neighbour
 
 #: Doublings of an extent at which a measured problem's weight is exp(-1/2).
 DOUBLINGS = 1.25
-#: exp(-this) is the weight's factor where the copy engine can move the operands, or C, of only one
+#: exp(-this) is the weight's factor where TMA can move the operands, or C, of only one
 #: of the two problems; the same for another layout.
 _OTHER_ALIGNMENT, _OTHER_LAYOUT = 1.5, 0.5
 #: The weight of a prior that torch takes as long as the package's best config.

@@ -23,12 +23,12 @@ from tritongemm.kernels.tensor_map import tma_store
 from tritongemm.problem import FULL_ALIGNMENT, GemmProblem
 from tritongemm.selection.columns import Columns, kind_of
 
-#: How a tile reaches memory: stored by the copy engine, by the threads with rows of C aligned to so
+#: How a tile reaches memory: stored by TMA, by the threads with rows of C aligned to so
 #: many bytes, transposed by the threads, or as float32 partial sums of a split K.
 STORES = ("engine", "align16", "align8", "align4", "align2", "swapped", "split")
 #: How threads load an operand: the bytes of its alignment.
 LOADS = ("align16", "align8", "align4", "align2")
-#: Slowdown of the copy engine on rows that begin inside a sector (4088 cubed against 8176 cubed).
+#: Slowdown of TMA on rows that begin inside a sector (4088 cubed against 8176 cubed).
 _WITHIN_SECTORS = 1.5
 #: What of a config decides its :class:`Static`.
 _decisive = attrgetter("kernel", *(name for name in PARAMETERS
@@ -53,7 +53,7 @@ class Work(NamedTuple):
             as often as the tile order returns to them, D, and the result.
         stages: of the pipeline.
         load_a, load_b: thousand elements of A and of B that the warps of one scheduler load; 0
-            where the copy engine loads.
+            where TMA loads.
         spilled: registers of a warp that do not fit, times the steps of all warps of the busiest
             SM.
         dependent: 1 where the launch may start under the end of its predecessor.
@@ -306,7 +306,7 @@ def _lines(problem: GemmProblem, operand: str, along_k: np.ndarray, along_rows: 
     """Bytes of the 128-byte lines that the rows of a box of ``operand`` touch, over the bytes of
     the rows: a row that does not begin a line takes one line more.
 
-    The L2 delivers part of a line as slowly as all of it, and the copy engine takes
+    The L2 delivers part of a line as slowly as all of it, and TMA takes
     :data:`_WITHIN_SECTORS` times as long for rows that begin inside a sector. ``along_k`` and
     ``along_rows`` are the box's sides; the layout says which one is contiguous.
     """

@@ -47,7 +47,7 @@ def _elected(instruction, predicated):
 
     ptxas must see the predicate as that of an ``elect.sync`` right behind a barrier of the warp.
     By any other predicate it takes the whole loop around the instruction for divergent, keeps no
-    address in uniform registers, and writes a loop around each instruction of the copy engine (with
+    address in uniform registers, and writes a loop around each instruction of TMA (with
     nine copies a step 26 products ran at 0.84 of their speed)."""
     return "\n".join(["{", ".reg .pred p;", "bar.warp.sync -1;", "elect.sync _|p, -1;",
                       *(["setp.ne.and.u32 p, $2, 0, p;"] if predicated else []),

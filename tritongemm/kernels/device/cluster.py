@@ -3,7 +3,7 @@
 Where tiles are too few to fill the device, each program of a cluster multiplies its own range of K
 of the same tile. The partial sums are added without a trip through global memory and without a
 second launch: each program sends to every other one the columns that that one sums, from shared
-memory to shared memory by the copy engine, which counts the bytes at a barrier of the receiver.
+memory to shared memory by TMA, which counts the bytes at a barrier of the receiver.
 Every program then adds what it received in the order of the ranks, so that results repeat bit for
 bit, and stores its columns. Gluon has no instructions for this: it is PTX.
 

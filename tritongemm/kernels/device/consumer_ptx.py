@@ -94,7 +94,7 @@ def load_fragment_of_d(epilogue, batch, row, col, FRAGMENT: gl.constexpr, M, N, 
 @gluon.jit
 def store_fragment(result, c_map, acc, value, batch, split, row, col, M, N,
                    FRAGMENT: gl.constexpr, S: gl.constexpr, CONSUMER: gl.constexpr):
-    """Finishes a fragment of a consumer's tile and stores it: by the copy engine as soon as its
+    """Finishes a fragment of a consumer's tile and stores it: by TMA as soon as its
     epilogue tile is complete, or from registers."""
     c_desc, c, strides, epilogue = result
     ACCUMULATOR: gl.constexpr = accumulator_of(FRAGMENT, S)

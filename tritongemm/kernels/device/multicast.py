@@ -4,7 +4,7 @@ In a cluster of CLUSTER_M by CLUSTER_N programs, programs along M need the same 
 programs along N the same rows of A. Each loads its share of these into the shared memory of all of
 them, at the offset where it would have loaded it for itself, and the barrier of each receiver
 counts the bytes. So the L2 is read once for several SMs. That counts where rows of an operand are
-not whole lines, above all where they begin inside a sector: the copy engine then reads a row two
+not whole lines, above all where they begin inside a sector: TMA then reads a row two
 and a half times.
 
 A share is one box wherever it can be: small boxes are multicast slowly (4088 cubed, 128x256 tiles,

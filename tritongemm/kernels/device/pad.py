@@ -1,4 +1,4 @@
-"""Copies operands to rows of whole lines, so that the copy engine can read them."""
+"""Copies operands to rows of whole lines, so that TMA can read them."""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,4 @@
-"""One program an SM walks over tiles; the copy engine loads and stores them (tensor maps)."""
+"""One program an SM walks over tiles; TMA loads and stores them (tensor maps)."""
 
 import triton
 import triton.language as tl

@@ -2,7 +2,7 @@
 
 Gluon's tensors have powers of two for sides, so a tile of 120 columns would be stored in fifteen
 boxes of eight. Here each warp writes a fragment of eight or sixteen finished columns into a store
-buffer by ``stmatrix`` (PTX ISA, stmatrix), and the copy engine stores an epilogue tile, EPILOGUE_N
+buffer by ``stmatrix`` (PTX ISA, stmatrix), and TMA stores an epilogue tile, EPILOGUE_N
 columns, as one box, whose width is that of the tensor map and not of the parameter's type
 (``Descriptor.loaded``).
 
@@ -91,7 +91,7 @@ def offset_of(column, S):
 
 @gluon.jit
 def wait_free(TILE: gl.constexpr, S: gl.constexpr):
-    """Waits until the store buffer of epilogue tile number TILE is free: the copy engine has read
+    """Waits until the store buffer of epilogue tile number TILE is free: TMA has read
     what this warp has stored from it, or, where tiles are transposed, this consumer. The first
     epilogue tile waits for all of the tile before, so for all buffers."""
     if TILE == 0 or (S.subtile > 1 and TILE >= S.store_buffers):

@@ -1,6 +1,6 @@
 """How a tile of the Hopper kernel goes from its accumulator through its epilogue to memory.
 
-By the copy engine through shared memory (from the one buffer: ``store_buffer``); along the rows of
+By TMA through shared memory (from the one buffer: ``store_buffer``); along the rows of
 C where these are not aligned; or in the accumulator's layout, where C is transposed or float32.
 """
 
@@ -19,7 +19,7 @@ from tritongemm.kernels.device.operand_types import gluon_require_type
 
 @gluon.jit
 def store_subtile(c_desc, buffer, value, batch, row, col, BATCHED: gl.constexpr):
-    """Stores an epilogue tile through shared memory by the copy engine."""
+    """Stores an epilogue tile through shared memory by TMA."""
     tma_store_wait(0)  # the epilogue tile before this one has left the buffer
     if BATCHED:
         matrix_of(buffer, value.shape[0], value.shape[1]).store(value.to(c_desc.dtype))
@@ -62,7 +62,7 @@ def arange(COUNT: gl.constexpr, layout: gl.constexpr):
     """``gl.arange(0, COUNT)``, from a thread number that is read here.
 
     Where LLVM uses the thread number that was read at the kernel's start, ptxas no longer sees that
-    partitions are whole warps, and writes a loop around each instruction of the copy engine. One
+    partitions are whole warps, and writes a loop around each instruction of TMA. One
     use of ``gl.arange`` in a partition is enough for that."""
     like = gl.full([COUNT], 0, gl.int32, layout=layout)
     return gl.inline_asm_elementwise(
@@ -151,7 +151,7 @@ def store_rows(base, stride, value, rows, cols, VECTOR: gl.constexpr):
 @gluon.jit
 def store_tile(c_desc, c, buffer, acc, value, epilogue, batch, split, row, col, M, N, strides,
                SUBTILE: gl.constexpr, S: gl.constexpr):
-    """Finishes and stores a consumer's rows of the tile: by the copy engine in SUBTILE epilogue
+    """Finishes and stores a consumer's rows of the tile: by TMA in SUBTILE epilogue
     tiles; along rows, at most ROW_COLUMNS columns at a time, where rows of C are not aligned; or in
     the accumulator's layout, where C is transposed or float32."""
     if SUBTILE > 1 or (S.vector > 0 and acc.shape[1] > S.row_columns):

@@ -1,4 +1,4 @@
-"""Hopper: a producer warp that loads by the copy engine, consumer warpgroups that multiply.
+"""Hopper: a producer warp that loads by TMA, consumer warpgroups that multiply.
 
 Persistent: each program walks over units of work (``tile_scheduler``). The producer runs ahead by
 up to STAGES buffers, across units too, so the loads of the next unit are under way while this one
@@ -159,7 +159,7 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
     ROWS: rows of a tile that a consumer multiplies. SUBTILE: epilogue tiles of a consumer's rows;
     in one buffer EPILOGUE_N columns each, all of them staged, or with SUBTILE 2 STORE_BUFFERS of
     them at a time, and finished in fragments of FRAGMENT_N columns. EVICT_FIRST: C leaves the L2
-    before its other contents. Rows of C that the copy engine cannot store are stored from
+    before its other contents. Rows of C that TMA cannot store are stored from
     registers: VECTOR elements at once, ROW_COLUMNS columns at a time, or with VECTOR 0 in the
     accumulator's layout. EARLY_FRAGMENTS of D are loaded before the last product is complete, with
     PAIRED_D two values of a row at once. CHUNKS_PER_STAGE: ``cluster.send_partials``.
