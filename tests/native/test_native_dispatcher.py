@@ -230,6 +230,27 @@ def test_a_dtype_that_no_kernel_takes_is_torchs_without_the_python_path(driver, 
     assert mm.declined == {"dtypes are torch.float64 and torch.float64": 6}
 
 
+def test_small_products_run_natively_once_they_are_repeated(driver):
+    a, b = drawn(33, 17), drawn(17, 40)
+    expected = torch.mm(a, b)
+    tg.override_report(clear=True)
+    with tg.override():
+        for _ in range(overriding.SMALL_REPEATS):
+            assert torch.equal(torch.mm(a, b), expected)
+        assert (driver.by_python, driver.by_native) == (0, 0)
+        torch.mm(a, b)
+        torch.mm(a, b)
+        assert (driver.by_python, driver.by_native) == (1, 1)
+        torch.mm(a[:32], b)
+        report = tg.override_report()
+    mm, = (x for x in report.calls if x.name == "mm")
+    assert mm.taken == 2 and mm.declined == {"fewer flops than min_flops":
+                                             overriding.SMALL_REPEATS + 1}
+    with tg.override(min_flops=1e6):  # given: it holds
+        torch.mm(a, b)
+    assert driver.by_native == 1
+
+
 def test_an_error_is_torchs(driver):
     a, b = drawn(33, 17), drawn(17, 40)
     with tg.override(min_flops=0):

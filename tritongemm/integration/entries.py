@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -70,12 +71,14 @@ class Policy:
 
     Attributes:
         products: multiplications (batch * M * N * K) below which a call is torch's.
+        repeats: with the native dispatcher, until a call like it was seen so often; 0: always.
         strict: raise instead of calling torch.
         watch: sees the calls.
         keys: the dispatch keys to stand at.
     """
 
     products: float
+    repeats: int
     strict: bool
     watch: Watch | None
     keys: tuple[str, ...]
@@ -115,7 +118,7 @@ class Entries:
     def __init__(self, op: str, policy: Policy) -> None:
         self.policy = policy
         self._libraries: list[Any] = []
-        self._native: list[tuple[str, Any]] = []
+        self._native: list[tuple[ModuleType, str, object]] = []
         try:
             for key in policy.keys:
                 self._install(op, policy, key)
@@ -132,29 +135,40 @@ class Entries:
                 continue
             # Below this key there is nothing left to choose from.
             keyset = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
-            kernel = _kernel(op, name, policy, partial(original.call_boxed, keyset))
-            torchs = native.module and native.module.standing(name, key)
+            module = self._native_for(name)
+            torchs = module and module.standing(name, key)
+            # In C++ small products are judged before they get here.
+            least = 0.0 if module and policy.repeats else policy.products
+            kernel = _kernel(op, name, policy, least, partial(original.call_boxed, keyset))
             with warnings.catch_warnings():  # overriding a kernel is what is asked for
                 warnings.filterwarnings("ignore", "Warning only once for all operators")
                 library.impl(name, kernel, key, allow_override=True)
             _hold(_standing(name, key))
-            if torchs and name in _FORMS and not policy.strict and policy.watch is None:
-                self._install_native(op, name, policy, key, torchs)
+            if module:
+                self._install_native(module, op, name, key, torchs)
 
-    def _install_native(self, op: str, name: str, policy: Policy, key: str, torchs: Any) -> None:
+    def _native_for(self, name: str) -> ModuleType | None:
+        """The native dispatcher, where it may answer calls of an overload."""
+        policy = self.policy
+        if name not in _FORMS or policy.strict or policy.watch is not None:
+            return None
+        return native.module
+
+    def _install_native(self, module: ModuleType, op: str, name: str, key: str,
+                        torchs: object) -> None:
         """Known calls are answered in C++, above the entry that stands now, which the others
-        reach."""
-        assert native.module is not None
+        reach. ``torchs``: the kernel below both."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Warning only once for all operators")
-            self._native.append((name, native.module.install(
-                name, key, _OPS[op].number, _FORMS[name], policy.products, torchs)))
+            self._native.append((module, name, module.install(
+                name, key, _OPS[op].number, _FORMS[name], self.policy.products,
+                self.policy.repeats, torchs)))
         _hold(_standing(name, key))
 
     def count(self) -> None:
         """Adds what was counted in C++ to :data:`tallies`."""
-        for name, installed in self._native:
-            taken, declined = native.module.counts(installed)
+        for module, name, installed in self._native:
+            taken, declined = module.counts(installed)
             tallies[name].taken += taken
             for reason, times in declined.items():
                 tallies[name].decline(reason, times)
@@ -163,7 +177,8 @@ class Entries:
         """What stood there before stands again."""
         self.count()
         while self._native:
-            native.module.remove(self._native.pop()[1])
+            module, _, installed = self._native.pop()
+            module.remove(installed)
         while self._libraries:
             self._libraries.pop()._destroy()
 
@@ -187,11 +202,11 @@ _OPS = {"mm": execute.MM, "bmm": execute.BMM, "addmm": execute.ADDMM["none"],
         "baddbmm": execute.BADDBMM}
 
 
-def _kernel(op: str, name: str, policy: Policy, theirs: Kernel) -> Kernel:
+def _kernel(op: str, name: str, policy: Policy, least: float, theirs: Kernel) -> Kernel:
     ours = _OPS[op].insisting if policy.strict else _OPS[op]
     make = _product_entry if op in ("mm", "bmm") else (
         _in_place_entry if name.endswith("_") else _sum_entry)
-    return make(ours, _watched(policy.watch, name, False, theirs), policy, name)
+    return make(ours, _watched(policy.watch, name, False, theirs), policy, least, name)
 
 
 def _watched(watch: Watch | None, name: str, taken: bool, run: Kernel) -> Kernel:
@@ -200,9 +215,9 @@ def _watched(watch: Watch | None, name: str, taken: bool, run: Kernel) -> Kernel
     return lambda *args, **kwargs: watch(name, taken, run, args, kwargs)
 
 
-def _product_entry(op: Op, theirs: Kernel, policy: Policy, name: str) -> Kernel:
+def _product_entry(op: Op, theirs: Kernel, policy: Policy, least: float, name: str) -> Kernel:
     """mm and bmm. The dispatcher leaves out what has its default value."""
-    tally, least, strict = tallies[name], policy.products, policy.strict
+    tally, strict = tallies[name], policy.strict
     fresh, into = (_watched(policy.watch, name, True, run) for run in (product, product_into))
 
     def entry(self: Tensor, mat2: Tensor, out_dtype: torch.dtype | None = None, *,
@@ -225,9 +240,9 @@ def _product_entry(op: Op, theirs: Kernel, policy: Policy, name: str) -> Kernel:
     return entry
 
 
-def _sum_entry(op: Op, theirs: Kernel, policy: Policy, name: str) -> Kernel:
+def _sum_entry(op: Op, theirs: Kernel, policy: Policy, least: float, name: str) -> Kernel:
     """addmm and baddbmm."""
-    tally, least, strict = tallies[name], policy.products, policy.strict
+    tally, strict = tallies[name], policy.strict
     run = _watched(policy.watch, name, True, fused)
 
     def entry(self: Tensor, a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, *,
@@ -255,10 +270,10 @@ def _sum_entry(op: Op, theirs: Kernel, policy: Policy, name: str) -> Kernel:
     return entry
 
 
-def _in_place_entry(op: Op, theirs: Kernel, policy: Policy, name: str) -> Kernel:
+def _in_place_entry(op: Op, theirs: Kernel, policy: Policy, least: float, name: str) -> Kernel:
     """addmm_ and baddbmm_: the input is where the result goes."""
     written = _sum_entry(op, lambda self, *operands, out=None, **numbers:
-                         theirs(self, *operands, **numbers), policy, name)
+                         theirs(self, *operands, **numbers), policy, least, name)
 
     def entry(self: Tensor, a: Tensor, b: Tensor, *, beta: float = 1,
               alpha: float = 1) -> Tensor:

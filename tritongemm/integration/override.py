@@ -31,6 +31,10 @@ from tritongemm.notebook import table
 #: microseconds that a Python kernel in the dispatcher may add to a call. A chain of products that
 #: only the host holds up is slower up to some 1024 cubed (perf/results/nvidia-h200/min-flops.txt).
 DEFAULT_MIN_FLOPS = 4 * 2 * 256**3
+#: With the native dispatcher a call costs less than torch's own on the host, so smaller products
+#: run by kernels too, where these are faster on the device: once a call was seen this often, for a
+#: product that is not repeated is not worth a plan.
+SMALL_REPEATS = 8
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -48,7 +52,8 @@ class override(ContextDecorator):
     Args:
         ops: of ``mm, bmm, addmm, baddbmm``; None: all of them.
         min_flops: products of fewer flops (2 * batch * M * N * K) stay torch's. None:
-            :data:`DEFAULT_MIN_FLOPS`, or 0 where ``strict``.
+            :data:`DEFAULT_MIN_FLOPS`, or 0 where ``strict``; with the native dispatcher
+            (TRITONGEMM_NATIVE=1), of smaller ones only the first :data:`SMALL_REPEATS` alike.
         strict: raise :class:`UnsupportedError`, naming the reason, in the place of every call that
             would go to torch. Also TRITONGEMM_STRICT=1, read when the override is made.
 
@@ -161,11 +166,12 @@ def _request(ops: str | Iterable[str] | None, min_flops: float | None, strict: b
         wrong = ", ".join(sorted(map(repr, names - set(OPS)))) or "nothing"
         raise UsageError(f"ops names {wrong}; use some of {', '.join(OPS)}")
     strict = strict or settings.current().strict
+    repeats = 0
     if min_flops is None:
-        min_flops = 0.0 if strict else DEFAULT_MIN_FLOPS
+        min_flops, repeats = (0.0, 0) if strict else (DEFAULT_MIN_FLOPS, SMALL_REPEATS)
     if not isinstance(min_flops, (int, float)) or math.isnan(min_flops) or min_flops < 0:
         raise UsageError(f"min_flops={min_flops!r} is not a number of at least 0")
-    return Request(names, Policy(min_flops / 2, strict, watch,
+    return Request(names, Policy(min_flops / 2, repeats, strict, watch,
                                  dispatch_keys() if keys is None else keys))
 
 

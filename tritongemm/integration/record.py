@@ -130,7 +130,7 @@ def recording(min_flops: float | None = None) -> Iterator[Recording]:
     seen = Recording()
     least = DEFAULT_MIN_FLOPS if min_flops is None else min_flops
     keys = tuple(dict.fromkeys((*dispatch_keys(), "CPU")))
-    request = Request(frozenset(OPS), Policy(least / 2, False, seen, keys))
+    request = Request(frozenset(OPS), Policy(least / 2, 0, False, seen, keys))
     enter(request)
     try:
         yield seen

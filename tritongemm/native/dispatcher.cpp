@@ -245,10 +245,13 @@ bool usual(double alpha, double beta) {
 
 enum class Verdict { UNKNOWN, TORCHS, DONE };
 
-Verdict run(int operation, const Operands& x, at::Tensor& result, int& reason) {
-  Key key;
+// `key` is left empty where this table cannot hold the call.
+Verdict run(int operation, const Operands& x, Key& key, at::Tensor& result, int& reason) {
   Values values;
-  if (!read(operation, x, key, values)) return Verdict::UNKNOWN;
+  if (!read(operation, x, key, values)) {
+    key.count = 0;
+    return Verdict::UNKNOWN;
+  }
   std::shared_ptr<const Answer> answer = find(key);
   if (!answer) return Verdict::UNKNOWN;
   if (x.d && !usual(x.alpha, x.beta)) return Verdict::UNKNOWN;
@@ -281,6 +284,17 @@ Verdict run(int operation, const Operands& x, at::Tensor& result, int& reason) {
   return Verdict::DONE;
 }
 
+// How often small products without an answer were seen.
+constexpr size_t MAX_SEEN = 65536;
+std::mutex seen_lock;
+std::unordered_map<Key, int, Hash> seen;
+
+bool seen_often(const Key& key, int times) {
+  std::lock_guard<std::mutex> lock(seen_lock);
+  if (seen.size() >= MAX_SEEN) seen.clear();
+  return ++seen[key] > times;
+}
+
 // ---- reasons ------------------------------------------------------------------------------------
 
 constexpr int MAX_REASONS = 128, FEWER_FLOPS = 0, NOTHING = 1, OTHER_REASONS = 2;
@@ -304,14 +318,17 @@ enum class Form { PRODUCT, PRODUCT_OUT, SUM, SUM_OUT, SUM_IN_PLACE };
 struct Slot {
   int operation;
   Form form;
-  double least;  // products (batch * M * N * K) below which a call is torch's
+  // Products (batch * M * N * K) below which a call is torch's; with `repeats`, only until a call
+  // like it was seen so often.
+  double least;
+  int repeats;
   c10::SafeKernelFunction torchs, python;
   std::atomic<int64_t> taken{0};
   std::array<std::atomic<int64_t>, MAX_REASONS> declined{};
 
-  Slot(int operation, Form form, double least, c10::SafeKernelFunction torchs,
+  Slot(int operation, Form form, double least, int repeats, c10::SafeKernelFunction torchs,
        c10::SafeKernelFunction python)
-      : operation(operation), form(form), least(least), torchs(std::move(torchs)),
+      : operation(operation), form(form), least(least), repeats(repeats), torchs(std::move(torchs)),
         python(std::move(python)) {}
 };
 
@@ -351,11 +368,17 @@ struct Entry final : c10::OperatorKernel {
     if (known && operands.b->dim()) {
       double products = static_cast<double>(operands.a->numel()) *
                         static_cast<double>(operands.b->size(-1));
-      if (products < s.least || !products) {
-        reason = products < s.least ? FEWER_FLOPS : NOTHING;
+      bool small = products < s.least;
+      if (!products || (small && !s.repeats)) {
+        reason = small ? FEWER_FLOPS : NOTHING;
         verdict = Verdict::TORCHS;
       } else {
-        verdict = run(s.operation, operands, result, reason);
+        Key key;
+        verdict = run(s.operation, operands, key, result, reason);
+        if (verdict == Verdict::UNKNOWN && small && key.count && !seen_often(key, s.repeats)) {
+          reason = FEWER_FLOPS;
+          verdict = Verdict::TORCHS;
+        }
       }
     }
     if (verdict == Verdict::DONE) {
@@ -577,8 +600,9 @@ PyObject* run_plain(PyObject*, PyObject* const* args, Py_ssize_t count) {
       x.beta = 1;
     }
     at::Tensor result;
+    Key key;
     int reason = 0;
-    if (run(static_cast<int>(PyLong_AsLong(args[0])), x, result, reason) != Verdict::DONE)
+    if (run(static_cast<int>(PyLong_AsLong(args[0])), x, key, result, reason) != Verdict::DONE)
       Py_RETURN_NONE;
     return THPVariable_Wrap(std::move(result));
   });
@@ -604,19 +628,19 @@ PyObject* standing(PyObject*, PyObject* args) {
   });
 }
 
-// install(name, key, operation, form, least, torchs): an entry above the one that stands, which is
-// the Python path. `torchs`: what stood before that (standing()).
+// install(name, key, operation, form, least, repeats, torchs): an entry above the one that stands,
+// which is the Python path. `torchs`: what stood before that (standing()).
 PyObject* install(PyObject*, PyObject* args) {
   return translated([&]() -> PyObject* {
     auto given = py::reinterpret_borrow<py::tuple>(args);
     auto name = given[0].cast<std::string>();
     auto key = c10::parseDispatchKey(given[1].cast<std::string>());
-    auto* torchs = content<c10::SafeKernelFunction>(given[5].ptr(), KERNEL);
+    auto* torchs = content<c10::SafeKernelFunction>(given[6].ptr(), KERNEL);
     if (!torchs) throw py::error_already_set();
     Installed installed;
     installed.slot = std::make_shared<Slot>(
         given[2].cast<int>(), static_cast<Form>(given[3].cast<int>()), given[4].cast<double>(),
-        *torchs, operation_of(name).getComputedKernelForDispatchKey(key));
+        given[5].cast<int>(), *torchs, operation_of(name).getComputedKernelForDispatchKey(key));
     installed.library = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key,
                                                          __FILE__, __LINE__);
     installed.library->impl(
@@ -655,6 +679,10 @@ PyObject* clear(PyObject*, PyObject* limit) {
   return translated([&]() -> PyObject* {
     std::unique_lock<std::shared_mutex> lock(table_lock);
     table.clear();
+    {
+      std::lock_guard<std::mutex> seen_guard(seen_lock);
+      seen.clear();
+    }
     table_limit = py::handle(limit).cast<size_t>();
     return PyLong_FromLongLong(++generation);
   });
@@ -669,6 +697,7 @@ PyObject* size(PyObject*, PyObject*) {
 PyObject* after_fork(PyObject*, PyObject*) {
   new (&table_lock) std::shared_mutex;
   new (&reasons_lock) std::mutex;
+  new (&seen_lock) std::mutex;
   table.clear();
   Py_RETURN_NONE;
 }
