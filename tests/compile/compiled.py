@@ -84,7 +84,8 @@ def disassembled(binary: Binary) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary.cubin)
         file.flush()
-        done = subprocess.run([tool, "-c", file.name], capture_output=True, text=True, check=True,
+        # No data flow analysis: it only names the targets of indirect branches, and takes long.
+        done = subprocess.run([tool, "-c", "-ndf", file.name], capture_output=True, text=True, check=True,
                               timeout=120)
     return done.stdout
 
