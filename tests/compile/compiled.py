@@ -85,8 +85,8 @@ def disassembled(binary: Binary) -> str:
         file.write(binary.cubin)
         file.flush()
         # No data flow analysis: it only names the targets of indirect branches, and takes long.
-        done = subprocess.run([tool, "-c", "-ndf", file.name], capture_output=True, text=True, check=True,
-                              timeout=120)
+        done = subprocess.run([tool, "-c", "-ndf", file.name], capture_output=True, text=True,
+                              check=True, timeout=120)
     return done.stdout
 
 
