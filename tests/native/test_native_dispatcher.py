@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+import torch.fx.experimental.proxy_tensor
 
 import tritongemm as tg
 from tritongemm import settings
@@ -122,6 +123,21 @@ def test_a_gradient_a_mode_or_autocast_goes_to_the_python_path(driver):
     with torch.inference_mode():
         assert tg.mm(a, b).is_inference()
     assert driver.by_native == 3
+
+
+def test_a_trace_records_torchs_own_calls(driver):
+    a, b = drawn(33, 17), drawn(17, 40)
+    twice(driver, lambda: tg.mm(a, b))
+    traced = torch.jit.trace(lambda x: tg.mm(x, b), (a,), check_trace=False)
+    assert "aten::mm" in str(traced.graph) and driver.by_native == 1
+
+
+def test_a_captured_graph_has_the_operation(driver):
+    a, b = drawn(33, 17), drawn(17, 40)
+    twice(driver, lambda: tg.mm(a, b))
+    graph = torch.fx.experimental.proxy_tensor.make_fx(lambda x: tg.mm(x, b))(a)
+    assert any("mm" in str(node.target) for node in graph.graph.nodes)
+    assert driver.by_native == 1
 
 
 class Sub(torch.Tensor):

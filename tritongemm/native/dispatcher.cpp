@@ -16,6 +16,7 @@
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/TracerMode.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/GradMode.h>
@@ -579,7 +580,7 @@ bool plain(PyObject* object) {
 
 bool nobody_else() {
   const auto& local = c10::impl::tls_local_dispatch_key_set();
-  return !at::impl::torch_function_mode_enabled() &&
+  return !at::impl::torch_function_mode_enabled() && !at::tracer::impl::is_dispatch_enabled() &&
          !c10::impl::TorchDispatchModeTLS::any_modes_set() &&
          !local.included_.has(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) &&
          !at::autocast::is_autocast_enabled(at::kCUDA) &&
