@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -397,3 +398,26 @@ def test_what_the_compiler_says_becomes_a_compile_error(monkeypatch, tmp_path):
     text = str(caught.value)
     assert "tiled_64x64x32" in text and "sm_90: RuntimeError: line one | line two" in text
     assert len(text) < 1000
+
+
+@pytest.mark.parametrize("damaged", [
+    {"cubin": CUBIN[:40] + b"\xff\xff\0\0\0\0\0\0" + CUBIN[48:]}, {"cubin": b""}, {"ptx": ""}],
+    ids=("cut", "empty", "no PTX"))
+def test_a_damaged_file_of_tritons_own_cache_is_compiled_again(monkeypatch, tmp_path, damaged):
+    triton = pytest.importorskip("triton")
+    forced = []
+
+    def compile(*_, **__):
+        forced.append(triton.knobs.compilation.always_compile)
+        whole = {"cubin": CUBIN, "ptx": ".entry k(.param .u64 k_param_0) {"}
+        return SimpleNamespace(asm=whole if forced[-1] else {**whole, **damaged},
+                               metadata=SimpleNamespace(name="k", num_warps=4, num_ctas=1, shared=0,
+                                                        global_scratch_size=0))
+
+    monkeypatch.setattr(triton, "compile", compile)
+    monkeypatch.setattr(compiling, "_resources", lambda cubin: (None, None))
+    with settings.override(cache_dir=tmp_path):
+        build(PROBLEM, CONFIG, DEVICE)
+        found = store.load(key())
+    assert forced == [False, True] and found is not None and found.cubin == CUBIN
+    assert found.parameters == ((8, 8),) and not triton.knobs.compilation.always_compile

@@ -34,6 +34,7 @@ from tritongemm.kernels.launch import (
     descriptor_type,
 )
 from tritongemm.kernels.store import Binary
+from tritongemm.kernels.store import store_path as store_path  # of binary_key's keys
 from tritongemm.kernels.triton_version import compiler_key, triton_version
 from tritongemm.problem import GemmProblem
 
