@@ -211,7 +211,7 @@ def test_the_check_counts_and_removes_what_is_damaged(compiled, capsys):
         store.save(one, binary_of("k"))
     whole = store_path(keys[0]).read_bytes()
     store_path(keys[0]).write_bytes(whole[:-1])
-    store_path(keys[1]).write_bytes(b'{"symbol": "of an earlier version"}\n\x7fELF')
+    store_path(keys[1]).write_bytes(b'{"symbol": "x"}\n\x7fELF')
     store_path(keys[2]).write_bytes(sealed.seal(keys[2], b"{}"))
     store_path(keys[3]).chmod(0o666)
     assert main(["doctor", "--check-cache"]) == 0
@@ -227,6 +227,14 @@ def test_the_check_says_what_it_cannot_remove(compiled, capsys):
     assert main(["doctor", "--check-cache"]) == 1
     said = capsys.readouterr().out
     assert "0 whole, 1 damaged" in said and "could not be removed" in said
+
+
+def test_the_check_leaves_what_another_version_of_the_package_keeps(compiled, tmp_path):
+    other = tmp_path / "cache" / "binaries" / "ab" / "abcd.bin"
+    other.parent.mkdir(parents=True)
+    other.write_bytes(b"of another layout")
+    build(PROBLEM, CONFIG, DEVICE)
+    assert store.check() == store.StoreReport(1, 0, 0, 0) and other.exists()
 
 
 def test_the_check_of_no_store_is_well(compiled, capsys):

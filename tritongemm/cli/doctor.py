@@ -301,9 +301,9 @@ def _store() -> Check:
         return Check("compiled kernels", False, f"their place is not known: {error}",
                      f"{sys.executable} -m pip install platformdirs")
     left = found.damaged + found.foreign - found.removed
-    detail = (f"{found.whole} whole, {found.damaged} damaged or of an earlier version, "
-              f"{found.foreign} of another owner or writable by others; {found.removed} removed, "
-              "which are compiled again when a call needs them")
+    detail = (f"{found.whole} whole, {found.damaged} damaged, {found.foreign} of another owner or "
+              f"writable by others; {found.removed} removed, which are compiled again when a call "
+              "needs them")
     return Check("compiled kernels", left == 0, detail if found.removed else
                  detail.partition(";")[0],
                  f"{left} files that are not loaded could not be removed from {place}: remove them "

@@ -96,8 +96,7 @@ def launch_key(launch: Launch, arch: int) -> str:
 
 def binary_key(launch: Launch, arch: int) -> str:
     """The name of ``launch``'s binary in the store: of this compiler."""
-    return _digest({"store": store.VERSION, "compiler": compiler_key(arch),
-                    "launch": launch_key(launch, arch)})
+    return _digest({"compiler": compiler_key(arch), "launch": launch_key(launch, arch)})
 
 
 def _digest(parts: dict[str, object]) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from tritongemm import settings
 from tritongemm.records import sealed
 
-#: Changes when the layout of an entry changes.
+#: Of an entry's layout. Each has a folder: another version of this package may share the cache.
 VERSION = 2
 
 
@@ -104,8 +104,8 @@ def whole_cubin(cubin: bytes) -> bool:
 
 
 def root() -> Path:
-    """The folder of all entries."""
-    return settings.cache_root() / "binaries"
+    """The folder of all entries of this layout."""
+    return settings.cache_root() / "binaries" / f"v{VERSION}"
 
 
 def store_path(key: str) -> Path:
@@ -135,7 +135,7 @@ class StoreReport:
 
     Attributes:
         whole: entries that a call may load.
-        damaged: files that are cut or altered, or of an earlier version of this package.
+        damaged: files that are cut or altered.
         foreign: files of another user, or that others may write to; none of them is loaded.
         removed: how many of the last two are gone now.
     """
