@@ -49,6 +49,6 @@ mypy: $(STAMP)
 clean:
 	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .hypothesis .ruff_cache .mypy_cache
 
-$(STAMP): .ci/environment.py setup.cfg pyproject.toml constraints.txt
+$(STAMP): .ci/environment.py .ci/locked.txt setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) .ci/environment.py $(VENV)
 	touch $@

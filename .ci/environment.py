@@ -5,7 +5,8 @@ Two ways, by what the running Python has:
 - It imports torch and triton (a GPU machine, perhaps offline): the new environment sees its
   packages, and a ``.pth`` line makes this checkout importable. Nothing is downloaded, except small
   packages that are missing, where they can be had.
-- It does not: everything is installed by pip, held to constraints.txt.
+- It does not: everything is installed by pip, each file checked against .ci/locked.txt; but
+  torch and triton, see :func:`install_everything`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = "test,report,cpu,cuda13,docs"
+#: Of constraints.txt, those that a machine which has a torch keeps its own version of.
+OF_THE_MACHINE = ("torch", "triton", "numpy")
+_PIN = re.compile(r"""([\w-]+)==([\w.]+)                       # name, version
+                      (?:;\s(python(?:_full)?_version)         # one marker, of the Python
+                         \s(<|>=)\s"(\d+(?:\.\d+)*)")?""", re.VERBOSE)
 #: What builds the site (make docs).
 SITE = {"mkdocs-material": "material", "mkdocstrings-python": "mkdocstrings_handlers"}
 #: Distribution -> module, for what pip adds where torch and triton are there already.
@@ -86,19 +91,33 @@ def missing_from(python: Path, wanted: dict[str, str]) -> list[str]:
     return [name for name, module in wanted.items() if module in found]
 
 
+def pins(text: str, python: tuple[int, ...] = sys.version_info[:3]) -> dict[str, str]:
+    """Name -> ``name==version`` of the lines of a constraints file that hold for ``python``."""
+    found = {}
+    for line in filter(None, (line.partition("#")[0].strip() for line in text.splitlines())):
+        match = _PIN.fullmatch(line)
+        if match is None:
+            raise ValueError(f"constraints.txt: {line!r} is not NAME==VERSION, alone or with one "
+                             "marker of python_version or python_full_version")
+        name, version, variable, operator, bound = match.groups()
+        limit = tuple(map(int, (bound or "0").split(".")))
+        running = python[:2] if variable == "python_version" else python
+        if variable is None or (running < limit if operator == "<" else running >= limit):
+            found[name] = f"{name}=={version}"
+    return found
+
+
 def add_missing(python: Path, wanted: dict[str, str]) -> None:
     """Installs, into the environment only, what ``python`` does not find; offline, goes on."""
     absent = missing_from(python, wanted)
     if not absent:
         return
     say(f"not installed here, trying pip: {', '.join(absent)}")
-    # The pinned version where there is one for every Python. Not constraints.txt as it stands: its
-    # torch and numpy are not those of this machine.
-    pins = {match[1]: match[0] for line in (ROOT / "constraints.txt").read_text().splitlines()
-            if (match := re.fullmatch(r"([\w-]+)==[\w.]+", line))}
+    held = {name: pin for name, pin in pins((ROOT / "constraints.txt").read_text()).items()
+            if name not in OF_THE_MACHINE}
     subprocess.run([sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet",
                     "--retries", "1", "--upgrade-strategy", "only-if-needed",
-                    *(pins.get(name, name) for name in absent)],
+                    *(held.get(name, name) for name in absent)],
                    cwd=ROOT, stdin=subprocess.DEVNULL, check=False)
     if absent := missing_from(python, wanted):
         say(f"going on without {', '.join(absent)}; what needs them says so. To try again: "
@@ -106,12 +125,22 @@ def add_missing(python: Path, wanted: dict[str, str]) -> None:
 
 
 def install_everything(folder: Path, python: Path) -> None:
-    """An environment of its own, by pip."""
+    """An environment of its own, by pip.
+
+    torch and triton, and what torch's CUDA builds bring, have no hashes: which file is theirs
+    depends on the machine (a CPU build, or one of several for CUDA, from the index that pip is set
+    up with), and pip checks all files of a command or none. So they have a command of their own.
+    """
     say(f"installing torch, triton and the rest of constraints.txt into {folder.name}; "
         "this downloads them once and takes minutes")
     run(sys.executable, "-m", "venv", "--clear", folder)
-    run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
-        "-c", "constraints.txt", "-e", f".[{EXTRAS}]")
+    pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    run(*pip, "--require-hashes", "--no-deps", "-r", ".ci/locked.txt")
+    run(*pip, "-c", "constraints.txt", "torch", "triton")
+    # The locked setuptools builds, and all that setup.cfg asks for is there.
+    run(*pip, "--no-deps", "--no-build-isolation", "-e", ".")
+    subprocess.run([str(python), "-m", "pip", "check"], cwd=ROOT, stdin=subprocess.DEVNULL,
+                   check=False)  # says what does not fit together; the tests say whether it matters
 
 
 def main() -> int:

@@ -128,6 +128,27 @@ VARIABLES: tuple[Variable, ...] = (
              "Triton's own: run kernels in its interpreter, on CPU tensors"),
 )
 
+#: Variables of Triton's that change the code it compiles (its knobs.py, and the list by which its
+#: library keys its cache); those of other vendors' backends and those that only print are left out.
+COMPILER_VARIABLES = (
+    "ALLOW_LHS_TMEM_LAYOUT_CONVERSION", "DISABLE_FAST_REDUCTION", "DISABLE_LLVM_OPT",
+    "DISABLE_MMA_V3", "DISABLE_MMA_V5", "DISABLE_PTXAS_OPT", "LLVM_EXTRACT_DI_LOCAL_VARIABLES",
+    "LLVM_PASS_PLUGIN_PATH", "PTXAS_OPTIONS", "STORE_TMEM_TO_GLOBAL_BYPASS_SMEM", "TRITON_DEBUG",
+    "TRITON_DEFAULT_FP_FUSION", "TRITON_DISABLE_LINE_INFO",
+    "TRITON_DISABLE_RESHAPE_ENCODING_INFERENCE", "TRITON_ENABLE_ASAN",
+    "TRITON_ENABLE_EXPERIMENTAL_CONSAN", "TRITON_F32_DEFAULT", "TRITON_INSTRUMENTATION_MODE",
+    "TRITON_KERNEL_OVERRIDE", "TRITON_LIBDEVICE_PATH", "TRITON_MOCK_PTX_VERSION",
+    "TRITON_OVERRIDE_ARCH", "TRITON_OVERRIDE_DIR", "TRITON_PLUGIN_PATHS",
+    "TRITON_PREFER_TMEM_16x256_LOAD_LAYOUT", "TRITON_PTXAS_BLACKWELL_PATH", "TRITON_PTXAS_PATH",
+    "USE_IR_LOC",
+)
+
+
+def compiler_environment() -> dict[str, str]:
+    """Those of :data:`COMPILER_VARIABLES` that are set, now: Triton too reads them when it
+    compiles, not when it is imported."""
+    return {name: value for name in COMPILER_VARIABLES if (value := os.environ.get(name))}
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:

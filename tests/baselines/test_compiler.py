@@ -64,11 +64,26 @@ def test_damaged_cache_file_is_made_again(cache, nvrtc, damage, caplog):
     assert compile_cuda(SCALE, "scale", {"THREADS": 256}, arch=90).cached
 
 
-def test_truncated_cubin_is_made_again(cache, nvrtc):
+@pytest.mark.parametrize("damage", [
+    lambda whole: whole[:-1], lambda whole: whole.replace(b'"registers": ', b'"registers": 1'),
+    lambda whole: whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:]],
+    ids=("cut", "another number", "one bit"))
+def test_an_altered_cubin_or_header_is_made_again(cache, nvrtc, damage):
     compile_cuda(SCALE, "scale", {"THREADS": 256}, arch=90)
     (path,) = cache.glob("*.cubin")
-    path.write_bytes(path.read_bytes()[:-1])
+    whole = path.read_bytes()
+    path.write_bytes(damage(whole))
+    assert damage(whole) != whole
     assert not compile_cuda(SCALE, "scale", {"THREADS": 256}, arch=90).cached
+    assert compile_cuda(SCALE, "scale", {"THREADS": 256}, arch=90).cached
+
+
+def test_a_cubin_that_others_may_write_to_is_made_again(cache, nvrtc):
+    compile_cuda(SCALE, "scale", {"THREADS": 256}, arch=90)
+    (path,) = cache.glob("*.cubin")
+    path.chmod(0o666)
+    assert not compile_cuda(SCALE, "scale", {"THREADS": 256}, arch=90).cached
+    assert compile_cuda(SCALE, "scale", {"THREADS": 256}, arch=90).cached
 
 
 def test_cache_that_cannot_be_written_costs_only_the_cache(tmp_path, nvrtc, caplog):

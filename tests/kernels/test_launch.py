@@ -134,12 +134,12 @@ def test_every_parameter_makes_another_binary(change):
     assert keys(BASE, config)[0] != keys(BASE, replace(config, **change))[0]
 
 
-def test_architecture_triton_and_device_code_make_other_files(monkeypatch):
+def test_architecture_compiler_and_device_code_make_other_files(monkeypatch):
     from tritongemm.kernels import compile as compiling
 
     launch = launches_of(BASE, CONFIGS["tiled"], H200)[0]
     found = {binary_key(launch, 90), binary_key(launch, 100)}
-    monkeypatch.setattr(compiling, "triton_version", lambda: "0.0.1")
+    monkeypatch.setattr(compiling, "compiler_key", lambda arch: {"triton": "0.0.1"})
     found.add(binary_key(launch, 90))
     monkeypatch.setattr(compiling, "device_code_digest", lambda: "another")
     found.add(binary_key(launch, 90))

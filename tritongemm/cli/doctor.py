@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.metadata
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +19,7 @@ from pathlib import Path
 
 from tritongemm import settings
 from tritongemm.errors import TritonGemmError
+from tritongemm.records.installed import interpreter_obstacle, release, version_of
 
 PYTHONS = ((3, 10), (3, 13))
 #: What setup.cfg asks for.
@@ -76,41 +75,6 @@ class Diagnosis:
     def interpreter(self) -> bool:
         """Kernels can run on CPU tensors under TRITON_INTERPRET=1."""
         return self.ok("python", "torch", "triton", "interpreter", "configs")
-
-
-def version_of(distribution: str) -> str | None:
-    """The installed version of ``distribution``, or None."""
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def release(version: str) -> tuple[int, ...]:
-    """``"3.6.0+cu130"`` -> ``(3, 6, 0)``; what does not begin with a number -> ``()``."""
-    match = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(part) for part in match[0].split(".")) if match else ()
-
-
-def interpreter_obstacle(triton: str | None = None, numpy: str | None = None) -> str | None:
-    """Why Triton's interpreter cannot work with what is installed, or None.
-
-    Triton 3.6's interpreter turns one-element arrays into scalars in a way that numpy 2.4
-    refuses ("only 0-dimensional arrays can be converted"); Triton 3.7 fixed it.
-
-    Args:
-        triton, numpy: versions; those installed if not given.
-    """
-    triton = triton or version_of("triton")
-    numpy = numpy or version_of("numpy")
-    if triton is None:
-        return "triton is not installed"
-    if numpy is None:
-        return "numpy is not installed"
-    if release(triton) < (3, 7) and release(numpy) >= (2, 4):
-        return (f"the interpreter of Triton {triton} does not work with numpy {numpy}; "
-                "it needs numpy < 2.4")
-    return None
 
 
 def _python() -> Check:
@@ -327,6 +291,25 @@ def _cache() -> Check:
     return Check("cache", True, str(root))
 
 
+def _store() -> Check:
+    """Every compiled kernel in the cache, read and checked; what is damaged is removed."""
+    from tritongemm.kernels import store
+
+    try:
+        found, place = store.check(), store.root()
+    except ImportError as error:
+        return Check("compiled kernels", False, f"their place is not known: {error}",
+                     f"{sys.executable} -m pip install platformdirs")
+    left = found.damaged + found.foreign - found.removed
+    detail = (f"{found.whole} whole, {found.damaged} damaged, {found.foreign} of another owner or "
+              f"writable by others; {found.removed} removed, which are compiled again when a call "
+              "needs them")
+    return Check("compiled kernels", left == 0, detail if found.removed else
+                 detail.partition(";")[0],
+                 f"{left} files that are not loaded could not be removed from {place}: remove them "
+                 "as their owner, or set TRITONGEMM_CACHE_DIR to a folder of your own")
+
+
 def _failures() -> Check:
     """The problems that no kernel could be built for or launched with, as calls noted them."""
     from tritongemm.records import failures
@@ -387,10 +370,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--try", dest="run_trial", action="store_true",
                         help="also run one small product, on the GPU if there is one, else in "
                              "the interpreter")
+    parser.add_argument("--check-cache", action="store_true",
+                        help="only read every compiled kernel in the cache and remove the damaged "
+                             "ones; the status is 1 if some that cannot be loaded are left")
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints the diagnosis. 0 if kernels can run here, on a GPU or interpreted, else 1."""
+    if args.check_cache:
+        check = _store()
+        print(check)
+        return 0 if check.ok else 1
     diagnosis = diagnose()
     for check in diagnosis.checks:
         print(check)

@@ -1,7 +1,7 @@
 """Launch -> cubin, with no GPU needed, through a store of cubins shared by all processes.
 
-The store is keyed by everything that makes a cubin: the device code's text, Triton's version,
-the launch's static key, the architecture. A hit needs neither triton nor a compiler.
+A key names everything that makes a cubin: the launch's static key, the architecture, the device
+code's text, and the compiler. A hit needs neither triton nor a compiler.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import re
 import subprocess
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from tritongemm import settings
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.errors import CompileError, DataFileError, MissingDependencyError
 from tritongemm.formats import format_of
-from tritongemm.kernels import gluon_support, spec_named
+from tritongemm.kernels import gluon_support, spec_named, store
 from tritongemm.kernels.launch import (
     Descriptor,
     Geometry,
@@ -33,38 +33,12 @@ from tritongemm.kernels.launch import (
     Scalar,
     descriptor_type,
 )
-from tritongemm.kernels.triton_version import triton_version
+from tritongemm.kernels.store import Binary
+from tritongemm.kernels.store import store_path as store_path  # of binary_key's keys
+from tritongemm.kernels.triton_version import compiler_key, triton_version
 from tritongemm.problem import GemmProblem
-from tritongemm.records.atomic import write_atomic
 
 _log = logging.getLogger("tritongemm")
-#: Changes when the layout of a stored binary changes.
-_STORE_VERSION = 1
-
-
-@dataclass(frozen=True)
-class Binary:
-    """A compiled kernel.
-
-    Attributes:
-        symbol: its name in the cubin.
-        num_warps: warps a program, worker warps of a warp-specialised kernel included.
-        shared_bytes, registers, spills: resources a program; a thread; 32-bit words a thread.
-            None: the tool that reads them is missing.
-        maps: a descriptor's parameters for the driver, in argument order: swizzle, element size
-            and type, box.
-        parameters: (bytes, alignment) of each parameter of the entry point, in order.
-    """
-
-    symbol: str
-    cubin: bytes
-    num_warps: int
-    num_ctas: int
-    shared_bytes: int
-    registers: int | None
-    spills: int | None
-    maps: tuple[dict, ...]
-    parameters: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -114,10 +88,18 @@ def build_launches(launches: tuple[Launch, ...], arch: int, *,
                                         main.spills, main.shared_bytes)
 
 
+def launch_key(launch: Launch, arch: int) -> str:
+    """What ``launch``'s binary is, whichever compiler made it."""
+    return _digest({"device_code": device_code_digest(), "arch": arch,
+                    "launch": launch.static_key()})
+
+
 def binary_key(launch: Launch, arch: int) -> str:
-    """The name of ``launch``'s binary in the store."""
-    parts = {"store": _STORE_VERSION, "device_code": device_code_digest(),
-             "triton": triton_version(), "arch": arch, "launch": launch.static_key()}
+    """The name of ``launch``'s binary in the store: of this compiler."""
+    return _digest({"compiler": compiler_key(arch), "launch": launch_key(launch, arch)})
+
+
+def _digest(parts: dict[str, object]) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
@@ -130,38 +112,20 @@ def device_code_digest() -> str:
     return digest.hexdigest()
 
 
-def store_path(key: str) -> Path:
-    """The file of a binary."""
-    return settings.cache_root() / "binaries" / key[:2] / f"{key}.bin"
-
-
 def _get(launch: Launch, arch: int, must_keep: bool) -> tuple[Binary, bool]:
-    path = store_path(binary_key(launch, arch))
-    stored = _read(path)
+    key = binary_key(launch, arch)
+    stored = store.load(key)
     if stored is not None:
         return stored, True
     binary = compile_launch(launch, arch)
-    head = {k: v for k, v in asdict(binary).items() if k != "cubin"}
     try:
-        write_atomic(path, json.dumps(head).encode() + b"\n" + binary.cubin)
+        store.save(key, binary)
     except DataFileError as error:
         if must_keep:
             raise
         _log.warning("tritongemm: the compiled %s is not kept for other processes: %s",
                      binary.symbol, error)
     return binary, False
-
-
-def _read(path: Path) -> Binary | None:
-    """A stored binary; a missing or damaged file is a miss, and is written again."""
-    try:
-        head, _, cubin = path.read_bytes().partition(b"\n")
-        values = json.loads(head)
-        values["maps"] = tuple(values["maps"])
-        values["parameters"] = tuple(tuple(p) for p in values["parameters"])
-        return Binary(cubin=cubin, **values) if cubin.startswith(b"\x7fELF") else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def compile_launch(launch: Launch, arch: int) -> Binary:
@@ -197,6 +161,11 @@ def compile_launch(launch: Launch, arch: int) -> Binary:
         options["maxnreg"] = launch.maxnreg
     try:
         kernel = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+        if not _whole(kernel):  # Triton's own cache has no check of what it holds
+            with triton.knobs.compilation.scope():
+                triton.knobs.compilation.always_compile = True
+                kernel = triton.compile(source, target=GPUTarget("cuda", arch, 32),
+                                        options=options)
     except Exception as error:  # Triton raises kinds of its own, MLIR's and the assembler's
         raise CompileError(f"{launch.symbol} for sm_{arch}: {_reason(error)}") from error
     metadata = kernel.metadata
@@ -212,6 +181,11 @@ def compile_launch(launch: Launch, arch: int) -> Binary:
     return Binary(metadata.name, cubin, metadata.num_warps, metadata.num_ctas, metadata.shared,
                   registers, spills, tuple(getattr(metadata, "tensordesc_meta", None) or ()),
                   _parameters(kernel.asm["ptx"]))
+
+
+def _whole(kernel: Any) -> bool:
+    """Whether what Triton returns can be loaded: the cubin whole, its PTX there."""
+    return store.whole_cubin(kernel.asm["cubin"]) and ".entry" in kernel.asm["ptx"]
 
 
 def _keyed(kind: type) -> type:

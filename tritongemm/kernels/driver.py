@@ -16,8 +16,8 @@ from functools import partial
 
 from tritongemm.errors import LaunchError
 from tritongemm.formats import format_of
-from tritongemm.kernels.compile import Binary
 from tritongemm.kernels.launch import Descriptor, Launch, Number, Pointer
+from tritongemm.kernels.store import Binary
 
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION

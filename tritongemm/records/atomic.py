@@ -36,11 +36,13 @@ def write_error(path: object, error: OSError, lost: str = "") -> DataFileError:
     return DataFileError(path, f"{reason}. {lost}" if lost else reason)
 
 
-def write_atomic(path: str | os.PathLike[str], data: str | bytes) -> None:
+def write_atomic(path: str | os.PathLike[str], data: str | bytes, *,
+                 mode: int | None = None) -> None:
     """Replaces ``path`` by ``data`` (text as UTF-8) in one step; parent folders are made.
 
     A temporary file in the same folder is written, flushed to the disk and renamed over
     ``path``, and the folder is flushed: after a crash the file is the old one or the new one.
+    ``mode`` is the new file's; None: that of the old one, or of an ordinary new file.
 
     Raises:
         DataFileError: no space, not writable, or another refusal by the system; the old file is
@@ -57,7 +59,7 @@ def write_atomic(path: str | os.PathLike[str], data: str | bytes) -> None:
                                                  dir=path.parent)
         try:
             write_all(descriptor, raw)
-            os.fchmod(descriptor, _mode(path))
+            os.fchmod(descriptor, _mode(path) if mode is None else mode)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.kernels import compile as compiling
+from tritongemm.kernels import store
 from tritongemm.problem import GemmProblem
 from tritongemm.workers.messages import Outcome
 
@@ -39,9 +40,8 @@ class Builder:
 
     @staticmethod
     def stored(key: str) -> bool:
-        """Whether every binary of ``key`` is in the store; a damaged one is built again when it
-        is loaded."""
-        return all(compiling.store_path(part).exists() for part in key.split())
+        """Whether every binary of ``key`` is in the store, whole."""
+        return all(map(store.holds, key.split()))
 
 
 def build_values(report: compiling.BuildReport) -> Mapping[str, object]:

@@ -28,11 +28,11 @@ from tritongemm.errors import (
     UsageError,
     missing,
 )
-from tritongemm.records.atomic import write_atomic
+from tritongemm.records import sealed
 
 _log = logging.getLogger(__name__)
 #: Changes when the layout of a stored cubin changes.
-_STORE_VERSION = 1
+_STORE_VERSION = 2
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*\Z")
 _INCLUDE = re.compile(r'#include "(\w+\.cuh)"\Z')
 _ARCH = re.compile(r"sm_\d{2,3}[af]?\Z")
@@ -72,7 +72,7 @@ def compile_cuda(source: str | Path, name: str, macros: Mapping[str, object] | N
     key = hashlib.sha256(json.dumps([_STORE_VERSION, text, name, defines, target, list(options),
                                      version]).encode()).hexdigest()
     path = settings.cache_root() / "cuda" / f"{name}-{target}-{key[:24]}.cubin"
-    stored = _load(path)
+    stored = _load(path, key)
     if stored is not None:
         code, log, resources = stored
         return CudaKernel(name, target, code, resources, log, seconds=0.0, cached=True)
@@ -90,7 +90,7 @@ def compile_cuda(source: str | Path, name: str, macros: Mapping[str, object] | N
     if resources is None:
         raise CompileError(f"{label} compiled for {target}, but NVRTC {version} does not say what "
                            f"{name!r} takes. It said:\n{log or '(nothing)'}")
-    _store(path, code, log, resources)
+    _store(path, key, code, log, resources)
     return CudaKernel(name, target, code, resources, log, time.perf_counter() - start,
                       cached=False)
 
@@ -210,26 +210,21 @@ def _compile(text: str, label: str, defines: list[tuple[str, str]], target: str,
     return bytes(code), log.getvalue().replace("\0", "").strip()
 
 
-def _load(path: Path) -> tuple[bytes, str, Resources] | None:
-    """A stored cubin; None if there is none or it is damaged (it is then made again)."""
-    try:
-        header, _, code = path.read_bytes().partition(b"\n")
-        meta = json.loads(header)
-        if meta["sha256"] == hashlib.sha256(code).hexdigest():
-            return code, meta["log"], Resources(**meta["resources"])
-        _log.warning("cached kernel %s is damaged; it is compiled again", path.name)
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        _log.warning("cached kernel %s cannot be used (%s); it is compiled again", path.name,
-                     error)
-    return None
+def _load(path: Path, key: str) -> tuple[bytes, str, Resources] | None:
+    """A stored cubin; None if there is none that may be used (it is then made again)."""
+    content = sealed.read(path, key, path.parent)
+    if content is None:
+        if path.exists():
+            _log.warning("cached kernel %s is damaged or foreign; it is compiled again", path.name)
+        return None
+    header, _, code = content.partition(b"\n")
+    meta = json.loads(header)
+    return code, meta["log"], Resources(**meta["resources"])
 
 
-def _store(path: Path, code: bytes, log: str, resources: Resources) -> None:
-    meta = {"sha256": hashlib.sha256(code).hexdigest(), "log": log,
-            "resources": asdict(resources)}
+def _store(path: Path, key: str, code: bytes, log: str, resources: Resources) -> None:
+    meta = {"log": log, "resources": asdict(resources)}
     try:
-        write_atomic(path, json.dumps(meta).encode() + b"\n" + code)
+        sealed.write(path, key, json.dumps(meta).encode() + b"\n" + code)
     except DataFileError as error:
         _log.warning("compiled kernel is not cached: %s", error)

@@ -1,0 +1,41 @@
+"""Versions of installed packages, without importing them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+
+
+def version_of(distribution: str) -> str | None:
+    """The installed version of ``distribution``, or None."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def release(version: str) -> tuple[int, ...]:
+    """``"3.6.0+cu130"`` -> ``(3, 6, 0)``; what does not begin with a number -> ``()``."""
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
+
+
+def interpreter_obstacle(triton: str | None = None, numpy: str | None = None) -> str | None:
+    """Why Triton's interpreter cannot work with what is installed, or None.
+
+    Triton 3.6's interpreter turns one-element arrays into scalars in a way that numpy 2.4
+    refuses ("only 0-dimensional arrays can be converted"); Triton 3.7 fixed it.
+
+    Args:
+        triton, numpy: versions; those installed if not given.
+    """
+    triton = triton or version_of("triton") or version_of("pytorch-triton")
+    numpy = numpy or version_of("numpy")
+    if triton is None:
+        return "triton is not installed"
+    if numpy is None:
+        return "numpy is not installed"
+    if release(triton) < (3, 7) and release(numpy) >= (2, 4):
+        return (f"the interpreter of Triton {triton} does not work with numpy {numpy}; "
+                "it needs numpy < 2.4")
+    return None
