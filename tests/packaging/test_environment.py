@@ -74,3 +74,23 @@ def test_the_lock_has_all_that_the_package_and_its_tests_ask_for():
                         *(extras[name] for name in ("test", "report", "cpu", "cuda13", "docs"))])
     names = {re.split(r"[<>=\[; ]", line)[0].lower() for line in wanted.splitlines() if line}
     assert names - {"torch", "triton"} <= {line.split("==")[0] for line in locked()}
+
+
+def test_an_index_that_lacks_a_locked_version_installs_by_the_constraints(monkeypatch, capsys):
+    class Done:
+        returncode, stderr = 1, "ERROR: No matching distribution found for rich==15.0.0\n"
+
+    monkeypatch.setattr(environment.subprocess, "run", lambda *_, **__: Done)
+    assert not environment.locked_install(("pip", "install"))
+    assert "without hashes" in capsys.readouterr().out
+    Done.returncode, Done.stderr = 0, ""
+    assert environment.locked_install(("pip", "install"))
+
+
+def test_a_wrong_hash_ends_the_installation(monkeypatch):
+    class Done:
+        returncode, stderr = 1, "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES\n"
+
+    monkeypatch.setattr(environment.subprocess, "run", lambda *_, **__: Done)
+    with pytest.raises(SystemExit):
+        environment.locked_install(("pip", "install"))
