@@ -8,7 +8,7 @@ import pytest
 
 from tritongemm.bench.runner import BenchPlan, bench
 from tritongemm.errors import DataFileError, UsageError
-from tritongemm.records.rows import read_rows
+from tritongemm.records.rows import read_rows, read_sidecars
 from tritongemm.records.suites import Shape
 
 
@@ -29,7 +29,7 @@ def statuses(path):
 
 
 def sidecar(tmp_path, run_id):
-    return json.loads((tmp_path / f"{run_id}.meta.json").read_text())
+    return read_sidecars(tmp_path)[run_id]
 
 
 def test_a_row_a_provider_and_the_control_with_derived_columns(tmp_path):

@@ -281,33 +281,3 @@ def test_a_csv_of_a_gigabyte_is_refused(tmp_path):
         list(read_rows(path))
     with pytest.raises(DataFileError, match="at most"):
         append_rows(path, [row()])
-
-
-# --- sidecars -----------------------------------------------------------------------------------
-
-
-def test_a_sidecar_survives_the_disk(tmp_path):
-    path = rows.write_sidecar(tmp_path, RUN, {"torch": "2.13.0", "gpu": None})
-    assert path.name == f"{RUN}.meta.json"
-    assert rows.read_sidecars(tmp_path) == {RUN: {"torch": "2.13.0", "gpu": None, "run_id": RUN}}
-
-
-def test_a_sidecar_stays_in_its_folder(tmp_path):
-    with pytest.raises(DataFileError, match="not a run id"):
-        rows.write_sidecar(tmp_path, "../" + RUN, {})
-    with pytest.raises(DataFileError, match="cannot be written as JSON"):
-        rows.write_sidecar(tmp_path, RUN, {"a": {1, 2}})
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("text, reason", [
-    ("", "is empty"), ("[]", "not an object"), ('{"a": ', "cut short"),
-    ('{"run_id": "other"}', "does not match")])
-def test_a_bad_sidecar_is_named(tmp_path, text, reason):
-    (tmp_path / f"{RUN}.meta.json").write_text(text)
-    with pytest.raises(DataFileError, match=reason):
-        rows.read_sidecars(tmp_path)
-
-
-def test_a_folder_without_sidecars_has_none(tmp_path):
-    assert rows.read_sidecars(tmp_path / "absent") == {}

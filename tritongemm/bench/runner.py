@@ -1,6 +1,6 @@
 """The bench: problems x providers -> CSV rows, written as they come, one run id a suite.
 
-A run is one suite of one call of the bench. Its rows carry its id, and ``<run_id>.meta.json``
+A run is one suite of one call of the bench. Its rows carry its id, and ``runs.json``
 beside the CSV holds the environment, the arguments, and the control's verdict.
 
 With several processes each pass over the list writes its own rows to ``passes/<name>-<i>.csv``

@@ -62,8 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                        help="also measure the host time of a call, for small problems")
     output = parser.add_argument_group("output")
     output.add_argument("--out", type=file_argument, default=DEFAULT_OUT, metavar="FILE.csv",
-                        help="append rows to this CSV; <run>.meta.json goes into its folder "
-                             "(default %(default)s)")
+                        help="append rows to this CSV; the run's environment goes into "
+                             "runs.json in its folder (default %(default)s)")
     output.add_argument("--tag", action="append", default=[], metavar="WORD",
                         help="a word of your own in every row; may be repeated")
     output.add_argument("--resume", action="store_true",

@@ -14,8 +14,8 @@ from tritongemm.errors import MissingDependencyError, UsageError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
     parser.add_argument("csv", nargs="*", type=Path, metavar="CSV",
-                        help="CSVs that bench wrote, or folders of them; each <run>.meta.json is "
-                             "read from the CSV's folder")
+                        help="CSVs that bench wrote, or folders of them; runs.json is read from "
+                             "each CSV's folder")
     parser.add_argument("--out", type=Path, metavar="DIR",
                         help="write report.html, summary.md and PNG plots here")
     parser.add_argument("--markdown", type=Path, metavar="FILE",

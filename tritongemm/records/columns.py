@@ -28,7 +28,7 @@ class Column:
 
 COLUMNS: tuple[Column, ...] = (
     Column("schema_version", int, "version of this schema"),
-    Column("run_id", str, "the run; its environment is in <run_id>.meta.json"),
+    Column("run_id", str, "the run; its environment is in runs.json"),
     Column("timestamp_utc", str, "when the row was measured, ISO 8601"),
     Column("tags", str, "the user's own words for the run"),
     Column("device", str, "slug of the device"),

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from tritongemm.config import KernelConfig
 from tritongemm.errors import ConfigError, DataFileError, ProblemError
 from tritongemm.problem import GemmProblem
-from tritongemm.records import atomic, reading
+from tritongemm.records import atomic, packed, reading
 from tritongemm.records.codec import config_from_json, digest, problem_from_json, problem_key
 from tritongemm.records.rows import STATUSES
 from tritongemm.records.run import utc_now
@@ -312,6 +312,9 @@ class _Checker:
 
 def _records(path: Path) -> Iterator[tuple[int, dict]]:
     """(line number, record) of each line, unchecked beyond being objects after a header."""
+    if packed.is_packed(path):
+        yield from enumerate(packed.unpack(path), 1)
+        return
     with reading.open_unzipped(path) as file:
         bad = 0
         number = 0
@@ -339,16 +342,26 @@ def read_journal(path: str | os.PathLike[str]) -> Iterator[dict]:
 
     Each is checked: headers have a known version and an environment; results and winners have a
     problem and a config that decode, results a known status. A torn last line is left out. A file
-    of gzip is read as what was compressed.
+    of gzip is read as what was compressed, a packed journal (``records/packed.py``) as the records
+    that it keeps.
 
     Raises:
         DataFileError: naming the file, the line and the field.
     """
+    for record, _ in read_decoded(path):
+        yield record
+
+
+def read_decoded(path: str | os.PathLike[str]
+                 ) -> Iterator[tuple[dict, tuple[GemmProblem, KernelConfig] | None]]:
+    """Every record as :func:`read_journal` yields it, and of results and winners the problem and
+    the config, each distinct one decoded once. Raises as that."""
     path = Path(path)
     checker = _Checker(path)
     for line, record in _records(path):
-        checker.check(line, record)
-        yield record
+        known = checker.check(line, record)
+        yield record, None if known is None else (
+            known[0].value, known[1].value)  # type: ignore[misc]
 
 
 class DoneKeys:

@@ -1,14 +1,13 @@
-"""CSV rows, one problem x provider each: appending, reading, and the sidecar of each run.
+"""CSV rows, one problem x provider each: appending and reading.
 
 The schema is in :mod:`tritongemm.records.columns`, whose names are here too. Versions, revision and
-driver of a run go into ``<run_id>.meta.json`` beside the CSV.
+driver of a run go into ``runs.json`` beside the CSV (:mod:`tritongemm.records.run`).
 """
 
 from __future__ import annotations
 
 import csv
 import io
-import json
 import logging
 import math
 import operator
@@ -35,7 +34,7 @@ from tritongemm.records.columns import (
     roof_time_us,
     row_key,
 )
-from tritongemm.records.run import is_run_id, utc_now
+from tritongemm.records.run import is_run_id, read_sidecars, utc_now, write_sidecar
 
 __all__ = ["COLUMNS", "NAMES", "PROBLEM_COLUMNS", "REQUIRED", "SCHEMA_VERSION", "STATUSES",
            "Column", "Row", "append_rows", "derive", "problem_columns", "problem_of",
@@ -356,39 +355,3 @@ def read_rows(path: str | os.PathLike[str]) -> Iterator[Row]:
             return
         yield reader.row(*before)
         before = after
-
-
-# --- sidecars -----------------------------------------------------------------------------------
-
-
-def write_sidecar(folder: str | os.PathLike[str], run_id: str, meta: Mapping[str, object]) -> Path:
-    """Writes ``<folder>/<run_id>.meta.json``, the environment of a run. Returns its path.
-
-    Raises:
-        DataFileError: not a run id, not JSON, not writable.
-    """
-    path = Path(folder) / f"{run_id}.meta.json"
-    if not is_run_id(run_id):
-        raise DataFileError(folder, f"{run_id!r:.80} is not a run id", field="run_id")
-    try:
-        text = json.dumps({**meta, "run_id": run_id}, indent=1, sort_keys=True, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise DataFileError(path, f"the environment cannot be written as JSON: {error}"
-                            ) from error
-    atomic.write_atomic(path, text + "\n")
-    return path
-
-
-def read_sidecars(folder: str | os.PathLike[str]) -> dict[str, dict]:
-    """run_id -> environment, of every ``*.meta.json`` in a folder. Raises DataFileError."""
-    found = {}
-    for path in sorted(Path(folder).glob("*.meta.json")):
-        meta = reading.read_json(path)
-        run_id = path.name[:-len(".meta.json")]
-        if not isinstance(meta, dict):
-            raise DataFileError(path, "is not an object")
-        if meta.get("run_id", run_id) != run_id:
-            raise DataFileError(path, f"{meta['run_id']!r:.80} does not match the file's name",
-                                field="run_id")
-        found[run_id] = meta
-    return found

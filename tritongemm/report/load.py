@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tritongemm.errors import DataFileError, UsageError
+from tritongemm.errors import UsageError
 from tritongemm.records.control import BASELINE, CONTROL
 from tritongemm.records.reading import csv_records
 from tritongemm.records.rows import COLUMNS, PROBLEM_COLUMNS, read_rows, read_sidecars
@@ -215,12 +215,8 @@ def _sidecars(paths: Sequence[Path], runs: Sequence[str]
     found: dict[str, Mapping[str, Any]] = {}
     for folder in dict.fromkeys(path.parent for path in paths):
         for run, meta in read_sidecars(folder).items():
-            if run not in runs:
-                continue
-            if not isinstance(meta.get("void", False), bool):
-                raise DataFileError(folder / f"{run}.meta.json",
-                                    f"{meta['void']!r} is neither true nor false", field="void")
-            found[run] = meta
+            if run in runs:
+                found[run] = meta
     return {r: found[r] for r in runs if r in found}, [r for r in runs if r not in found]
 
 
