@@ -21,8 +21,8 @@ from tritongemm.calibration.fresh_regret import (
     forecast,
     judge,
     measure,
-    times_of,
 )
+from tritongemm.calibration.timings import times_of
 from tritongemm.cli import main
 from tritongemm.device import device_named
 from tritongemm.errors import UsageError

@@ -9,7 +9,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from tritongemm.calibration.timings import read_timings
+from tritongemm.calibration.timings import read_timings, times_of
 from tritongemm.config import KernelConfig
 from tritongemm.errors import DataFileError
 from tritongemm.problem import GemmProblem
@@ -66,6 +66,14 @@ def one_file(journals, tmp_path):
 def test_the_timings_are_those_of_the_journals_bit_for_bit(journals, one_file):
     assert read_timings([one_file]) == read_timings(journals)
     assert len(read_timings([one_file]).finals) == 10
+
+
+def test_the_times_of_one_sweep_are_those_of_its_journal(journals, one_file):
+    for stage in ("coarse", "final"):
+        for journal in journals:
+            assert times_of(one_file, stage, journal.stem) == times_of(journal, stage)
+    assert times_of(one_file, sweep="c") == {}
+    assert times_of(one_file) == {**times_of(journals[0]), **times_of(journals[1])}
 
 
 def test_what_is_published_is_what_the_journals_publish(journals, one_file, tmp_path):

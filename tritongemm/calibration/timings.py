@@ -69,6 +69,31 @@ class DeviceTimings:
                     f for f in self.finals if f.problem.unit in units))
 
 
+def times_of(journal: str | os.PathLike[str], stage: str = COARSE, sweep: str | None = None
+             ) -> dict[GemmProblem, dict[KernelConfig, float]]:
+    """Problem -> config -> time of one stage, microseconds, of a journal or a packed one.
+
+    Args:
+        stage: ``coarse`` or ``final``.
+        sweep: of a packed journal only the runs of the journal of this name, e.g.
+            ``bf16_nt_weak-full``.
+
+    Raises:
+        DataFileError: a journal that cannot be read.
+    """
+    found: dict[GemmProblem, dict[KernelConfig, float]] = {}
+    wanted = True
+    for record, known in read_decoded(journal):
+        if record["kind"] == "header":
+            wanted = sweep is None or record.get("journal") == sweep
+        elif wanted and known is not None and record["kind"] == "result" and (
+                record["status"] == "ok" and record.get("stage") == stage
+                and record.get("time_us")):
+            problem, config = known
+            found.setdefault(problem, {})[config] = float(record["time_us"])
+    return found
+
+
 def read_timings(journals: Iterable[str | os.PathLike[str]], device: str | None = None
                  ) -> DeviceTimings:
     """The timings of ``journals``; only those of ``device`` (a slug) if given. Of products alone:
