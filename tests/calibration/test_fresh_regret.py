@@ -162,7 +162,7 @@ def test_the_plan_needs_no_gpu_and_writes_nothing(faked, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("words, says", [
-    ([*FRESH, "some.jsonl"], "leave the journals away"), (["regret"], "--fresh SEED")])
+    ([*FRESH, "some.jsonl"], "leave out the journals"), (["regret"], "--fresh SEED")])
 def test_slips_are_said(words, says, faked, capsys):
     assert main(words) == 2
     assert says in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""``tritongemm ladder``: the teaching kernels, rung by rung, beside torch.matmul."""
+"""``tritongemm ladder``: measures the teaching kernels, rung by rung, against torch.matmul."""
 
 from __future__ import annotations
 
@@ -34,57 +34,66 @@ _DTYPES = ("bf16", "fp16", "fp32")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
     what = parser.add_argument_group("what")
-    what.add_argument("--size", metavar="LIST", help="cubes, e.g. 512,1024 (default "
-                      f"{_SIZES['gpu']}; on the CPU {_SIZES['cpu']})")
+    what.add_argument("--size", metavar="LIST", help="M = N = K, a comma list such as 512,1024 "
+                      f"(default {_SIZES['gpu']}; on the CPU {_SIZES['cpu']})")
     for axis in ("m", "n", "k"):
-        what.add_argument(f"--{axis}", metavar="LIST", help="with the other two: their product")
+        what.add_argument(f"--{axis}", metavar="LIST",
+                          help="instead of --size: sizes of one axis; all three are needed, every "
+                               "combination is measured")
     what.add_argument("--rungs", metavar="LIST",
-                      help="rungs, or kinds of them: host, cuda, triton. Parameters are changed "
-                           "behind the name: warp_tiled+block_k=16, thread_tile_2d+tuned (default: "
-                           "cuda,triton; on the CPU host)")
+                      help="a comma list of rungs, or of the kinds host, cuda and triton. "
+                           "NAME+PARAMETER=VALUE changes a parameter (warp_tiled+block_k=16), "
+                           "NAME+tuned takes all from its tuned table (default: cuda,triton; on "
+                           "the CPU: host)")
     what.add_argument("--dtype", default="bf16", choices=_DTYPES,
-                      help="of the Triton rungs; CUDA and host rungs compute in fp32 "
+                      help="dtype of the Triton rungs; CUDA and host rungs compute in fp32 "
                            "(default %(default)s)")
     what.add_argument("--tuned", action="store_true",
-                      help="every sweepable CUDA rung with the parameters of its tuned table")
+                      help="run every CUDA rung that has a tuned table with that table's "
+                           "parameters")
     what.add_argument("--ablate", action="store_true",
-                      help="the Triton kernel with one technique at a time left out")
+                      help="run the Triton kernel without one of its techniques, each in turn")
     what.add_argument("--experiment", metavar="NAME",
-                      help="a source's own experiment beside its figures: S1, S2, S2-sizes, S3, "
-                           "S4; it says rungs and sizes itself")
+                      help="repeat an experiment of a published tutorial and print its "
+                           "figures too: S1, S2, S2-sizes, S3 or S4; the experiment chooses rungs "
+                           "and sizes")
     what.add_argument("--from", dest="source", type=Path, metavar="FILE.csv",
-                      help="measure nothing: tables, pictures and --markdown from the rows, and "
-                           "the counters beside them, that an earlier run left there (sizes: all "
-                           "that it has)")
-    what.add_argument("--list", action="store_true", help="print the ladder and end")
+                      help="measure nothing: print tables, draw charts and write --markdown "
+                           "from the rows of this CSV and the counters in its folder (default "
+                           "sizes: all that it has)")
+    what.add_argument("--list", action="store_true", help="list the rungs and exit")
     how = parser.add_argument_group("how")
     how.add_argument("--device", default="auto", metavar="NAME",
                      help="cuda, cuda:INDEX, or cpu for the host rungs (default: the GPU, or cpu "
                           "where there is none)")
     how.add_argument("--profile", action="store_true",
-                     help="also read hardware counters with ncu: memory, DRAM, caches, conflicts, "
-                          "what warps wait for")
+                     help="also read hardware counters with ncu: memory, DRAM and cache "
+                          "throughput, bank conflicts, stall reasons")
     how.add_argument("--budget", type=float, metavar="SECONDS",
-                     help="device time of the rounds at one size (default: the protocol's)")
+                     help="GPU time to spend on the timed rounds of each size (default: as "
+                          "perf/README.md says)")
     how.add_argument("--processes", type=int, default=1, metavar="N",
-                     help="fresh processes; the median row counts (default 1)")
+                     help="measure in N new processes and keep the median row of each rung "
+                          "(default 1)")
     how.add_argument("--timeout", type=float, default=1800.0, metavar="SECONDS",
-                     help="for one size, all rungs together (default %(default)g)")
-    how.add_argument("--seed", type=int, default=0, help="of operands and orders (default 0)")
+                     help="time limit for one size, all rungs together (default %(default)g)")
+    how.add_argument("--seed", type=int, default=0,
+                     help="seed of the operands and of the order of the rungs (default 0)")
     out = parser.add_argument_group("output")
     out.add_argument("--out", type=file_argument, default=DEFAULT_OUT, metavar="FILE.csv",
-                     help="append rows here; sidecars, counters and pictures go beside it "
-                          "(default %(default)s)")
-    out.add_argument("--tag", default="", metavar="WORD", help="a word of your own in every row")
+                     help="append rows to this CSV; runs.json, counters and charts go into its "
+                          "folder (default %(default)s)")
+    out.add_argument("--tag", default="", metavar="WORD", help="write this word into every row")
     out.add_argument("--resume", action="store_true",
-                     help="skip what the CSV has already from the same environment")
-    out.add_argument("--no-pictures", action="store_true", help="no PNG bars")
+                     help="skip what the CSV already has from the same environment")
+    out.add_argument("--no-pictures", action="store_true", help="draw no bar charts")
     out.add_argument("--markdown", type=Path, metavar="FILE.md",
-                     help="also write the tables between this file's markers "
+                     help="also write the tables into this file, between its markers "
                           "ladder-SIZE, ladder-EXPERIMENT or ladder-ablation")
     out.add_argument("--draw", type=Path, metavar="DIR",
-                     help="draw each rung's tile, threads and warps as SVG there, and end; "
-                          "--markdown takes the arithmetic (marker ladder-reuse)")
+                     help="measure nothing: draw each rung's tile, threads and warps as SVG "
+                          "files in DIR; --markdown also writes the table of data reuse (marker "
+                          "ladder-reuse)")
 
 
 def run(args: argparse.Namespace) -> int:
