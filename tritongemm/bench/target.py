@@ -25,11 +25,11 @@ class Target:
 
     @property
     def timed(self) -> bool:
-        """Whether times mean anything here: the interpreter's do not."""
+        """Whether times are meaningful: those of the interpreter are not."""
         return self.kind != "interpreter"
 
 
-#: A CPU has no limits that a kernel of ours must keep, and no peaks on record.
+#: The CPU: no limits for kernels to respect, and no recorded peaks.
 HOST = DeviceSpec("cpu", "CPU", 0, 0, 0, 0, 0, 0)
 
 

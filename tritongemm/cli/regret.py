@@ -43,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=file_argument, metavar="CSV",
                         help="write one row for each problem to this file")
     fresh = parser.add_argument_group(
-        "fresh shapes", "bf16, layout nt; M, N and K are log-uniform from 128 to 8192, multiples of 8 "
-        "in every other shape")
+        "fresh shapes", "bf16, layout nt; M, N and K are log-uniform from 128 to 8192, in "
+                        "every other shape multiples of 8")
     fresh.add_argument("--fresh", type=int, metavar="SEED",
                        help="draw shapes with this seed and measure them (needs a GPU)")
     fresh.add_argument("--count", type=int, default=60, metavar="N",

@@ -24,7 +24,7 @@ from tritongemm.errors import DataFileError
 JSON_LIMIT = 64 << 20
 #: Bytes; a CSV of 500,000 bench rows is about 200 MB.
 CSV_LIMIT = 256 << 20
-#: Bytes of one line of a CSV or a journal; real ones stay under a few thousand.
+#: Largest line of a CSV or a journal, bytes; usual lines have a few thousand.
 LINE_LIMIT = 1 << 20
 
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+>-]*")
@@ -133,7 +133,8 @@ _GZIP = b"\x1f\x8b"
 
 @contextlib.contextmanager
 def open_unzipped(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """As :func:`open_regular`; of a file of gzip, by its first bytes, what was compressed.
+    """As :func:`open_regular`, but decompresses a gzip file, which is recognized by its first
+    bytes.
 
     Raises:
         DataFileError: also where that is damaged or cut short.
@@ -200,7 +201,7 @@ def csv_records(path: str | os.PathLike[str], limit: int = CSV_LIMIT
 
 
 class Fields:
-    """One JSON object of a file, taken apart field by field; errors name file, row and field."""
+    """Typed access to the fields of one JSON object; errors name file, row and field."""
 
     def __init__(self, path: object, value: object, row: int | None = None,
                  what: str = "entry") -> None:

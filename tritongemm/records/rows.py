@@ -40,15 +40,15 @@ __all__ = ["COLUMNS", "NAMES", "PROBLEM_COLUMNS", "REQUIRED", "SCHEMA_VERSION", 
            "Column", "Row", "append_rows", "derive", "problem_columns", "problem_of",
            "read_rows", "read_sidecars", "roof_time_us", "row_key", "write_sidecar"]
 
-#: Characters of a text field, so that an error message with a compiler log stays readable.
+#: Most characters of a text field, e.g. of an error message with a compiler log.
 TEXT_LIMIT = 2000
 _LOG = logging.getLogger("tritongemm")
 _NAMES = frozenset(NAMES)
-#: The header of a file, by how many columns it has.
+#: The possible headers of a file, by number of columns.
 _HEADERS = [",".join(NAMES[:width]).encode() for width in range(FIRST_WIDTH, len(NAMES) + 1)]
 _POSITIVE = ("time_us_p50", "time_us_p20", "time_us_p80", "ratio_vs_torch", "ratio_low",
              "ratio_high", "host_us_p50")
-#: NaN or infinity in an output makes an infinite error; nothing else may be infinite.
+#: Columns that may be infinite: NaN or infinity in an output is an infinite error.
 _MAY_BE_INFINITE = ("max_err_ratio", "rms_err_ratio")
 
 
@@ -96,8 +96,8 @@ def append_rows(path: str | os.PathLike[str], rows: Iterable[Mapping[str, object
     """Appends rows to a CSV (made with a header if absent), under its lock, flushed to the disk.
 
     ``schema_version`` and ``timestamp_utc`` are filled in; NaN is written as empty; line breaks
-    in texts become spaces. A last line that a crash cut short is dropped first. A file of an
-    narrower schema is widened to the columns that these rows need. Returns the number of rows.
+    in texts become spaces. An incomplete last line from a crash is dropped first. A file with fewer
+    columns is extended to the columns that these rows need. Returns the number of rows.
 
     Raises:
         DataFileError: an unknown column, a value of the wrong type, another schema, no space,
@@ -119,7 +119,7 @@ def append_rows(path: str | os.PathLike[str], rows: Iterable[Mapping[str, object
 
 
 def _append(path: Path, raw: bytes) -> None:
-    """One flushed append; a failure takes back what was written of it."""
+    """Appends and flushes; a failure removes what was written."""
     try:
         new = not path.exists()
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
@@ -141,8 +141,8 @@ def _append(path: Path, raw: bytes) -> None:
 
 
 def _prepare(path: Path, width: int) -> list[str] | None:
-    """Checks the header of an existing file, mends its end and widens it to ``width`` columns;
-    None where there is none yet."""
+    """Checks the header of an existing file, repairs its end and extends it to ``width`` columns.
+    None for a new file."""
     if not path.exists():
         return None
     torn = _torn(path)
@@ -173,7 +173,7 @@ def _truncate(path: Path, size: int) -> None:
 
 
 def _widen(path: Path, width: int, wanted: int) -> None:
-    """Rewrites a file of ``width`` columns with ``wanted``, the new ones empty."""
+    """Rewrites a file of ``width`` columns with ``wanted`` columns; the new ones are empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for number, (line, texts) in enumerate(reading.csv_records(path)):
@@ -185,7 +185,8 @@ def _widen(path: Path, width: int, wanted: int) -> None:
 
 
 def _torn(path: Path) -> tuple[int, bool] | None:
-    """(bytes before the last line, whether that line is whole) if no newline ends the file."""
+    """(bytes before the last line, whether that line is complete) if the file does not end with a
+    newline."""
     with reading.open_regular(path, reading.CSV_LIMIT) as file:
         size = file.seek(0, os.SEEK_END)
         if size == 0:
@@ -199,7 +200,7 @@ def _torn(path: Path) -> tuple[int, bool] | None:
     if cut == 0 and start > 0:
         raise DataFileError(path, f"its last line is longer than {reading.LINE_LIMIT} bytes. "
                             "Is it the right file?")
-    if start + cut == 0:  # one line: the beginning of our header, or judged as a header later
+    if start + cut == 0:  # one line: the beginning of a header, or checked as a header later
         return 0, tail in _HEADERS or not _HEADERS[-1].startswith(tail)
     try:
         whole = list(csv.reader([tail[cut:].decode()], strict=True))
@@ -256,7 +257,7 @@ _IS_NOT: dict[Callable[[str], object], str] = {
 
 
 class _Reader:
-    """Turns the texts of one line into a checked row."""
+    """Converts the fields of one line into a validated row."""
 
     def __init__(self, path: object, names: list[str]) -> None:
         self.path, self.width = path, len(names)
@@ -312,7 +313,7 @@ class _Reader:
 
 
 def _at_fault(row: Row) -> str:
-    """The column for which no problem can be made."""
+    """The column that makes the problem invalid."""
     for name in PROBLEM_COLUMNS:
         if name not in ("op", "precision") and row[name] is not None:
             try:
@@ -325,7 +326,7 @@ def _at_fault(row: Row) -> str:
 def read_rows(path: str | os.PathLike[str]) -> Iterator[Row]:
     """Every row of a CSV as a dict of :data:`NAMES`, typed, None where empty; streaming.
 
-    A last line that a crash cut short is left out, with a warning in the log.
+    An incomplete last line from a crash is left out, with a warning in the log.
 
     Raises:
         DataFileError: naming the file, the line (the header is line 1) and the field.
@@ -348,7 +349,7 @@ def read_rows(path: str | os.PathLike[str]) -> Iterator[Row]:
     while before is not None:
         try:
             after = next(records, None)
-        except DataFileError:  # the torn line itself
+        except DataFileError:  # the incomplete line itself
             after = (0, [])
             records = iter(())
         if after is None:

@@ -1,4 +1,4 @@
-"""Bench CSVs and their sidecars as one table; which rows count, and why the others do not."""
+"""Loads bench CSVs and their ``runs.json`` as one table, and decides which rows count."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ KEY = ("device", "suite", "provider", *PROBLEM_COLUMNS)
 
 @dataclass(frozen=True)
 class Results:
-    """What a report is made from.
+    """The rows and run records that a report is made from.
 
     Attributes:
         rows: every row read, in file order; the CSV's columns and ``void``, ``problem``,
             ``dtype``, ``side`` (see :func:`load`).
-        headline: the rows that count: no void run, and (unless all runs were asked for) the
-            newest run of each problem x provider.
-        void_runs: run id -> why its sidecar calls it void.
+        headline: the rows that count: without void runs, and only the newest run of each problem x
+            provider (unless all runs were requested).
+        void_runs: run id -> the reason why its record marks it void.
         superseded: how many good rows a newer run replaced.
         sidecars: run id -> environment record, of the runs in ``rows``.
-        without_sidecar: run ids that have none.
+        without_sidecar: run ids without a record.
         files: the CSVs read.
         skipped: CSVs of a folder that hold no rows of a bench.
     """
@@ -66,17 +66,16 @@ class Results:
 
 
 def nothing() -> Results:
-    """No rows at all, for a report made only from journals."""
+    """An empty result, for a report made only from journals."""
     rows = _frame([])
     rows["void"] = False
     return Results(rows=rows, headline=rows)
 
 
 def csv_paths(names: Iterable[str | Path]) -> tuple[list[Path], list[Path]]:
-    """(CSVs of a bench, other CSVs of ours), each once; a folder stands for the CSVs directly in
-    it.
+    """(bench CSVs, other CSVs), each once. A folder stands for the CSVs directly in it.
 
-    A CSV that is named itself is always among the first: reading it tells what is wrong with it.
+    A CSV that is named itself is always among the first; an error in it shows when it is read.
 
     Raises:
         UsageError: a path that does not exist, or a folder without a CSV of a bench.
@@ -106,7 +105,7 @@ def csv_paths(names: Iterable[str | Path]) -> tuple[list[Path], list[Path]]:
 
 
 def _is_other(path: Path) -> bool:
-    """Whether a CSV holds something else than rows of a bench: a suite, regrets, a program's times.
+    """Whether a CSV holds something other than bench rows: a suite, regrets, a program's times.
 
     Its header has neither ``schema_version`` nor half of a bench's columns, so that a damaged CSV
     of a bench is not taken for one.
@@ -118,18 +117,19 @@ def _is_other(path: Path) -> bool:
 
 def load(names: Sequence[str | Path], *, all_runs: bool = False,
          tag: str = "") -> Results:
-    """Reads any number of CSVs (or folders of them) and the sidecars beside them.
+    """Reads any number of CSVs (or folders of them) and the run records in their folders.
 
-    Adds to the CSV's columns: ``void``, whether the run's sidecar says so; ``problem``, e.g.
+    Adds to the CSV's columns: ``void``, whether the run's record says so; ``problem``, e.g.
     ``8x512x512x64`` with the batch first where it is not 1; ``dtype``, e.g. ``bf16``,
-    ``bf16>fp32``, ``fp32 tf32``, with its scales and groups as :meth:`GemmProblem.modifiers` words
-    them: ``fp8>bf16 a_row b_row``; ``side``, (batch m n k) ** (1/3), the side of the cube of the
-    same work.
+    ``bf16>fp32``, ``fp32 tf32``, with scales and grouping if there are any: ``fp8>bf16 a_row
+    b_row``; ``side``, (batch m n k) ** (1/3), the side of the cube with the same number of
+    operations.
 
     Args:
         names: files or folders.
         tag: keep only rows that carry this word among their tags.
-        all_runs: keep every good run's row instead of the newest of each problem x provider.
+        all_runs: keep the rows of all runs that are not void instead of only the newest of each
+            problem x provider.
 
     Raises:
         UsageError: no such file, or none named; no row carries ``tag``.
@@ -162,7 +162,7 @@ def load(names: Sequence[str | Path], *, all_runs: bool = False,
 
 
 def is_contender(rows: pd.DataFrame) -> pd.Series:
-    """Which rows are neither torch itself nor its hidden control."""
+    """Mask of the rows that are neither torch nor the torch control."""
     return ~rows["provider"].isin([BASELINE, CONTROL])
 
 
