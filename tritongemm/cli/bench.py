@@ -22,9 +22,9 @@ from tritongemm.errors import UsageError
 
 DEFAULT_OUT = Path("results/bench.csv")
 _PROVIDERS, _CPU_PROVIDERS = "torch,tritongemm", "torch,numpy_blocked"
-#: Larger shapes take a CPU minutes each.
+#: Larger shapes take minutes each on a CPU.
 _CPU_MAX_EXTENT = 2048
-#: Seconds between lines on what is being compiled, where lines cannot be overwritten.
+#: Seconds between progress lines of compiling, where the terminal cannot overwrite a line.
 _QUIET_S = 5.0
 
 
@@ -105,7 +105,7 @@ def _bench(args: argparse.Namespace, waiting: Waiting) -> int:
 
 
 def _choose_defaults(args: argparse.Namespace) -> None:
-    """Fills in the providers and dtypes that can run where the bench measures."""
+    """Sets the default providers and dtypes to those that can run on the target."""
     reason = cpu_instead(args.device)
     if reason is not None and args.device == "auto" and args.providers is None:
         args.device = "cpu"
@@ -145,7 +145,7 @@ def _tags(words: list[str]) -> str:
 
 
 def _notes(args: argparse.Namespace) -> dict[str, object]:
-    """The arguments that the sidecar records; no paths."""
+    """The arguments that ``runs.json`` records; no paths."""
     notes: dict[str, object] = {"dtypes": args.dtype, "layouts": args.layout,
                                 "precision": args.precision, "epilogues": args.epilogue,
                                 **operand_words(args)}
@@ -166,7 +166,8 @@ def _list() -> int:
 
 
 class _Lines:
-    """One line a problem; on a terminal the compile count is one line overwritten."""
+    """Prints one line for each problem; on a terminal the count of compiled kernels is overwritten
+    in place."""
 
     def __init__(self, providers: tuple[str, ...], waiting: Waiting) -> None:
         self._providers, self._waiting = providers, waiting
@@ -201,7 +202,7 @@ class _Lines:
                 print(f"process {event.pass_index + 1} of {event.passes}", flush=True)
         spent = time.monotonic() - self._began
         left = event.total - event.done
-        # The first problem's time is not in `spent`: the pass began with its row.
+        # `spent` does not include the first problem: the pass began with its row.
         eta = f"  {_minutes(spent / (event.done - 1) * left)} left" if left and spent > 10 else ""
         width = len(str(event.total))
         parts = [text for row in event.rows if (text := _of_row(row))]

@@ -1,6 +1,6 @@
-"""``tritongemm doctor``: what works here, what is missing, and the command that fixes it.
+"""``tritongemm doctor``: reports what works, what is missing, and the command that fixes it.
 
-Works on a machine with no torch at all, so every look at a package is its own small attempt.
+Works without torch, so each package is probed separately.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tritongemm.errors import TritonGemmError
 PYTHONS = ((3, 10), (3, 13))
 #: What setup.cfg asks for.
 MINIMUM = {"torch": (2, 10), "triton": (3, 6)}
-#: Optional distribution -> its extra, and what is not there without it.
+#: Optional distribution -> its extra, and the features that need it.
 OPTIONAL = {
     "cuda-core": ("cuda", "the CUDA C++ rungs of the ladder"),
     "numba": ("cpu", "the compiled host rungs of the ladder"),
@@ -36,11 +36,11 @@ OPTIONAL = {
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the answer.
+    """One line of the diagnosis.
 
     Attributes:
-        name: what was looked at.
-        ok: whether it is there and usable.
+        name: what was checked.
+        ok: whether it is present and usable.
         detail: version, place, or what is wrong.
         fix: the command or step that fixes it; empty when ok.
     """
@@ -57,12 +57,12 @@ class Check:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All checks, and what follows from them."""
+    """All checks, and the conclusions from them."""
 
     checks: tuple[Check, ...]
 
     def ok(self, *names: str) -> bool:
-        """Whether every check so named is ok."""
+        """Whether all checks of this name are ok."""
         found = {check.name: check.ok for check in self.checks}
         return all(found.get(name, False) for name in names)
 
@@ -87,13 +87,13 @@ def version_of(distribution: str) -> str | None:
 
 
 def release(version: str) -> tuple[int, ...]:
-    """``"3.6.0+cu130"`` -> ``(3, 6, 0)``; what does not begin with a number -> ``()``."""
+    """``"3.6.0+cu130"`` -> ``(3, 6, 0)``; a text without a leading number -> ``()``."""
     match = re.match(r"\d+(\.\d+)*", version)
     return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
 def interpreter_obstacle(triton: str | None = None, numpy: str | None = None) -> str | None:
-    """Why Triton's interpreter cannot work with what is installed, or None.
+    """The reason why Triton's interpreter cannot run with the installed versions, or None.
 
     Triton 3.6's interpreter turns one-element arrays into scalars in a way that numpy 2.4
     refuses ("only 0-dimensional arrays can be converted"); Triton 3.7 fixed it.
@@ -121,7 +121,7 @@ def _python() -> Check:
 
 
 def _import(package: str) -> Check:
-    """``package`` by importing it: a broken build is as missing as an absent one."""
+    """Checks ``package`` by importing it, so that a broken installation counts as missing."""
     fix = f"{sys.executable} -m pip install {package}"
     try:
         version = str(importlib.import_module(package).__version__)
@@ -132,8 +132,8 @@ def _import(package: str) -> Check:
             return Check(package, False, "not installed", fix)
         return Check(package, False, f"cannot be imported: {error}", fix)
     except (ImportError, OSError, AttributeError, RuntimeError) as error:
-        # A CUDA library that does not load is an OSError, a build against another numpy any of
-        # these; the reason is the line's detail.
+        # OSError: a CUDA library does not load; any of these: a build against another numpy. The
+        # reason becomes the line's detail.
         return Check(package, False, f"cannot be imported: {error}",
                      f"{fix} --force-reinstall")
     low = MINIMUM.get(package, ())
@@ -145,7 +145,7 @@ def _import(package: str) -> Check:
 
 
 def _gluon(triton: Check) -> Check:
-    """Whether the Gluon kernels run with this Triton, or the others take their place."""
+    """Whether the Gluon kernels run with this Triton; otherwise the other kernels are used."""
     from tritongemm.kernels.gluon_support import KNOWN, obstacle, one_buffer_obstacle
 
     if not triton.ok:
@@ -174,7 +174,8 @@ def _required(package: str) -> Check:
 
 
 def _driver() -> Check:
-    """The NVIDIA driver, by nvidia-smi: it needs neither torch nor NVML's Python package."""
+    """The NVIDIA driver, read with nvidia-smi, which needs neither torch nor NVML's Python package.
+    """
     smi = shutil.which("nvidia-smi")
     fix = "install NVIDIA's driver; without one, calls go to torch"
     if smi is None:
@@ -215,7 +216,7 @@ def _gpu(torch_ok: bool) -> list[Check]:
 
 
 def _compiler() -> Check:
-    """What Triton builds its launchers with: CC if set, else gcc or clang."""
+    """The C compiler with which Triton builds its launchers: CC if set, else gcc or clang."""
     names = [settings.child_environment().get("CC", ""), "gcc", "clang", "cc"]
     found = next((path for name in names if name and (path := shutil.which(name))), None)
     return Check("C compiler", found is not None, found or "no gcc, clang or cc in PATH",
@@ -254,14 +255,15 @@ def _profiler() -> Check:
 
 
 def _layer(root: Path) -> str:
-    """What a folder of :func:`settings.config_roots` is."""
+    """The role of a folder of :func:`settings.config_roots`."""
     if root == settings.current().config_dir:
         return "TRITONGEMM_CONFIG_DIR"
     return "shipped" if root == settings.shipped_root() else "your own"
 
 
 def _configs() -> list[Check]:
-    """Where configuration is read from and written to, and the tuned tables of this device."""
+    """The folders that configuration is read from and written to, and this device's tuned tables.
+    """
     from tritongemm.device import current_device
 
     try:
@@ -282,12 +284,12 @@ def _configs() -> list[Check]:
     try:
         device = current_device()
     except (TritonGemmError, ImportError, RuntimeError, OSError):
-        # The reason has its own line (torch or GPU).
+        # The reason is on the line of torch or of the GPU.
         devices = sorted({p.name for root in roots for p in (root / "tuned").glob("*")
                           if p.is_dir()})
         return [*checks, Check("tuned tables", False, "no GPU to look up; there are tables for: "
                                + (", ".join(devices) or "none"), "fix GPU first")]
-    # Not before: they want numpy, which may be missing where there is no GPU to look up.
+    # Imported here: they need numpy, which may be missing on a machine without a GPU.
     from tritongemm.records.calibration import find_calibration
     from tritongemm.selection.sibling import calibrated as has_model
     from tritongemm.selection.sibling import sibling_of, with_rows_for
@@ -312,7 +314,7 @@ def _configs() -> list[Check]:
 
 
 def _cache() -> Check:
-    """Whether compiled kernels can be kept: a file is written and removed."""
+    """Whether compiled kernels can be stored: writes and removes a file."""
     try:
         root = settings.cache_root()
         root.mkdir(parents=True, exist_ok=True)
@@ -328,12 +330,12 @@ def _cache() -> Check:
 
 
 def _failures() -> Check:
-    """The problems that no kernel could be built for or launched with, as calls noted them."""
+    """The problems for which no kernel could be built or launched, as recorded by calls."""
     from tritongemm.records import failures
 
     try:
         known, place = failures.remembered(), failures.path()
-    except ImportError as error:  # the cache's line says how to fix it
+    except ImportError as error:  # the line of the cache folder has the fix
         return Check("failed kernels", False, f"their place is not known: {error}")
     if not known:
         return Check("failed kernels", True, "none on record")
@@ -346,8 +348,7 @@ def _failures() -> Check:
 
 
 def diagnose() -> Diagnosis:
-    """Looks at everything. Raises :class:`UsageError` for a TRITONGEMM_* variable that cannot
-    be read."""
+    """Runs all checks. Raises :class:`UsageError` for an invalid TRITONGEMM_* variable."""
     settings.current()
     torch, triton = _import("torch"), _import("triton")
     steps: Iterable[Callable[[], Check]] = (_compiler, _headers, _interpreter, _cache, _profiler)
@@ -370,7 +371,7 @@ assert worst < 0.1, f"off by {{worst}}"
 
 
 def trial(device: str) -> Check:
-    """One small product in a process of its own: ``cuda``, or ``cpu`` in the interpreter."""
+    """Runs one small product in a new process: on ``cuda``, or on ``cpu`` in the interpreter."""
     name = "trial on the GPU" if device == "cuda" else "trial interpreted"
     environment = settings.child_environment(
         TRITONGEMM_STRICT="1", TRITON_INTERPRET="1" if device == "cpu" else "0")
@@ -390,7 +391,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the diagnosis. 0 if kernels can run here, on a GPU or interpreted, else 1."""
+    """Prints the diagnosis. Returns 0 if kernels can run, on a GPU or in the interpreter, else 1.
+    """
     diagnosis = diagnose()
     for check in diagnosis.checks:
         print(check)

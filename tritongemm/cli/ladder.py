@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 DEFAULT_OUT = Path("results/ladder.csv")
 _KINDS = ("host", "cuda", "triton")
 _SIZES = {"gpu": "512,1024,2048,4096", "cpu": "256,512", "interpreter": "32,64"}
-#: Kind of rungs -> the package that all of them need, and its extra.
+#: Kind of rungs -> the package that they need, and its extra.
 _NEEDS = {"host": ("numba", "cpu"), "cuda": ("cuda.core", "cuda")}
 _DTYPES = ("bf16", "fp16", "fp32")
 
@@ -138,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _report(args: argparse.Namespace, plan: LadderPlan, chosen: Experiment | None,
             rows: Sequence[Row], counters: Mapping[tuple, Mapping[str, float]]) -> int:
-    """Prints and writes what was measured; the exit status."""
+    """Prints and writes the results. Returns the exit status."""
     floor = _floor(chosen, rows) if chosen is not None and chosen.floor and rows else ""
     for marker, title, (heads, cells) in _tables(args, plan, chosen, rows, counters):
         print()
@@ -160,7 +160,7 @@ def _report(args: argparse.Namespace, plan: LadderPlan, chosen: Experiment | Non
 # -- what to run ----------------------------------------------------------------------------------
 
 def installed(package: str) -> bool:
-    """Whether ``package`` can be found; nothing is imported but what it is inside of."""
+    """Whether ``package`` can be found. Imports only its parent packages."""
     try:
         return importlib.util.find_spec(package) is not None
     except ImportError:
@@ -177,7 +177,7 @@ def _on_cpu(args: argparse.Namespace) -> bool:
 
 
 def _interpreted(args: argparse.Namespace) -> int:
-    """The Triton rungs in the interpreter, in a process of its own: what can run without Numba."""
+    """Runs the Triton rungs in the interpreter, in a new process: they need no Numba."""
     obstacle = interpreter_obstacle()
     if obstacle:
         raise UsageError("the host rungs need numba (pip install 'tritongemm[cpu]'), and "
@@ -243,7 +243,7 @@ def _rungs(args: argparse.Namespace, cpu: bool) -> tuple[str, ...]:
     from tritongemm.ladder import catalog
     from tritongemm.ladder.provider import parse
 
-    # The interpreter proves Triton's rungs and no others.
+    # The interpreter runs only the Triton rungs.
     standard = "host" if cpu else "triton" if settings.current().interpret else "cuda,triton"
     words = (args.rungs or standard).split(",")
     texts: dict[str, None] = {}
@@ -290,7 +290,7 @@ def _tables(args: argparse.Namespace, plan: LadderPlan, chosen: Experiment | Non
 
 
 def show(title: str, heads: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
-    """A table by rich, or in plain columns without it."""
+    """Prints a table with rich, or in plain columns without it."""
     try:
         from rich.console import Console
         from rich.table import Table
@@ -330,7 +330,7 @@ def _markdown(path: Path, marker: str, title: str, heads: Sequence[str],
 
 
 def _check_markers(path: Path, markers: Sequence[str]) -> None:
-    """Before hours of measuring: whether the page has a place for each table."""
+    """Checks before hours of measuring that the page has markers for each table."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -363,7 +363,8 @@ def _pictures(rows: Sequence[Row], plan: LadderPlan, folder: Path) -> None:
 # -- counters -------------------------------------------------------------------------------------
 
 def _counters(plan: LadderPlan, args: argparse.Namespace) -> dict[tuple, dict[str, float]]:
-    """(rung, size) -> counters of its main launch: profiled now, or stored beside ``--from``."""
+    """(rung, size) -> counters of its main launch, profiled now or stored with the CSV of
+    ``--from``."""
     from tritongemm.bench import counters
 
     path = plan.out.with_name(f"{plan.out.stem}.counters.jsonl")
@@ -373,7 +374,7 @@ def _counters(plan: LadderPlan, args: argparse.Namespace) -> dict[tuple, dict[st
 
 
 def _profile(plan: LadderPlan, path: Path) -> dict[tuple, dict[str, float]]:
-    """What cannot be profiled is said and left out."""
+    """Rungs that cannot be profiled are reported and left out."""
     from tritongemm.bench import counters
     from tritongemm.device import current_device
 
@@ -426,7 +427,7 @@ def _draw(folder: Path, page: Path | None) -> int:
 
 
 class _Lines:
-    """One line a size; what each rung did is in the table."""
+    """Prints one line for each size; the table has the rungs."""
 
     def __init__(self, waiting: Waiting) -> None:
         self._waiting = waiting

@@ -1,4 +1,4 @@
-"""``tritongemm report``: tables on the terminal or in a file, plots and one HTML page."""
+"""``tritongemm report``: prints or writes tables, draws plots and writes one HTML page."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _write(args: argparse.Namespace, results, maps) -> list[tuple[str, Path]]:
     chosen = heat.spread(maps, args.heatmaps)
     try:
         drawn = plots.write_plots(results, args.out, maps=chosen, mean_of=maps)
-    except MissingDependencyError as error:  # the page and the tables need no such package
+    except MissingDependencyError as error:  # the page and the tables do not need matplotlib
         print(f"no PNG plots: {error}")
         drawn = []
     every = heat.spread(maps, page.MAX_MAPS)
