@@ -105,5 +105,5 @@ def _error(name: str, message: str) -> TritonGemmError:
     signature differs."""
     kind = getattr(errors, name, None)
     if kind is None:  # an installation that is broken
-        return DeviceError(f"the measuring process cannot work: {message}")
+        return DeviceError(f"the measuring process failed: {message}")
     return TritonGemmError(message) if kind is errors.DataFileError else kind(message)

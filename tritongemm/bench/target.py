@@ -57,7 +57,7 @@ def resolve(text: str = "auto") -> Target:
     if not torch.cuda.is_available():
         raise DeviceError("torch sees no CUDA device. `tritongemm doctor` says what is missing; "
                           "--device cpu measures host providers (torch, numpy_blocked), and "
-                          "TRITON_INTERPRET=1 proves kernels without timing them")
+                          "TRITON_INTERPRET=1 checks kernels without timing them")
     index = int(index_text) if index_text else torch.cuda.current_device()
     spec = cuda_device(index)
     torch.cuda.set_device(index)

@@ -114,7 +114,7 @@ def _choose_defaults(args: argparse.Namespace) -> None:
             args.max_extent = _CPU_MAX_EXTENT
             limit = f", and shapes up to {_CPU_MAX_EXTENT} (--max-extent)"
         print(f"{reason}: the host providers are measured on the CPU{limit}. "
-              "TRITON_INTERPRET=1 proves kernels instead, without timing them")
+              "TRITON_INTERPRET=1 checks kernels instead, without timing them")
     args.providers = args.providers or (_PROVIDERS if reason is None else _CPU_PROVIDERS)
     args.dtype = args.dtype or ("bf16" if reason is None else "fp32")
 

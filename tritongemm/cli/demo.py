@@ -71,7 +71,7 @@ def _without_gpu(out: Path, reason: str) -> bool:
     from tritongemm.cli.doctor import interpreter_obstacle
 
     print(f"No GPU ({reason}): steps 1 to 3 show an H100 from its measured rows, tables and model, "
-          "steps 4\nand 5 prove kernels and show the measuring here.")
+          "steps 4\nand 5 check kernels and measure on this CPU.")
     _heading("1. The report of an H100, from the rows that were measured there")
     _measured(out)
     _heading("2. What matmul would run on an H100, and why: a square, a token, an odd size")
@@ -98,10 +98,10 @@ def _without_gpu(out: Path, reason: str) -> bool:
                    "--providers", "torch,numpy_blocked", "--budget", 1, "--tag", "demo",
                    "--out", rows], TRITON_INTERPRET="0", **_ONE_THREAD)
     _report(rows, out)
-    print("\nNot done here, for want of a GPU:\n"
+    print("\nNot done, because there is no GPU:\n"
           "  - nothing was swept: there is no journal, no tuned table, no heat map;\n"
           "  - no Triton kernel was timed: the rows of step 4 have no time;\n"
-          "  - the ratios of step 5 are of NumPy to torch on this CPU: they say nothing of "
+          "  - the ratios of step 5 are of NumPy to torch on this CPU: they say nothing about "
           "tritongemm.")
     if not proved and not obstacle:
         print("  ! A kernel's result was WRONG in the interpreter; its row says how far.")

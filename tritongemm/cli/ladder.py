@@ -183,7 +183,7 @@ def _interpreted(args: argparse.Namespace) -> int:
         raise UsageError("the host rungs need numba (pip install 'tritongemm[cpu]'), and "
                          f"{obstacle}")
     print("numba is not installed (pip install 'tritongemm[cpu]'), so no host rung can run. The "
-          "Triton rungs run in the interpreter, which proves them without timing them:", flush=True)
+          "Triton rungs run in the interpreter, which checks them without timing them:", flush=True)
     words = ["ladder", "--rungs", "triton", "--size", args.size or _SIZES["interpreter"], "--dtype",
              args.dtype, "--out", str(args.out), "--seed", str(args.seed), "--no-pictures"]
     words += ["--resume"] if args.resume else []
@@ -203,8 +203,8 @@ def _plan(args: argparse.Namespace, cpu: bool, chosen: Experiment | None) -> Lad
     if chosen is not None:
         for name in ("size", "m", "n", "k", "rungs", "ablate", "tuned"):
             if getattr(args, name):
-                raise UsageError(f"--experiment {chosen.name} says its own rungs and sizes; leave "
-                                 f"out --{name}")
+                raise UsageError(f"--experiment {chosen.name} chooses its own rungs and sizes; "
+                                 f"leave out --{name}")
         climbs = chosen.climbs
     elif args.ablate:
         if args.rungs:

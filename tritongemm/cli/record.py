@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         KeyboardInterrupt: the program's.
     """
     if not args.module and not Path(args.program).exists():
-        raise UsageError(f"there is no script {args.program!r}; for a module say -m")
+        raise UsageError(f"there is no script {args.program!r}; for a module use -m")
     if args.min_flops is not None and not args.min_flops >= 0:
         raise UsageError(f"--min-flops {args.min_flops} is not a number of at least 0")
     out = args.out.absolute()  # the program may change the working directory

@@ -66,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
     """Sweeps. Returns 0, 1 if a problem has no winner, 130 if interrupted."""
     problems = [problem for _, problem in problems_from(args)]
     if args.rungs and args.expected is not None:
-        raise UsageError("--expected and --rungs exclude each other: no model knows rungs")
+        raise UsageError("--expected and --rungs exclude each other: the model does not predict "
+                         "rungs")
     if args.resume and not args.journal:
         raise UsageError("--resume needs --journal FILE.jsonl, the journal to go on with")
     from tritongemm.records.run import new_run_id

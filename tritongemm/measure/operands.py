@@ -95,7 +95,7 @@ class _Pool:
         self.format = format
         if align < size:
             raise ProblemError(f"align_{what}={align} is less than one element ({size} bytes); "
-                               "no tensor is aligned so")
+                               "tensors are aligned to an element at least")
         # Pad the rows up to the stated alignment. If everything is then better aligned than stated,
         # offset the base address.
         lead = cols
@@ -185,7 +185,7 @@ def draw(problem: GemmProblem, *, sets: int = 1, seed: int = 0,
     if sets < 1:
         raise ProblemError(f"sets={sets} is not at least 1")
     if not problem.plain:
-        raise ProblemError(f"{problem}: operands with factors, and groups, cannot be drawn")
+        raise ProblemError(f"{problem}: operands with scales and grouped problems cannot be drawn")
     device = torch.device(device)
     generator = torch.Generator(device).manual_seed(seed)
     a, b = (_Pool(sets, problem.batch, *problem.stored(name), operand.format, operand.align,

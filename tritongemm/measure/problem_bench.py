@@ -397,7 +397,7 @@ def _resolve(device: torch.device | str | int | None) -> torch.device:
     try:
         resolved = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     except RuntimeError as error:
-        raise DeviceError(f"device {device!r} is none that torch knows: {error}") from error
+        raise DeviceError(f"device {device!r} is not a device of torch: {error}") from error
     if resolved.type == "cpu":
         return resolved
     if resolved.type != "cuda":

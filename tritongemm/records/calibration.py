@@ -308,7 +308,8 @@ def _network(entry: Fields) -> NetworkRecord | None:
             member.append(layer)
             inputs = len(layer.biases)
         if not member or inputs != 1:
-            raise entry.error("network", f"member {number} is not layers that end in one output")
+            raise entry.error("network", f"member {number} has no layers, or its last one has "
+                              "several outputs")
         members.append(tuple(member))
     return NetworkRecord(names, mean, scale, tuple(members))
 

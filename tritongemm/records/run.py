@@ -100,8 +100,8 @@ def _checked(path: Path, run_id: str, meta: object) -> dict:
     if not isinstance(meta, dict):
         raise DataFileError(path, f"the record of {run_id[:80]} is not an object")
     if meta.get("run_id", run_id) != run_id:
-        raise DataFileError(path, f"{meta['run_id']!r:.80} does not match {run_id[:80]}, the run "
-                            "that it is of", field="run_id")
+        raise DataFileError(path, f"{meta['run_id']!r:.80} does not match {run_id[:80]}, the name "
+                            "of its record", field="run_id")
     if not isinstance(meta.get("void", False), bool):
         raise DataFileError(path, f"{meta['void']!r:.80} of {run_id[:80]} is neither true nor "
                             "false", field="void")

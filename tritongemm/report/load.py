@@ -221,4 +221,4 @@ def _sidecars(paths: Sequence[Path], runs: Sequence[str]
 
 
 def _void_reason(meta: Mapping[str, Any]) -> str:
-    return str(meta.get("void_reason") or "its sidecar says so, without a reason")
+    return str(meta.get("void_reason") or "its record gives no reason")

@@ -188,7 +188,7 @@ def environment_table(results: Results) -> Table:
             cells.append((name, f"and {len(seen) - len(listed)} other values", ""))
     note = ""
     if results.without_sidecar:
-        note = ("No environment record beside the CSV for "
+        note = ("runs.json has no record of "
                 + style.shorten(", ".join(results.without_sidecar), 200) + ".")
     heads = ("field", "value", "runs")
     return _table("environment", "Environment", heads, cells, set(heads), note)
@@ -222,7 +222,8 @@ def alarms(results: Results) -> list[str]:
                          f"outside {_margin(row['limit'])}; do not rely on its ratios.")
     wrong = results.headline["status"] == "wrong"
     if wrong.any():
-        lines.append(f"{style.plural(wrong.sum(), 'result')} WRONG: listed, and in no mean.")
+        lines.append(f"{style.plural(wrong.sum(), 'result')} WRONG: they are listed, and no mean "
+                     "includes them.")
     return lines
 
 
