@@ -28,7 +28,7 @@ def row(**changes) -> dict:
             **changes}
 
 
-def test_the_schema_only_grows_behind_its_first_columns():
+def test_the_schema_only_appends_columns():
     assert list(NAMES[:len(FIRST)]) == FIRST
     assert all(column.meaning for column in COLUMNS)
 
@@ -48,7 +48,7 @@ def test_rows_survive_the_disk_with_their_types(tmp_path):
     assert rows.problem_of(one) == PROBLEM
 
 
-def test_numbers_of_numpy_are_numbers(tmp_path):
+def test_numpy_numbers_are_accepted(tmp_path):
     np = pytest.importorskip("numpy")
     append_rows(tmp_path / "a.csv", [row(m=np.int64(7), time_us_p50=np.float32(2.5))])
     one, = read_rows(tmp_path / "a.csv")
@@ -147,7 +147,7 @@ def test_a_folder_or_a_file_in_the_way_is_named(tmp_path):
         append_rows(tmp_path / "file" / "a.csv", [row()])
 
 
-def test_a_row_cut_short_is_left_out_and_then_mended(tmp_path, caplog):
+def test_an_incomplete_row_is_left_out_and_then_removed(tmp_path, caplog):
     path = tmp_path / "a.csv"
     append_rows(path, [row(m=1), row(m=2, error='"quoted", text')])
     whole = path.read_bytes()
@@ -169,7 +169,7 @@ def test_a_whole_last_row_without_its_line_end_is_kept(tmp_path):
     assert [r["m"] for r in read_rows(path)] == [1, 2, 3]
 
 
-def test_a_header_cut_short_or_an_empty_file_is_begun_anew(tmp_path):
+def test_an_incomplete_header_or_empty_file_is_rewritten(tmp_path):
     path = tmp_path / "a.csv"
     for raw in (b"", b"schema_ver", ",".join(NAMES[:-1]).encode()):
         path.write_bytes(raw)
@@ -228,7 +228,7 @@ def test_a_file_has_the_columns_of_scales_and_groups_where_a_row_needs_them(tmp_
     (b"\0\0\0\n", "null byte"),
     (b"{}\n", "not a CSV of tritongemm"),
 ])
-def test_what_is_no_csv_of_ours_is_refused_and_not_appended_to(tmp_path, raw, reason):
+def test_another_csv_is_refused_and_not_changed(tmp_path, raw, reason):
     path = tmp_path / "a.csv"
     path.write_bytes(raw)
     with pytest.raises(DataFileError, match=reason):
