@@ -260,7 +260,7 @@ def test_an_unwritable_journal_is_named(tmp_path, monkeypatch):
         Journal.open(tmp_path / "file" / "a.jsonl", HEADER)
 
 
-def test_closing_twice_is_allowed(tmp_path):
+def test_closing_twice_is_closing_once(tmp_path):
     journal = Journal.open(tmp_path / "a.jsonl", HEADER)
     journal.close()
     journal.close()

@@ -150,7 +150,7 @@ def _drop(*where):
     (_set("sections", 0, "network", 0, "names", ["m"]), "1 names, 2 means"),
     (_set("sections", 0, "network", 0, "names", ["m", 7]), "names"),
     (_set("sections", 0, "network", 1, []), "member 1 has no layers, or its last one has several"),
-    (_set("sections", 0, "network", 1, 7), "member 1 is not layers"),
+    (_set("sections", 0, "network", 1, 7), "member 1 has no layers"),
     (_drop("sections", 0, "network", 1, 1), "member 1 has no layers, or its last one has several"),
     (_set("sections", 0, "network", 2, 0, "biases", ""), "member 2: a layer of 2 weights and 0"),
     (_set("sections", 0, "network", 1, 0, "weights", "AAAA"), "not base64 of float16"),

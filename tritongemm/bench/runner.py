@@ -200,7 +200,7 @@ class _Bench:
         found = []
         for index in range(self.passes):
             if index:
-                self.process.start()  # a new process for each pass
+                self.process.start()  # a fresh process each pass
             path = folder / f"{self.plan.out.stem}-{index + 1}.csv"
             before = self._rows_of(path) if self.plan.resume else {}
             done = finished | set(before)
@@ -232,8 +232,8 @@ class _Bench:
             yield rows
 
     def _measure(self, job: Job) -> Columns:
-        """Every provider's columns. If the process is lost, each provider is measured alone to find
-        the one that loses it. Its row states how; the others keep their results."""
+        """Every provider's columns. Where the process is lost, who lost it is found by measuring
+        each provider alone; that one's row says how, and the others keep theirs."""
         try:
             return self.process.measure(job, self.plan.timeout_s)
         except ProcessLost as lost:
@@ -247,7 +247,7 @@ class _Bench:
         measured: Columns = {}
         for name in job.providers:
             for provider, columns in self._measure(replace(job, providers=(name,))).items():
-                # The baseline is measured with each; its first good row is kept.
+                # The baseline is measured beside each; its first good row is kept.
                 if measured.get(provider, {}).get("status") != "ok":
                     measured[provider] = columns
         return measured

@@ -105,7 +105,7 @@ def _bench(args: argparse.Namespace, waiting: Waiting) -> int:
 
 
 def _choose_defaults(args: argparse.Namespace) -> None:
-    """Sets the default providers and dtypes to those that can run on the target."""
+    """Fills in the providers and dtypes that can run where the bench measures."""
     reason = cpu_instead(args.device)
     if reason is not None and args.device == "auto" and args.providers is None:
         args.device = "cpu"

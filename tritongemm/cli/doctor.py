@@ -62,7 +62,7 @@ class Diagnosis:
     checks: tuple[Check, ...]
 
     def ok(self, *names: str) -> bool:
-        """Whether all checks of this name are ok."""
+        """Whether every check so named is ok."""
         found = {check.name: check.ok for check in self.checks}
         return all(found.get(name, False) for name in names)
 
@@ -87,13 +87,13 @@ def version_of(distribution: str) -> str | None:
 
 
 def release(version: str) -> tuple[int, ...]:
-    """``"3.6.0+cu130"`` -> ``(3, 6, 0)``; a text without a leading number -> ``()``."""
+    """``"3.6.0+cu130"`` -> ``(3, 6, 0)``; what does not begin with a number -> ``()``."""
     match = re.match(r"\d+(\.\d+)*", version)
     return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
 def interpreter_obstacle(triton: str | None = None, numpy: str | None = None) -> str | None:
-    """The reason why Triton's interpreter cannot run with the installed versions, or None.
+    """Why Triton's interpreter cannot work with what is installed, or None.
 
     Triton 3.6's interpreter turns one-element arrays into scalars in a way that numpy 2.4
     refuses ("only 0-dimensional arrays can be converted"); Triton 3.7 fixed it.
@@ -255,7 +255,7 @@ def _profiler() -> Check:
 
 
 def _layer(root: Path) -> str:
-    """The role of a folder of :func:`settings.config_roots`."""
+    """What a folder of :func:`settings.config_roots` is."""
     if root == settings.current().config_dir:
         return "TRITONGEMM_CONFIG_DIR"
     return "shipped" if root == settings.shipped_root() else "your own"
@@ -284,12 +284,12 @@ def _configs() -> list[Check]:
     try:
         device = current_device()
     except (TritonGemmError, ImportError, RuntimeError, OSError):
-        # The reason is on the line of torch or of the GPU.
+        # The reason has its own line (torch or GPU).
         devices = sorted({p.name for root in roots for p in (root / "tuned").glob("*")
                           if p.is_dir()})
         return [*checks, Check("tuned tables", False, "no GPU to look up; there are tables for: "
                                + (", ".join(devices) or "none"), "fix GPU first")]
-    # Imported here: they need numpy, which may be missing on a machine without a GPU.
+    # Not before: they want numpy, which may be missing where there is no GPU to look up.
     from tritongemm.records.calibration import find_calibration
     from tritongemm.selection.sibling import calibrated as has_model
     from tritongemm.selection.sibling import sibling_of, with_rows_for
@@ -391,8 +391,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the diagnosis. Returns 0 if kernels can run, on a GPU or in the interpreter, else 1.
-    """
+    """Prints the diagnosis. 0 if kernels can run here, on a GPU or interpreted, else 1."""
     diagnosis = diagnose()
     for check in diagnosis.checks:
         print(check)

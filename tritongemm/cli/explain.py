@@ -31,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the explanation. Raises :class:`ProblemError` for an invalid shape and
-    :class:`DeviceError` without a GPU and without ``--device-name``."""
+    """Prints the explanation. Raises :class:`ProblemError` for a shape that cannot exist and
+    :class:`DeviceError` where there is no GPU and no ``--device-name``."""
     problem = GemmProblem.contiguous(args.m, args.n, args.k, batch=args.batch, dtype=args.dtype,
                                      layout=args.layout, precision=args.precision,
                                      epilogue=args.epilogue, **operand_words(args))

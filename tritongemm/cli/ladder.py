@@ -330,7 +330,7 @@ def _markdown(path: Path, marker: str, title: str, heads: Sequence[str],
 
 
 def _check_markers(path: Path, markers: Sequence[str]) -> None:
-    """Checks before hours of measuring that the page has markers for each table."""
+    """Before hours of measuring: whether the page has a place for each table."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Sweeps. Returns 0, 1 if a problem has no winner, 130 if interrupted."""
+    """Sweeps; 0, 1 where a problem got no winner, 130 on an interrupt."""
     problems = [problem for _, problem in problems_from(args)]
     if args.rungs and args.expected is not None:
         raise UsageError("--expected and --rungs exclude each other: the model does not predict "

@@ -415,8 +415,8 @@ def _lines(section: Section) -> str:
 
 
 def read_shipped(device: str, sibling: str = "") -> Calibration | None:
-    """The calibration of the device with that slug, its own or the one fitted with its sibling;
-    None if there is none.
+    """The calibration for the device with that slug, or that which learned from its
+    sibling too; None where none is.
 
     Raises:
         DataFileError: the file is damaged, or is of another device.

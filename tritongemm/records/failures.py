@@ -37,8 +37,7 @@ def path() -> Path:
 
 
 def remember(device: str, problem: str, reason: str) -> None:
-    """Appends a failure. If the cache folder is not writable, the failure is logged and the call
-    continues."""
+    """Appends one. A cache that cannot be written loses the record, not the call: it is logged."""
     line = json.dumps(asdict(Failure(utc_now(), device, problem, reason))) + "\n"
     try:
         file = path()

@@ -100,9 +100,9 @@ class Journal:
         """Appends one record as one line by one write.
 
         Raises:
-            DataFileError: not a record, no space left, or another refusal by the system. Earlier
-                records are intact and nothing of this one is written; appending can continue once
-                there is space.
+            DataFileError: not a record, no space left, or another refusal by the system. No
+                record appended before is lost, and this one leaves no trace; appending may go on
+                once there is space.
         """
         with self._one:
             raw = _encode(self._checker, record)
@@ -365,8 +365,8 @@ def read_decoded(path: str | os.PathLike[str]
 
 
 class DoneKeys:
-    """The outcomes that a journal has for one environment: a digest for each outcome, and for each
-    problem its fastest configs and whether it has a winner."""
+    """What a journal holds of one environment: a digest an outcome, and of each problem its
+    fastest configs and whether it has a winner."""
 
     def __init__(self) -> None:
         self._outcomes: set[int] = set()

@@ -24,7 +24,7 @@ from tritongemm.errors import DataFileError
 JSON_LIMIT = 64 << 20
 #: Bytes; a CSV of 500,000 bench rows is about 200 MB.
 CSV_LIMIT = 256 << 20
-#: Largest line of a CSV or a journal, bytes; usual lines have a few thousand.
+#: Bytes of one line of a CSV or a journal; real ones stay under a few thousand.
 LINE_LIMIT = 1 << 20
 
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+>-]*")

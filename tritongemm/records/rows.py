@@ -1,7 +1,7 @@
-"""CSV rows, one problem x provider each: appending and reading.
+"""CSV rows, one problem x provider each: appending, reading, and the sidecar of each run.
 
 The schema is in :mod:`tritongemm.records.columns`, whose names are here too. Versions, revision and
-driver of a run go into ``runs.json`` beside the CSV (:mod:`tritongemm.records.run`).
+driver of a run go into ``<run_id>.meta.json`` beside the CSV.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ __all__ = ["COLUMNS", "NAMES", "PROBLEM_COLUMNS", "REQUIRED", "SCHEMA_VERSION", 
            "Column", "Row", "append_rows", "derive", "problem_columns", "problem_of",
            "read_rows", "read_sidecars", "roof_time_us", "row_key", "write_sidecar"]
 
-#: Most characters of a text field, e.g. of an error message with a compiler log.
+#: Characters of a text field, so that an error message with a compiler log stays readable.
 TEXT_LIMIT = 2000
 _LOG = logging.getLogger("tritongemm")
 _NAMES = frozenset(NAMES)
-#: The possible headers of a file, by number of columns.
+#: The header of a file, by how many columns it has.
 _HEADERS = [",".join(NAMES[:width]).encode() for width in range(FIRST_WIDTH, len(NAMES) + 1)]
 _POSITIVE = ("time_us_p50", "time_us_p20", "time_us_p80", "ratio_vs_torch", "ratio_low",
              "ratio_high", "host_us_p50")
-#: Columns that may be infinite: NaN or infinity in an output is an infinite error.
+#: NaN or infinity in an output makes an infinite error; nothing else may be infinite.
 _MAY_BE_INFINITE = ("max_err_ratio", "rms_err_ratio")
 
 

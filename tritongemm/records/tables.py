@@ -85,9 +85,9 @@ class TunedRow:
         time_us: its time by the full protocol, microseconds.
         margin_vs_second: time of the second best over ``time_us``, minus 1; None: only one ran.
         run_id: of the sweep that measured it.
-        space_hash, torch, triton: what it was made with; None: as in the header. Rows that were
-            read or merged have them set.
-        vs_torch: torch's time over this config's, in the same rounds; None: not measured.
+        space_hash, torch, triton: what it was made with; None: as the header says. Rows that were
+            read or merged have them filled in.
+        vs_torch: torch's time over ours, in the same rounds; None: not measured.
     """
 
     batch: int
@@ -193,7 +193,7 @@ def layers_for(problem: GemmProblem, device: str, op: str | None = None
 
 
 def read_table(path: str | os.PathLike[str]) -> TunedTable:
-    """Reads and validates a table. Nothing in it is executed.
+    """Reads and validates a table; nothing in it is ever executed.
 
     Raises:
         DataFileError: naming the file, the row (1 is the first) and the field.
@@ -215,8 +215,8 @@ def read_table(path: str | os.PathLike[str]) -> TunedTable:
 
 
 def read_layers(paths: Sequence[str | os.PathLike[str]]) -> TunedTable:
-    """Combines several tables: for the same problem the row of the earlier path is used. The header
-    is that of the first.
+    """One table of several: a row of an earlier path wins over that of a later one for the same
+    problem. The header is the first's.
 
     Raises:
         DataFileError: a bad table, or tables that are not about the same thing.

@@ -65,7 +65,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All changes, in the order of NEW, then those that only OLD has."""
+    """All changes, in the order of NEW and then what only OLD has."""
 
     changes: tuple[Change, ...]
 

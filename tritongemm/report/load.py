@@ -117,19 +117,18 @@ def _is_other(path: Path) -> bool:
 
 def load(names: Sequence[str | Path], *, all_runs: bool = False,
          tag: str = "") -> Results:
-    """Reads any number of CSVs (or folders of them) and the run records in their folders.
+    """Reads any number of CSVs (or folders of them) and the sidecars beside them.
 
-    Adds to the CSV's columns: ``void``, whether the run's record says so; ``problem``, e.g.
+    Adds to the CSV's columns: ``void``, whether the run's sidecar says so; ``problem``, e.g.
     ``8x512x512x64`` with the batch first where it is not 1; ``dtype``, e.g. ``bf16``,
-    ``bf16>fp32``, ``fp32 tf32``, with scales and grouping if there are any: ``fp8>bf16 a_row
-    b_row``; ``side``, (batch m n k) ** (1/3), the side of the cube with the same number of
-    operations.
+    ``bf16>fp32``, ``fp32 tf32``, with its scales and groups as :meth:`GemmProblem.modifiers` words
+    them: ``fp8>bf16 a_row b_row``; ``side``, (batch m n k) ** (1/3), the side of the cube of the
+    same work.
 
     Args:
         names: files or folders.
         tag: keep only rows that carry this word among their tags.
-        all_runs: keep the rows of all runs that are not void instead of only the newest of each
-            problem x provider.
+        all_runs: keep every good run's row instead of the newest of each problem x provider.
 
     Raises:
         UsageError: no such file, or none named; no row carries ``tag``.

@@ -148,7 +148,7 @@ _MAX_VALUES = 6
 
 
 def runs_table(results: Results) -> Table:
-    """One line for each run: its start, what it measured, and its torch control."""
+    """One line a run: when it began, what it measured, and its control."""
     rows = results.rows.groupby("run_id", sort=False)
     heads = ("run", "started", "suites", "dtypes", "layouts", "rows", "processes", "seed",
              "torch / torch", "state")
