@@ -34,7 +34,8 @@ def write(path, run, problems, scale=1.0):
         for i, problem in enumerate(problems):
             for j, config in enumerate(CONFIGS):
                 one = {"kind": "result", "problem": problem_to_json(problem),
-                       "config": config_to_json(config), "run_id": run, "registers": 128}
+                       "config": config_to_json(config), "run_id": run, "registers": 128,
+                       "utc": f"2026-01-01T00:00:{10 * i + j:02d}Z"}
                 time_us = scale * (1 + i + j / 7)
                 journal.append({**one, "stage": "coarse", "status": "ok", "time_us": time_us})
                 if j < 2:
@@ -45,7 +46,8 @@ def write(path, run, problems, scale=1.0):
                 "kind": "winner", "problem": problem_to_json(problem),
                 "config": config_to_json(CONFIGS[0]), "time_us": scale * (1 + i) * 1.1,
                 "ratio_vs_torch": 1.25, "ratio_low": 1.2, "ratio_high": 1.3,
-                "margin_vs_second": None if i else 0.02, **PROVENANCE, **VERSIONS, "run_id": run})
+                "margin_vs_second": None if i else 0.02, **PROVENANCE, **VERSIONS, "run_id": run,
+                "utc": "2026-01-01T00:00:59Z"})
         journal.append({"kind": "left_out", "problem": problem_to_json(problems[0]), "run_id": run})
     return path
 
@@ -66,6 +68,16 @@ def one_file(journals, tmp_path):
 def test_the_timings_are_those_of_the_journals_bit_for_bit(journals, one_file):
     assert read_timings([one_file]) == read_timings(journals)
     assert len(read_timings([one_file]).finals) == 10
+
+
+def test_results_and_winners_keep_their_fields(journals, one_file):
+    kept = ("kind", "problem", "config", "stage", "status", "time_us", "run_id", "utc")
+    old = [r for path in journals for r in read_journal(path)]
+    new = list(read_journal(one_file))
+    results = [{name: r[name] for name in kept} for r in old
+               if r["kind"] == "result" and r["status"] == "ok"]
+    assert [r for r in new if r["kind"] == "result"] == results and len(results) == RESULTS
+    assert [r for r in new if r["kind"] == "winner"] == [r for r in old if r["kind"] == "winner"]
 
 
 def test_the_times_of_one_sweep_are_those_of_its_journal(journals, one_file):

@@ -16,6 +16,7 @@ Distinct headers, problems and configs are stored once, as JSON. The other array
 ``result_config``    index into ``configs``
 ``result_final``     1: of the final rounds; 0: of the coarse stage
 ``result_time_us``   microseconds
+``result_utc``       when it was recorded, seconds since 1970; 0: not known
 ``winner_counts``    winners of each run; their columns are those of results without
                      ``result_final``, and ``winner_<field>`` of :data:`WINNER_FIELDS`
 ===================  =========================================================================
@@ -23,6 +24,7 @@ Distinct headers, problems and configs are stored once, as JSON. The other array
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import math
@@ -30,6 +32,7 @@ import os
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +48,8 @@ WINNER_FIELDS = ("ratio_vs_torch", "ratio_low", "ratio_high", "margin_vs_second"
 LIMIT = 256 << 20
 #: First bytes of a zip archive, which an ``.npz`` is.
 _MAGIC = b"PK\x03\x04"
+#: The time of a record in a journal.
+_UTC = "%Y-%m-%dT%H:%M:%SZ"
 #: Of a header, what the winners of its run repeat.
 _PROVENANCE = ("device", "arch", "space_hash", "environment")
 _VERSIONS = ("torch", "triton", "cuda", "driver")
@@ -99,7 +104,8 @@ def pack(path: str | os.PathLike[str],
     problems, configs = _Table(), _Table()
     columns: dict[str, list[Any]] = {name: [] for name in (
         "result_counts", "result_problem", "result_config", "result_final", "result_time_us",
-        "winner_counts", "winner_problem", "winner_config", "winner_time_us",
+        "result_utc", "winner_counts", "winner_problem", "winner_config", "winner_time_us",
+        "winner_utc",
         *(f"winner_{name}" for name in WINNER_FIELDS))}
     for name, records in journals:
         run = ""
@@ -121,6 +127,7 @@ def pack(path: str | os.PathLike[str],
             columns[f"{kind}_problem"].append(problems.index(record["problem"]))
             columns[f"{kind}_config"].append(configs.index(record["config"]))
             columns[f"{kind}_time_us"].append(record["time_us"])
+            columns[f"{kind}_utc"].append(_seconds(record.get("utc")))
             if kind == "result":
                 columns["result_final"].append(_STAGES.index(record["stage"]))
                 continue
@@ -133,7 +140,7 @@ def pack(path: str | os.PathLike[str],
         if column == "result_final":
             arrays[column] = np.array(values, np.uint8)
         else:
-            whole = column.endswith(("_counts", "_problem", "_config"))
+            whole = column.endswith(("_counts", "_problem", "_config", "_utc"))
             arrays[column] = np.array(values, np.uint32 if whole else np.float64)
     raw = io.BytesIO()
     with zipfile.ZipFile(raw, "w", zipfile.ZIP_LZMA) as archive:
@@ -142,6 +149,15 @@ def pack(path: str | os.PathLike[str],
             np.lib.format.write_array(one, array, allow_pickle=False)
             archive.writestr(zipfile.ZipInfo(f"{column}.npy"), one.getvalue(), zipfile.ZIP_LZMA)
     atomic.write_atomic(path, raw.getvalue())
+
+
+def _seconds(utc: object) -> int:
+    """``2026-11-21T05:23:00Z`` as seconds since 1970; 0 for anything else."""
+    try:
+        return int(datetime.strptime(utc, _UTC).replace(  # type: ignore[arg-type]
+            tzinfo=timezone.utc).timestamp())
+    except (TypeError, ValueError):
+        return 0
 
 
 # --- reading ------------------------------------------------------------------------------------
@@ -160,24 +176,34 @@ def unpack(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     arrays = _arrays(path)
     headers, problems, configs = (_objects(path, arrays, name)
                                   for name in ("headers", "problems", "configs"))
-    results = _columns(path, arrays, "result", ("final", "time_us"), problems, configs, headers)
-    winners = _columns(path, arrays, "winner", ("time_us", *WINNER_FIELDS), problems, configs,
+    results = _columns(path, arrays, "result", ("final", "time_us", "utc"), problems, configs,
                        headers)
+    winners = _columns(path, arrays, "winner", ("time_us", "utc", *WINNER_FIELDS), problems,
+                       configs, headers)
     for header, some, best in zip(headers, results, winners, strict=True):
         yield header
         run = {"run_id": header.get("run_id")}
-        for problem, config, final, time_us in zip(*some, strict=True):
+        for problem, config, final, time_us, utc in zip(*some, strict=True):
             yield {"kind": "result", "problem": problems[problem], "config": configs[config],
-                   "stage": _STAGES[final != 0], "status": "ok", "time_us": time_us, **run}
+                   "stage": _STAGES[final != 0], "status": "ok", "time_us": time_us, **run,
+                   **_when(utc)}
         versions = header.get("versions")
         known = versions if isinstance(versions, dict) else {}
         provenance = {**{name: header.get(name) for name in _PROVENANCE},
                       **{name: known.get(name) for name in _VERSIONS}}
-        for problem, config, time_us, *others in zip(*best, strict=True):
+        for problem, config, time_us, utc, *others in zip(*best, strict=True):
             numbers = {name: None if math.isnan(value) else value
                        for name, value in zip(WINNER_FIELDS, others, strict=True)}
             yield {"kind": "winner", "problem": problems[problem], "config": configs[config],
-                   "time_us": time_us, **numbers, **provenance, **run}
+                   "time_us": time_us, **numbers, **provenance, **run, **_when(utc)}
+
+
+@functools.lru_cache(maxsize=64)
+def _when(seconds: int) -> dict[str, str]:
+    """The field ``utc`` of a record; empty for 0 and for a time that no record has."""
+    if not 0 < seconds < 1 << 32:
+        return {}
+    return {"utc": f"{datetime.fromtimestamp(seconds, timezone.utc):{_UTC}}"}
 
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:
