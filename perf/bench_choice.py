@@ -1,5 +1,5 @@
-"""Milliseconds of the host that the model takes to choose for a shape without a tuned row: the
-first of a process, the first of a kind (divisors, layout, types), then others of that kind.
+"""Host time in milliseconds of the model's choice for a shape without a tuned row: the first of a
+process, the first of a kind (divisors, layout, types), then others of that kind.
 
     python perf/bench_choice.py [DEVICE]     (a slug of configs/devices; no GPU needed)
 """
@@ -19,7 +19,7 @@ _OTHERS = 20
 
 
 def main() -> None:
-    """Prints a line a layout."""
+    """Prints one line for each layout."""
     device = device_named(sys.argv[1] if len(sys.argv) > 1 else "nvidia-h200")
 
     def took(m: int, layout: str, choose=by_model, n: int = 4096, k: int = 4096) -> float:

@@ -1,9 +1,10 @@
-"""Skinny products against the bandwidth of the memory: bytes a second of each, and of a copy.
+"""Memory bandwidth of products with few rows or columns, compared with a device copy.
 
 Configs of the kernel `gemv`, the shipped choice of `tg.matmul`, torch, and a device-to-device copy
 that moves as many bytes (half read, half written) are timed in the same rounds of one run
-(tritongemm.measure). Each product is proved before and its last timed replay after. `of copy` is
-the copy's time over the product's, with its 95 % interval: 1 is the bandwidth of a copy.
+(tritongemm.measure). Each product is verified before timing, and the outputs of its last timed
+replay after it. `of copy` is the copy's time over the product's, with its 95 % interval: 1 is the
+bandwidth of a copy.
 
     python perf/bench_gemv.py [--shapes 1x4096x14336] [--configs 16x256_w4_s1,16x256_w4_s3_k2_d0]
 

@@ -1,6 +1,6 @@
-"""What the package adds to a program's start, and what ``tritongemm --help`` takes.
+"""The time that the package adds to a program's start, and the time of ``tritongemm --help``.
 
-Every time is of a fresh process, the two kinds in turn, ROUNDS times; medians are printed. The
+Each time is of a new process; the two kinds alternate, ROUNDS times each. Medians are printed. The
 goals: ``import tritongemm`` adds at most 50 ms to ``import torch`` and touches no CUDA; ``--help``
 under 0.5 s.
 
@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-#: Prints the seconds of the second import, timed inside the process that has torch already.
+#: Prints the seconds of the second import, in a process that has already imported torch.
 ADDED = """
 import sys, time, torch
 before = set(sys.modules)
@@ -37,7 +37,7 @@ def added_s() -> float:
 
 
 def command_s(*words: str) -> float:
-    """Seconds of a whole ``python -m tritongemm ...``, the interpreter's own start included."""
+    """Seconds of a whole ``python -m tritongemm ...``, including the start of Python."""
     start = time.perf_counter()
     subprocess.run([sys.executable, "-m", "tritongemm", *words], cwd=ROOT, check=True,
                    stdout=subprocess.DEVNULL)

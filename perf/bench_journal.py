@@ -1,4 +1,4 @@
-"""How long a long journal takes to resume, and the memory that takes.
+"""Time and memory of resuming a long journal.
 
 Writes a journal of ROWS results (60 configs a problem, some of them failures) into a temporary
 folder through the same code as the sweep, then resumes it in a fresh process and prints seconds,
@@ -53,7 +53,7 @@ def write(path: Path, rows: int) -> float:
 
 
 def resume(path: Path) -> None:
-    """Resumes the journal and prints what that cost."""
+    """Resumes the journal and prints its time and memory."""
     from tritongemm.records.journal import read_done
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

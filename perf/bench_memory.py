@@ -1,7 +1,7 @@
-"""Peak memory of a call, torch's function beside this package's, in MB beyond the operands.
+"""Peak memory of a call, of torch's function and of this package's, in MB beyond the operands.
 
-`scratch` is what the chosen kernels take for the length of the call (README, "scratch"). The goal:
-never above torch's peak plus that scratch.
+`scratch` is the scratch memory of the chosen kernels during the call. The goal: never above torch's
+peak plus that scratch.
 
     python perf/bench_memory.py
 """
@@ -22,7 +22,7 @@ from tritongemm.measure.memory import peak_bytes
 from tritongemm.problem import GemmProblem
 from tritongemm.selection import choose
 
-#: torch's allocator hands out multiples of this many bytes.
+#: torch's allocator rounds sizes up to multiples of this many bytes.
 ROUND = 512
 
 
@@ -35,7 +35,7 @@ def product(m: int, n: int, k: int, layout: str = "nt", epilogue: str = "none") 
 
 
 def cases() -> dict[str, tuple[list[GemmProblem], Callable[[object], torch.Tensor]]]:
-    """Name -> the products in it, and the call with a home of the functions."""
+    """Name -> its products, and the call, which takes the module whose functions it uses."""
     def matmul(m: int, n: int, k: int):
         a, b = random(m, k), random(n, k)
         return [product(m, n, k)], lambda home: home.matmul(a, b.T)

@@ -1,4 +1,4 @@
-"""From which size on an overridden product is not slower: what `min_flops` of `override` is for.
+"""The size from which an overridden product is not slower, which sets the default of `min_flops`.
 
 A chain of products of one size, as a model of small layers runs them, from the first call to the
 end of the last kernel: torch alone, and under `tritongemm.override(min_flops=0)`, in turns
@@ -24,7 +24,7 @@ from tritongemm.integration.override import DEFAULT_MIN_FLOPS
 from tritongemm.measure.host import host_time_us
 
 SIZES = "32,64,96,128,192,256,320,384,512,640,768,1024"
-#: A ratio nearer to 1 is a tie.
+#: Ratios closer to 1 than this are ties.
 TIE = 0.01
 
 

@@ -1,8 +1,8 @@
-"""How long a report of many rows takes: a seeded synthetic CSV, timed step by step.
+"""Time of a report of many rows: a seeded synthetic CSV, timed step by step.
 
     python perf/bench_report.py [--rows 100000] [--out FOLDER]
 
-The bar is 20 s for 100,000 rows, imports included. The figures in the CSV are made up; nothing
+The limit is 20 s for 100,000 rows, imports included. The figures in the CSV are made up; nothing
 here is a measurement of a kernel.
 """
 
@@ -25,7 +25,7 @@ DTYPES = (("bf16", "nt"), ("fp16", "nn"), ("fp32", "nn"))
 
 
 def synthetic_rows(count: int, seed: int = 0) -> list[dict]:
-    """``count`` rows, as a bench of several runs would leave them: mostly ok, some failed."""
+    """``count`` rows like those of a bench of several runs: mostly ok, some failed."""
     random = np.random.default_rng(seed)
     device = known_devices()["nvidia-h200"]
     made: list[dict] = []

@@ -1,9 +1,9 @@
-"""What a sweep takes: one problem from a cold and from a warm cache, and a GPU's idle share.
+"""Time of a sweep: one problem with a cold and a warm compile cache, and the GPU's idle share.
 
 The goals, on 16 cores and one H200: one problem with 60 legal configs in at most 90 s with a cold
 compile cache and at most 15 s with a warm one; in a sweep of a suite, under 30 % of the GPU's
-measuring time lost to compiling. The caches are folders of their own, so cold is cold. With no GPU
-the compiling alone is timed, for sm_90.
+measuring time lost to compiling. New folders serve as caches, so that they are cold. Without a GPU
+only compiling is timed, for sm_90.
 
     python perf/bench_sweep.py [--configs 60] [--problems 8] [--dtype bf16] [--layout nt]
 """
@@ -26,10 +26,10 @@ sys.path.insert(0, str(ROOT))
 from tritongemm import settings  # noqa: E402
 from tritongemm.problem import GemmProblem  # noqa: E402
 
-#: One of the middle of the range: its configs are neither all fast nor all slow to measure.
+#: A problem of medium size: its configs are neither all fast nor all slow to measure.
 PROBLEM = (2048, 2048, 2048)
 COLD_GOAL_S, WARM_GOAL_S, IDLE_GOAL = 90.0, 15.0, 0.30
-#: Set in the process that has caches of its own.
+#: Set in the process with the new caches.
 INSIDE = "--inside"
 
 
@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def measure(args: argparse.Namespace, folder: Path) -> int:
-    """Prints the figures beside their goals."""
+    """Prints the figures with their goals."""
     import torch
 
     problem = GemmProblem.contiguous(*PROBLEM, dtype=args.dtype, layout=args.layout)
@@ -77,7 +77,7 @@ def measure(args: argparse.Namespace, folder: Path) -> int:
 
 
 def compile_alone(problem: GemmProblem, count: int) -> int:
-    """The compiling of the most promising configs on all cores, cold and then stored."""
+    """Times compiling the model's best configs on all cores, cold and then cached."""
     from tritongemm.device import representative
     from tritongemm.selection import candidates
 
@@ -97,7 +97,7 @@ def compile_alone(problem: GemmProblem, count: int) -> int:
 
 
 def build(job: tuple):
-    """One config, in a process of the pool."""
+    """Compiles one config, in a process of the pool."""
     from tritongemm.kernels.compile import build as build_config
 
     return build_config(*job)

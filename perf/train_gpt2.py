@@ -1,4 +1,4 @@
-"""GPT-2 trained and run under ``tritongemm.override``, beside torch on cuBLAS and on cuBLASLt.
+"""Trains and runs GPT-2 under ``tritongemm.override`` and with torch on cuBLAS and on cuBLASLt.
 
 A model of GPT-2's size with random weights (transformers' own class, 124 million parameters) is
 trained for 50 steps in bf16 autocast, eagerly and compiled, from the same weights on the same words
@@ -202,8 +202,8 @@ class GPT2(torch.nn.Module):
 
 
 def _causal(texts: int, length: int) -> torch.Tensor:
-    """The mask that transformers would make, given: to make it, it asks the device, which a capture
-    forbids."""
+    """The mask that transformers would create. Creating it inside the model synchronizes, which a
+    capture forbids."""
     least = torch.finfo(torch.bfloat16).min
     mask = torch.full((length, length), least, dtype=torch.bfloat16, device="cuda").triu(1)
     return mask.expand(texts, 1, length, length)
@@ -215,7 +215,7 @@ def _model(args: argparse.Namespace, seed: int) -> torch.nn.Module:
 
 
 def _texts(args: argparse.Namespace, seed: int) -> list[torch.Tensor]:
-    """Four batches of words that follow a rule, so that the loss has somewhere to go."""
+    """Four batches of words that follow a rule, so that the loss can decrease."""
     drawn = random.Random(seed)
     words = 40 if args.tiny else 50257
     texts = []
@@ -253,9 +253,9 @@ def _training_step(run: Run, model: torch.nn.Module,
 
     Steps are the first that GPT-2 is trained with (nanoGPT's train.py: AdamW, 6e-4 after 2,000
     steps of warm-up, weight decay 0.1, gradients clipped at 1). With a faster warm-up losses jump
-    within 50 steps (10.46 to 10.65 in results/nvidia-h200/model, 10.2 to 12.6 in
-    model-unclipped), and a jump multiplies whatever rounding came before it: two of torch's own
-    libraries were 0.25 apart then, and 0.00004 the step before.
+    within 50 steps (10.46 to 10.65 in results/nvidia-h200/model, 10.2 to 12.6 without clipping),
+    and a jump multiplies whatever rounding came before it: two of torch's own libraries were 0.25
+    apart then, and 0.00004 the step before.
     """
     optimizer = torch.optim.AdamW(model.parameters(), 6e-4, betas=(0.9, 0.95), weight_decay=0.1,
                                   fused=run.cuda)

@@ -23,7 +23,8 @@ import ladder_page  # noqa: E402
 #: Page of the site -> the file of the repository that it is made from.
 SOURCES = {"ladder.md": "perf/LADDER.md", "performance.md": "perf/README.md",
            "contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md",
-           "suites.md": "perf/suites/README.md", "log-2026-11.md": "perf/log/2026-11.md"}
+           "suites.md": "perf/suites/README.md", "log-2026-11.md": "perf/log/2026-11.md",
+           "sweeps-2026-11.md": "perf/log/sweeps-2026-11.md"}
 _PAGES = {**{source: page for page, source in SOURCES.items()}, "README.md": "index.md"}
 _LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s]+)(\))")
 _FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)

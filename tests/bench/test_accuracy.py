@@ -40,7 +40,7 @@ def test_an_element_without_terms_must_be_zero():
     assert errors(torch.full((1, 1), 1e-30), *exact(a, b))[0] == math.inf
 
 
-def test_the_study_covers_every_distribution_depths_and_sides():
+def test_the_study_covers_every_distribution_k_and_size():
     points = default_points()
     assert {p.distribution for p in points} == set(DISTRIBUTIONS) and len(DISTRIBUTIONS) >= 8
     assert min(p.k for p in points) == 32 and max(p.k for p in points) == 65536

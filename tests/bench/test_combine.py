@@ -32,7 +32,7 @@ def test_a_median_hides_no_failure(status):
     assert (found["status"], found["error"], found["n_processes"]) == (status, "why", 3)
 
 
-def test_a_shape_missing_from_a_pass_says_how_many_it_stands_for():
+def test_n_processes_counts_the_passes_that_have_the_shape():
     first, second = median_rows([{"a": row(1.1), "b": row(1.2)}, {"a": row(1.0)}])
     assert (first["n_processes"], second["n_processes"]) == (2, 1)
     assert second["ratio_vs_torch"] == 1.2

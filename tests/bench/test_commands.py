@@ -10,7 +10,7 @@ from tritongemm import settings
 from tritongemm.cli import demo, main
 from tritongemm.cli.doctor import interpreter_obstacle
 from tritongemm.errors import UsageError
-from tritongemm.records.rows import read_rows
+from tritongemm.records.rows import read_rows, read_sidecars
 
 
 def test_list_names_suites_and_providers(capsys):
@@ -117,9 +117,8 @@ def test_host_rows_end_to_end(tmp_path, capsys):
     rows = list(read_rows(out))
     assert len(rows) == 6 and {r["tags"] for r in rows} == {"a,b"}
     assert {r["status"] for r in rows} == {"ok"} and all(r["time_us_p50"] > 0 for r in rows)
-    [meta] = out.parent.glob("*.meta.json")
-    record = json.loads(meta.read_text())
-    assert record["dtypes"] == "fp32" and str(tmp_path) not in meta.read_text()
+    [record] = read_sidecars(out.parent).values()
+    assert record["dtypes"] == "fp32" and str(tmp_path) not in json.dumps(record)
     if not record["void"]:
         capsys.readouterr()
         assert main([*words, "--resume"]) == 0
@@ -133,8 +132,8 @@ def test_fresh_shapes_are_benched_as_a_suite_of_their_own(tmp_path):
           "--dtype", "fp32", "--device", "cpu", "--providers", "torch", "--budget", "0.05",
           "--out", str(out)])
     assert {r["suite"] for r in read_rows(out)} == {"odd-fresh-5"}
-    [meta] = tmp_path.glob("*.meta.json")
-    assert json.loads(meta.read_text())["fresh_seed"] == 5
+    [record] = read_sidecars(tmp_path).values()
+    assert record["fresh_seed"] == 5
 
 
 def test_interpreter_rows_are_right_and_have_no_time(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from tritongemm.bench.runner import BenchPlan, bench
 from tritongemm.errors import DataFileError, UsageError
-from tritongemm.records.rows import read_rows
+from tritongemm.records.rows import read_rows, read_sidecars
 from tritongemm.records.suites import Shape
 
 
@@ -29,7 +29,7 @@ def statuses(path):
 
 
 def sidecar(tmp_path, run_id):
-    return json.loads((tmp_path / f"{run_id}.meta.json").read_text())
+    return read_sidecars(tmp_path)[run_id]
 
 
 def test_a_row_a_provider_and_the_control_with_derived_columns(tmp_path):
@@ -45,7 +45,7 @@ def test_a_row_a_provider_and_the_control_with_derived_columns(tmp_path):
     assert {r["run_id"] for r in rows} == {report.run_ids["square"]}
 
 
-def test_the_sidecar_holds_environment_arguments_and_verdict(tmp_path):
+def test_the_record_holds_environment_arguments_and_verdict(tmp_path):
     report = bench(plan(tmp_path, notes={"dtypes": "bf16"}))
     meta = sidecar(tmp_path, report.run_ids["square"])
     assert meta["environment"]["torch"] == "1.2" and meta["dtypes"] == "bf16"
@@ -82,7 +82,7 @@ def test_a_failure_is_a_row_and_the_next_ones_go_on(tmp_path, m, status, says):
     assert says in row["error"] and row["time_us_p50"] is None
 
 
-def test_of_several_providers_only_the_deadly_one_is_blamed(tmp_path):
+def test_only_the_provider_that_crashes_is_named(tmp_path):
     lost = []
     report = bench(plan(tmp_path, (bench_fakes.EXITS,),
                         providers=("tritongemm", "tritongemm-auto")),
@@ -139,7 +139,7 @@ def test_processes_give_the_median_row_and_keep_every_pass(tmp_path):
     assert all(len(rows_of(tmp_path / "passes" / name)) == 6 for name in passes)
 
 
-def test_a_bench_cut_short_goes_on_in_the_middle_of_a_pass(tmp_path):
+def test_an_interrupted_bench_continues_in_the_middle_of_a_pass(tmp_path):
     class Stop(Exception):
         pass
 

@@ -86,7 +86,7 @@ def test_a_provider_that_cannot_run_here_stops_the_bench_before_it_begins(name, 
         session(name)
 
 
-def test_proving_judges_every_provider_and_times_none():
+def test_checking_covers_every_provider_and_times_none():
     one = session("numpy_blocked", "outside_provider:Doubled", "outside_provider:Failing")
     one.target = Target("interpreter", interpreter_device(), "cpu")
     found = one.measure(Job(FP32, tuple(one._providers)[1:]))

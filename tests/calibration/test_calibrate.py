@@ -137,7 +137,7 @@ def test_what_is_shipped_is_judged_on_the_timings_of_its_own_device_or_a_sibling
     assert {one.problem for one in found} == set(PROBLEMS)
     assert summaries(found)["all"][0].mean > 0.97
     assert main(["regret", str(measured), "--shipped"]) == 0
-    assert "as it is shipped" in capsys.readouterr().out
+    assert "the shipped calibration" in capsys.readouterr().out
 
 
 def test_a_calibration_without_candidates_chooses_what_it_knows(learned, tmp_path):

@@ -21,8 +21,8 @@ from tritongemm.calibration.fresh_regret import (
     forecast,
     judge,
     measure,
-    times_of,
 )
+from tritongemm.calibration.timings import times_of
 from tritongemm.cli import main
 from tritongemm.device import device_named
 from tritongemm.errors import UsageError
@@ -162,7 +162,7 @@ def test_the_plan_needs_no_gpu_and_writes_nothing(faked, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("words, says", [
-    ([*FRESH, "some.jsonl"], "leave the journals away"), (["regret"], "--fresh SEED")])
+    ([*FRESH, "some.jsonl"], "leave out the journals"), (["regret"], "--fresh SEED")])
 def test_slips_are_said(words, says, faked, capsys):
     assert main(words) == 2
     assert says in capsys.readouterr().err

@@ -18,7 +18,7 @@ ROOT = Path(tritongemm.__file__).resolve().parent.parent
 DOCUMENTS = tuple(path for path in (
     ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md",
     ROOT / "examples/README.md", ROOT / "perf/README.md", ROOT / "perf/LADDER.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "perf/results").rglob("*.md")),
     *sorted((ROOT / "perf/log").glob("*.md"))) if path.exists())
 pytestmark = pytest.mark.skipif(not DOCUMENTS, reason="the documents are not beside the package")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -72,7 +72,8 @@ def test_the_readme_knows_the_variables():
     named = set(re.findall(r"TRITON(?:GEMM)?_[A-Z_]+[A-Z0-9]+", text))
     known = {variable.name for variable in settings.VARIABLES}
     assert named <= known, f"unknown: {named - known}"
-    assert {"TRITONGEMM_DISABLE", "TRITONGEMM_LOG", "TRITONGEMM_PROFILE"} <= named
+    assert {"TRITONGEMM_DISABLE", "TRITONGEMM_LOG", "TRITONGEMM_PROFILE", "TRITONGEMM_USER_DIR",
+            "TRITONGEMM_CONFIG_DIR", "TRITONGEMM_CONFIG_ONLY"} <= named
 
 
 def test_markers_come_in_pairs():

@@ -35,7 +35,7 @@ def test_arguments_become_the_problem_and_the_device(asked, capsys):
     assert capsys.readouterr().out == "the explanation\n"
 
 
-def test_what_is_not_said_is_one_bf16_product_of_row_major_operands(asked):
+def test_the_defaults_are_one_bf16_product_of_row_major_operands(asked):
     assert main(["explain", "5", "6", "7", "--device-name", "nvidia-h200"]) == 0
     assert asked[0][0] == GemmProblem.contiguous(5, 6, 7)
 

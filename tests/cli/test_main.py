@@ -62,7 +62,7 @@ def test_an_interrupt_is_status_130(verb, capsys):
     assert "interrupted" in capsys.readouterr().err
 
 
-def test_what_nobody_foresaw_keeps_its_traceback(verb):
+def test_unexpected_errors_keep_their_traceback(verb):
     verb(raises(ZeroDivisionError("a mistake of ours")))
     with pytest.raises(ZeroDivisionError):
         main(["trial"])

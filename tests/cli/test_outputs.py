@@ -43,7 +43,7 @@ def test_a_folder_is_not_taken_for_a_file(tmp_path, monkeypatch, capsys, words):
     ["calibrate", "j.jsonl", "--out", "{}"], ["sweep", *SHAPE, "--journal", "{}"],
     ["record", "--out", "{}", "script.py"],
     ["report", "rows.csv", "--out", "{}"]], ids=lambda words: " ".join(words[::4]))
-def test_what_cannot_be_written_is_told_first(tmp_path, monkeypatch, capsys, unused, words):
+def test_unwritable_outputs_are_reported_first(tmp_path, monkeypatch, capsys, unused, words):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("in the way")
     (tmp_path / "script.py").write_text("raise AssertionError('the work began')")
@@ -56,7 +56,7 @@ def test_what_cannot_be_written_is_told_first(tmp_path, monkeypatch, capsys, unu
     assert (tmp_path / "file").read_text() == "in the way"
 
 
-def test_looking_changes_nothing(tmp_path):
+def test_checking_changes_nothing(tmp_path):
     (tmp_path / "there.csv").write_text("rows")
     for path in ("there.csv", "absent.csv", "new/folder/absent.csv"):
         check_file(tmp_path / path)

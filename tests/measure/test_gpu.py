@@ -195,7 +195,7 @@ def test_blocks_give_energy_where_the_card_counts_it(device):
         assert mine.energy_mj > 0 and found[TORCH].energy_mj > 0
 
 
-def test_switches_are_put_back():
+def test_settings_are_restored():
     matmul, prefer = torch.backends.cuda.matmul, torch.backends.cuda.preferred_blas_library
     before = matmul.fp32_precision, prefer(), torch.cuda.current_stream()
     measure(GemmProblem.contiguous(64, 64, 64, dtype="fp32", precision="tf32"),
@@ -203,7 +203,7 @@ def test_switches_are_put_back():
     assert (matmul.fp32_precision, prefer(), torch.cuda.current_stream()) == before
 
 
-def test_memory_is_given_back():
+def test_memory_is_freed():
     def used():
         torch.cuda.synchronize()
         return torch.cuda.memory_allocated()

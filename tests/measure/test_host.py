@@ -53,7 +53,7 @@ def test_blocks_interleave_and_the_queue_is_drained_between_them():
     assert times["a"].p20 <= times["a"].p50 <= times["a"].p80
 
 
-def test_collection_and_affinity_are_put_back_even_after_an_error():
+def test_collection_and_affinity_are_restored_after_an_error():
     before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
 
     def fails():

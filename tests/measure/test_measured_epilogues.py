@@ -47,7 +47,7 @@ def test_a_matrix_d_is_aligned_as_c_is(align):
 
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("epilogue", EPILOGUES)
-def test_every_way_of_torchs_is_the_float64_truth(epilogue, batch):
+def test_every_implementation_of_torch_matches_float64(epilogue, batch):
     wanted = problem(epilogue, dtype="fp32", batch=batch)
     for name, bind in torch_ways(wanted, product).items():
         if name == "addmm_activation" and epilogue.endswith("gelu_tanh"):
@@ -58,7 +58,7 @@ def test_every_way_of_torchs_is_the_float64_truth(epilogue, batch):
         assert report.ok, report.message
 
 
-def test_the_ways_are_those_that_torch_has():
+def test_the_implementations_are_those_of_torch():
     def ways(epilogue, **more):
         return set(torch_ways(problem(epilogue, **more), product))
 
@@ -69,7 +69,7 @@ def test_the_ways_are_those_that_torch_has():
     assert ways("bias", dtype_out="fp32") == {"unfused"}
 
 
-def test_the_baseline_has_a_back_end_a_way():
+def test_the_baseline_has_a_back_end_for_each_implementation():
     assert TorchBaseline(problem("none"), CPU).back_ends == ("",)
     assert TorchBaseline(problem("bias"), CPU).back_ends == ("unfused", "addmm")
 

@@ -113,7 +113,7 @@ def test_nan_and_infinity_never_pass(value):
     assert not report.ok and report.max_err_ratio == math.inf and "1 of 64" in report.message
 
 
-def test_nan_from_the_baseline_opens_nothing():
+def test_nan_from_the_baseline_does_not_widen_the_limit():
     a, b = operands((64, 64, 64), torch.bfloat16)
     broken = torch.full((64, 64), 1e30).to(torch.bfloat16)
     assert not check(torch.zeros(64, 64, dtype=torch.bfloat16), a, b, reference(a, b), broken).ok

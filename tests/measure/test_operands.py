@@ -88,7 +88,7 @@ def test_a_format_is_drawn_and_poisoned_in_its_own_way(byte):
 def test_scales_groups_and_packed_formats_are_not_drawn():
     plain = GemmProblem.contiguous(8, 16, 32)
     for changes in ({"scale_a": "row"}, {"grouping": "m2"}):
-        with pytest.raises(ProblemError, match="with factors, and groups, cannot be drawn"):
+        with pytest.raises(ProblemError, match="with scales and grouped problems cannot be drawn"):
             draw(replace(plain, **changes))
     register_format(Format("tst4", 4, "uint8", "u8", 0.0, packed=2))
     try:

@@ -64,7 +64,7 @@ def test_the_ratio_is_of_neighbouring_blocks_and_drift_cancels():
     assert a.ratio.value == a.ratio.low == a.ratio.high == 1.0
 
 
-def test_several_run_forth_and_back_so_that_drift_cancels_for_each():
+def test_forward_and_reverse_order_cancels_drift():
     timer = Timer()
     found = blocks(cycles=1).compare(
         [Timed("a", 2000.0), Timed("b", 1000.0), Timed("c", 500.0)], timer, Counter())

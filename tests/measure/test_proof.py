@@ -19,7 +19,7 @@ def multiplied(problem, sets=4):
     return operands
 
 
-def test_first_last_and_one_between_are_proved():
+def test_the_first_the_last_and_a_middle_set_have_references():
     operands = multiplied(GemmProblem.contiguous(8, 8, 8), sets=10)
     proof = Proof(GemmProblem.contiguous(8, 8, 8), operands, seed=0)
     assert proof.sets[:2] == [0, 9] and 0 < proof.sets[2] < 9 and proof.sampled_rows is None
@@ -45,7 +45,7 @@ def test_a_sample_of_rows_is_of_its_size(m, rows):
     assert m - 1 in found and (rows == 1 or 0 in found) and found.min() >= 0
 
 
-def test_outputs_outside_the_proved_sets_must_be_written_too():
+def test_outputs_without_a_reference_must_be_written_too():
     problem = GemmProblem.contiguous(8, 8, 8)
     operands = multiplied(problem, sets=10)
     proof = Proof(problem, operands, seed=0)

@@ -74,7 +74,7 @@ def test_coarse_gives_times_and_no_ratios():
 
 @pytest.mark.parametrize(("torch_us", "timed"), [(1e6, True), (1e-3, False)],
                          ids=["hiccup", "slow"])
-def test_a_config_is_hopeless_only_if_it_is_seen_to_be_twice(monkeypatch, torch_us, timed):
+def test_a_config_is_dropped_only_after_two_slow_measurements(monkeypatch, torch_us, timed):
     """Its first look is spoilt; the second one, and torch's time, say how slow it is."""
     with ProblemBench(PROBLEM, "cpu") as bench:
         timer = bench.timer("host")
@@ -96,7 +96,7 @@ def test_a_config_is_hopeless_only_if_it_is_seen_to_be_twice(monkeypatch, torch_
                                                 ((1e9, 2e9), 1e9),
                                                 ((410.0,) * 40 + (3.0,), None),
                                                 ((410.0,) * 48 + (401.0,), 401.0)])
-def test_a_config_is_left_untimed_only_if_every_look_says_so(monkeypatch, looks, slow_us):
+def test_a_config_is_left_untimed_only_if_all_measurements_are_slow(monkeypatch, looks, slow_us):
     with ProblemBench(PROBLEM, "cpu") as bench:
         seen = iter(looks)
         bench.torch_time_us = 5.0

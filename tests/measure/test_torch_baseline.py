@@ -31,7 +31,7 @@ def test_the_product_is_written_into_out(layout, dtype, out, batch):
 
 @pytest.mark.parametrize("before", ["none", "ieee", "tf32"])
 @pytest.mark.parametrize("inside", ["ieee", "tf32"])
-def test_the_precision_is_put_back_even_after_an_error(before, inside):
+def test_the_precision_is_restored_after_an_error(before, inside):
     matmul = torch.backends.cuda.matmul
     original = matmul.fp32_precision
     matmul.fp32_precision = before
@@ -44,7 +44,7 @@ def test_the_precision_is_put_back_even_after_an_error(before, inside):
         matmul.fp32_precision = original
 
 
-def test_the_library_is_put_back_even_after_an_error(monkeypatch):
+def test_the_library_is_restored_after_an_error(monkeypatch):
     state = ["default"]
 
     def prefer(name=None):

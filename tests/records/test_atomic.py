@@ -12,7 +12,7 @@ from tritongemm.errors import DataFileError
 from tritongemm.records.atomic import locked, write_atomic
 
 
-def test_a_write_replaces_the_file_and_leaves_nothing_beside_it(tmp_path):
+def test_a_write_replaces_the_file_and_leaves_no_other(tmp_path):
     path = tmp_path / "new" / "folder" / "table.json"
     write_atomic(path, "old")
     write_atomic(path, "ä new one")
@@ -38,7 +38,7 @@ def test_the_mode_of_the_old_file_is_kept(tmp_path):
     pytest.param(lambda m: file_faults.full_disk(m, after=3), id="full amid the file"),
     pytest.param(lambda m: file_faults.failing_fsync(m), id="full when flushed"),
 ])
-def test_no_space_left_keeps_the_old_file_and_says_so(tmp_path, monkeypatch, fault):
+def test_no_space_left_keeps_the_old_file_and_is_reported(tmp_path, monkeypatch, fault):
     path = tmp_path / "a"
     path.write_text("old")
     with monkeypatch.context() as patch:

@@ -28,7 +28,7 @@ def row(**changes) -> dict:
             **changes}
 
 
-def test_the_schema_only_grows_behind_its_first_columns():
+def test_the_schema_only_appends_columns():
     assert list(NAMES[:len(FIRST)]) == FIRST
     assert all(column.meaning for column in COLUMNS)
 
@@ -48,7 +48,7 @@ def test_rows_survive_the_disk_with_their_types(tmp_path):
     assert rows.problem_of(one) == PROBLEM
 
 
-def test_numbers_of_numpy_are_numbers(tmp_path):
+def test_numpy_numbers_are_accepted(tmp_path):
     np = pytest.importorskip("numpy")
     append_rows(tmp_path / "a.csv", [row(m=np.int64(7), time_us_p50=np.float32(2.5))])
     one, = read_rows(tmp_path / "a.csv")
@@ -147,7 +147,7 @@ def test_a_folder_or_a_file_in_the_way_is_named(tmp_path):
         append_rows(tmp_path / "file" / "a.csv", [row()])
 
 
-def test_a_row_cut_short_is_left_out_and_then_mended(tmp_path, caplog):
+def test_an_incomplete_row_is_left_out_and_then_removed(tmp_path, caplog):
     path = tmp_path / "a.csv"
     append_rows(path, [row(m=1), row(m=2, error='"quoted", text')])
     whole = path.read_bytes()
@@ -169,7 +169,7 @@ def test_a_whole_last_row_without_its_line_end_is_kept(tmp_path):
     assert [r["m"] for r in read_rows(path)] == [1, 2, 3]
 
 
-def test_a_header_cut_short_or_an_empty_file_is_begun_anew(tmp_path):
+def test_an_incomplete_header_or_empty_file_is_rewritten(tmp_path):
     path = tmp_path / "a.csv"
     for raw in (b"", b"schema_ver", ",".join(NAMES[:-1]).encode()):
         path.write_bytes(raw)
@@ -228,7 +228,7 @@ def test_a_file_has_the_columns_of_scales_and_groups_where_a_row_needs_them(tmp_
     (b"\0\0\0\n", "null byte"),
     (b"{}\n", "not a CSV of tritongemm"),
 ])
-def test_what_is_no_csv_of_ours_is_refused_and_not_appended_to(tmp_path, raw, reason):
+def test_another_csv_is_refused_and_not_changed(tmp_path, raw, reason):
     path = tmp_path / "a.csv"
     path.write_bytes(raw)
     with pytest.raises(DataFileError, match=reason):
@@ -281,33 +281,3 @@ def test_a_csv_of_a_gigabyte_is_refused(tmp_path):
         list(read_rows(path))
     with pytest.raises(DataFileError, match="at most"):
         append_rows(path, [row()])
-
-
-# --- sidecars -----------------------------------------------------------------------------------
-
-
-def test_a_sidecar_survives_the_disk(tmp_path):
-    path = rows.write_sidecar(tmp_path, RUN, {"torch": "2.13.0", "gpu": None})
-    assert path.name == f"{RUN}.meta.json"
-    assert rows.read_sidecars(tmp_path) == {RUN: {"torch": "2.13.0", "gpu": None, "run_id": RUN}}
-
-
-def test_a_sidecar_stays_in_its_folder(tmp_path):
-    with pytest.raises(DataFileError, match="not a run id"):
-        rows.write_sidecar(tmp_path, "../" + RUN, {})
-    with pytest.raises(DataFileError, match="cannot be written as JSON"):
-        rows.write_sidecar(tmp_path, RUN, {"a": {1, 2}})
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("text, reason", [
-    ("", "is empty"), ("[]", "not an object"), ('{"a": ', "cut short"),
-    ('{"run_id": "other"}', "does not match")])
-def test_a_bad_sidecar_is_named(tmp_path, text, reason):
-    (tmp_path / f"{RUN}.meta.json").write_text(text)
-    with pytest.raises(DataFileError, match=reason):
-        rows.read_sidecars(tmp_path)
-
-
-def test_a_folder_without_sidecars_has_none(tmp_path):
-    assert rows.read_sidecars(tmp_path / "absent") == {}

@@ -26,7 +26,7 @@ def test_failures_are_kept_in_order_across_processes(cache):
     assert other.reason == "a second\nline" and one.when <= other.when
 
 
-def test_a_damaged_line_loses_itself_alone(cache):
+def test_only_a_damaged_line_is_lost(cache):
     failures.remember("d", "one", "x")
     with failures.path().open("a", encoding="utf-8") as file:
         file.write('{"when": 1, "de\n[]\n{"other": 1}\n')
@@ -34,7 +34,7 @@ def test_a_damaged_line_loses_itself_alone(cache):
     assert [f.problem for f in failures.remembered()] == ["one", "two"]
 
 
-def test_the_file_starts_anew_when_it_is_long(cache, monkeypatch):
+def test_a_long_file_is_restarted(cache, monkeypatch):
     monkeypatch.setattr(failures, "MAX_BYTES", 300)
     for i in range(20):
         failures.remember("d", f"problem {i}", "x" * 50)

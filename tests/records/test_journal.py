@@ -87,7 +87,7 @@ def test_an_append_is_one_write_that_is_on_disk_at_once(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("interval, flushes", [(0.0, 3), (3600.0, 0)])
-def test_flushes_to_the_disk_keep_their_interval(tmp_path, monkeypatch, interval, flushes):
+def test_flushes_respect_their_interval(tmp_path, monkeypatch, interval, flushes):
     with Journal.open(tmp_path / "a.jsonl", HEADER, sync_interval_s=interval) as journal:
         seen = []
         with monkeypatch.context() as patch:
@@ -172,7 +172,7 @@ def test_a_torn_last_line_is_ignored_then_removed(tmp_path):
         assert read_done(path, ENV).has(PROBLEM, CONFIGS[2])
 
 
-def test_a_header_cut_short_is_begun_anew(tmp_path):
+def test_an_incomplete_header_is_rewritten(tmp_path):
     path = tmp_path / "a.jsonl"
     for raw in (b"", b'{"environment":{"tor'):
         path.write_bytes(raw)
@@ -218,7 +218,7 @@ def test_a_journal_has_one_writer(tmp_path):
 
 
 @pytest.mark.parametrize("after", [0, 1, 50])
-def test_no_space_left_loses_nothing_and_can_be_gone_on_from(tmp_path, monkeypatch, after):
+def test_a_full_disk_loses_nothing_and_can_be_continued_from(tmp_path, monkeypatch, after):
     path = tmp_path / "a.jsonl"
     with Journal.open(path, HEADER) as journal:
         journal.append(result(CONFIGS[0]))
@@ -234,7 +234,7 @@ def test_no_space_left_loses_nothing_and_can_be_gone_on_from(tmp_path, monkeypat
     assert [done.has(PROBLEM, c) for c in CONFIGS[:3]] == [True, False, True]
 
 
-def test_a_flush_that_fails_is_said(tmp_path, monkeypatch):
+def test_a_failed_flush_is_reported(tmp_path, monkeypatch):
     journal = Journal.open(tmp_path / "a.jsonl", HEADER, sync_interval_s=0.0)
     with monkeypatch.context() as patch:
         file_faults.failing_fsync(patch)
@@ -289,7 +289,7 @@ def test_a_record_that_could_not_be_read_is_not_written(tmp_path, record, field)
         assert path.read_bytes() == before
 
 
-def test_a_record_changed_in_place_is_judged_anew(tmp_path):
+def test_a_record_changed_in_place_is_checked_again(tmp_path):
     record = result()
     with Journal.open(tmp_path / "a.jsonl", HEADER) as journal:
         journal.append(record)
@@ -332,7 +332,7 @@ def test_a_bad_record_is_named_with_its_line(tmp_path, change, field, reason):
 
 @pytest.mark.parametrize("line", [b"", b"{", b"[]", b"7", b"\xff", b'{"kind": NaN}', b"{} {}",
                                   b"[" * 100_000, b"9" * 10_000, b"\0"])
-def test_damage_amid_the_file_is_named_with_its_line(tmp_path, line):
+def test_damage_inside_the_file_is_named_with_its_line(tmp_path, line):
     path = tmp_path / "a.jsonl"
     write(path, result())
     whole = path.read_bytes()
@@ -345,7 +345,7 @@ def test_damage_amid_the_file_is_named_with_its_line(tmp_path, line):
 @pytest.mark.parametrize("raw", [
     b"m,n,k\n1,2,3\n", b"precious", b"precious\n", b"\x7fELF\0\0", b"{}\n",
     b'{"kind":"result"}\n', b'{"schema_version": 1, "rows": [\n]}\n', b"[1]\n[2]\n"])
-def test_what_is_no_journal_is_refused_and_left_alone(tmp_path, raw):
+def test_another_file_is_refused_and_not_changed(tmp_path, raw):
     path = tmp_path / "a.jsonl"
     path.write_bytes(raw)
     for use in (lambda: Journal.open(path, HEADER), lambda: list(read_journal(path))):

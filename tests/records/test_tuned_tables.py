@@ -41,7 +41,7 @@ def faster(old, new):
     return new.time_us < old.time_us
 
 
-def test_a_table_survives_the_disk_and_reads_as_a_diff_does(tmp_path):
+def test_a_table_survives_the_disk_with_one_row_a_line(tmp_path):
     path = tmp_path / "mm.json"
     rows = [row(2048), row(256, align_a=8), row(256), row(1024, margin_vs_second=None)]
     write_table(path, TunedTable(HEADER, {r.key: r for r in rows}))
@@ -133,7 +133,7 @@ def test_rows_of_another_environment_keep_their_provenance(tmp_path):
         1: ("3.7.1", "2.13.0+cu130"), 2: ("3.9.0", "2.15.0")}
 
 
-def test_a_merge_that_takes_nothing_does_not_touch_the_file(tmp_path):
+def test_a_merge_without_changes_does_not_touch_the_file(tmp_path):
     path = tmp_path / "mm.json"
     merge(path, HEADER, [row(1)], faster)
     before = path.stat().st_mtime_ns, path.read_bytes()
@@ -163,7 +163,7 @@ def test_a_ladders_table_holds_one_row_a_kernel(tmp_path):
     assert merge(path, header, [row(1, 1.0, config=other)], faster).replaced == 1
 
 
-def test_two_publishers_at_once_lose_nothing(tmp_path):
+def test_concurrent_publishers_lose_nothing(tmp_path):
     path = tmp_path / "mm.json"
     code = """
 import sys

@@ -113,7 +113,7 @@ def test_show_more_shows_more(opened):
     assert len(texts(opened, "#all tbody tr")) == 406
 
 
-def test_columns_sort_by_keyboard_and_say_so(opened):
+def test_columns_sort_by_keyboard_and_announce_the_order(opened):
     from selenium.webdriver.common.keys import Keys
 
     [ratio] = [head for head in opened.find_elements("css selector", "#all th")

@@ -54,7 +54,7 @@ def test_the_mean_share_counts_the_problems_where_the_block_ran(tmp_path):
     assert shares[32, 32] == (pytest.approx(0.25), 1)
 
 
-def test_what_only_proved_and_never_timed_has_no_share(tmp_path):
+def test_untimed_results_have_no_share(tmp_path):
     path = write_journal(tmp_path / "j.jsonl", [(SMALL, config(64, 64), "ok", None, "coarse")])
     (one,) = heat.read_maps([path])
     assert math.isinf(one.best_us)

@@ -20,7 +20,7 @@ def page(tmp_path):
     return path
 
 
-def test_only_what_stands_between_the_markers_changes(page):
+def test_only_text_between_the_markers_changes(page):
     assert markdown.write_between(page, "headline", "| new |\n") is True
     assert page.read_text() == PAGE.replace("old", "| new |")
 
@@ -30,7 +30,7 @@ def test_writing_the_same_again_changes_nothing(page):
     assert markdown.write_between(page, "headline", "new") is False
 
 
-def test_windows_line_ends_stay(page):
+def test_windows_line_endings_are_kept(page):
     page.write_bytes(PAGE.replace("\n", "\r\n").encode())
     markdown.write_between(page, "headline", "a\nb")
     assert page.read_bytes().replace(b"\r\n", b"").count(b"\n") == 0
@@ -62,7 +62,7 @@ def test_a_file_that_is_missing_or_not_text_is_refused(page, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["", "a b", "-->", "../x", "é"])
-def test_a_marker_that_is_no_name_is_refused(page, name):
+def test_an_invalid_marker_name_is_refused(page, name):
     with pytest.raises(UsageError, match="is not a name"):
         markdown.write_between(page, name, "new")
 
@@ -83,7 +83,7 @@ def test_a_void_run_is_the_first_thing_a_reader_sees(make_csv, tmp_path):
     assert "2.000" not in text
 
 
-def test_a_control_out_of_bounds_is_said_even_without_a_void_sidecar(make_csv):
+def test_a_control_outside_its_limit_is_reported_without_a_void_record(make_csv):
     path = make_csv([make_row(ratio=1.0), make_row(provider="torch-control", ratio=1.03)])
     assert "outside 1 ± 0.5 %" in markdown.document(load.load([path]))
 
@@ -112,7 +112,7 @@ def test_every_section_renders_for_a_full_csv(make_csv, tmp_path, name):
     assert "nan" not in text
 
 
-def test_an_absent_control_has_no_note_and_an_absent_sidecar_is_said(make_csv):
+def test_an_absent_control_has_no_note_and_an_absent_record_is_named(make_csv):
     results = load.load([make_csv([make_row(ratio=1.0)])])
     assert markdown.section(results, "control") == ""
     assert RUN in markdown.section(results, "environment")

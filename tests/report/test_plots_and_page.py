@@ -206,7 +206,7 @@ def test_a_void_run_is_an_alarm_on_the_page(make_csv, tmp_path):
     assert f'<p class="alarm">Run {LATER} is VOID: noisy.' in page.page(load.load([path]))
 
 
-def test_text_from_a_csv_stays_text(make_csv, tmp_path):
+def test_text_from_a_csv_is_escaped(make_csv, tmp_path):
     rows = [make_row(m, ratio=1.0, suite=SLY, provider=SLY, config_id=SLY) for m in (64, 128)]
     rows += [make_row(64, suite="b", provider=SLY, ratio=1.0),
              make_row(256, suite=SLY, status="compile", error=SLY)]

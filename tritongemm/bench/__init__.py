@@ -1,1 +1,1 @@
-"""Measuring providers against torch.matmul, row by row, in processes of their own."""
+"""Measures providers against torch.matmul, row by row, in separate processes."""

@@ -1,5 +1,4 @@
-"""How far float32 products are from exact ones: algorithms, distributions and sizes beside each
-other.
+"""Errors of float32 products against exact ones, by algorithm, input distribution and size.
 
 Two measures of C against the float64 product, as in the error analysis of matrix products (Higham,
 Accuracy and Stability of Numerical Algorithms, section 3.5, bounds |C - C_ref| by a multiple of
@@ -32,7 +31,7 @@ from tritongemm.problem import GemmProblem
 from tritongemm.records.atomic import write_atomic
 from tritongemm.selection import choose
 
-#: Algorithm -> what it is. The first is the yardstick of the others.
+#: Algorithm -> description. The first is the reference for the others.
 ALGORITHMS = {
     "sgemm": "torch's float32 product (cuBLAS SGEMM), TF32 off",
     "cublas_tf32": "torch's TF32 product",
@@ -45,7 +44,8 @@ _TORCH = {"sgemm": "ieee", "cublas_tf32": "tf32"}
 
 @dataclass(frozen=True)
 class Point:
-    """One product to judge: operands of ``distribution``, C [m, n] of depth k, and a layout."""
+    """One product to measure: operands of ``distribution``, C [m, n] with a K of ``k``, and a
+    layout."""
 
     distribution: str
     m: int
@@ -59,8 +59,8 @@ class Row:
     """One line of the CSV.
 
     Attributes:
-        flagged: of split products: rows of A and columns of B whose range fp16 parts do not hold,
-            so that the guard computed them in float32; 0 elsewhere.
+        flagged: of split products: rows of A and columns of B whose range exceeds that of the fp16
+            parts; the guard recomputes them in float32. 0 for other algorithms.
         max_error, norm_error: see the module; NaN where ``status`` is not ``ok``.
         stray: elements that are NaN or infinite where the reference is not, or the reverse.
         status: ``ok``, or the reason why there is no result.

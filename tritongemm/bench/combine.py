@@ -1,4 +1,5 @@
-"""Several processes' rows as one: the median row of each shape; and the control's verdict."""
+"""Combines the rows of several processes into the median row of each shape, and evaluates the
+control."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ Row = Mapping[str, object]
 def median_rows(passes: Sequence[Mapping[Hashable, Row]]) -> list[dict[str, object]]:
     """The median row of each key over ``passes``, in the order in which keys first appear.
 
-    Rows are ordered by ``ratio_vs_torch`` where they have one (what two providers share in one
-    process cancels there), else by time; of an even number the lower of the middle two is taken.
-    One row that is not ok is the answer: a median must not hide a wrong result or a death.
-    ``n_processes`` says how many rows the answer stands for.
+    Rows are ordered by ``ratio_vs_torch`` if they have one (effects that all providers of a process
+    share cancel), else by time. Of an even number the lower of the middle two is taken. If any row
+    is not ok, it is the result: a median must not hide a wrong result or a crash. ``n_processes``
+    is the number of rows combined.
     """
     keys = dict.fromkeys(key for rows in passes for key in rows)
     result = []
@@ -55,12 +56,12 @@ class Control:
 
     @property
     def void(self) -> bool:
-        """Whether the run says nothing: its control is out of bounds."""
+        """Whether the run is void: its control is outside the limit."""
         return self.mean_ratio is not None and abs(self.mean_ratio - 1.0) > self.limit
 
     @property
     def reason(self) -> str:
-        """Why it is void."""
+        """The reason why the run is void."""
         return (f"torch against torch has a mean ratio of {self.mean_ratio:.4f} over {self.count} "
                 f"shapes, outside 1 +- {self.limit:g}")
 

@@ -1,7 +1,7 @@
 """A kernel's hardware counters, read by Nsight Compute's command line (``ncu``).
 
-``ncu`` runs a process of ours that launches the kernel once, bracketed by the profiler's start and
-stop, so that nothing else is seen. Clocks are left as they are.
+``ncu`` runs a process that launches the kernel once between the profiler's start and stop, so that
+nothing else is profiled. Clocks are not locked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tritongemm.problem import GemmProblem
 from tritongemm.records.codec import problem_from_json, problem_to_json
 from tritongemm.records.run import new_run_id, utc_now
 
-#: Reasons for which a warp waits, as the metrics spell them.
+#: Warp stall reasons, as the metrics name them.
 STALLS = ("long_scoreboard", "short_scoreboard", "barrier", "mio_throttle", "lg_throttle",
           "math_pipe_throttle", "wait", "not_selected", "no_instruction", "dispatch_stall",
           "branch_resolving", "membar", "drain", "imc_miss", "sleeping", "tex_throttle")
@@ -47,7 +47,7 @@ METRICS: dict[str, str] = {
 SHOWN = ("memory %", "DRAM %", "L1 hit %", "L2 hit %", "bank conflicts", "waits for")
 _SHOWN_AS = {"memory %": "memory_pct", "DRAM %": "dram_pct", "L1 hit %": "l1_hit_pct",
              "L2 hit %": "l2_hit_pct"}
-#: Kinds of waiting that are no fault: the warp could issue, or did.
+#: Stall reasons that are not stalls: the warp could issue, or did.
 _NO_STALL = ("not_selected", "wait")
 _TIMEOUT_S = 900.0
 
@@ -125,8 +125,8 @@ def profile(problem: GemmProblem, kernel: str, *, ncu: str | None = None,
 
 
 def parse(text: str) -> list[Counters]:
-    """``ncu --csv --page raw``'s output: a line of names, one of units, one a launch; what ncu
-    says around them is skipped."""
+    """``ncu --csv --page raw``'s output: a line of names, a line of units, and a line for each
+    launch. Other output of ncu is skipped."""
     lines = text.splitlines()
     start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
     if start is None:
@@ -154,12 +154,12 @@ def _number(text: str) -> float | None:
 
 
 def main_launch(launches: Sequence[Counters]) -> Counters:
-    """The launch that took longest: the product, not the copies around it."""
+    """The launch that took longest: the product, not its copies."""
     return max(launches, key=lambda one: one.values.get("duration_ns", 0.0))
 
 
 def stalls(values: Mapping[str, float]) -> list[tuple[str, float]]:
-    """What warps wait for, the worst first: (reason, warps waiting for each one that issues)."""
+    """Stall reasons, the largest first: (reason, warps stalled for each warp that issues)."""
     found = [(reason, values[f"stall_{reason}"]) for reason in STALLS
              if values.get(f"stall_{reason}") and reason not in _NO_STALL]
     return sorted(found, key=lambda item: -item[1])

@@ -1,16 +1,15 @@
-"""New suites of a known family: shapes that no table has seen, drawn with a seed.
+"""Draws new suites of a known family: shapes that no tuned table contains, drawn with a seed.
 
-A tuned table is fitted to its suite; what it is worth shows on other shapes of the same kind.
-Each family is drawn from what its committed suite is made of:
+A tuned table is fitted to its suite. New shapes of the same kind show how well selection works
+without a row. Each family follows the construction of its committed suite:
 
 - ``stream_k``, ``aligned_random``: log-uniform from 128 to 8192, any integer or multiples of 16
   (the corpus of the Stream-K paper, Osama et al., 2023, arXiv:2301.03598, section 6).
 - ``square``: log-uniform between the suite's ends, on the suite's own grid.
 - ``llm_prefill``, ``llm_decode``: linear layers of models that do not exist, with the suite's
   token counts; hidden sizes, heads and feed-forward widths as public models choose them.
-- every other suite: its rows drawn again, each size moved by a random factor while the row keeps
-  its shape: equal sizes stay equal, a size keeps the power of two that divides it, small sizes,
-  batch and layout stay.
+- every other suite: its rows with each size multiplied by a random factor. Equal sizes stay equal,
+  a size keeps the power of two that divides it, and small sizes, batch and layout do not change.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from tritongemm.records.suites import Shape, known_suites, read_suite, suite_pat
 
 #: Drawing gives up after this many repeats in a row: the family has no more shapes.
 _PATIENCE = 1000
-#: Sizes below this are the point of their row (a decode batch, 16 x 16 outputs): they stay.
+#: Sizes below this characterize their row (a decode batch, 16 x 16 outputs) and do not change.
 _SMALL = 64
 #: Alignment beyond this makes no difference to any kernel or to cuBLAS.
 _GRID = 64
@@ -89,7 +88,7 @@ def _square(committed: Sequence[Shape], rng: random.Random) -> Iterator[Shape]:
     sides = [shape.m for shape in committed]
     grid = math.gcd(*sides)
     while True:
-        # Half a grid: the suite's own points are most of what the small end has.
+        # Half a grid step: the suite has most of the grid points at the small end.
         side = _log_uniform(rng, min(sides), max(sides), max(grid // 2, 1))
         yield Shape(m=side, n=side, k=side)
 
@@ -126,7 +125,7 @@ def _llm(committed: Sequence[Shape], rng: random.Random) -> Iterator[Shape]:
 
 
 def _resampled(committed: Sequence[Shape], rng: random.Random) -> Iterator[Shape]:
-    """Rows of the suite in a random order, again and again, each size moved."""
+    """Rows of the suite in random order, repeatedly, with each size changed."""
     rows = list(committed)
     largest = max(max(row.m, row.n, row.k) for row in rows)
     while True:

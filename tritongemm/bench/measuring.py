@@ -1,7 +1,8 @@
-"""The measuring process of a bench: asked one question at a time, replaced when it is lost.
+"""The measuring process of a bench: it answers one request at a time and is replaced when it is
+lost.
 
-A CUDA context that met an illegal address is lost, and with it the process. So the process that
-writes rows never touches a device: it keeps a worker for that, and starts another when it must.
+An illegal memory access destroys the CUDA context and with it the process. The process that writes
+rows therefore never uses a device: a worker process does, and another is started when it is lost.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tritongemm.workers.worker import Failed, Finished, Ready, Refused, Returned
 
 DEFAULT_OPENER = "tritongemm.bench.session:open_session"
 _SERVED = "tritongemm.bench.session:Served"
-#: Seconds for importing torch, opening a device and asking the driver about it.
+#: Seconds allowed for importing torch, opening a device and querying the driver.
 START_TIMEOUT_S = 300.0
 
 
@@ -31,7 +32,7 @@ class ProcessLost(Exception):
 
 
 class MeasuringProcess:
-    """A process with an open session; started anew at the next question after it was lost.
+    """A process with an open session. After it was lost, the next request starts a new one.
 
     Args:
         spec: what its session is opened with.
@@ -53,7 +54,7 @@ class MeasuringProcess:
 
         Raises:
             TritonGemmError: of the kind that the session raised while it was opened.
-            DeviceError: the process ended or hung before it said anything.
+            DeviceError: the process ended or hung before its first answer.
         """
         self.stop()
         self._worker.start()
@@ -78,7 +79,7 @@ class MeasuringProcess:
         return self._ask("measure", job, timeout_s)
 
     def stop(self) -> None:
-        """Ends the process, however busy it is, and everything it started."""
+        """Ends the process and its children, even while it is busy."""
         self._worker.kill()
 
     def _ask(self, method: str, argument: object, timeout_s: float) -> Any:
@@ -94,14 +95,15 @@ class MeasuringProcess:
         if first.outcome.status == "timeout":
             raise ProcessLost("timeout", f"no answer within {timeout_s:g} s; the measuring "
                               "process was ended (--timeout allows more)")
-        # What a provider raises is in its row; an exception here is a fault of the session.
+        # Errors of a provider are in its row; an exception here is an error of the session.
         where = f" ({first.where})" if first.where else ""
         raise ProcessLost("died", first.outcome.reason + where)
 
 
 def _error(name: str, message: str) -> TritonGemmError:
-    """The session's error again, by the name of its class; of another signature, its base."""
+    """Recreates the session's error from the name of its class; from its base class if the
+    signature differs."""
     kind = getattr(errors, name, None)
     if kind is None:  # an installation that is broken
-        return DeviceError(f"the measuring process cannot work: {message}")
+        return DeviceError(f"the measuring process failed: {message}")
     return TritonGemmError(message) if kind is errors.DataFileError else kind(message)

@@ -1,4 +1,4 @@
-"""How much of an SM a kernel's programs can fill: resident warps over the most it holds."""
+"""Occupancy: resident warps over the largest number that an SM holds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tritongemm.device import DeviceSpec
 #: "Technical Specifications per Compute Capability".
 _LIMITS = {80: (64, 32), 86: (48, 16), 87: (48, 16), 89: (48, 24), 90: (64, 32), 100: (64, 32),
            103: (64, 32), 120: (48, 24)}
-#: Registers are given to a warp in this unit (same guide).
+#: Register allocation unit of a warp (same guide).
 _REGISTER_UNIT = 256
 _WARP = 32
 

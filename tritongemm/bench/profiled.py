@@ -1,4 +1,4 @@
-"""The process that ``ncu`` watches: one call of one kernel between the profiler's start and stop.
+"""The process that ``ncu`` profiles: one call of one kernel between the profiler's start and stop.
 
     python -m tritongemm.bench.profiled PROBLEM_AS_JSON KERNEL
 """
@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
             operands = draw(problem, sets=1, seed=0, device=torch.device(where.torch_device))[0]
             call = contender.bind(operands)
             with contender.context():
-                call()  # compiles, loads, and brings the clock up
+                call()  # compiles, loads and raises the clock
                 torch.cuda.synchronize()
                 torch.cuda.profiler.start()
                 call()

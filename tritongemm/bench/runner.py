@@ -1,11 +1,12 @@
-"""The bench: problems x providers -> CSV rows, written as they come, one run id a suite.
+"""The bench: measures problems x providers and appends CSV rows as they arrive; one run id for each
+suite.
 
-A run is one suite of one call of the bench. Its rows carry its id, and ``<run_id>.meta.json``
-beside the CSV holds the environment, the arguments, and the control's verdict.
+A run is one suite of one call of the bench. Its rows carry its id. ``runs.json`` in the CSV's
+folder holds the environment, the arguments and the result of the control.
 
-With several processes each pass over the list writes its own rows to ``passes/<name>-<i>.csv``
-beside the CSV, and the median row of each shape is appended to the CSV at the end: a bench that is
-cut short loses nothing, and ``resume`` goes on in the middle of a pass.
+With several processes each pass over the list writes its rows to ``passes/<name>-<i>.csv`` in that
+folder, and the median row of each shape is appended to the CSV at the end. An interrupted bench
+loses nothing: ``resume`` continues in the middle of a pass.
 """
 
 from __future__ import annotations
@@ -48,13 +49,13 @@ DEFAULT_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """What a bench does.
+    """The arguments of a bench.
 
     Attributes:
-        work: problems, each with the shape it came from.
+        work: problems, each with the suite's shape.
         providers: names; the baseline is added.
         out: the CSV to append to.
-        tags: the user's own words, kept in every row.
+        tags: words of the user, written into every row.
         resume: skip what the CSV has from the same environment.
         processes: fresh processes over the whole list; the median row of each shape counts.
         seed: of operands and orders; pass ``i`` uses ``seed + i``.
@@ -63,7 +64,7 @@ class BenchPlan:
         device: as :func:`tritongemm.bench.target.resolve` takes it.
         compile_workers: processes that compile beforehand; 0: none; None: one a core.
         host_time: measure the host's time of a call too, on problems small enough.
-        notes: further facts for the sidecar.
+        notes: further fields of the run's record.
         opener: what the measuring process opens.
     """
 
@@ -119,7 +120,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class BenchReport:
-    """What a bench did.
+    """The result of a bench.
 
     Attributes:
         out: the CSV.
@@ -144,7 +145,7 @@ def bench(plan: BenchPlan, progress: Callable[[Progress], None] = lambda event: 
 
     Raises:
         UsageError, DeviceError: a provider or device that is not there.
-        DataFileError: the CSV or a sidecar cannot be written or read.
+        DataFileError: the CSV or ``runs.json`` cannot be written or read.
     """
     with MeasuringProcess(SessionSpec(plan.device, plan.providers), plan.opener) as process:
         hello = process.start()
@@ -158,7 +159,7 @@ class _Bench:
     def __init__(self, plan: BenchPlan, process: MeasuringProcess, hello: Hello,
                  progress: Callable[[Progress], None]) -> None:
         self.plan, self.process, self.hello, self.progress = plan, process, hello, progress
-        # What is not timed has no scatter to take a median of.
+        # Without times there is no scatter to take a median of.
         self.passes = plan.processes if hello.timed else 1
         self.suites = list(dict.fromkeys(shape.suite for shape, _ in plan.work))
         self.run_ids = {suite: new_run_id() for suite in self.suites}
@@ -175,7 +176,7 @@ class _Bench:
         if not work:
             return BenchReport(plan.out, 0, skipped, {}, {}, {})
         self._sidecars(plan.out.parent, {})
-        append_rows(plan.out, [])  # a file that cannot take rows is found before hours of them
+        append_rows(plan.out, [])  # an unusable file is reported before hours of measuring
         self._compile([problem for _, problem in work])
         if self.passes == 1:
             rows = [row for group in self._pass(0, plan.out, work, finished) for row in group]
@@ -212,7 +213,7 @@ class _Bench:
                   for one in work for provider in (*self.plan.providers, CONTROL)} - finished
         medians = combine.median_rows(
             [{key: row for key, row in rows.items() if key in wanted} for rows in found])
-        # The median is this run's row, whichever run began the pass it comes from.
+        # The median row belongs to this run, even if an earlier run began its pass.
         return [{**row, "run_id": self.run_ids[str(row["suite"])]} for row in medians]
 
     def _pass(self, index: int, path: Path, work: Sequence[Work], done: set[tuple]
@@ -271,7 +272,7 @@ class _Bench:
             return
         for key, outcome in built.items():
             problem, config = builds[key]
-            if not outcome.ok:  # the measuring process meets it again, in its row
+            if not outcome.ok:  # the measuring process reports it in the row
                 _LOG.info("%s of %s is not compiled ahead: %s", config.config_id, problem,
                           outcome.reason)
             seconds = outcome.values.get("compile_s")

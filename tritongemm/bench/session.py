@@ -1,7 +1,7 @@
-"""What runs inside the measuring process: providers made ready, measured, told as columns.
+"""The session inside the measuring process: prepares providers, measures them, returns columns.
 
-The parent process imports neither torch nor triton; it opens a session by name in a worker
-(:mod:`tritongemm.bench.measuring`) and asks it one problem at a time.
+The parent process imports neither torch nor triton. It opens a session by name in a worker
+(:mod:`tritongemm.bench.measuring`) and sends it one problem at a time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tritongemm.workers.child import resolve
 if TYPE_CHECKING:
     from tritongemm.measure.contender import Measurement
 
-#: A device that takes longer than this a call fills its queue, whose pace the host then waits for.
+#: Calls longer than this fill the GPU's queue, and the host then waits for the queue.
 HOST_TIME_BELOW_US = 4.0
 
 #: Provider -> columns of its row.
@@ -31,7 +31,7 @@ Columns = dict[str, dict[str, object]]
 
 @dataclass(frozen=True)
 class SessionSpec:
-    """What a session is opened with: a target's name, and provider names, the baseline first."""
+    """Arguments of a session: the target's name and the provider names, the baseline first."""
 
     device: str
     providers: tuple[str, ...]
@@ -39,12 +39,12 @@ class SessionSpec:
 
 @dataclass(frozen=True)
 class Hello:
-    """What an opened session says of itself.
+    """The description that an opened session returns.
 
     Attributes:
         device: limits and peaks.
         timed: whether rows will have times; the interpreter's have none.
-        environment: the record for the sidecar.
+        environment: the environment for ``runs.json``.
         fingerprint: rows of equal fingerprints are comparable.
     """
 
@@ -78,7 +78,7 @@ class Session:
         from tritongemm.measure import environment
 
         self.target = target.resolve(spec.device)
-        # A provider of another package goes by the name that it was asked for.
+        # A provider of another package keeps the name under which it was requested.
         self._providers = {name: providers.load(name) for name in spec.providers}
         for name, provider in self._providers.items():
             reason = provider.available(self.target)
@@ -94,8 +94,8 @@ class Session:
                            environment.fingerprint(record))
 
     def builds(self, problems: Sequence[GemmProblem]) -> list[tuple[GemmProblem, KernelConfig]]:
-        """What may be compiled beforehand in other processes. A problem that a provider cannot
-        take is left out: its row will say why."""
+        """The builds that other processes can compile in advance. Problems that a provider refuses
+        are left out; their rows state the reason."""
         wanted: dict[tuple[GemmProblem, KernelConfig], None] = {}
         for problem in problems:
             for provider in self._providers.values():
@@ -122,7 +122,7 @@ class Session:
                 prepared = self._providers[name].prepare(job.problem, self.target)
             except DeviceError:
                 raise
-            except Exception as error:  # whatever a rival raises is its row's status and reason
+            except Exception as error:  # becomes the row's status and reason
                 measured[name] = Measurement.failed(error)
             else:
                 contender = replace(prepared.contender, name=name)
@@ -145,7 +145,7 @@ class Session:
                            budget_s=job.budget_s, device=self.target.torch_device)
         except DeviceError:
             raise
-        except Exception as error:  # the problem itself cannot be measured: every row says why
+        except Exception as error:  # no provider can: every row has the reason
             failed = Measurement.failed(error)
             return {name: failed for name in (BASELINE, *ready)}
 
@@ -195,13 +195,14 @@ class Session:
 
 
 def _columns(measurement: Measurement) -> dict[str, object]:
-    """A measurement's fields are columns of the same names; what was not measured is left out."""
+    """The fields of a measurement become columns of the same names; fields that were not measured
+    are left out."""
     values = {f.name: getattr(measurement, f.name) for f in fields(measurement)}
     return {name: value for name, value in values.items() if value is not None and value != ""}
 
 
 def open_session(spec: SessionSpec) -> Session:
-    """The session that the bench opens unless told another."""
+    """The default session of the bench."""
     return Session(spec)
 
 

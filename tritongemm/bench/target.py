@@ -25,11 +25,11 @@ class Target:
 
     @property
     def timed(self) -> bool:
-        """Whether times mean anything here: the interpreter's do not."""
+        """Whether times are meaningful: those of the interpreter are not."""
         return self.kind != "interpreter"
 
 
-#: A CPU has no limits that a kernel of ours must keep, and no peaks on record.
+#: The CPU: no limits for kernels to respect, and no recorded peaks.
 HOST = DeviceSpec("cpu", "CPU", 0, 0, 0, 0, 0, 0)
 
 
@@ -57,7 +57,7 @@ def resolve(text: str = "auto") -> Target:
     if not torch.cuda.is_available():
         raise DeviceError("torch sees no CUDA device. `tritongemm doctor` says what is missing; "
                           "--device cpu measures host providers (torch, numpy_blocked), and "
-                          "TRITON_INTERPRET=1 proves kernels without timing them")
+                          "TRITON_INTERPRET=1 checks kernels without timing them")
     index = int(index_text) if index_text else torch.cuda.current_device()
     spec = cuda_device(index)
     torch.cuda.set_device(index)

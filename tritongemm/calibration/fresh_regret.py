@@ -23,13 +23,12 @@ from pathlib import Path
 
 from tritongemm import selection
 from tritongemm.calibration.regret import Regret
-from tritongemm.calibration.timings import Timing
+from tritongemm.calibration.timings import Timing, times_of
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.errors import UsageError
 from tritongemm.problem import GemmProblem
-from tritongemm.records.codec import config_from_json, problem_from_json, problem_key
-from tritongemm.records.journal import read_journal
+from tritongemm.records.codec import problem_key
 from tritongemm.selection.columns import Columns
 from tritongemm.selection.model import model_for
 from tritongemm.selection.policy import nearest, tables_for
@@ -146,17 +145,6 @@ def chosen_by_nearest(problem: GemmProblem, device: DeviceSpec) -> KernelConfig 
     """What the nearest tuned row would give, or None."""
     near = nearest(problem, device)
     return None if near is None else near[1].config
-
-
-def times_of(journal: Path, stage: str) -> dict[GemmProblem, dict[KernelConfig, float]]:
-    """The times of one stage, microseconds. Raises :class:`DataFileError`."""
-    found: dict[GemmProblem, dict[KernelConfig, float]] = {}
-    for record in read_journal(journal):
-        if record["kind"] == "result" and record["status"] == "ok" and (
-                record.get("stage") == stage and record.get("time_us")):
-            found.setdefault(problem_from_json(record["problem"]), {})[
-                config_from_json(record["config"])] = float(record["time_us"])
-    return found
 
 
 @dataclass(frozen=True)

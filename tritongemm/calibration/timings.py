@@ -1,4 +1,5 @@
-"""What sweep journals hold of one device: timings of configs, and the rounds of finalists."""
+"""What sweep journals, packed ones among them, hold of one device: timings of configs, and the
+rounds of finalists."""
 
 from __future__ import annotations
 
@@ -13,8 +14,7 @@ from tritongemm.device import DeviceSpec, device_named
 from tritongemm.errors import DataFileError, UsageError
 from tritongemm.kernels import SPECS
 from tritongemm.problem import GemmProblem
-from tritongemm.records.codec import config_from_json, problem_from_json
-from tritongemm.records.journal import read_journal
+from tritongemm.records.journal import read_decoded
 from tritongemm.workers.messages import COARSE, FINAL
 
 #: Units whose kernels run alike, so that one section of the calibration serves both. Any other
@@ -69,6 +69,31 @@ class DeviceTimings:
                     f for f in self.finals if f.problem.unit in units))
 
 
+def times_of(journal: str | os.PathLike[str], stage: str = COARSE, sweep: str | None = None
+             ) -> dict[GemmProblem, dict[KernelConfig, float]]:
+    """Problem -> config -> time of one stage, microseconds, of a journal or a packed one.
+
+    Args:
+        stage: ``coarse`` or ``final``.
+        sweep: of a packed journal only the runs of the journal of this name, e.g.
+            ``bf16_nt_weak-full``.
+
+    Raises:
+        DataFileError: a journal that cannot be read.
+    """
+    found: dict[GemmProblem, dict[KernelConfig, float]] = {}
+    wanted = True
+    for record, known in read_decoded(journal):
+        if record["kind"] == "header":
+            wanted = sweep is None or record.get("journal") == sweep
+        elif wanted and known is not None and record["kind"] == "result" and (
+                record["status"] == "ok" and record.get("stage") == stage
+                and record.get("time_us")):
+            problem, config = known
+            found.setdefault(problem, {})[config] = float(record["time_us"])
+    return found
+
+
 def read_timings(journals: Iterable[str | os.PathLike[str]], device: str | None = None
                  ) -> DeviceTimings:
     """The timings of ``journals``; only those of ``device`` (a slug) if given. Of products alone:
@@ -87,7 +112,7 @@ def read_timings(journals: Iterable[str | os.PathLike[str]], device: str | None 
     for path in map(Path, journals):
         slug = run = ""
         coarse: dict[tuple[str, GemmProblem, KernelConfig], float] = {}
-        for record in read_journal(path):
+        for record, known in read_decoded(path):
             if record["kind"] == "header":
                 slug, run = str(record.get("device", "")), str(record.get("run_id", ""))
                 versions = record.get("versions")
@@ -95,14 +120,14 @@ def read_timings(journals: Iterable[str | os.PathLike[str]], device: str | None 
                 if device is None or slug == device:
                     slugs.add(slug)
                     runs[run] = str(triton or "unknown")
-            elif (device is not None and slug != device
-                  or record.get("problem", {}).get("epilogue", "none") != "none"):
                 continue
-            elif record["kind"] == "result" and record["status"] == "ok" and record.get("time_us"):
-                config = config_from_json(record["config"])
-                if config.kernel not in SPECS:
-                    continue
-                problem, time_us = problem_from_json(record["problem"]), record["time_us"]
+            if known is None or (device is not None and slug != device):
+                continue
+            problem, config = known
+            if problem.epilogue != "none" or config.kernel not in SPECS:
+                continue
+            if record["kind"] == "result" and record["status"] == "ok" and record.get("time_us"):
+                time_us = record["time_us"]
                 if record.get("stage") == COARSE:
                     best[problem, config] = min(time_us, best.get((problem, config), math.inf))
                     coarse[run, problem, config] = time_us
@@ -110,10 +135,8 @@ def read_timings(journals: Iterable[str | os.PathLike[str]], device: str | None 
                     finals.append(Final(problem, config, run, coarse[run, problem, config],
                                         time_us))
             elif record["kind"] == "winner" and record.get("ratio_vs_torch"):
-                problem = problem_from_json(record["problem"])
                 found = (record["time_us"], record["ratio_vs_torch"])
-                if config_from_json(record["config"]).kernel in SPECS:
-                    winners[problem] = min(found, winners.get(problem, found))
+                winners[problem] = min(found, winners.get(problem, found))
     if path is None:
         raise UsageError("no journal is given; name those that `tritongemm sweep` wrote")
     if len(slugs) > 1:

@@ -1,4 +1,4 @@
-"""The command line: one file a verb, imported only when that verb is asked for."""
+"""The command line: one file for each verb, imported only when that verb runs."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def parser_of(verb: str) -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one verb. Returns the exit status: 0 good, 1 a negative answer, 2 a wrong argument
-    or unusable input, 130 interrupted."""
+    """Runs one verb. Returns the exit status: 0 success, 1 a negative result, 2 a wrong argument or
+    unusable input, 130 interrupted."""
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(
         prog="tritongemm", formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -59,10 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 2
     try:
-        plugins.load()  # before the arguments: they may name what is registered
+        plugins.load()  # before the arguments, which may name what plugins register
         module = importlib.import_module(f"tritongemm.cli.{head.verb}")
         args = parser_of(head.verb).parse_args(argv[1:])
-        # A command is a program of its own: it shows warnings, as a library does not.
+        # A command shows warnings; the library does not configure logging.
         with settings.override(log=settings.current().log or "warning"):
             return int(module.run(args) or 0)
     except TritonGemmError as error:

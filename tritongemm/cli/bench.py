@@ -22,9 +22,9 @@ from tritongemm.errors import UsageError
 
 DEFAULT_OUT = Path("results/bench.csv")
 _PROVIDERS, _CPU_PROVIDERS = "torch,tritongemm", "torch,numpy_blocked"
-#: Larger shapes take a CPU minutes each.
+#: Larger shapes take minutes each on a CPU.
 _CPU_MAX_EXTENT = 2048
-#: Seconds between lines on what is being compiled, where lines cannot be overwritten.
+#: Seconds between progress lines of compiling, where the terminal cannot overwrite a line.
 _QUIET_S = 5.0
 
 
@@ -62,8 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                        help="also measure the host time of a call, for small problems")
     output = parser.add_argument_group("output")
     output.add_argument("--out", type=file_argument, default=DEFAULT_OUT, metavar="FILE.csv",
-                        help="append rows to this CSV; <run>.meta.json goes into its folder "
-                             "(default %(default)s)")
+                        help="append rows to this CSV; the run's environment goes into "
+                             "runs.json in its folder (default %(default)s)")
     output.add_argument("--tag", action="append", default=[], metavar="WORD",
                         help="a word of your own in every row; may be repeated")
     output.add_argument("--resume", action="store_true",
@@ -114,7 +114,7 @@ def _choose_defaults(args: argparse.Namespace) -> None:
             args.max_extent = _CPU_MAX_EXTENT
             limit = f", and shapes up to {_CPU_MAX_EXTENT} (--max-extent)"
         print(f"{reason}: the host providers are measured on the CPU{limit}. "
-              "TRITON_INTERPRET=1 proves kernels instead, without timing them")
+              "TRITON_INTERPRET=1 checks kernels instead, without timing them")
     args.providers = args.providers or (_PROVIDERS if reason is None else _CPU_PROVIDERS)
     args.dtype = args.dtype or ("bf16" if reason is None else "fp32")
 
@@ -145,7 +145,7 @@ def _tags(words: list[str]) -> str:
 
 
 def _notes(args: argparse.Namespace) -> dict[str, object]:
-    """The arguments that the sidecar records; no paths."""
+    """The arguments that ``runs.json`` records; no paths."""
     notes: dict[str, object] = {"dtypes": args.dtype, "layouts": args.layout,
                                 "precision": args.precision, "epilogues": args.epilogue,
                                 **operand_words(args)}
@@ -166,7 +166,8 @@ def _list() -> int:
 
 
 class _Lines:
-    """One line a problem; on a terminal the compile count is one line overwritten."""
+    """Prints one line for each problem; on a terminal the count of compiled kernels is overwritten
+    in place."""
 
     def __init__(self, providers: tuple[str, ...], waiting: Waiting) -> None:
         self._providers, self._waiting = providers, waiting
@@ -201,7 +202,7 @@ class _Lines:
                 print(f"process {event.pass_index + 1} of {event.passes}", flush=True)
         spent = time.monotonic() - self._began
         left = event.total - event.done
-        # The first problem's time is not in `spent`: the pass began with its row.
+        # `spent` does not include the first problem: the pass began with its row.
         eta = f"  {_minutes(spent / (event.done - 1) * left)} left" if left and spent > 10 else ""
         width = len(str(event.total))
         parts = [text for row in event.rows if (text := _of_row(row))]

@@ -1,4 +1,4 @@
-"""``tritongemm calibrate``: sweep journals -> constants and networks of the selection's model."""
+"""``tritongemm calibrate``: fits the selection's model to the timings of sweep journals."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from tritongemm.errors import UsageError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb."""
     parser.add_argument("journals", nargs="+", metavar="JOURNAL",
-                        help="journals that `tritongemm sweep` wrote, of one device or, with "
-                             "--with-sibling, of two")
+                        help="journals that `tritongemm sweep` wrote, or packed journals "
+                             "(.npz); all of one device, or with --with-sibling of two")
     parser.add_argument("--device", metavar="SLUG",
-                        help="use only what this device measured, e.g. nvidia-h200")
+                        help="use only the timings of this device, e.g. nvidia-h200")
     parser.add_argument("--with-sibling", action="store_true",
-                        help="for a device that was measured little: keep the constants of its "
-                             "sibling, and learn from the timings of both")
+                        help="for a device with few timings: keep the constants of its sibling "
+                             "(another GPU of the architecture) and train the network on the "
+                             "timings of both")
     parser.add_argument("--out", type=file_argument, metavar="PATH",
-                        help="the file to write (default: configs/calibration/<device>.json, or "
+                        help="write the calibration to this file (default: "
+                             "configs/calibration/<device>.json, or "
                              "<device>-and-<sibling>.json)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Fits, trains, writes, and says how well the model describes what it was made of."""
+    """Fits, trains and writes, and prints how well the model predicts its own timings."""
     if args.out:
         check_file(args.out)
     if args.with_sibling:

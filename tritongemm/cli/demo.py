@@ -1,9 +1,9 @@
-"""``tritongemm demo``: the whole workflow on a small suite, ending with the files to open.
+"""``tritongemm demo``: runs the whole workflow on a small suite and lists the files to open.
 
-Every step is a command that a user could type, shown before it runs. With a GPU: sweep, publish
-into tuned tables of its own, bench, report. Without: the report of an H100 from its measured rows,
-what would run there and why, kernels compiled for it, kernels proved in Triton's interpreter, and
-host products timed against ``torch.matmul`` on the CPU.
+Each step is a command that is printed before it runs. With a GPU: sweep, publish into separate
+tuned tables, bench, report. Without a GPU: the report of an H100 from committed rows, explanations
+of its choices, kernels compiled for it, kernels verified in Triton's interpreter, and host products
+timed against ``torch.matmul`` on the CPU.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from tritongemm import settings
 from tritongemm.cli.where import no_gpu
 from tritongemm.errors import TritonGemmError, UsageError
 
-#: Marks a folder that a demo made; only such a folder is cleared.
+#: Marker file of a folder that a demo created; only such a folder is cleared.
 _MARKER = ".tritongemm-demo"
-#: (batch, m, n, k): small enough for the interpreter, with every kind of mask and tail.
+#: (batch, m, n, k): small enough for the interpreter; covers all masks and tails.
 _PROVED = ((1, 1, 1, 1), (1, 64, 64, 64), (1, 33, 65, 17), (1, 1, 128, 96), (1, 127, 3, 200),
            (1, 128, 128, 256), (3, 20, 50, 40))
 _HOST = ((1, 256, 256, 256), (1, 512, 512, 512), (1, 768, 768, 768), (1, 1024, 1024, 1024),
@@ -34,7 +34,8 @@ _SWEPT = ((1, 512, 512, 512), (1, 1024, 1024, 1024), (1, 2048, 2048, 2048), (1, 
           (1, 16, 4096, 4096), (1, 1000, 1000, 1000))
 _H100 = "nvidia-h100-80gb-hbm3"
 _EXPLAINED = ((4096, 4096, 4096), (1, 4096, 4096), (4095, 4097, 4099))
-#: One thread a product: on a busy machine, threads would be timed while they wait for a core.
+#: One thread for each product: on a busy machine the time of several would include waiting for
+#: cores.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
@@ -49,8 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns 0; 1 where a result was wrong. Raises :class:`TritonGemmError` for a step that
-    cannot be done at all."""
+    """Returns 0, or 1 if a result was wrong. Raises :class:`TritonGemmError` for a step that cannot
+    run."""
     began = time.monotonic()
     if not 0 < args.budget < math.inf:
         raise UsageError(f"--budget {args.budget:g} is not a positive number of seconds")
@@ -70,7 +71,7 @@ def _without_gpu(out: Path, reason: str) -> bool:
     from tritongemm.cli.doctor import interpreter_obstacle
 
     print(f"No GPU ({reason}): steps 1 to 3 show an H100 from its measured rows, tables and model, "
-          "steps 4\nand 5 prove kernels and show the measuring here.")
+          "steps 4\nand 5 check kernels and measure on this CPU.")
     _heading("1. The report of an H100, from the rows that were measured there")
     _measured(out)
     _heading("2. What matmul would run on an H100, and why: a square, a token, an odd size")
@@ -97,10 +98,10 @@ def _without_gpu(out: Path, reason: str) -> bool:
                    "--providers", "torch,numpy_blocked", "--budget", 1, "--tag", "demo",
                    "--out", rows], TRITON_INTERPRET="0", **_ONE_THREAD)
     _report(rows, out)
-    print("\nNot done here, for want of a GPU:\n"
+    print("\nNot done, because there is no GPU:\n"
           "  - nothing was swept: there is no journal, no tuned table, no heat map;\n"
           "  - no Triton kernel was timed: the rows of step 4 have no time;\n"
-          "  - the ratios of step 5 are of NumPy to torch on this CPU: they say nothing of "
+          "  - the ratios of step 5 are of NumPy to torch on this CPU: they say nothing about "
           "tritongemm.")
     if not proved and not obstacle:
         print("  ! A kernel's result was WRONG in the interpreter; its row says how far.")
@@ -111,7 +112,7 @@ def _without_gpu(out: Path, reason: str) -> bool:
 
 
 def _measured(out: Path) -> None:
-    """The report of the rows that a checkout has of an H100."""
+    """Writes the report of the committed rows of an H100."""
     rows = Path(__file__).resolve().parents[2] / "perf" / "results" / _H100
     if not rows.is_dir():
         print(f"left out: the measured rows are in the repository (perf/results/{_H100}), not in "
@@ -154,10 +155,10 @@ def _heading(text: str) -> None:
 
 
 def _step(words: Sequence[object], **environment: str) -> bool:
-    """Runs ``tritongemm WORDS``; whether its answer was good (status 0, not 1).
+    """Runs ``tritongemm WORDS``. Returns True for exit status 0, False for 1.
 
     Raises:
-        TritonGemmError: it could not be done (any other status).
+        TritonGemmError: any other exit status.
     """
     arguments = [str(word) for word in words]
     shown = [f"{name}={shlex.quote(value)}" for name, value in environment.items()
@@ -168,7 +169,7 @@ def _step(words: Sequence[object], **environment: str) -> bool:
     try:
         status = child.wait()
     except KeyboardInterrupt:
-        child.wait()  # it got Ctrl-C too, and is saving its rows
+        child.wait()  # it received Ctrl-C too, and saves its rows
         raise
     if status == 130:
         raise KeyboardInterrupt
@@ -187,7 +188,7 @@ def _suite(path: Path, sizes: Sequence[tuple[int, int, int, int]]) -> Path:
 
 
 def _clear(out: Path) -> None:
-    """Makes ``out`` an empty folder; only one that a demo made is cleared."""
+    """Creates ``out`` or clears it; only a folder that a demo created is cleared."""
     if out.exists():
         if not out.is_dir():
             raise UsageError(f"--out {out} is a file; name a folder")
@@ -202,7 +203,7 @@ def _clear(out: Path) -> None:
 
 
 def _files(out: Path) -> None:
-    """The files to open, those that are there."""
+    """Prints the files to open that exist."""
     what = {"h100/report.html": "what an H100 measured: start here",
             "report/report.html": "the page: plots, sortable tables, environment",
             "report/summary.md": "the same tables in markdown",

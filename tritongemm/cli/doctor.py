@@ -1,6 +1,6 @@
-"""``tritongemm doctor``: what works here, what is missing, and the command that fixes it.
+"""``tritongemm doctor``: reports what works, what is missing, and the command that fixes it.
 
-Works on a machine with no torch at all, so every look at a package is its own small attempt.
+Works without torch, so each package is probed separately.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tritongemm.records.installed import interpreter_obstacle, release, version_
 PYTHONS = ((3, 10), (3, 13))
 #: What setup.cfg asks for.
 MINIMUM = {"torch": (2, 10), "triton": (3, 6)}
-#: Optional distribution -> its extra, and what is not there without it.
+#: Optional distribution -> its extra, and the features that need it.
 OPTIONAL = {
     "cuda-core": ("cuda", "the CUDA C++ rungs of the ladder"),
     "numba": ("cpu", "the compiled host rungs of the ladder"),
@@ -35,11 +35,11 @@ OPTIONAL = {
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the answer.
+    """One line of the diagnosis.
 
     Attributes:
-        name: what was looked at.
-        ok: whether it is there and usable.
+        name: what was checked.
+        ok: whether it is present and usable.
         detail: version, place, or what is wrong.
         fix: the command or step that fixes it; empty when ok.
     """
@@ -56,7 +56,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All checks, and what follows from them."""
+    """All checks, and the conclusions from them."""
 
     checks: tuple[Check, ...]
 
@@ -85,7 +85,7 @@ def _python() -> Check:
 
 
 def _import(package: str) -> Check:
-    """``package`` by importing it: a broken build is as missing as an absent one."""
+    """Checks ``package`` by importing it, so that a broken installation counts as missing."""
     fix = f"{sys.executable} -m pip install {package}"
     try:
         version = str(importlib.import_module(package).__version__)
@@ -96,8 +96,8 @@ def _import(package: str) -> Check:
             return Check(package, False, "not installed", fix)
         return Check(package, False, f"cannot be imported: {error}", fix)
     except (ImportError, OSError, AttributeError, RuntimeError) as error:
-        # A CUDA library that does not load is an OSError, a build against another numpy any of
-        # these; the reason is the line's detail.
+        # OSError: a CUDA library does not load; any of these: a build against another numpy. The
+        # reason becomes the line's detail.
         return Check(package, False, f"cannot be imported: {error}",
                      f"{fix} --force-reinstall")
     low = MINIMUM.get(package, ())
@@ -109,7 +109,7 @@ def _import(package: str) -> Check:
 
 
 def _gluon(triton: Check) -> Check:
-    """Whether the Gluon kernels run with this Triton, or the others take their place."""
+    """Whether the Gluon kernels run with this Triton; otherwise the other kernels are used."""
     from tritongemm.kernels.gluon_support import KNOWN, obstacle, one_buffer_obstacle
 
     if not triton.ok:
@@ -138,7 +138,8 @@ def _required(package: str) -> Check:
 
 
 def _driver() -> Check:
-    """The NVIDIA driver, by nvidia-smi: it needs neither torch nor NVML's Python package."""
+    """The NVIDIA driver, read with nvidia-smi, which needs neither torch nor NVML's Python package.
+    """
     smi = shutil.which("nvidia-smi")
     fix = "install NVIDIA's driver; without one, calls go to torch"
     if smi is None:
@@ -179,7 +180,7 @@ def _gpu(torch_ok: bool) -> list[Check]:
 
 
 def _compiler() -> Check:
-    """What Triton builds its launchers with: CC if set, else gcc or clang."""
+    """The C compiler with which Triton builds its launchers: CC if set, else gcc or clang."""
     names = [settings.child_environment().get("CC", ""), "gcc", "clang", "cc"]
     found = next((path for name in names if name and (path := shutil.which(name))), None)
     return Check("C compiler", found is not None, found or "no gcc, clang or cc in PATH",
@@ -225,7 +226,8 @@ def _layer(root: Path) -> str:
 
 
 def _configs() -> list[Check]:
-    """Where configuration is read from and written to, and the tuned tables of this device."""
+    """The folders that configuration is read from and written to, and this device's tuned tables.
+    """
     from tritongemm.device import current_device
 
     try:
@@ -276,7 +278,7 @@ def _configs() -> list[Check]:
 
 
 def _cache() -> Check:
-    """Whether compiled kernels can be kept: a file is written and removed."""
+    """Whether compiled kernels can be stored: writes and removes a file."""
     try:
         root = settings.cache_root()
         root.mkdir(parents=True, exist_ok=True)
@@ -311,12 +313,12 @@ def _store() -> Check:
 
 
 def _failures() -> Check:
-    """The problems that no kernel could be built for or launched with, as calls noted them."""
+    """The problems for which no kernel could be built or launched, as recorded by calls."""
     from tritongemm.records import failures
 
     try:
         known, place = failures.remembered(), failures.path()
-    except ImportError as error:  # the cache's line says how to fix it
+    except ImportError as error:  # the line of the cache folder has the fix
         return Check("failed kernels", False, f"their place is not known: {error}")
     if not known:
         return Check("failed kernels", True, "none on record")
@@ -329,8 +331,7 @@ def _failures() -> Check:
 
 
 def diagnose() -> Diagnosis:
-    """Looks at everything. Raises :class:`UsageError` for a TRITONGEMM_* variable that cannot
-    be read."""
+    """Runs all checks. Raises :class:`UsageError` for an invalid TRITONGEMM_* variable."""
     settings.current()
     torch, triton = _import("torch"), _import("triton")
     steps: Iterable[Callable[[], Check]] = (_compiler, _headers, _interpreter, _cache, _profiler)
@@ -353,7 +354,7 @@ assert worst < 0.1, f"off by {{worst}}"
 
 
 def trial(device: str) -> Check:
-    """One small product in a process of its own: ``cuda``, or ``cpu`` in the interpreter."""
+    """Runs one small product in a new process: on ``cuda``, or on ``cpu`` in the interpreter."""
     name = "trial on the GPU" if device == "cuda" else "trial interpreted"
     environment = settings.child_environment(
         TRITONGEMM_STRICT="1", TRITON_INTERPRET="1" if device == "cpu" else "0")

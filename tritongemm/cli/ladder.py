@@ -1,4 +1,4 @@
-"""``tritongemm ladder``: the teaching kernels, rung by rung, beside torch.matmul."""
+"""``tritongemm ladder``: measures the teaching kernels, rung by rung, against torch.matmul."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 DEFAULT_OUT = Path("results/ladder.csv")
 _KINDS = ("host", "cuda", "triton")
 _SIZES = {"gpu": "512,1024,2048,4096", "cpu": "256,512", "interpreter": "32,64"}
-#: Kind of rungs -> the package that all of them need, and its extra.
+#: Kind of rungs -> the package that they need, and its extra.
 _NEEDS = {"host": ("numba", "cpu"), "cuda": ("cuda.core", "cuda")}
 _DTYPES = ("bf16", "fp16", "fp32")
 
@@ -34,57 +34,66 @@ _DTYPES = ("bf16", "fp16", "fp32")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
     what = parser.add_argument_group("what")
-    what.add_argument("--size", metavar="LIST", help="cubes, e.g. 512,1024 (default "
-                      f"{_SIZES['gpu']}; on the CPU {_SIZES['cpu']})")
+    what.add_argument("--size", metavar="LIST", help="M = N = K, a comma list such as 512,1024 "
+                      f"(default {_SIZES['gpu']}; on the CPU {_SIZES['cpu']})")
     for axis in ("m", "n", "k"):
-        what.add_argument(f"--{axis}", metavar="LIST", help="with the other two: their product")
+        what.add_argument(f"--{axis}", metavar="LIST",
+                          help="instead of --size: sizes of one axis; all three are needed, every "
+                               "combination is measured")
     what.add_argument("--rungs", metavar="LIST",
-                      help="rungs, or kinds of them: host, cuda, triton. Parameters are changed "
-                           "behind the name: warp_tiled+block_k=16, thread_tile_2d+tuned (default: "
-                           "cuda,triton; on the CPU host)")
+                      help="a comma list of rungs, or of the kinds host, cuda and triton. "
+                           "NAME+PARAMETER=VALUE changes a parameter (warp_tiled+block_k=16), "
+                           "NAME+tuned takes all from its tuned table (default: cuda,triton; on "
+                           "the CPU: host)")
     what.add_argument("--dtype", default="bf16", choices=_DTYPES,
-                      help="of the Triton rungs; CUDA and host rungs compute in fp32 "
+                      help="dtype of the Triton rungs; CUDA and host rungs compute in fp32 "
                            "(default %(default)s)")
     what.add_argument("--tuned", action="store_true",
-                      help="every sweepable CUDA rung with the parameters of its tuned table")
+                      help="run every CUDA rung that has a tuned table with that table's "
+                           "parameters")
     what.add_argument("--ablate", action="store_true",
-                      help="the Triton kernel with one technique at a time left out")
+                      help="run the Triton kernel without one of its techniques, each in turn")
     what.add_argument("--experiment", metavar="NAME",
-                      help="a source's own experiment beside its figures: S1, S2, S2-sizes, S3, "
-                           "S4; it says rungs and sizes itself")
+                      help="repeat an experiment of a published tutorial and print its "
+                           "figures too: S1, S2, S2-sizes, S3 or S4; the experiment chooses rungs "
+                           "and sizes")
     what.add_argument("--from", dest="source", type=Path, metavar="FILE.csv",
-                      help="measure nothing: tables, pictures and --markdown from the rows, and "
-                           "the counters beside them, that an earlier run left there (sizes: all "
-                           "that it has)")
-    what.add_argument("--list", action="store_true", help="print the ladder and end")
+                      help="measure nothing: print tables, draw charts and write --markdown "
+                           "from the rows of this CSV and the counters in its folder (default "
+                           "sizes: all that it has)")
+    what.add_argument("--list", action="store_true", help="list the rungs and exit")
     how = parser.add_argument_group("how")
     how.add_argument("--device", default="auto", metavar="NAME",
                      help="cuda, cuda:INDEX, or cpu for the host rungs (default: the GPU, or cpu "
                           "where there is none)")
     how.add_argument("--profile", action="store_true",
-                     help="also read hardware counters with ncu: memory, DRAM, caches, conflicts, "
-                          "what warps wait for")
+                     help="also read hardware counters with ncu: memory, DRAM and cache "
+                          "throughput, bank conflicts, stall reasons")
     how.add_argument("--budget", type=float, metavar="SECONDS",
-                     help="device time of the rounds at one size (default: the protocol's)")
+                     help="GPU time to spend on the timed rounds of each size (default: as "
+                          "perf/README.md says)")
     how.add_argument("--processes", type=int, default=1, metavar="N",
-                     help="fresh processes; the median row counts (default 1)")
+                     help="measure in N new processes and keep the median row of each rung "
+                          "(default 1)")
     how.add_argument("--timeout", type=float, default=1800.0, metavar="SECONDS",
-                     help="for one size, all rungs together (default %(default)g)")
-    how.add_argument("--seed", type=int, default=0, help="of operands and orders (default 0)")
+                     help="time limit for one size, all rungs together (default %(default)g)")
+    how.add_argument("--seed", type=int, default=0,
+                     help="seed of the operands and of the order of the rungs (default 0)")
     out = parser.add_argument_group("output")
     out.add_argument("--out", type=file_argument, default=DEFAULT_OUT, metavar="FILE.csv",
-                     help="append rows here; sidecars, counters and pictures go beside it "
-                          "(default %(default)s)")
-    out.add_argument("--tag", default="", metavar="WORD", help="a word of your own in every row")
+                     help="append rows to this CSV; runs.json, counters and charts go into its "
+                          "folder (default %(default)s)")
+    out.add_argument("--tag", default="", metavar="WORD", help="write this word into every row")
     out.add_argument("--resume", action="store_true",
-                     help="skip what the CSV has already from the same environment")
-    out.add_argument("--no-pictures", action="store_true", help="no PNG bars")
+                     help="skip what the CSV already has from the same environment")
+    out.add_argument("--no-pictures", action="store_true", help="draw no bar charts")
     out.add_argument("--markdown", type=Path, metavar="FILE.md",
-                     help="also write the tables between this file's markers "
+                     help="also write the tables into this file, between its markers "
                           "ladder-SIZE, ladder-EXPERIMENT or ladder-ablation")
     out.add_argument("--draw", type=Path, metavar="DIR",
-                     help="draw each rung's tile, threads and warps as SVG there, and end; "
-                          "--markdown takes the arithmetic (marker ladder-reuse)")
+                     help="measure nothing: draw each rung's tile, threads and warps as SVG "
+                          "files in DIR; --markdown also writes the table of data reuse (marker "
+                          "ladder-reuse)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -129,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _report(args: argparse.Namespace, plan: LadderPlan, chosen: Experiment | None,
             rows: Sequence[Row], counters: Mapping[tuple, Mapping[str, float]]) -> int:
-    """Prints and writes what was measured; the exit status."""
+    """Prints and writes the results. Returns the exit status."""
     floor = _floor(chosen, rows) if chosen is not None and chosen.floor and rows else ""
     for marker, title, (heads, cells) in _tables(args, plan, chosen, rows, counters):
         print()
@@ -151,7 +160,7 @@ def _report(args: argparse.Namespace, plan: LadderPlan, chosen: Experiment | Non
 # -- what to run ----------------------------------------------------------------------------------
 
 def installed(package: str) -> bool:
-    """Whether ``package`` can be found; nothing is imported but what it is inside of."""
+    """Whether ``package`` can be found. Imports only its parent packages."""
     try:
         return importlib.util.find_spec(package) is not None
     except ImportError:
@@ -168,13 +177,13 @@ def _on_cpu(args: argparse.Namespace) -> bool:
 
 
 def _interpreted(args: argparse.Namespace) -> int:
-    """The Triton rungs in the interpreter, in a process of its own: what can run without Numba."""
+    """Runs the Triton rungs in the interpreter, in a new process: they need no Numba."""
     obstacle = interpreter_obstacle()
     if obstacle:
         raise UsageError("the host rungs need numba (pip install 'tritongemm[cpu]'), and "
                          f"{obstacle}")
     print("numba is not installed (pip install 'tritongemm[cpu]'), so no host rung can run. The "
-          "Triton rungs run in the interpreter, which proves them without timing them:", flush=True)
+          "Triton rungs run in the interpreter, which checks them without timing them:", flush=True)
     words = ["ladder", "--rungs", "triton", "--size", args.size or _SIZES["interpreter"], "--dtype",
              args.dtype, "--out", str(args.out), "--seed", str(args.seed), "--no-pictures"]
     words += ["--resume"] if args.resume else []
@@ -194,8 +203,8 @@ def _plan(args: argparse.Namespace, cpu: bool, chosen: Experiment | None) -> Lad
     if chosen is not None:
         for name in ("size", "m", "n", "k", "rungs", "ablate", "tuned"):
             if getattr(args, name):
-                raise UsageError(f"--experiment {chosen.name} says its own rungs and sizes; leave "
-                                 f"out --{name}")
+                raise UsageError(f"--experiment {chosen.name} chooses its own rungs and sizes; "
+                                 f"leave out --{name}")
         climbs = chosen.climbs
     elif args.ablate:
         if args.rungs:
@@ -234,7 +243,7 @@ def _rungs(args: argparse.Namespace, cpu: bool) -> tuple[str, ...]:
     from tritongemm.ladder import catalog
     from tritongemm.ladder.provider import parse
 
-    # The interpreter proves Triton's rungs and no others.
+    # The interpreter runs only the Triton rungs.
     standard = "host" if cpu else "triton" if settings.current().interpret else "cuda,triton"
     words = (args.rungs or standard).split(",")
     texts: dict[str, None] = {}
@@ -281,7 +290,7 @@ def _tables(args: argparse.Namespace, plan: LadderPlan, chosen: Experiment | Non
 
 
 def show(title: str, heads: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
-    """A table by rich, or in plain columns without it."""
+    """Prints a table with rich, or in plain columns without it."""
     try:
         from rich.console import Console
         from rich.table import Table
@@ -354,7 +363,8 @@ def _pictures(rows: Sequence[Row], plan: LadderPlan, folder: Path) -> None:
 # -- counters -------------------------------------------------------------------------------------
 
 def _counters(plan: LadderPlan, args: argparse.Namespace) -> dict[tuple, dict[str, float]]:
-    """(rung, size) -> counters of its main launch: profiled now, or stored beside ``--from``."""
+    """(rung, size) -> counters of its main launch, profiled now or stored with the CSV of
+    ``--from``."""
     from tritongemm.bench import counters
 
     path = plan.out.with_name(f"{plan.out.stem}.counters.jsonl")
@@ -364,7 +374,7 @@ def _counters(plan: LadderPlan, args: argparse.Namespace) -> dict[tuple, dict[st
 
 
 def _profile(plan: LadderPlan, path: Path) -> dict[tuple, dict[str, float]]:
-    """What cannot be profiled is said and left out."""
+    """Rungs that cannot be profiled are reported and left out."""
     from tritongemm.bench import counters
     from tritongemm.device import current_device
 
@@ -417,7 +427,7 @@ def _draw(folder: Path, page: Path | None) -> int:
 
 
 class _Lines:
-    """One line a size; what each rung did is in the table."""
+    """Prints one line for each size; the table has the rungs."""
 
     def __init__(self, waiting: Waiting) -> None:
         self._waiting = waiting

@@ -1,4 +1,4 @@
-"""Outputs that a command names, checked before it works for hours."""
+"""Checks output paths before a command runs for hours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tritongemm.records.atomic import write_error
 
 
 def file_argument(text: str) -> Path:
-    """argparse's type of an output file: ``DIR/`` is none, which a ``Path`` no longer says."""
+    """argparse type of an output file. Refuses ``DIR/``, whose slash a ``Path`` would drop."""
     if text.endswith("/"):
         raise argparse.ArgumentTypeError(f"{text} is a folder; name the file in it")
     return Path(text)

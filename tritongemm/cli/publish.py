@@ -1,4 +1,4 @@
-"""``tritongemm publish``: journals -> tuned tables."""
+"""``tritongemm publish``: merges the winners of journals into the tuned tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Publishes; 0, or 1 where the journals hold no winner."""
+    """Publishes. Returns 0, or 1 if the journals have no winner."""
     from tritongemm.tuning.publish import publish
 
     report = publish(args.journals, force=args.force, to=args.to)

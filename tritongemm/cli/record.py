@@ -1,5 +1,5 @@
-"""``tritongemm record script.py ...``: the products that a program runs, as a suite for ``sweep``
-and ``bench``."""
+"""``tritongemm record script.py ...``: runs a program and writes its matrix products as a suite for
+``sweep`` and ``bench``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the program and writes what was seen, however the program ends.
+    """Runs the program and writes the recorded products, however the program ends.
 
     Returns:
         The program's exit status: 1 where it raised.
@@ -43,10 +43,10 @@ def run(args: argparse.Namespace) -> int:
         KeyboardInterrupt: the program's.
     """
     if not args.module and not Path(args.program).exists():
-        raise UsageError(f"there is no script {args.program!r}; for a module say -m")
+        raise UsageError(f"there is no script {args.program!r}; for a module use -m")
     if args.min_flops is not None and not args.min_flops >= 0:
         raise UsageError(f"--min-flops {args.min_flops} is not a number of at least 0")
-    out = args.out.absolute()  # the program may go to another folder
+    out = args.out.absolute()  # the program may change the working directory
     check_file(out)  # now rather than after hours of the program
 
     from tritongemm.integration.record import recording
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_program(args: argparse.Namespace) -> int:
-    """Runs it as Python would. Returns 0, or 1 where it raised, with its traceback printed."""
+    """Runs the program as Python would. Returns 0, or 1 if it raised; prints its traceback."""
     words, path = sys.argv, list(sys.path)
     sys.argv = [args.program, *args.words]
     sys.path.insert(0, str(Path.cwd() if args.module else Path(args.program).absolute().parent))
@@ -77,7 +77,7 @@ def _run_program(args: argparse.Namespace) -> int:
 
 
 def _own_frames(error: Exception) -> object:
-    """The traceback from the program's first frame on, without those that started it."""
+    """The traceback from the program's first frame on."""
     frames = error.__traceback__
     ours = {__file__, runpy.__file__}
     while frames is not None and (frames.tb_frame.f_code.co_filename in ours
@@ -87,7 +87,7 @@ def _own_frames(error: Exception) -> object:
 
 
 def _write(seen: Recording, out: Path) -> None:
-    """Writes the suite and says on standard error what is in it."""
+    """Writes the suite and prints a summary to standard error."""
     shapes = seen.shapes()
     others = f"; {seen.others} calls that no suite can hold" if seen.others else ""
     if not shapes:

@@ -1,9 +1,10 @@
-"""``tritongemm regret``: what choosing without measuring costs, over journals or on fresh shapes.
+"""``tritongemm regret``: how fast the configs are that selection chooses for unmeasured problems.
 
-With journals: leave-one-out over their problems, with ``--with-sibling`` of a device that learns
-beside another, or with ``--shipped`` the choices of the shipped calibration. With ``--fresh SEED``:
-shapes drawn from the seed are swept, and the fastest configs measured again beside the selection's
-choice.
+The figure is the time of the best measured config over that of the chosen one. With journals: the
+choice for each problem by a model that has not seen its timings (``--with-sibling``: a model that
+is trained on another device too), or with ``--shipped`` by the shipped calibration. With
+``--fresh SEED``: sweeps shapes drawn from the seed, then measures the fastest configs and the
+selection's choice again in the same rounds.
 """
 
 from __future__ import annotations
@@ -25,74 +26,84 @@ _WORST_SHOWN = 8
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb."""
     parser.add_argument("journals", nargs="*", metavar="JOURNAL",
-                        help="journals of full sweeps, of one device")
+                        help="sweep journals or packed journals (.npz), of one device; best of "
+                             "sweeps of all configs")
     parser.add_argument("--device", metavar="SLUG",
-                        help="use only what this device measured, e.g. nvidia-h200")
+                        help="use only the timings of this device, e.g. nvidia-h200")
     parser.add_argument("--folds", type=int, metavar="N",
-                        help="leave out N parts of the problems in turn instead of one problem "
-                             "at a time (half an hour for thousands of problems, else days)")
+                        help="N-fold cross-validation instead of leaving out one problem at a "
+                             "time; with N = 5 half an hour for thousands of problems, where "
+                             "leaving out single ones takes days")
     parser.add_argument("--shipped", action="store_true",
-                        help="judge the calibration that serves the device, its own or its "
-                             "sibling's, instead: for journals that it was not made from")
+                        help="fit nothing: evaluate the calibration that the device uses, its own "
+                             "or its sibling's; give journals that it was not fitted to")
     parser.add_argument("--with-sibling", action="store_true",
-                        help="judge what `calibrate --with-sibling` makes for --device: journals "
-                             "of both")
-    parser.add_argument("--out", type=file_argument, metavar="CSV", help="write one row a problem")
+                        help="evaluate what `calibrate --with-sibling` fits for --device; give "
+                             "journals of both devices")
+    parser.add_argument("--out", type=file_argument, metavar="CSV",
+                        help="write one row for each problem to this file")
     fresh = parser.add_argument_group(
-        "fresh shapes", "bf16 nt, each side log-uniform 128 to 8192, every other one aligned")
+        "fresh shapes", "bf16, layout nt; M, N and K are log-uniform from 128 to 8192, in "
+                        "every other shape multiples of 8")
     fresh.add_argument("--fresh", type=int, metavar="SEED",
-                       help="draw shapes from this seed and measure them (needs a GPU)")
+                       help="draw shapes with this seed and measure them (needs a GPU)")
     fresh.add_argument("--count", type=int, default=60, metavar="N",
-                       help="shapes (default %(default)s)")
+                       help="number of shapes (default %(default)s)")
     fresh.add_argument("--top", type=int, default=48, metavar="N",
-                       help="configs of a shape: the best by estimate, beside the best of each "
-                            "class and --random others (default %(default)s)")
+                       help="configs for each shape that the model ranks first; the best of "
+                            "each tile class and --random others are added (default %(default)s)")
     fresh.add_argument("--random", type=int, default=12, metavar="N",
-                       help="configs of a shape drawn from the rest (default %(default)s)")
+                       help="configs for each shape drawn from all others (default "
+                            "%(default)s)")
     fresh.add_argument("--journal", metavar="FILE.jsonl", default="regret.jsonl",
-                       help="the two runs' journals are named after it, -wide and -again "
-                            "(default %(default)s)")
-    fresh.add_argument("--budget", type=float, metavar="SECONDS", help="stop after that long")
+                       help="base name of the journals of the two runs: FILE-wide.jsonl and "
+                            "FILE-again.jsonl (default %(default)s)")
+    fresh.add_argument("--budget", type=float, metavar="SECONDS",
+                       help="stop measuring after this long")
     fresh.add_argument("--resume", action="store_true",
-                       help="go on with the journals: repeat nothing that was measured")
+                       help="continue the journals; skip what they already have")
     fresh.add_argument("--judge-only", action="store_true",
-                       help="measure nothing: judge what the journals hold (no GPU needed)")
+                       help="measure nothing: evaluate what the journals hold (needs no GPU)")
     fresh.add_argument("--plan", action="store_true",
-                       help="say what would be measured, and for how long (no GPU needed)")
+                       help="measure nothing: print what would be measured and an estimate of "
+                            "the time (needs no GPU)")
     fresh.add_argument("--at-least", type=float, metavar="SHARE",
-                       help="exit with 1 where the mean share of the best is below this")
+                       help="exit with status 1 if the mean of best time / chosen time is below "
+                            "this, e.g. 0.95")
     fresh.add_argument("--worst", type=float, metavar="SHARE",
-                       help="exit with 1 where a share of the best is below this")
+                       help="exit with status 1 if best time / chosen time of any shape is below "
+                            "this, e.g. 0.8")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the shares of the best speed that the model and the nearest row reach."""
+    """Prints best time / chosen time of the model's choices and of the nearest tuned rows."""
     if args.out:
         check_file(args.out)
     from tritongemm.calibration.regret import regret, regret_with_sibling, shipped, write_csv
 
     if args.shipped and (args.fresh is not None or args.folds is not None):
-        raise UsageError("--shipped judges what is shipped on journals; leave out "
+        raise UsageError("--shipped evaluates the shipped calibration on journals; leave out "
                          + ("--fresh" if args.fresh is not None else "--folds"))
     if args.with_sibling and (args.shipped or args.fresh is not None or args.device is None):
-        raise UsageError("--with-sibling leaves problems out of journals of two devices: it goes "
-                         "with --device, without --shipped and --fresh")
+        raise UsageError("--with-sibling needs --device and journals of two devices, and cannot "
+                         "be combined with --shipped or --fresh")
     if args.fresh is not None:
         if args.journals:
-            raise UsageError("--fresh measures shapes of its own; leave the journals away")
+            raise UsageError("--fresh measures its own shapes; leave out the journals")
         found = _fresh(args)
         if found is None:
             return 0
-        print("best time / chosen time, in the rounds of the second run")
+        print("best time / chosen time, measured in the rounds of the second run")
     elif args.journals and args.shipped:
         found = shipped(args.journals, args.device)
-        print("best time / chosen time, by the calibration as it is shipped")
+        print("best time / chosen time; the shipped calibration chooses")
     elif args.journals:
         found = (regret_with_sibling if args.with_sibling else regret)(
             args.journals, args.device, args.folds)
-        print("best time / chosen time, each problem left out of what its choice was made from")
+        print("best time / chosen time; each problem's timings are left out of the model that "
+              "chooses for it")
     else:
-        raise UsageError("name journals of full sweeps, or give --fresh SEED")
+        raise UsageError("name sweep journals, or give --fresh SEED")
     _show(found)
     if args.out:
         print(f"wrote {write_csv(args.out, found)}")
@@ -126,7 +137,7 @@ def _fresh(args: argparse.Namespace) -> list[Regret] | None:
     if args.plan:
         plan = fresh_regret.forecast(problems, device, wide)
         print(f"{plan.shapes} shapes, {plan.configs} configs, {plan.binaries} binaries to compile "
-              f"where the store does not have them; about {plan.seconds:.0f} s of an H200 beside")
+              f"unless cached; about {plan.seconds:.0f} s of measuring on an H200, and compiling")
         return None
     if not args.judge_only:
         fresh_regret.measure(problems, args.journal, wide=wide, budget_s=args.budget,
@@ -134,8 +145,8 @@ def _fresh(args: argparse.Namespace) -> list[Regret] | None:
                              progress=lambda: progress_of(plain=True))
     found = fresh_regret.judge(problems, args.journal, device)
     if len(found) < len(problems):
-        print(f"{len(problems) - len(found)} of {len(problems)} shapes were not measured to the "
-              "end; go on with --resume")
+        print(f"{len(problems) - len(found)} of {len(problems)} shapes are not measured yet; "
+              "continue with --resume")
     return found
 
 

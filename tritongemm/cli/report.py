@@ -1,4 +1,4 @@
-"""``tritongemm report``: tables on the terminal or in a file, plots and one HTML page."""
+"""``tritongemm report``: prints or writes tables, draws plots and writes one HTML page."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tritongemm.errors import MissingDependencyError, UsageError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
     parser.add_argument("csv", nargs="*", type=Path, metavar="CSV",
-                        help="CSVs that bench wrote, or folders of them; each <run>.meta.json is "
-                             "read from the CSV's folder")
+                        help="CSVs that bench wrote, or folders of them; runs.json is read from "
+                             "each CSV's folder")
     parser.add_argument("--out", type=Path, metavar="DIR",
                         help="write report.html, summary.md and PNG plots here")
     parser.add_argument("--markdown", type=Path, metavar="FILE",
@@ -101,7 +101,7 @@ def _write(args: argparse.Namespace, results, maps) -> list[tuple[str, Path]]:
     chosen = heat.spread(maps, args.heatmaps)
     try:
         drawn = plots.write_plots(results, args.out, maps=chosen, mean_of=maps)
-    except MissingDependencyError as error:  # the page and the tables need no such package
+    except MissingDependencyError as error:  # the page and the tables do not need matplotlib
         print(f"no PNG plots: {error}")
         drawn = []
     every = heat.spread(maps, page.MAX_MAPS)

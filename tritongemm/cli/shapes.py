@@ -1,4 +1,4 @@
-"""Which problems a command works on: suites, files of shapes, or ranges, times dtypes and layouts.
+"""The problems of a command: suites, files of shapes or ranges, for each dtype and layout.
 
 Every verb that takes problems has the same arguments:
 
@@ -8,7 +8,7 @@ Every verb that takes problems has the same arguments:
     --dtype bf16,fp16 --layout nn,nt --epilogue bias+gelu
                                         for columns that the suite does not have
 
-A range is START:STOP:STEP and holds STOP where the steps reach it.
+A range is START:STOP:STEP and includes STOP if the steps reach it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tritongemm.problem import (
 if TYPE_CHECKING:
     from tritongemm.records.suites import Shape
 
-#: A typing error in a range, such as a step of 1, must not start a run of years.
+#: Limit against typing errors in a range, such as a step of 1.
 MAX_PROBLEMS = 100_000
 
 
@@ -91,8 +91,8 @@ def add_shape_arguments(parser: argparse.ArgumentParser, *, dtype: str | None = 
                         dtype_default: str = "bf16", layout: str = "nn") -> None:
     """Adds the arguments that :func:`problems_from` reads.
 
-    ``dtype`` is the default, None where the command chooses; ``dtype_default`` is what its help
-    says of it.
+    ``dtype`` is the default; None if the command chooses it. ``dtype_default`` is its text in the
+    help.
     """
     group = parser.add_argument_group("problems")
     group.add_argument("suites", nargs="*", metavar="SUITE",
@@ -136,8 +136,8 @@ def add_operand_arguments(group: argparse._ActionsContainer) -> None:
 
 
 def operand_words(args: argparse.Namespace) -> dict[str, str]:
-    """What the arguments of :func:`add_operand_arguments` say, for
-    :meth:`GemmProblem.contiguous`; nothing that is as usual."""
+    """The arguments of :func:`add_operand_arguments` as keywords of :meth:`GemmProblem.contiguous`,
+    without those at their default."""
     found = {name: getattr(args, name) for name in ("dtype_b", "dtype_out", "scale_a", "scale_b")}
     return {name: word for name, word in found.items() if word not in (None, "none")}
 
@@ -181,7 +181,7 @@ def problems_of(shapes: Sequence[Shape], args: argparse.Namespace,
     """``shapes`` x dtypes x layouts x epilogues of ``args``, thinned by ``--max-extent`` and
     ``--spread``.
 
-    What a shape says itself is not multiplied. Repeats within a suite are left out.
+    A value that the shape sets itself is kept. Duplicates within a suite are left out.
     """
     dtypes = names(args.dtype, tuple(DTYPES), "dtype")
     layouts = names(args.layout, LAYOUTS, "layout")

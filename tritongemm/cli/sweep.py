@@ -1,4 +1,4 @@
-"""``tritongemm sweep``: the best configuration of each shape, journalling every outcome."""
+"""``tritongemm sweep``: measures configs for each shape and writes each outcome into a journal."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
     """Sweeps; 0, 1 where a problem got no winner, 130 on an interrupt."""
     problems = [problem for _, problem in problems_from(args)]
     if args.rungs and args.expected is not None:
-        raise UsageError("--expected and --rungs exclude each other: no model knows rungs")
+        raise UsageError("--expected and --rungs exclude each other: the model does not predict "
+                         "rungs")
     if args.resume and not args.journal:
         raise UsageError("--resume needs --journal FILE.jsonl, the journal to go on with")
     from tritongemm.records.run import new_run_id
@@ -100,7 +101,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _promising(problems: list[GemmProblem], factor: float,
                devices: list[int] | None) -> list[GemmProblem]:
-    """Those that the model expects ``factor`` of, the most first, then those without a row."""
+    """The problems whose row the model expects another config to beat by ``factor``, those with the
+    largest gain first, then those without a row."""
     if not factor > 0:
         raise UsageError(f"--expected {factor} is not a positive factor, such as 1.02")
     from tritongemm.device import cuda_device
@@ -119,7 +121,7 @@ def _promising(problems: list[GemmProblem], factor: float,
 
 def _sweep_rungs(text: str, problems: list, journal: str, kernels: object,
                  options: dict[str, object]) -> int:
-    """One rung after another; the worst of their statuses."""
+    """Sweeps the rungs one after another. Returns the worst of their statuses."""
     from tritongemm.ladder.rung_sweep import sweep_rungs, sweepable
 
     if kernels:
@@ -137,7 +139,7 @@ def _status(report: SweepReport) -> int:
 
 
 def progress_of(plain: bool) -> Progress:
-    """The live display on a terminal, lines elsewhere or where ``plain``."""
+    """The live display on a terminal; lines elsewhere or if ``plain``."""
     from tritongemm.tuning.progress import Live, Plain
 
     if not plain and sys.stdout.isatty():

@@ -1,4 +1,4 @@
-"""What a command shows while nothing else is there to show: a spinner, or one line."""
+"""Progress display of a command during start-up: a spinner, or one line."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
 
 class Waiting:
-    """Says ``text`` from :meth:`start` to :meth:`stop`: on a terminal with a spinner and the
-    seconds so far, which :meth:`stop` takes away, elsewhere as one line."""
+    """Shows ``text`` from :meth:`start` to :meth:`stop`: on a terminal with a spinner and the
+    elapsed seconds, which :meth:`stop` removes; elsewhere as one line."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -33,12 +33,13 @@ class Waiting:
         print(f"{self._text} ...", flush=True)
 
     def stop(self) -> None:
-        """Ends it; more than once does no harm."""
+        """Ends the display; can be called more than once."""
         if self._shown is not None:
             self._shown.stop()
             self._shown = None
 
 
 def starting() -> Waiting:
-    """For the seconds in which this process and the one that measures import torch and Triton."""
+    """The display for the seconds in which this process and the measuring one import torch and
+    Triton."""
     return Waiting("starting: torch and Triton are imported, a measuring process begins")

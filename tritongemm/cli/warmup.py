@@ -1,4 +1,4 @@
-"""``tritongemm warmup``: compile the kernels that calls of these problems need."""
+"""``tritongemm warmup``: compiles the kernels that calls of these problems need."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compiles; 0, 1 where a build failed."""
+    """Compiles. Returns 0, or 1 if a build failed."""
     problems = [problem for _, problem in problems_from(args)]
     if args.workers is not None and args.workers < 1:
         raise UsageError(f"--workers {args.workers} is below 1")

@@ -1,4 +1,4 @@
-"""Where a command measures: a GPU, the CPU in its place, or Triton's interpreter."""
+"""Where a command measures: on a GPU, on the CPU instead, or in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from tritongemm.errors import MissingDependencyError
 
 
 def no_gpu() -> str | None:
-    """Why there is no GPU to use, or None. Raises :class:`MissingDependencyError` without torch."""
+    """The reason why no GPU can be used, or None. Raises :class:`MissingDependencyError` without
+    torch."""
     if settings.current().interpret:
         return "TRITON_INTERPRET=1 is set"
     try:
@@ -19,8 +20,8 @@ def no_gpu() -> str | None:
 
 
 def cpu_instead(device: str) -> str | None:
-    """Why ``--device`` means the CPU: it says so, or is ``auto`` where there is no GPU. None: it
-    does not, or the interpreter runs."""
+    """The reason why ``--device`` means the CPU: it is ``cpu``, or ``auto`` without a GPU. None if
+    it does not, or if the interpreter runs."""
     if settings.current().interpret:
         return None
     if device == "auto":

@@ -1,4 +1,4 @@
-"""What the card does meanwhile, through NVML where it is there: clock, power, energy, throttling.
+"""Clock, power, energy and throttle reasons of the GPU, read through NVML if it is installed.
 
 Read only: nothing here changes a setting of the card.
 """
@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 _POWER_CAP = "sw_power_cap"
-#: Throttle reasons worth a word, NVML's bit -> word. Idle and the applications' own clock
-#: settings are no throttling.
+#: NVML bit -> name of each throttle reason that is reported. Idle clocks and application clock
+#: settings do not count as throttling.
 _REASONS = {
     0x0000000000000004: _POWER_CAP,
     0x0000000000000008: "hw_slowdown",
@@ -21,8 +21,8 @@ _REASONS = {
     0x0000000000000040: "hw_thermal",
     0x0000000000000080: "hw_power_brake",
 }
-#: An idle H200 that had been at its power cap is back at its clock within half a second, and says
-#: so within one (exploratory/settling.txt).
+#: An idle H200 returns from its power cap to full clock within 0.5 s, and NVML reports it within 1
+#: s (exploratory/settling.txt).
 _SETTLED_BY_S, _LOOK_EVERY_S = 1.0, 0.05
 #: NVML field: the momentary power draw, not the driver's average over a second.
 _FIELD_POWER_INSTANT = 186
@@ -30,7 +30,8 @@ _FIELD_POWER_INSTANT = 186
 
 @dataclass(frozen=True)
 class Reading:
-    """One look at the card; None where the card or its driver does not tell.
+    """One sample of the GPU's state. A field is None where the GPU or its driver does not report
+    it.
 
     ``energy_mj`` counts from the driver's start: only differences mean anything.
     """
@@ -42,7 +43,7 @@ class Reading:
 
 
 class Sampler:
-    """Reads one CUDA device. Without NVML it reads nothing and says so by None."""
+    """Samples one CUDA device. Without NVML every field is None."""
 
     def __init__(self, nvml=None, handle=None) -> None:
         self._nvml, self._handle = nvml, handle
@@ -70,10 +71,10 @@ class Sampler:
         return _number(self._ask("nvmlDeviceGetTotalEnergyConsumption"))
 
     def settle(self, sleep: Callable[[float], None] = time.sleep) -> float:
-        """Lets an idle card leave the clock that its power cap had forced on it: waits while that
-        is a reason for throttling, a second at most. Seconds waited.
+        """Waits until the idle GPU no longer reports its power cap as a throttle reason, for one
+        second at most. Returns the seconds waited.
 
-        Heat takes longer and is not waited for."""
+        Thermal throttling lasts longer and is not waited for."""
         looks = 0
         while (looks * _LOOK_EVERY_S < _SETTLED_BY_S
                and _POWER_CAP in self.read().throttled.split("|")):

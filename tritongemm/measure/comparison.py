@@ -1,8 +1,8 @@
-"""A few contenders against torch: proved, timed in the same rounds, proved again.
+"""Compares contenders with torch: verifies them, times them in the same rounds, verifies again.
 
-What can be captured is timed by graphs; what cannot, by events in a second group, with the
-baseline beside it timed in the same way; large problems near the card's power cap once more in
-alternating blocks.
+Calls that can be captured are timed with CUDA graphs. The others are timed with events in a second
+group, together with the baseline. Large problems near the power cap are timed again in alternating
+blocks.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Comparing:
         for entry in self.entries:
             self._prepare(entry)
         kind = self.bench.default_timer
-        # A group is loaded and let go of together: see graph.py on cuBLAS workspaces.
+        # A group is loaded and released together: see graph.py on cuBLAS workspaces.
         group = [e for e in self.entries if e.alive and self._load(e, kind)]
         self._round(group, kind)
         if self._blocks_wanted(group):
@@ -91,7 +91,7 @@ class Comparing:
         return {e.name: e.result for e in self.entries}  # type: ignore[misc]
 
     def _guarded(self, entry: Entry, action: Callable[[], None]) -> None:
-        """Runs ``action``; an exception becomes the entry's result and the others go on."""
+        """Runs ``action``. An exception becomes the entry's result; the other entries continue."""
         try:
             action()
         except CaptureError:
@@ -100,7 +100,7 @@ class Comparing:
             entry.result = self.bench.failure(entry.contender, error)
 
     def _prepare(self, entry: Entry) -> None:
-        """Proves and binds."""
+        """Binds the contender and verifies its results."""
         def action() -> None:
             entry.judge(self.bench.run_proof(entry.contender))
             if entry.alive:
@@ -111,7 +111,8 @@ class Comparing:
         self._guarded(entry, action)
 
     def _load(self, entry: Entry, kind: str) -> bool:
-        """Makes ready for a timer; False where that failed, or where events must time it."""
+        """Loads the contender into the timer. False if that failed or if the call needs the event
+        timer."""
         if kind == "graph" and not entry.contender.capturable:
             return False
 
@@ -128,7 +129,8 @@ class Comparing:
         return entry.alive
 
     def _round(self, entries: list[Entry], kind: str) -> None:
-        """Times ``entries`` in rounds, checks each one's closing replay, writes the results."""
+        """Times ``entries`` in rounds, checks the outputs of each last replay and stores the
+        results."""
         if not entries:
             return
         names = [e.name for e in entries]
@@ -140,8 +142,8 @@ class Comparing:
 
         timer = self.bench.timer(kind)
         if self.bench.torch_time_us < self.blocks.from_us:
-            # The clock is this problem's own, not what a larger one before it has left. Longer
-            # calls have it lowered by themselves: blocks are for those.
+            # Start at the clock of this problem: a larger one before it may have lowered the clock.
+            # Longer calls lower it themselves; alternating blocks are for those.
             self.bench.sampler.settle()
         outcome = compare([e.timed for e in entries], timer,  # type: ignore[misc]
                           baseline=self.baseline if has_baseline else names[0],
@@ -172,8 +174,8 @@ class Comparing:
         return bool(cap and drawn and drawn >= NEAR_CAP * cap) or bool(self._reading.throttled)
 
     def _alternate(self, entries: list[Entry]) -> None:
-        """Replaces ratios and times by those of alternating blocks of the baseline and of all
-        others but torch's own further appearances."""
+        """Replaces ratios and times by those of alternating blocks of the baseline and all
+        contenders except the torch control."""
         base = next((e for e in entries if e.name == self.baseline and e.ok), None)
         others = [e for e in entries if e.ok and e.name not in (self.baseline, TORCH, CONTROL)]
         if base is None or not others:

@@ -34,11 +34,11 @@ class Contender:
             arguments that computes ``a @ b`` (and with ``d``, alpha and beta what the epilogue
             asks for) into ``out`` on torch's current stream. It is called
             once an operand set; whatever it prepares may depend on pointers, shapes and strides,
-            never on values.
-        capturable: whether the call may be captured into a CUDA graph. One that may not is timed
-            by events, and torch beside it in the same way.
-        context: entered around every call made by the host (warming, proving, capturing), not
-            around replays: the place for a process-wide switch that must not leak.
+            never on operand values.
+        capturable: whether the call can be captured into a CUDA graph. Otherwise it and torch are
+            timed with events.
+        context: entered around every call from the host (warm-up, verification, capture), not
+            around replays. Use it for a process-wide setting that must not leak.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one contender's measurement found; None and "" mean not measured.
+    """The result of measuring one contender. None and "" mean not measured.
 
     Attributes:
         status: ``ok``, or the kind of failure (``wrong, compile, launch, constraint, oom``).
@@ -91,7 +91,7 @@ class Measurement:
 
     @property
     def ok(self) -> bool:
-        """Whether the result was right and was timed."""
+        """Whether the result is correct and has a time."""
         return self.status == "ok"
 
     @classmethod

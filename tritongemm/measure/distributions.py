@@ -1,4 +1,4 @@
-"""Operands that separate float32 algorithms: eight distributions, drawn from a seed.
+"""Eight input distributions, drawn with a seed, that show differences between float32 algorithms.
 
 Each entry of :data:`DISTRIBUTIONS` maps (m, n, k, generator) to float32 tensors A [M, K] and
 B [K, N] on the generator's device.

@@ -1,4 +1,4 @@
-"""A contender on its way through a measurement: bound, proved, loaded, timed, or failed."""
+"""The state of one contender during a measurement: bound, verified, loaded, timed or failed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tritongemm.measure.rounds import Quantiles, Timed
 
 @dataclass
 class Entry:
-    """One contender, what is ready of it, and its result as soon as there is one."""
+    """One contender, its prepared calls and, once known, its result."""
 
     contender: Contender
     calls: list[Callable[[], None]] = field(default_factory=list)
@@ -28,22 +28,22 @@ class Entry:
 
     @property
     def alive(self) -> bool:
-        """Whether nothing has gone wrong yet, nor is it done."""
+        """Whether the contender has neither failed nor finished."""
         return self.result is None
 
     @property
     def ok(self) -> bool:
-        """Whether it was right and timed."""
+        """Whether the result is correct and timed."""
         return self.result is not None and self.result.ok
 
     def judge(self, report: ErrorReport) -> None:
-        """Takes a check's outcome; a wrong result ends the measurement without a time."""
+        """Records the outcome of a check. A wrong result ends the measurement without a time."""
         self.report = worse(self.report, report)
         if not self.report.ok:
             self.result = self._with_errors(Measurement("wrong", self.report.message))
 
     def finish(self, **values: object) -> None:
-        """Right and timed: ``values`` are :class:`Measurement`'s fields."""
+        """Finishes with a correct, timed result. ``values`` are fields of :class:`Measurement`."""
         self.result = self._with_errors(Measurement("ok", **values))  # type: ignore[arg-type]
 
     def _with_errors(self, result: Measurement) -> Measurement:

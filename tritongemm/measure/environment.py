@@ -1,4 +1,4 @@
-"""The record of what a result was made with: versions, device, driver, revision.
+"""Records what a result was measured with: versions, device, driver, git revision.
 
 No host name, no user, no path: a record may be published.
 """
@@ -15,15 +15,15 @@ from pathlib import Path
 
 from tritongemm.measure import clocks
 
-#: What must be equal for two times to be comparable.
+#: Fields that must be equal for two times to be comparable.
 _COMPARABLE = ("device", "arch", "driver", "cuda", "torch", "triton", "cpu", "cache_multiple")
 _PACKAGES = ("tritongemm", "torch", "triton", "numpy", "cuda-core", "cuda-bindings",
              "nvidia-ml-py", "numba")
 
 
 def capture(index: int | None = None) -> dict[str, object]:
-    """Versions of Python, packages, CUDA and driver; device; git revision of a checkout; how many
-    times the cache the operands that are rotated over total (``cache_multiple``).
+    """Versions of Python, packages, CUDA and driver; device; git revision of a checkout; total size
+    of the rotated operand sets over the L2 size (``cache_multiple``).
 
     Args:
         index: the CUDA device; by default the current one. Without CUDA the device is the CPU.
@@ -59,10 +59,10 @@ def capture(index: int | None = None) -> dict[str, object]:
 
 
 def fingerprint(environment: Mapping[str, object]) -> str:
-    """12 hex digits of what makes times comparable: device, driver, CUDA, torch, triton, CPU, and
-    how cold the operands are.
+    """A fingerprint, 12 hex digits, of what times depend on: device, driver, CUDA, torch, triton,
+    CPU and ``cache_multiple``.
 
-    The revision is not among it: a commit does not make every measured time stale.
+    The git revision is not part of it, so a commit does not invalidate earlier times.
     """
     part = {key: environment.get(key) for key in _COMPARABLE}
     if part["device"] != "cpu":

@@ -1,4 +1,4 @@
-"""Epilogues as torch has them: the truth in float64, and torch's own ways of computing one."""
+"""Epilogues in torch: the float64 reference, and torch's own implementations of each."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from tritongemm.measure.operands import OperandSet
 
 Call = Callable[[], object]
-#: What a way makes of an operand set: the call that writes ``out``.
+#: An implementation: given an operand set, returns the call that writes ``out``.
 Bind = Callable[["OperandSet"], Call]
 
 #: Activation -> torch's function, of any dtype.
 ACTIVATIONS = {name: one.functional() for name, one in activations.BY_NAME.items()}
-#: The same, written over its argument; none where there is nothing to do.
+#: The same in place; None for the identity.
 _IN_PLACE = {name: one.in_place() for name, one in activations.BY_NAME.items() if one.aten}
 
 
 def linear_part(product: torch.Tensor, operands: OperandSet,
                 rows: torch.Tensor | None = None) -> torch.Tensor:
-    """``alpha * product + beta * D``, written over the float64 ``product`` of ``rows``."""
+    """Computes ``alpha * product + beta * D`` for ``rows``, in place in the float64 ``product``."""
     product.mul_(operands.alpha)
     d = operands.d
     if d is not None:
@@ -37,11 +37,11 @@ def linear_part(product: torch.Tensor, operands: OperandSet,
 
 
 def torch_ways(problem: GemmProblem, plain: Bind) -> dict[str, Bind]:
-    """Torch's own ways of an epilogue by name; without one there is none but ``plain``.
+    """torch's implementations of an epilogue by name; without an epilogue only ``plain``.
 
-    ``unfused`` writes the product and then goes over it; ``addmm`` leaves the sum to torch
-    (``F.linear`` is this one with memory of its own); ``addmm_activation`` asks cuBLASLt for the
-    activation as well, whose gelu is the one of tanh. Each writes into ``out``.
+    ``unfused`` writes the product, then applies the epilogue in separate passes. ``addmm`` fuses
+    the addition (as ``F.linear`` does). ``addmm_activation`` also fuses the activation in cuBLASLt,
+    whose gelu is the tanh approximation. Each writes into ``out``.
     """
     epilogue = epilogue_of(problem.epilogue)
     if problem.epilogue == "none":

@@ -1,7 +1,8 @@
-"""The timer for what cannot be captured: events around eager calls, behind a spinning kernel.
+"""The event timer, for calls that cannot be captured: CUDA events around eager calls behind a
+spinning kernel.
 
-The kernel keeps the device busy while the host enqueues the calls, so that their launch cost is
-hidden as long as it is short; what a call makes the host wait for is not.
+The kernel keeps the GPU busy while the host enqueues the calls, which hides their launch cost if it
+is short. A call that makes the host wait is not hidden.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ from tritongemm.measure.host import gc_paused
 #: The driver queues about a thousand launches; a call may be several.
 _MOST_CALLS = 200
 _CYCLES_PER_US = 2000
-#: The host may be this much slower than it was when it was measured.
+#: Margin: the host may be this many times slower than when it was measured.
 _SPIN_MARGIN = 1.5
 _LONGEST_SPIN_US = 50_000
 
 
 @dataclass
 class EagerCalls:
-    """One contender's calls and how many of them make a replay; ``position`` is the next set."""
+    """One contender's calls and the number of calls in a replay. ``position`` is the next operand
+    set."""
 
     name: str
     calls: int
@@ -38,7 +40,7 @@ class EagerCalls:
 
 
 class EventTimer:
-    """Times contenders by events around eager calls. All on one stream of one device."""
+    """Times contenders with events around eager calls, all on one stream of one device."""
 
     kind = "event"
 
@@ -49,7 +51,7 @@ class EventTimer:
     def load(self, name: str, calls: Sequence[Callable[[], None]], *,
              context: Callable[[], AbstractContextManager[object]] = nullcontext,
              expected_us: float | None = None) -> EagerCalls:
-        """Warms ``calls`` (one an operand set) and sees what they cost the host."""
+        """Warms up ``calls`` (one for each operand set) and measures their host time."""
         count = min(max(len(calls), 2), 10)
         with context(), torch.cuda.stream(self.stream):
             for call in calls[:2]:
@@ -67,7 +69,8 @@ class EventTimer:
 
     def run(self, order: Sequence[EagerCalls],
             while_busy: Callable[[], None] | None = None) -> list[float]:
-        """Runs each item's calls once, each item behind a spin; microseconds a call of each."""
+        """Runs each item's calls once behind a spinning kernel. Returns microseconds per call of
+        each item."""
         events = self._events.take(2 * len(order))
         with torch.cuda.stream(self.stream), gc_paused():
             for i, item in enumerate(order):
@@ -86,10 +89,10 @@ class EventTimer:
                 for i, item in enumerate(order)]
 
     def closing(self, item: EagerCalls, sets: Sequence[int]) -> float:
-        """The calls of ``sets`` once more, timed in the same way."""
+        """Runs the calls of ``sets`` once more, timed in the same way."""
         once = EagerCalls(item.name, len(sets), [item.functions[i] for i in sets], item.context,
                           item.host_us)
         return self.run([once])[0]
 
     def clear(self) -> None:
-        """Nothing outlives a run."""
+        """Does nothing: no state outlives a run."""

@@ -1,13 +1,13 @@
 """The default timer: calls captured into CUDA graphs, replayed between events.
 
-Each contender's calls become one graph, a linear chain that rotates over the operand sets for at
-least one rotation and :data:`MIN_REPLAY_US`. A graph has no launch cost between its calls, which
-at 3 us a call is most of what an eager loop would measure.
+Each contender's calls become one graph: a linear chain that rotates over the operand sets, at least
+one rotation and :data:`MIN_REPLAY_US` long. A graph has no launch cost between its calls. An eager
+loop over calls of 3 us would measure mostly launch cost.
 
-Two traps shape this file. Replays are enqueued behind a kernel that spins, so that the device
-never waits for the host. And torch keeps one cuBLAS workspace a stream, whose address is in the
-captured calls, and frees it when any graph captured on that stream is destroyed: so graphs live
-and die together (:meth:`GraphTimer.clear`), a superseded one included.
+Two constraints: replays are enqueued behind a spinning kernel, so that the GPU never waits for the
+host. And torch keeps one cuBLAS workspace for each stream, captures its address, and frees it when
+any graph of that stream is destroyed. All graphs are therefore destroyed together
+(:meth:`GraphTimer.clear`), superseded ones included.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import torch
 from tritongemm.errors import TritonGemmError
 from tritongemm.measure.host import gc_paused
 
-#: One replay lasts this long at least: event cost and the gap between graphs are under 1 % of it.
+#: Least duration of a replay: event cost and the gap between graphs are below 1 % of it.
 MIN_REPLAY_US = 300.0
-#: Nodes beyond which no more rotations are added to a graph.
+#: Largest number of graph nodes up to which rotations are added.
 _MOST_CALLS = 4000
 #: Cycles of the spin before the first replay, about 1 ms at 2 GHz.
 SPIN_CYCLES = 2_000_000
@@ -47,25 +47,25 @@ class CapturedCalls:
 
 @functools.cache
 def measuring_stream(index: int) -> torch.cuda.Stream:
-    """The stream on which everything of device ``index`` is warmed, captured and replayed."""
+    """The stream of device ``index`` for warm-up, capture and replay."""
     return torch.cuda.Stream(device=index)
 
 
 class Events:
-    """Timing events, made once and recorded over and over."""
+    """A pool of reusable timing events."""
 
     def __init__(self) -> None:
         self._events: list[torch.cuda.Event] = []
 
     def take(self, count: int) -> list[torch.cuda.Event]:
-        """``count`` events, not in use any more."""
+        """``count`` events that nothing else uses."""
         while len(self._events) < count:
             self._events.append(torch.cuda.Event(enable_timing=True))
         return self._events[:count]
 
 
 class GraphTimer:
-    """Times contenders by replaying their graphs. All on one stream of one device."""
+    """Times contenders by replaying their graphs, all on one stream of one device."""
 
     kind = "graph"
 
@@ -77,15 +77,16 @@ class GraphTimer:
     def load(self, name: str, calls: Sequence[Callable[[], None]], *,
              context: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
              expected_us: float | None = None) -> CapturedCalls:
-        """Warms and captures ``calls`` (one an operand set), uploads the graph, replays it once.
+        """Warms up and captures ``calls`` (one for each operand set), uploads the graph and replays
+        it once.
 
         Args:
-            context: entered around warming and capturing.
-            expected_us: about what a call takes, so that one capture is enough.
+            context: entered around warm-up and capture.
+            expected_us: estimated time of a call, so that one capture is enough.
 
         Raises:
-            CaptureError: a call cannot be captured (it ran, outside a capture).
-            Exception: what a call raised when it was warmed.
+            CaptureError: a call cannot be captured, though it runs outside a capture.
+            Exception: what a call raised during warm-up.
         """
         with context():
             with torch.cuda.stream(self.stream):
@@ -111,7 +112,8 @@ class GraphTimer:
         self.stream.synchronize()
         # Not torch.cuda.graph(): that empties the allocator's cache at every capture.
         with torch.cuda.stream(self.stream), gc_paused():
-            # "thread_local": other threads (a clock sampler, a compiler) may go on.
+            # "thread_local": other threads (a clock sampler, a compiler) may use CUDA during the
+            # capture.
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 for _ in range(rotations):
@@ -127,17 +129,18 @@ class GraphTimer:
         return CapturedCalls(name, rotations * len(calls), graph)
 
     def _abandon(self, graph: torch.cuda.CUDAGraph, pool: tuple[int, int]) -> None:
-        """Ends a capture that failed; the first error is the reason, so others are left out."""
+        """Ends a failed capture. Only the first error is reported; later ones follow from it."""
         with contextlib.suppress(RuntimeError):
             graph.capture_end()
-        # Before torch 2.12 a capture_end that raises leaves the allocator believing that a
-        # capture is on, and then it can no longer empty its cache (pytorch pull request 180395).
+        # Before torch 2.12 a capture_end that raises leaves the allocator in its capturing state,
+        # in which it cannot empty its cache (pytorch pull request 180395).
         with contextlib.suppress(RuntimeError, AttributeError):
             torch._C._cuda_endAllocateToPool(self.stream.device.index, pool)
 
     def run(self, order: Sequence[CapturedCalls],
             while_busy: Callable[[], None] | None = None) -> list[float]:
-        """Replays each item once, all enqueued ahead; microseconds a call of each.
+        """Replays each item once, all enqueued before the first runs. Returns microseconds per call
+        of each item.
 
         ``while_busy`` is called once everything is enqueued, before the host waits.
         """
@@ -156,7 +159,7 @@ class GraphTimer:
 
     def block(self, item: CapturedCalls, replays: int,
               while_busy: Callable[[], None] | None = None) -> float:
-        """``replays`` replays of one item, back to back; microseconds a call."""
+        """Runs ``replays`` replays of one item back to back. Returns microseconds per call."""
         start, end = self._events.take(2)
         with torch.cuda.stream(self.stream), gc_paused():
             torch.cuda._sleep(SPIN_CYCLES)
@@ -170,7 +173,7 @@ class GraphTimer:
         return start.elapsed_time(end) * 1e3 / (item.calls * replays)
 
     def closing(self, item: CapturedCalls, sets: Sequence[int]) -> float:
-        """One more timed replay, which writes the outputs of every set."""
+        """Runs one more timed replay, which writes the outputs of every operand set."""
         return self.run([item])[0]
 
     def clear(self) -> None:

@@ -1,7 +1,7 @@
-"""Host clocks: :class:`HostTimer` for calls that run on the CPU, and what a call costs the host.
+"""Timing with the host clock: :class:`HostTimer` for CPU calls, and the host time of a GPU call.
 
-The two are different questions. On a CPU the call's own time is asked for. On a GPU a call
-returns before its work is done, and :func:`host_time_us` says how long the caller was held.
+A CPU call is timed from start to end. A GPU call returns before its work is done, and
+:func:`host_time_us` measures how long it blocks the caller.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ import numpy as np
 
 from tritongemm.measure.rounds import Quantiles
 
-#: One timed item on the host lasts this long at least.
+#: Least duration of a timed item on the host.
 MIN_ITEM_US = 3000.0
 
 
 @dataclass
 class HostCalls:
-    """One contender's calls and how many of them make an item; ``position`` is the next set."""
+    """One contender's calls and the number of calls in a timed item. ``position`` is the next
+    operand set."""
 
     name: str
     calls: int
@@ -42,7 +43,8 @@ class HostTimer:
     def load(self, name: str, calls: Sequence[Callable[[], None]], *,
              context: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
              expected_us: float | None = None) -> HostCalls:
-        """Warms ``calls`` (one an operand set) and sees how many make an item."""
+        """Warms up ``calls`` (one for each operand set) and chooses the number of calls in an item.
+        """
         with context():
             calls[0]()
         item = HostCalls(name, 1, calls, context)
@@ -52,7 +54,7 @@ class HostTimer:
 
     def run(self, order: Sequence[HostCalls],
             while_busy: Callable[[], None] | None = None) -> list[float]:
-        """Runs each item's calls once; microseconds a call of each."""
+        """Runs each item's calls once. Returns microseconds per call of each item."""
         if while_busy is not None:
             while_busy()
         times = []
@@ -69,12 +71,12 @@ class HostTimer:
         return times
 
     def closing(self, item: HostCalls, sets: Sequence[int]) -> float:
-        """The calls of ``sets`` once more, timed in the same way."""
+        """Runs the calls of ``sets`` once more, timed in the same way."""
         return self.run([HostCalls(item.name, len(sets), [item.functions[i] for i in sets],
                                    item.context)])[0]
 
     def clear(self) -> None:
-        """Nothing outlives a run."""
+        """Does nothing: no state outlives a run."""
 
 
 @contextlib.contextmanager
@@ -92,7 +94,7 @@ def gc_paused() -> Iterator[None]:
 
 @contextlib.contextmanager
 def pinned() -> Iterator[None]:
-    """The calling thread on one of its CPUs inside the block, where the system can do that."""
+    """Pins the calling thread to one of its CPUs inside the block, where the system supports it."""
     if not hasattr(os, "sched_setaffinity"):
         yield
         return
@@ -111,8 +113,8 @@ def host_time_us(callables: Mapping[str, Callable[[], object]], *, blocks: int =
     """Host time of one call of each, in microseconds: quantiles over blocks.
 
     Blocks of ``calls`` calls of each callable alternate in a seeded random order, with garbage
-    collection off and the thread pinned. Ask it of a problem too small to fill the device's
-    queue, or the queue's pace is what is measured.
+    collection off and the thread pinned. Use a problem small enough not to fill the GPU's queue;
+    otherwise the result is the time that the host waits for the queue.
 
     Args:
         callables: name -> one asynchronous call.
@@ -157,12 +159,12 @@ def _forever(calls: Sequence[Callable[[], None]]) -> Iterator[Callable[[], None]
         yield from calls
 
 
-#: A guess of the last-level cache where the system does not say, bytes.
+#: Last-level cache assumed where the system does not report it, bytes.
 _CACHE_GUESS = 32 * 2**20
 
 
 def cache_bytes() -> int:
-    """The largest cache of this machine's first CPU, bytes (Linux; a guess elsewhere)."""
+    """The largest cache of the first CPU, bytes (read on Linux, a default elsewhere)."""
     folder = "/sys/devices/system/cpu/cpu0/cache"
     found = []
     with contextlib.suppress(OSError):

@@ -8,9 +8,9 @@ import torch
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
-    """Bytes on the current device that ``call`` takes at most beyond what is allocated before it.
+    """Peak of the bytes that ``call`` allocates on the current device.
 
-    It is called once before, so that what is made by a first call only does not count.
+    ``call`` runs once before, so that one-time allocations do not count.
     """
     call()
     torch.cuda.synchronize()

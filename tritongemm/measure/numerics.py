@@ -1,4 +1,4 @@
-"""Is a result right: the float64 reference, the error limit, and the check against both.
+"""Checks results: the float64 reference, the error limit, and the comparison.
 
 The limit on the error, by maximum and (from 1,000 outputs on) by root mean square, is the
 larger of
@@ -15,8 +15,8 @@ kernel stays at 0.2 to 0.7 of the limit, while one product left out of K (1 / sq
 exceeds the RMS limit of bf16 up to K = 60,000. A compute mode that multiplies coarser operands has
 an ``eps`` of its own (``compute.py``): under ``tf32`` both may be truncated to 10 bits.
 
-Twice torch's error counts no further than 16 times the second limit: were torch or the
-reference itself wrong, nothing may pass because of it.
+The first term is capped at 16 times the second, so that no result passes because torch or the
+reference is wrong.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from tritongemm.compute import Compute, compute_of
 from tritongemm.errors import NumericsError
 from tritongemm.formats import FORMATS, format_of_dtype
 
-#: Outputs from which the RMS is judged beside the maximum.
+#: Least number of outputs for which the RMS is checked in addition to the maximum.
 RMS_FROM = 1000
 _TRUST_IN_TORCH = 16.0
-#: Elements that one step converts to float64: bounds the scratch memory (512 MiB).
+#: Elements converted to float64 in one step; bounds the scratch memory (512 MiB).
 _CHUNK = 2**26
 
 
@@ -48,7 +48,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Error:
-    """A result's distance from the reference.
+    """The error of a result against the reference.
 
     ``stray`` counts outputs that are NaN or infinite where the reference is not, or the reverse.
     """
@@ -61,7 +61,8 @@ class Error:
 
 @dataclass(frozen=True)
 class ErrorReport:
-    """Errors over their limits: a result passes where ``ok``; ``message`` says why it does not."""
+    """Errors over their limits. ``ok``: the result passes; ``message``: the reason if it does not.
+    """
 
     max_err_ratio: float
     rms_err_ratio: float
@@ -83,7 +84,7 @@ def reference(a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor | None = None
     if a.dim() == 3:
         out = a.new_empty((len(a), a.shape[1] if rows is None else len(rows), b.shape[2]),
                           dtype=torch.float64)
-        # Small matrices go together, large ones one by one.
+        # Small matrices in one batch, large ones one by one.
         step = max(1, _CHUNK // max(1, a[0].numel() + b[0].numel()))
         for i in range(0, len(a), step):
             part = a[i:i + step] if rows is None else a[i:i + step, rows]
@@ -107,7 +108,7 @@ def reference(a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor | None = None
 
 
 def poison(out: torch.Tensor) -> None:
-    """Fills ``out`` with NaN, which no check passes."""
+    """Fills ``out`` with NaN, which fails every check."""
     out.fill_(math.nan)
 
 
@@ -123,7 +124,7 @@ def output_size(a: torch.Tensor, b: torch.Tensor) -> float:
 
 def floor(dtype_out: torch.dtype, k: int, size: float, compute: Compute,
           addend: float = 0.0) -> Limit:
-    """The limit that holds however lucky torch was.
+    """The error limit that does not depend on torch's result.
 
     Args:
         compute: how the operands are multiplied and summed.
@@ -157,8 +158,8 @@ def rms(x: torch.Tensor) -> float:
 
 def error_of(out: torch.Tensor, ref: torch.Tensor, sign: float = 1.0,
              activation: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Error:
-    """How far ``out`` is from ``sign * ref`` (same shape, float64), which an activation may
-    follow. Waits for the device."""
+    """The error of ``out`` against ``sign * ref`` (same shape, float64), after the activation if
+    there is one. Synchronizes."""
     if out.shape != ref.shape:
         raise NumericsError(f"the result is {list(out.shape)}, the reference {list(ref.shape)}")
     if out.numel() == 0:
@@ -180,7 +181,7 @@ def error_of(out: torch.Tensor, ref: torch.Tensor, sign: float = 1.0,
 def _compare(out: torch.Tensor, ref: torch.Tensor) -> torch.Tensor:
     """Largest error, sum of squares and stray count of one piece, as one float64 tensor [3]."""
     value = out.double()
-    # A reference beyond the output's range has become infinite by rightly rounding.
+    # A reference outside the output's range rounds to infinity; that is no error.
     rounded = ref.to(out.dtype).double()
     both = value.isfinite() & ref.isfinite()
     same = both | (value == rounded) | (value.isnan() & rounded.isnan())
@@ -189,7 +190,7 @@ def _compare(out: torch.Tensor, ref: torch.Tensor) -> torch.Tensor:
 
 
 def judge(error: Error, allowed: Limit, what: str = "the result") -> ErrorReport:
-    """Sets an error against its limit."""
+    """Compares an error with its limit."""
     if error.outputs == 0:
         return ErrorReport(0.0, 0.0, True)
     if error.stray:

@@ -2,9 +2,9 @@
 
 All sets of one operand lie in one allocation, each at a 256-byte boundary like an allocation of
 its own, and everything between them (guards, gaps between rows) is poison: NaN, or of a format
-without NaN a value that no result has. So drawing a thousand sets is two random kernels, poisoning
-them is one, a kernel that reads outside its operands tends to give poison, and one that writes
-outside its output is seen.
+without NaN a value that no result has. Drawing a thousand sets takes two random kernels and
+poisoning one. A kernel that reads outside its operands usually returns poison, and a write outside
+the output is detected.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ from tritongemm.errors import ProblemError
 from tritongemm.formats import Format, torch_dtype
 from tritongemm.problem import FULL_ALIGNMENT, GemmProblem, divisor_of, epilogue_of
 
-#: Base addresses of sets are multiples of this, as those of separate allocations are.
+#: Base addresses of sets are multiples of this, like those of separate allocations, bytes.
 _BASE_BYTES = 256
-#: Poisoned bytes after each set, at least.
+#: Least number of poisoned bytes after each set.
 _GUARD_BYTES = 256
 MOST_SETS = 1000
-#: The sets together exceed this many times the cache, where so many are not too many. A cache that
-#: threw out what is oldest would keep nothing of sets three times its size. The L2 of an H200, with
-#: requests of some kinds, keeps up to 14 % of them; from here on times change no more
-#: (perf/log/2026-11.md).
+#: Total size of the sets over the L2 size, if memory and the number of sets allow it. A strict LRU
+#: cache would keep nothing of sets three times its size, but the L2 of an H200 keeps up to 14 % for
+#: some access patterns. From this size on times no longer change (perf/log/2026-11.md).
 CACHE_MULTIPLE = 24
-#: Sets that together do not exceed this many times the cache leave it warm.
+#: Up to this total size over the L2 size the L2 counts as warm.
 WARM_MULTIPLE = 3
-#: Elements that one step of a count widens: bounds the scratch memory (2 GiB).
+#: Elements counted in one step; bounds the scratch memory (2 GiB).
 _COUNTED = 2**28
 #: Alpha of a product that is only scaled.
 _SCALE = 0.5
@@ -42,7 +41,7 @@ _SCALE = 0.5
 class OperandSet:
     """One draw: ``a`` [M, K], ``b`` [K, N], ``out`` [M, N], with a leading batch where > 1.
 
-    A ``t`` operand is stored transposed and seen through its ``.mT`` view. ``d`` is what the
+    A ``t`` operand is stored transposed and passed as its ``.mT`` view. ``d`` is what the
     epilogue adds: a bias [N], a matrix of ``out``'s shape, or None.
     """
 
@@ -55,14 +54,15 @@ class OperandSet:
 
     @property
     def arguments(self) -> tuple:
-        """What a bound config is called with: D and the numbers only where there are any."""
+        """Keyword arguments of a bound config: D, alpha and beta, only where the epilogue has them.
+        """
         if self.d is None and self.alpha == 1.0:
             return self.a, self.b, self.out
         return self.a, self.b, self.out, self.d, self.alpha, self.beta
 
 
 class Rotation(NamedTuple):
-    """How many sets to draw, and whether they keep the cache cold."""
+    """The number of sets to draw, and whether the L2 is cold with them."""
 
     sets: int
     cold: bool
@@ -72,8 +72,8 @@ def sets_for(problem: GemmProblem, l2_bytes: int, *, free_bytes: int | None = No
              most: int = MOST_SETS) -> Rotation:
     """Sets of ``problem`` that total more than 24 times a cache of ``l2_bytes``.
 
-    At least 2, at most ``most``, and within half of ``free_bytes`` (then one may remain); cold from
-    three times the cache on.
+    At least 2, at most ``most``, and within half of ``free_bytes`` (which may leave one). Cold if
+    they total more than three times the cache.
     """
     each = max(problem.bytes(), 1)
     wanted = CACHE_MULTIPLE * l2_bytes // each + 1
@@ -95,9 +95,9 @@ class _Pool:
         self.format = format
         if align < size:
             raise ProblemError(f"align_{what}={align} is less than one element ({size} bytes); "
-                               "no tensor is aligned so")
-        # Rows that are too close for the alignment are kept apart; then, if all would be better
-        # aligned than stated, the base moves off.
+                               "tensors are aligned to an element at least")
+        # Pad the rows up to the stated alignment. If everything is then better aligned than stated,
+        # offset the base address.
         lead = cols
         if align > divisor_of(cols * size):
             lead = -(-cols * size // align) * align // size
@@ -111,12 +111,12 @@ class _Pool:
         self.elements = self.every.numel()
 
     def poison(self) -> None:
-        """Fills every set, and all that lies around it, with poison."""
+        """Fills every set and its surroundings with poison."""
         self.storage.fill_(self.format.poison)
 
     def poisoned(self, x: torch.Tensor) -> torch.Tensor:
-        """How many elements of ``x``, a part of the pool, are poison. Piece by piece: torch widens
-        what it counts to eight bytes."""
+        """The number of poison elements in ``x``, a part of the pool. Counted piece by piece,
+        because torch widens what it counts to eight bytes."""
         if x.numel() <= _COUNTED:
             poison = self.format.poison
             return (x.isnan() if math.isnan(poison) else x == poison).sum()
@@ -141,7 +141,8 @@ class Operands(Sequence[OperandSet]):
         added: Sequence[torch.Tensor | None] = [None] * len(out.tensors())
         if d is not None:
             added = [x[0] if addend == "bias" else x for x in d.tensors()]
-        # Sums take 1 and 1, torch's defaults and what its fastest ways are for.
+        # With an addend alpha = beta = 1: torch's defaults, for which it has its fastest
+        # implementations.
         alpha = _SCALE if addend == "scale" else 1.0
         self._sets = [OperandSet(*four, alpha) for four in
                       zip(a.tensors(turn_a), b.tensors(turn_b), out.tensors(), added, strict=True)]
@@ -153,13 +154,14 @@ class Operands(Sequence[OperandSet]):
         return self._sets[index]
 
     def poison(self) -> None:
-        """Poisons every output, and all that lies around it."""
+        """Poisons every output and its surroundings."""
         self._out.poison()
 
     def blemishes(self) -> tuple[int, int]:
-        """Since :meth:`poison`: output elements still poison, and elements written outside.
+        """Counts, since :meth:`poison`, output elements that are still poison and elements that
+        were written outside an output.
 
-        Waits for the device.
+        Synchronizes.
         """
         out = self._out
         everywhere, inside = torch.stack((out.poisoned(out.storage),
@@ -173,8 +175,8 @@ def draw(problem: GemmProblem, *, sets: int = 1, seed: int = 0,
     """Draws ``sets`` operand sets of ``problem``: inputs as their formats draw them (standard
     normal values, of floating-point formats), poisoned outputs.
 
-    Every set is a draw of its own. The problem's alignments hold exactly: below an operand's
-    natural alignment its base address moves, above it its rows are kept apart.
+    Every set is drawn anew. The problem's alignments hold exactly: for less than an operand's
+    natural alignment its base address is offset, for more its rows are padded.
 
     Raises:
         ProblemError: an alignment smaller than an element, fewer than one set, operands with
@@ -183,7 +185,7 @@ def draw(problem: GemmProblem, *, sets: int = 1, seed: int = 0,
     if sets < 1:
         raise ProblemError(f"sets={sets} is not at least 1")
     if not problem.plain:
-        raise ProblemError(f"{problem}: operands with factors, and groups, cannot be drawn")
+        raise ProblemError(f"{problem}: operands with scales and grouped problems cannot be drawn")
     device = torch.device(device)
     generator = torch.Generator(device).manual_seed(seed)
     a, b = (_Pool(sets, problem.batch, *problem.stored(name), operand.format, operand.align,

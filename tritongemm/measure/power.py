@@ -1,8 +1,9 @@
 """Alternating blocks for large problems, which share the card's power budget.
 
-A contender that draws more power lowers the clock, and in quick rounds it lowers its rivals'
-too. So blocks of half a second run A B B A (of three: A B C C B A) after a second of the problem
-itself, the ratio is of blocks, and each block's energy is read from the card's counter.
+A contender that draws more power lowers the clock, in short rounds also for the others. Blocks of
+half a second therefore run in the order A B B A (of three: A B C C B A), after one second of
+warm-up on the problem. Ratios are of blocks, and the energy of each block is read from the GPU's
+counter.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ import numpy as np
 from tritongemm.measure.clocks import Reading, Sampler
 from tritongemm.measure.rounds import Quantiles, Ratio, Timed
 
-#: A card at this share of its power cap is near it.
+#: A GPU at this share of its power cap counts as power-limited.
 NEAR_CAP = 0.93
 #: 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom.
 _T975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201)
 
 
 class BlockTimer(Protocol):
-    """What a :class:`~tritongemm.measure.graph.GraphTimer` offers for blocks."""
+    """The part of :class:`~tritongemm.measure.graph.GraphTimer` that blocks need."""
 
     def block(self, item: Timed, replays: int,
               while_busy: Callable[[], None] | None = None) -> float:
@@ -34,8 +35,8 @@ class BlockTimer(Protocol):
 
 @dataclass(frozen=True)
 class Side:
-    """One contender's blocks: time of a call, energy of a call, the card meanwhile, and the
-    baseline's time over its own, in as many pairs as it has blocks."""
+    """Results of one contender's blocks: time and energy of a call, samples of the GPU's state, and
+    the baseline's time over its own for each pair of blocks."""
 
     time_us: Quantiles
     energy_mj: float | None
@@ -46,12 +47,12 @@ class Side:
 
 @dataclass(frozen=True)
 class PowerBlocks:
-    """How long blocks are and how many.
+    """Length and number of blocks.
 
     Attributes:
         block_s: length of a block.
-        warm_s: the problem itself, before the first block.
-        cycles: times that all run forth and back, two blocks of each.
+        warm_s: warm-up on the problem before the first block.
+        cycles: number of cycles, each in forward and reverse order: two blocks of each contender.
         from_us: calls shorter than this do not draw enough to need blocks.
     """
 
@@ -61,8 +62,8 @@ class PowerBlocks:
     from_us: float = 1000.0
 
     def compare(self, items: Sequence[Timed], timer: BlockTimer, sampler: Sampler) -> list[Side]:
-        """Runs all of them forth and back, ``cycles`` times, after warming with the first, the
-        baseline: each one's blocks, in the order of ``items``."""
+        """Warms up with the first item, the baseline, then runs all items in forward and reverse
+        order, ``cycles`` times. Returns each item's blocks, in the order of ``items``."""
         replays = [self._replays(item, self.block_s) for item in items]
         timer.block(items[0], self._replays(items[0], self.warm_s))
         times: list[list[float]] = [[] for _ in items]

@@ -1,7 +1,7 @@
-"""One problem on the bench: operands, references and torch's own error, made once, used often.
+"""The bench of one problem: operands, references and torch's error, made once and reused.
 
-A sweep opens one bench a problem and asks it for the coarse time of each candidate; a
-comparison of a few contenders in rounds is the same bench's other question.
+A sweep opens one bench for each problem and measures the coarse time of each candidate on it. The
+same bench compares a few contenders in rounds.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ from tritongemm.problem import GemmProblem
 
 #: Timed replays of a coarse measurement, and of a slow one.
 _COARSE_REPLAYS, _COARSE_SLOW = 5, 2
-#: A candidate this many times slower than torch is not timed again.
+#: A candidate slower than torch by this factor is not timed again.
 _HOPELESS = 4.0
-#: One that is so even for a whole call seen from the host is not captured: a rotation of it
-#: could take seconds. Factor, and the cost of seeing it in microseconds.
+#: A candidate whose single call, timed from the host, is slower than torch by this factor is not
+#: captured: one rotation could take seconds. The second value is the cost of that host timing,
+#: microseconds.
 _BEYOND_HOPE, _LOOK_US = 20.0, 300.0
-#: It is looked at twice, and again until that has taken this long: where other processes compile
-#: on every core, one call after the other may be held up (two of 2,200 configs were lost to it).
+#: Such a call is timed at least twice and for this long in total: while other processes compile on
+#: every core, several calls in a row can be delayed (this lost two of 2,200 configs).
 _LOOKING_US = 20_000.0
-#: A replay longer than this is repeated less often, microseconds.
+#: Replays longer than this are repeated fewer times, microseconds.
 _LONG_REPLAY_US = 10_000
-#: On a host a rotation costs too much time to be drawn in hundreds.
+#: Most operand sets on a CPU, where drawing hundreds takes too long.
 _MOST_HOST_SETS = 8
 #: Share of the device's memory that the allocator may keep unused between problems.
 _IDLE_SHARE = 0.25
@@ -97,7 +98,7 @@ class ProblemBench:
         self.close()
 
     def close(self) -> None:
-        """Lets go of timers, operands and references."""
+        """Frees timers, operands and references."""
         self._timers.clear()
         self.__dict__.pop("operands", None)
         self.__dict__.pop("proof", None)
@@ -120,7 +121,7 @@ class ProblemBench:
             return worse(report, self.run_proof_changed(contender)) if report.ok else report
 
     def torch_coarse(self) -> Measurement:
-        """Torch's own coarse time, as found when its library was chosen."""
+        """torch's coarse time, measured when its library was chosen."""
         entry = Entry(self.torch_contender())
         entry.judge(self._torch_report)
         if entry.alive:
@@ -129,10 +130,11 @@ class ProblemBench:
         return entry.result  # type: ignore[return-value]
 
     def coarse(self, contender: Contender) -> Measurement:
-        """A candidate's time, fast: one proof, one graph, a few replays, the last one checked.
+        """Measures a candidate's coarse time: one check, one graph, a few replays, the outputs of
+        the last one checked.
 
-        The time is comparable within this bench only; there is no ratio to torch. One that is
-        hopelessly slower than torch, seen twice, is not timed further.
+        The time is comparable within this bench only; there is no ratio to torch. A candidate that
+        is far slower than torch in two host timings is not timed further.
 
         Raises:
             DeviceError: the contender has broken the device.
@@ -149,7 +151,8 @@ class ProblemBench:
     def compare(self, contenders: Sequence[Contender], *, baseline: str = TORCH,
                 rounds: Rounds | None = None, control: bool = True, power: str = "auto",
                 blocks: PowerBlocks | None = None) -> dict[str, Measurement]:
-        """Proves all, times the right ones in the same rounds as torch, checks them again.
+        """Verifies all contenders, times the correct ones in the same rounds as torch, and checks
+        them again.
 
         Args:
             contenders: names other than ``torch`` and ``torch-control``, which are added.
@@ -176,7 +179,7 @@ class ProblemBench:
                   calls: int = 1000) -> dict[str, tuple[Quantiles, Quantiles]]:
         """Host time of a call of each, torch included, microseconds: (same pointers, rotating).
 
-        Means something on a problem too small to fill the device's queue.
+        Only meaningful for a problem too small to fill the GPU's queue.
         """
         everyone = {c.name: c for c in (self.torch_contender(), *contenders)}
         contexts = {name: c.context for name, c in everyone.items()}
@@ -192,7 +195,7 @@ class ProblemBench:
     # --- what a comparison is made of ------------------------------------------------------------
 
     def torch_contender(self, name: str = TORCH) -> Contender:
-        """Torch on the library that was chosen."""
+        """The torch contender with the chosen library."""
         return self._baseline.contender(self.torch_backend, name)
 
     def common_fields(self) -> dict[str, object]:
@@ -227,7 +230,7 @@ class ProblemBench:
         return self._timers[kind]
 
     def clear(self) -> None:
-        """Lets go of everything that timers have loaded."""
+        """Frees everything that the timers have loaded."""
         for timer in self._timers.values():
             timer.clear()
 
@@ -249,8 +252,8 @@ class ProblemBench:
         return self.proof.check(contender.name, sets=sets)
 
     def run_proof_changed(self, contender: Contender) -> ErrorReport:
-        """Whether nothing derived from operand values outlives a call: a call, A negated and B
-        doubled in place (both exact), D as the product, and the same call again."""
+        """Checks that nothing derived from operand values outlives a call: calls, negates A and
+        doubles B in place (both exact), scales D as the product is scaled, and calls again."""
         index = self.proof.sets[0]
         one = self.operands[index]
         call, = self.bind(contender, [index])
@@ -273,7 +276,7 @@ class ProblemBench:
                     one.d.mul_(-0.5)
 
     def check_closing(self, entry: Entry, timer: Timer) -> None:
-        """One last timed replay, outputs poisoned before: what was timed is what is right.
+        """Runs one last timed replay on poisoned outputs, so that the timed code itself is checked.
 
         It is left out of the quantiles, since poisoning leaves the cache full of dirty lines.
         """
@@ -335,8 +338,8 @@ class ProblemBench:
         return items[best].name, Quantiles.of(times[best])
 
     def _beyond_hope_us(self, contender: Contender) -> float | None:
-        """The time of a call that is too slow to be timed at all; None where it is not. One look
-        is not enough: a hiccup of the machine looks the same."""
+        """The time of a call that is too slow to be timed in rounds, else None. A single
+        measurement is not enough: a delay of the host looks the same."""
         limit_us = _BEYOND_HOPE * self.torch_time_us + _LOOK_US
         seen_us: list[float] = []
         while len(seen_us) < 2 or sum(seen_us) < _LOOKING_US:
@@ -346,7 +349,7 @@ class ProblemBench:
         return min(seen_us)
 
     def _seen_from_host(self, contender: Contender) -> float:
-        """Microseconds from a call to the end of its work, launch and waiting included."""
+        """Microseconds from a call to the end of its work, including launch and synchronization."""
         call, = self.bind(contender, self.proof.sets[:1])
         with contender.context():
             self._synchronize()
@@ -394,7 +397,7 @@ def _resolve(device: torch.device | str | int | None) -> torch.device:
     try:
         resolved = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     except RuntimeError as error:
-        raise DeviceError(f"device {device!r} is none that torch knows: {error}") from error
+        raise DeviceError(f"device {device!r} is not a device of torch: {error}") from error
     if resolved.type == "cpu":
         return resolved
     if resolved.type != "cuda":

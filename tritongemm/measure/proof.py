@@ -1,7 +1,8 @@
-"""What proves a contender: float64 references of a few operand sets, and the checks on them.
+"""Verification of contenders: float64 references of a few operand sets, and the checks against
+them.
 
-Made once a problem. Where a problem is large the reference covers a seeded sample of the rows,
-always with the first and the last one, and all columns; NaN is looked for everywhere.
+Made once for each problem. For a large problem the reference covers all columns of a seeded sample
+of the rows, which includes the first and the last. NaN is searched for in the whole output.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tritongemm.measure.numerics import Error, ErrorReport, Limit
 from tritongemm.measure.operands import Operands
 from tritongemm.problem import GemmProblem, epilogue_of
 
-#: Sets that have a reference, where the bounds below allow.
+#: Number of sets that have a reference, within the bounds below.
 _SETS = 3
 #: Multiply-adds and float64 elements of all references together. On a GPU 2**40 multiply-adds
 #: are 40 ms of float64 tensor cores, 2**28 elements 2 GiB.
@@ -29,8 +30,8 @@ _ELEMENTS = {"cuda": 2**28, "cpu": 2**24}
 
 @dataclass
 class _Set:
-    """One proved operand set: its rows (None: all), reference before the activation, and
-    limits."""
+    """An operand set with a reference: its rows (None: all), the reference before the activation,
+    and the error limits."""
 
     index: int
     rows: torch.Tensor | None
@@ -83,19 +84,20 @@ class Proof:
         return [one.index for one in self._sets]
 
     def learn_from_torch(self) -> None:
-        """Takes the outputs now in :attr:`sets` as torch's own, and widens the limits by them."""
+        """Uses the current outputs of :attr:`sets` as torch's results and widens the limits by
+        their error."""
         for one in self._sets:
             one.allowed = numerics.limit(one.lowest, one.error(self._operands, 1.0))
 
     def check(self, what: str, *, sets: Sequence[int] | None = None, scale: float = 1.0,
               everywhere: bool = False) -> ErrorReport:
-        """Judges the outputs written since they were poisoned.
+        """Checks the outputs that were written since they were poisoned.
 
         Args:
             what: named in the message.
-            sets: those of :attr:`sets` to look at; all by default.
+            sets: those of :attr:`sets` to check; all by default.
             scale: the outputs should be this many times the reference, before the activation.
-            everywhere: whether every operand set, not only the proved ones, must be written.
+            everywhere: whether every operand set must be written, not only those with a reference.
         """
         unwritten, outside = self._operands.blemishes()
         if outside:
@@ -113,7 +115,7 @@ class Proof:
 
 
 def worse(first: ErrorReport, second: ErrorReport) -> ErrorReport:
-    """Both together: the larger ratios, and ok only if both are."""
+    """Combines two checks: the larger ratios; ok if both are."""
     return ErrorReport(max(first.max_err_ratio, second.max_err_ratio),
                        max(first.rms_err_ratio, second.rms_err_ratio),
                        first.ok and second.ok, first.message or second.message)

@@ -1,7 +1,7 @@
 """The one entry point of measuring: :func:`measure`. Sweep, bench and ladder all use it.
 
-Names that callers need are here; a caller with many candidates of one problem opens a
-:class:`ProblemBench` itself, so that operands and references are made once.
+A caller with many candidates of one problem opens a :class:`ProblemBench` itself, so that operands
+and references are made once.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def measure(problem: GemmProblem, contenders: Sequence[Contender], *, baseline: 
             device: torch.device | str | int | None = None, coarse: bool = False,
             control: bool = True, power: str = "auto",
             blocks: PowerBlocks | None = None) -> dict[str, Measurement]:
-    """Proves and times ``contenders`` and torch on fresh random operands of ``problem``.
+    """Verifies and times ``contenders`` and torch on new random operands of ``problem``.
 
-    A contender that raises, or whose result is wrong, gets its status and reason and no time;
-    the others go on.
+    A contender that raises or whose result is wrong has a status and a reason but no time. The
+    others continue.
 
     Args:
         contenders: any names but ``torch`` and ``torch-control``.

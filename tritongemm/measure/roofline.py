@@ -18,7 +18,7 @@ class RoofTime:
 
 
 def roof_time_us(problem: GemmProblem, device: DeviceSpec) -> RoofTime | None:
-    """The roofline's time and its bound, from the device's peaks (configs/devices says whence).
+    """The roofline's time and bound, from the peaks in configs/devices, which name their sources.
 
     None where the device has no peak for the unit that multiplies, or no bandwidth.
     """

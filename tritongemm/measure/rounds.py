@@ -1,8 +1,8 @@
-"""Rounds and what they say: every contender once a round, in random order, paired ratios.
+"""Rounds and their statistics: every contender once in each round, in random order; paired ratios.
 
-Nothing here knows how a time is taken: a :class:`Timer` does. The card's clock moves by ten per
-cent within seconds, so only times of the same round are compared: a ratio is the median of the
-per-round ratios, its interval a bootstrap over rounds.
+A :class:`Timer` takes the times. The GPU's clock changes by 10 % within seconds, so only times of
+the same round are compared: a ratio is the median of the per-round ratios, its interval a bootstrap
+over rounds.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ _BOOTSTRAPS = 2000
 
 
 class Timed(Protocol):
-    """A contender made ready for one timer."""
+    """A contender loaded into a timer."""
 
     name: str
     #: Calls in one replay.
     calls: int
-    #: About what a call takes, microseconds; seen while loading.
+    #: Estimated time of a call from loading, microseconds.
     estimate_us: float
 
 
 class Timer(Protocol):
-    """Takes times: ``graph``, ``event`` or ``host`` by :attr:`kind`."""
+    """A timer; :attr:`kind` is ``graph``, ``event`` or ``host``."""
 
     kind: str
 
     def load(self, name: str, calls: Sequence[Callable[[], None]], *,
              context: Callable[[], AbstractContextManager[object]] = nullcontext,
              expected_us: float | None = None) -> Timed:
-        """Makes calls (one an operand set) ready; ``context`` is entered where the host runs
+        """Prepares calls (one for each operand set). ``context`` is entered when the host runs
         them."""
 
     def run(self, order: Sequence[Timed],
             while_busy: Callable[[], None] | None = None) -> list[float]:
-        """Replays each item once, in order; microseconds a call of each.
+        """Replays each item once, in order. Returns microseconds per call of each item.
 
-        ``while_busy`` is called once while the device is at it.
+        ``while_busy`` is called once while the GPU runs the replays.
         """
 
     def closing(self, timed: Timed, sets: Sequence[int]) -> float:
-        """One last replay, which covers at least ``sets`` and whose outputs are checked after
-        it; microseconds a call."""
+        """Runs a last replay that covers at least ``sets``; the caller checks its outputs. Returns
+        microseconds per call."""
 
     def clear(self) -> None:
-        """Lets go of everything loaded."""
+        """Frees everything that was loaded."""
 
 
 @dataclass(frozen=True)
@@ -83,15 +83,16 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Rounds:
-    """How many rounds: fixed from a pilot, so that chance does not say when to stop.
+    """The number of rounds. It is fixed after a pilot, so that random variation cannot decide when
+    to stop.
 
     Attributes:
         pilot: untimed rounds that show the spread and warm the card.
-        least, most: bounds of the number of rounds.
+        least, most: limits of the number of rounds.
         width: full width of the 95 % interval to aim at (0.005: half a per cent).
         budget_s: device time that the rounds may take, pilot included; ``least_in_budget``
             rounds are made all the same.
-        least_in_budget: rounds made however small the budget.
+        least_in_budget: rounds that run even if they exceed the budget.
     """
 
     pilot: int = 5
@@ -187,7 +188,7 @@ def compare(contenders: Sequence[Timed], timer: Timer, *, baseline: str, seed: i
     pilot = make(1)
     calls = np.array([c.calls for c in contenders])
     round_s = float((pilot[0] * calls).sum()) * 1e-6
-    # A pilot of slow calls may not eat the budget.
+    # A pilot of slow calls must not use up the budget.
     more = min(rounds.pilot - 1, max(1, int(0.25 * rounds.budget_s / max(round_s, 1e-9))))
     if more > 0:
         pilot = make(more)

@@ -1,8 +1,8 @@
-"""Torch at its best: preallocated output, the problem's precision, the faster BLAS library, and
-of an epilogue the fastest of its own ways.
+"""The torch baseline in its fastest form: preallocated output, the problem's precision, the faster
+BLAS library, and the fastest of its implementations of an epilogue.
 
-The switches that this needs are torch's process-wide ones; each is a context here and is put
-back on exit.
+torch's settings for these are process-wide. Each is a context manager here, which restores the
+previous value on exit.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from tritongemm.measure.epilogue import torch_ways
 from tritongemm.measure.operands import OperandSet
 from tritongemm.problem import GemmProblem
 
-#: What torch may run a matrix product on; both are tried.
+#: Libraries that torch can run a matrix product on; both are tried.
 LIBRARIES = ("cublas", "cublaslt")
 
 
 @contextlib.contextmanager
 def fp32_precision(precision: str) -> Iterator[None]:
-    """torch's float32 products at ``ieee`` or ``tf32`` inside the block."""
+    """Sets torch's float32 precision, ``ieee`` or ``tf32``, inside the block."""
     matmul = torch.backends.cuda.matmul
-    # Only one of the two settings may be read once the newer one was set: torch raises else.
+    # Once the newer setting was set, reading the older one raises.
     name = "fp32_precision" if hasattr(matmul, "fp32_precision") else "allow_tf32"
     before = getattr(matmul, name)
     setattr(matmul, name, precision if name == "fp32_precision" else precision == "tf32")
@@ -37,7 +37,7 @@ def fp32_precision(precision: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def blas_library(name: str) -> Iterator[None]:
-    """torch's preferred BLAS library inside the block; "" leaves it alone."""
+    """Sets torch's preferred BLAS library inside the block; "" changes nothing."""
     if not name:
         yield
         return
@@ -51,7 +51,7 @@ def blas_library(name: str) -> Iterator[None]:
 
 
 def available_libraries(device: torch.device) -> tuple[str, ...]:
-    """The libraries that can be asked for on ``device``; ("",) where there is no choice."""
+    """The libraries that can be selected on ``device``; ("",) where there is no choice."""
     if device.type != "cuda":
         return ("",)
     found = []
@@ -59,7 +59,7 @@ def available_libraries(device: torch.device) -> tuple[str, ...]:
         try:
             with blas_library(name):
                 found.append(name)
-        except RuntimeError:  # this build of torch has it not: that is the answer
+        except RuntimeError:  # this build of torch does not have the library
             continue
     return tuple(found) or ("",)
 
@@ -77,8 +77,8 @@ def product(operands: OperandSet) -> Callable[[], None]:
 
 
 class TorchBaseline:
-    """The contenders that stand for torch, until one is chosen: a library each, and where the
-    problem has an epilogue a library and a way each.
+    """The candidate baselines, of which the fastest is kept: one for each library, and with an
+    epilogue one for each library and implementation.
 
     Attributes:
         back_ends: their names, e.g. ``cublaslt`` or ``cublaslt addmm``; "" where there is no
@@ -93,11 +93,11 @@ class TorchBaseline:
         self.back_ends = tuple(self._made)
 
     def contender(self, back_end: str, name: str = TORCH) -> Contender:
-        """Torch on ``back_end``, under ``name``."""
+        """The torch contender on ``back_end``, named ``name``."""
         library, bind = self._made[back_end]
         return Contender(name, bind, context=lambda: blas_library(library))
 
 
 def any_way(problem: GemmProblem) -> Callable[[OperandSet], Callable[[], object]]:
-    """Torch's plainest way of ``problem``, where time does not matter."""
+    """torch's simplest implementation of ``problem``, where time does not matter."""
     return next(iter(torch_ways(problem, product).values()))

@@ -1,5 +1,5 @@
-"""Everything on disk: suites, spaces, tuned tables, sweep journals, CSV rows and sidecars.
+"""All file formats: suites, spaces, tuned tables, sweep journals, CSV rows and run records.
 
-One module a format, each with its schema and its validator; writes are atomic and under locks.
-Nothing here imports torch, triton or pandas, and nothing is imported until it is asked for.
+One module for each format, with its schema and validator. Writes are atomic and locked. Nothing
+here imports torch, triton or pandas, and modules are imported on first use.
 """

@@ -1,4 +1,5 @@
-"""Writing so that a reader sees the old file or the new one, and two writers lose nothing."""
+"""Atomic writes and locks: a reader sees the old file or the new one, and concurrent writers lose
+nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from tritongemm.errors import DataFileError
 
-#: Seconds that a writer waits for another one; a merge holds the lock for milliseconds.
+#: Seconds that a writer waits for the lock; a merge holds it for milliseconds.
 LOCK_TIMEOUT_S = 60.0
 
 _REASONS = {
@@ -30,7 +31,7 @@ _REASONS = {
 def write_error(path: object, error: OSError, lost: str = "") -> DataFileError:
     """The :class:`DataFileError` for an ``OSError`` while writing ``path``.
 
-    ``lost`` says what became of the data, e.g. "nothing written before is lost".
+    ``lost`` states what happened to the data, e.g. "nothing written before is lost".
     """
     reason = _REASONS.get(error.errno or 0) or f"cannot be written: {error.strerror or error}"
     return DataFileError(path, f"{reason}. {lost}" if lost else reason)
@@ -98,7 +99,7 @@ def sync_folder(folder: Path) -> None:
 def locked(path: str | os.PathLike[str], timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
     """Holds the lock ``<path>.lock`` against other processes and threads; folders are made.
 
-    The system lets go of the lock when its holder dies. Not re-entrant.
+    The system releases the lock when its holder dies. Not re-entrant.
 
     Raises:
         DataFileError: the lock is held for longer than ``timeout_s`` seconds, or its file
@@ -124,7 +125,7 @@ def locked(path: str | os.PathLike[str], timeout_s: float = LOCK_TIMEOUT_S) -> I
 
 
 def _mode(path: Path) -> int:
-    """The mode of the file that is replaced, or that of an ordinary new file."""
+    """The mode of the file that is replaced, or the default mode of a new file."""
     try:
         return path.stat().st_mode & 0o777
     except FileNotFoundError:

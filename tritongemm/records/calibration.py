@@ -1,5 +1,5 @@
-"""The calibration of a device: ``configs/calibration/<device>.json``, or, made from its own and
-its sibling's timings, ``<device>-and-<sibling>.json``.
+"""The calibration of a device: ``configs/calibration/<device>.json``, or
+``<device>-and-<sibling>.json`` if it was fitted to the timings of its sibling too.
 
 A file holds sections, one for each group of units (dtypes) whose kernels run alike::
 
@@ -59,11 +59,11 @@ _LATER = ("covers", "contenders", "neighbours", "network")
 #: Those of them that are lists, one entry a line.
 _LISTS = ("contenders", "neighbours", "network")
 _COVERS = ("kernels", "formats", "computes")
-#: A bound against damage: times are microseconds, rates GB/s, shares of a peak.
+#: Limit against damaged files: times are microseconds, rates GB/s, shares of a peak.
 _HIGHEST = 1e9
-#: The same of a network's numbers, which are about 1.
+#: The same for a network's numbers, which are about 1.
 _LARGEST = 1e6
-#: Of a network's scales: smaller ones make a difference of rounding a large one.
+#: Least scale of a network's input: smaller ones amplify rounding differences.
 _LEAST_SCALE = 1e-6
 
 
@@ -105,7 +105,8 @@ class NetworkRecord:
 
 @dataclass(frozen=True)
 class Covers:
-    """What the timings behind a section were of. Anything else is not calibrated.
+    """The kernels, formats and compute modes of a section's timings. Everything else is not
+    calibrated.
 
     Attributes:
         kernels: names. formats: of operands A and B. computes: as ``GemmProblem.precision``.
@@ -141,8 +142,8 @@ class Section:
         candidates: the configs that were the best of some problem, or nearly, those of many
             problems first; a choice is made among these. ``contenders`` in the file.
         neighbours: the measured problems.
-        network: what corrects the times; None: too little was measured to learn from.
-        covers: what the timings were of.
+        network: the network that corrects the times; None: there were too few timings to train one.
+        covers: the kernels, formats and compute modes of the timings.
     """
 
     units: tuple[str, ...]
@@ -307,7 +308,8 @@ def _network(entry: Fields) -> NetworkRecord | None:
             member.append(layer)
             inputs = len(layer.biases)
         if not member or inputs != 1:
-            raise entry.error("network", f"member {number} is not layers that end in one output")
+            raise entry.error("network", f"member {number} has no layers, or its last one has "
+                              "several outputs")
         members.append(tuple(member))
     return NetworkRecord(names, mean, scale, tuple(members))
 
@@ -343,7 +345,7 @@ def _words(entry: Fields, name: str) -> tuple[str, ...]:
 
 
 def _numbers(entry: Fields, name: str, values: object) -> dict[str, float]:
-    """Names with positive numbers: every constant is a time, a rate or a ratio."""
+    """Names with positive numbers: each constant is a time, a rate or a ratio."""
     if not isinstance(values, dict):
         raise entry.error(name, "is not an object")
     fields = Fields(entry.path, values, entry.row)

@@ -1,4 +1,4 @@
-"""Problems and configs as JSON objects and as keys, the same in every file of ours."""
+"""Problems and configs as JSON objects and as keys, identical in all file formats."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ _DEFAULTS = {"batch": 1, "align_a": 16, "align_b": 16, "align_c": 16, "epilogue"
 _ALWAYS = ("m", "n", "k", "dtype_a", "layout")
 _AS_A = ("dtype_b", "dtype_out")
 _FIELDS = (*_ALWAYS, *_AS_A, *_DEFAULTS)
-#: Fields that files have only where they are not ``none``: what uses none of them is written as
-#: before they were there.
+#: Fields that are written only if they are not ``none``, so that files without them do not change.
 MODIFIERS = ("scale_a", "scale_b", "grouping")
 _KNOWN = (*_FIELDS, *MODIFIERS)
 

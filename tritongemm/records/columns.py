@@ -13,7 +13,7 @@ from tritongemm.problem import GemmProblem
 from tritongemm.records.codec import MODIFIERS, modifiers, problem_from_json
 
 SCHEMA_VERSION = 1
-#: How an attempt ended; only ``ok`` rows may hold a time.
+#: Outcomes of a row; only ``ok`` rows may have a time.
 STATUSES = ("ok", "timeout", "compile", "launch", "wrong", "constraint", "oom", "died")
 
 
@@ -28,7 +28,7 @@ class Column:
 
 COLUMNS: tuple[Column, ...] = (
     Column("schema_version", int, "version of this schema"),
-    Column("run_id", str, "the run; its environment is in <run_id>.meta.json"),
+    Column("run_id", str, "the run; its environment is in runs.json"),
     Column("timestamp_utc", str, "when the row was measured, ISO 8601"),
     Column("tags", str, "the user's own words for the run"),
     Column("device", str, "slug of the device"),
@@ -80,13 +80,13 @@ COLUMNS: tuple[Column, ...] = (
     Column("power_w", float, "board power while measuring"),
     Column("energy_mj", float, "energy of a call, millijoule"),
     Column("throttled", str, "empty: unknown; no; or yes or the reasons"),
-    # From here on a file has only the columns that one of its rows needs.
+    # From here on a file has a column only if one of its rows or a later column needs it.
     Column("scale_a", str, "factors of A: tensor, row or a block such as 1x128; empty: none"),
     Column("scale_b", str, "factors of B, alike"),
     Column("grouping", str, "the extent that groups cut and how many, such as m64; empty: none"),
 )
 NAMES = tuple(column.name for column in COLUMNS)
-#: How many columns every file has at least.
+#: Least number of columns of a file.
 FIRST_WIDTH = NAMES.index("throttled") + 1
 _OF_EVERY_PROBLEM = ("op", "dtype_a", "dtype_b", "dtype_out", "precision", "layout", "epilogue",
                      "align_a", "align_b", "align_c", "batch", "m", "n", "k")
@@ -122,7 +122,8 @@ def roof_time_us(problem: GemmProblem, unit_peak_tflops: float | None,
 
 def derive(row: Mapping[str, object], *, unit_peak_tflops: float | None,
            memory_gbps: float | None) -> Row:
-    """A copy of ``row`` with tflops, gbps and pct_of_roof computed from its time; the one place.
+    """A copy of ``row`` with tflops, gbps and pct_of_roof computed from its time; nothing else
+    computes them.
 
     Without a time they are empty; without a peak or a bandwidth only ``pct_of_roof`` is.
 
@@ -146,5 +147,5 @@ def derive(row: Mapping[str, object], *, unit_peak_tflops: float | None,
 
 
 def row_key(row: Mapping[str, object]) -> tuple:
-    """Problem x provider (and device, suite and tags): what ``--resume`` does not do twice."""
+    """The key of a row for ``--resume``: problem x provider, device, suite and tags."""
     return tuple("" if row.get(name) is None else row.get(name) for name in _KEY)

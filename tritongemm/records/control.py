@@ -1,19 +1,19 @@
-"""Torch, the baseline of every suite, and torch against torch, its hidden control: their names, and
-how far from 1 the control's mean ratio may be.
+"""Names of the baseline (torch) and of the hidden control (torch against torch), and the limits of
+the control's mean ratio.
 
-Beyond the limit a run is void: its machine was not still enough to say anything. The bench marks
-it so; the report checks it again from the rows.
+A run whose control is outside the limit is void: the machine was too noisy. The bench marks it; the
+report checks it again from the rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-#: As the column ``provider`` names them.
+#: Values of the column ``provider``.
 BASELINE, CONTROL = "torch", "torch-control"
-#: Of a mean over a suite, for times that the device's own clock took.
+#: Limit of |mean ratio - 1| over a suite, for times by the GPU's clock.
 DEVICE_LIMIT = 0.005
-#: The clock of a busy host is no device timer: this only catches nonsense.
+#: The same for times by the host's clock, which is less exact: it only finds gross errors.
 HOST_LIMIT = 0.05
 
 

@@ -1,7 +1,7 @@
 """Problems that no kernel could be built for or launched with, kept for ``tritongemm doctor``.
 
-One JSON line a failure, in the cache folder. It is a record to read, not a decision: a later
-process tries again.
+One JSON line for each failure, in the cache folder. The record is informational: a later process
+tries again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from tritongemm import settings
 from tritongemm.records.run import utc_now
 
-#: The file starts anew beyond this size: it is for a person to read.
+#: The file is restarted beyond this size, so that it stays readable.
 MAX_BYTES = 256 * 1024
 
 log = logging.getLogger("tritongemm")
@@ -32,7 +32,7 @@ class Failure:
 
 
 def path() -> Path:
-    """Where they are kept."""
+    """The file of the failures."""
     return settings.cache_root() / "failures.jsonl"
 
 

@@ -1,4 +1,4 @@
-"""The sweep's journal: append-only JSON lines, one outcome a line, that survive a kill.
+"""The sweep's journal: append-only JSON lines, one for each outcome. A killed process loses none.
 
 Every run begins with a ``header`` line holding its environment; the records after it were made
 there. A last line that a crash cut short is ignored when reading and removed when reopening.
@@ -22,7 +22,7 @@ from typing import NamedTuple
 from tritongemm.config import KernelConfig
 from tritongemm.errors import ConfigError, DataFileError, ProblemError
 from tritongemm.problem import GemmProblem
-from tritongemm.records import atomic, reading
+from tritongemm.records import atomic, packed, reading
 from tritongemm.records.codec import config_from_json, digest, problem_from_json, problem_key
 from tritongemm.records.rows import STATUSES
 from tritongemm.records.run import utc_now
@@ -58,10 +58,10 @@ class Journal:
     @classmethod
     def open(cls, path: str | os.PathLike[str], header: Mapping[str, object], *,
              sync_interval_s: float = SYNC_INTERVAL_S) -> Journal:
-        """Makes a journal or goes on with an existing one, and writes this run's header.
+        """Creates a journal or continues an existing one, and writes this run's header.
 
         Args:
-            path: the file; folders are made.
+            path: the file; folders are created.
             header: of this run; ``environment`` in it is the part that makes timings comparable
                 (any JSON), compared by :meth:`done_keys`.
             sync_interval_s: seconds between flushes to the disk; 0 flushes every record.
@@ -158,7 +158,7 @@ _NOTHING_LOST = ("Nothing that was journalled before is lost: run the same comma
 
 
 def _encode(checker: _Checker, record: Mapping[str, object]) -> bytes:
-    """The line of a record, checked so that whatever is written can be read."""
+    """The line of a record, validated so that it can be read again."""
     try:
         raw = _to_json(record).encode() + b"\n"
     except (TypeError, ValueError, RecursionError) as error:
@@ -190,7 +190,7 @@ def _drop_torn_line(path: Path) -> None:
     if keep > 0:
         _check_first(path, _parse(first))
     elif not first.lstrip().startswith(b'{"'):
-        # Nothing but one unfinished line: ours only if it begins as a record does.
+        # Only one unfinished line: a journal only if it begins as a record does.
         raise DataFileError(path, "is not a journal; choose another path", row=1)
     if torn:
         try:
@@ -203,7 +203,7 @@ def _refuse(text: str) -> float:
     raise ValueError(f"{text} is not a number that JSON allows")
 
 
-# Made once: json.loads and json.dumps with arguments would build one a line.
+# Built once: json.loads and json.dumps with arguments build a decoder or encoder for each line.
 _scan = json.JSONDecoder(parse_constant=_refuse).scan_once
 _to_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
@@ -240,8 +240,8 @@ def _flat(values: object) -> tuple:
 
 
 class _Checker:
-    """Checks records and decodes their problems and configs, remembering the distinct ones, so
-    that a million rows are not a million objects built."""
+    """Checks records and decodes their problems and configs. Distinct ones are cached, so that a
+    million rows do not build a million objects."""
 
     def __init__(self, path: object) -> None:
         self.path = path
@@ -279,7 +279,7 @@ class _Checker:
             return None
         problem, config = record.get("problem"), record.get("config")
         try:
-            # Rows of one problem lie together: comparing is cheaper than looking up.
+            # Consecutive rows have the same problem: comparing is cheaper than a lookup.
             if problem != self._last:
                 self._last_known = self._problems[_flat(problem)]
                 self._last = dict(problem)  # type: ignore[call-overload]
@@ -312,6 +312,9 @@ class _Checker:
 
 def _records(path: Path) -> Iterator[tuple[int, dict]]:
     """(line number, record) of each line, unchecked beyond being objects after a header."""
+    if packed.is_packed(path):
+        yield from enumerate(packed.unpack(path), 1)
+        return
     with reading.open_unzipped(path) as file:
         bad = 0
         number = 0
@@ -339,16 +342,26 @@ def read_journal(path: str | os.PathLike[str]) -> Iterator[dict]:
 
     Each is checked: headers have a known version and an environment; results and winners have a
     problem and a config that decode, results a known status. A torn last line is left out. A file
-    of gzip is read as what was compressed.
+    of gzip is read as what was compressed, a packed journal (``records/packed.py``) as the records
+    that it keeps.
 
     Raises:
         DataFileError: naming the file, the line and the field.
     """
+    for record, _ in read_decoded(path):
+        yield record
+
+
+def read_decoded(path: str | os.PathLike[str]
+                 ) -> Iterator[tuple[dict, tuple[GemmProblem, KernelConfig] | None]]:
+    """Every record as :func:`read_journal` yields it, and of results and winners the problem and
+    the config, each distinct one decoded once. Raises as that."""
     path = Path(path)
     checker = _Checker(path)
     for line, record in _records(path):
-        checker.check(line, record)
-        yield record
+        known = checker.check(line, record)
+        yield record, None if known is None else (
+            known[0].value, known[1].value)  # type: ignore[misc]
 
 
 class DoneKeys:
@@ -370,7 +383,7 @@ class DoneKeys:
                 in self._outcomes)
 
     def has_winner(self, problem: GemmProblem) -> bool:
-        """Whether a winner was journalled, so that nothing is left to do."""
+        """Whether the problem has a winner, so that it is finished."""
         return digest(problem_key(problem)) in self._winners
 
     def fastest(self, problem: GemmProblem, count: int = REMEMBERED
@@ -387,8 +400,8 @@ class DoneKeys:
 def read_done(path: str | os.PathLike[str], environment: object) -> DoneKeys:
     """What was measured in ``environment``; see :class:`DoneKeys`. Streams the file once.
 
-    An outcome is kept as the exclusive or of the digests of its problem, config and stage, each
-    hashed once: a million rows in a few seconds and about a hundred bytes each.
+    An outcome is stored as the exclusive or of the digests of its problem, config and stage, each
+    hashed once. A million rows take a few seconds and about 100 bytes each.
 
     Raises:
         DataFileError: as :func:`read_journal`.

@@ -133,7 +133,8 @@ _GZIP = b"\x1f\x8b"
 
 @contextlib.contextmanager
 def open_unzipped(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """As :func:`open_regular`; of a file of gzip, by its first bytes, what was compressed.
+    """As :func:`open_regular`, but decompresses a gzip file, which is recognized by its first
+    bytes.
 
     Raises:
         DataFileError: also where that is damaged or cut short.
@@ -200,7 +201,7 @@ def csv_records(path: str | os.PathLike[str], limit: int = CSV_LIMIT
 
 
 class Fields:
-    """One JSON object of a file, taken apart field by field; errors name file, row and field."""
+    """Typed access to the fields of one JSON object; errors name file, row and field."""
 
     def __init__(self, path: object, value: object, row: int | None = None,
                  what: str = "entry") -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import logging
 import math
 import operator
@@ -35,7 +34,7 @@ from tritongemm.records.columns import (
     roof_time_us,
     row_key,
 )
-from tritongemm.records.run import is_run_id, utc_now
+from tritongemm.records.run import is_run_id, read_sidecars, utc_now, write_sidecar
 
 __all__ = ["COLUMNS", "NAMES", "PROBLEM_COLUMNS", "REQUIRED", "SCHEMA_VERSION", "STATUSES",
            "Column", "Row", "append_rows", "derive", "problem_columns", "problem_of",
@@ -97,8 +96,8 @@ def append_rows(path: str | os.PathLike[str], rows: Iterable[Mapping[str, object
     """Appends rows to a CSV (made with a header if absent), under its lock, flushed to the disk.
 
     ``schema_version`` and ``timestamp_utc`` are filled in; NaN is written as empty; line breaks
-    in texts become spaces. A last line that a crash cut short is dropped first. A file of an
-    narrower schema is widened to the columns that these rows need. Returns the number of rows.
+    in texts become spaces. An incomplete last line from a crash is dropped first. A file with fewer
+    columns is extended to the columns that these rows need. Returns the number of rows.
 
     Raises:
         DataFileError: an unknown column, a value of the wrong type, another schema, no space,
@@ -120,7 +119,7 @@ def append_rows(path: str | os.PathLike[str], rows: Iterable[Mapping[str, object
 
 
 def _append(path: Path, raw: bytes) -> None:
-    """One flushed append; a failure takes back what was written of it."""
+    """Appends and flushes; a failure removes what was written."""
     try:
         new = not path.exists()
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
@@ -142,8 +141,8 @@ def _append(path: Path, raw: bytes) -> None:
 
 
 def _prepare(path: Path, width: int) -> list[str] | None:
-    """Checks the header of an existing file, mends its end and widens it to ``width`` columns;
-    None where there is none yet."""
+    """Checks the header of an existing file, repairs its end and extends it to ``width`` columns.
+    None for a new file."""
     if not path.exists():
         return None
     torn = _torn(path)
@@ -174,7 +173,7 @@ def _truncate(path: Path, size: int) -> None:
 
 
 def _widen(path: Path, width: int, wanted: int) -> None:
-    """Rewrites a file of ``width`` columns with ``wanted``, the new ones empty."""
+    """Rewrites a file of ``width`` columns with ``wanted`` columns; the new ones are empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for number, (line, texts) in enumerate(reading.csv_records(path)):
@@ -186,7 +185,8 @@ def _widen(path: Path, width: int, wanted: int) -> None:
 
 
 def _torn(path: Path) -> tuple[int, bool] | None:
-    """(bytes before the last line, whether that line is whole) if no newline ends the file."""
+    """(bytes before the last line, whether that line is complete) if the file does not end with a
+    newline."""
     with reading.open_regular(path, reading.CSV_LIMIT) as file:
         size = file.seek(0, os.SEEK_END)
         if size == 0:
@@ -200,7 +200,7 @@ def _torn(path: Path) -> tuple[int, bool] | None:
     if cut == 0 and start > 0:
         raise DataFileError(path, f"its last line is longer than {reading.LINE_LIMIT} bytes. "
                             "Is it the right file?")
-    if start + cut == 0:  # one line: the beginning of our header, or judged as a header later
+    if start + cut == 0:  # one line: the beginning of a header, or checked as a header later
         return 0, tail in _HEADERS or not _HEADERS[-1].startswith(tail)
     try:
         whole = list(csv.reader([tail[cut:].decode()], strict=True))
@@ -257,7 +257,7 @@ _IS_NOT: dict[Callable[[str], object], str] = {
 
 
 class _Reader:
-    """Turns the texts of one line into a checked row."""
+    """Converts the fields of one line into a validated row."""
 
     def __init__(self, path: object, names: list[str]) -> None:
         self.path, self.width = path, len(names)
@@ -313,7 +313,7 @@ class _Reader:
 
 
 def _at_fault(row: Row) -> str:
-    """The column for which no problem can be made."""
+    """The column that makes the problem invalid."""
     for name in PROBLEM_COLUMNS:
         if name not in ("op", "precision") and row[name] is not None:
             try:
@@ -326,7 +326,7 @@ def _at_fault(row: Row) -> str:
 def read_rows(path: str | os.PathLike[str]) -> Iterator[Row]:
     """Every row of a CSV as a dict of :data:`NAMES`, typed, None where empty; streaming.
 
-    A last line that a crash cut short is left out, with a warning in the log.
+    An incomplete last line from a crash is left out, with a warning in the log.
 
     Raises:
         DataFileError: naming the file, the line (the header is line 1) and the field.
@@ -349,46 +349,10 @@ def read_rows(path: str | os.PathLike[str]) -> Iterator[Row]:
     while before is not None:
         try:
             after = next(records, None)
-        except DataFileError:  # the torn line itself
+        except DataFileError:  # the incomplete line itself
             after = (0, [])
             records = iter(())
         if after is None:
             return
         yield reader.row(*before)
         before = after
-
-
-# --- sidecars -----------------------------------------------------------------------------------
-
-
-def write_sidecar(folder: str | os.PathLike[str], run_id: str, meta: Mapping[str, object]) -> Path:
-    """Writes ``<folder>/<run_id>.meta.json``, the environment of a run. Returns its path.
-
-    Raises:
-        DataFileError: not a run id, not JSON, not writable.
-    """
-    path = Path(folder) / f"{run_id}.meta.json"
-    if not is_run_id(run_id):
-        raise DataFileError(folder, f"{run_id!r:.80} is not a run id", field="run_id")
-    try:
-        text = json.dumps({**meta, "run_id": run_id}, indent=1, sort_keys=True, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise DataFileError(path, f"the environment cannot be written as JSON: {error}"
-                            ) from error
-    atomic.write_atomic(path, text + "\n")
-    return path
-
-
-def read_sidecars(folder: str | os.PathLike[str]) -> dict[str, dict]:
-    """run_id -> environment, of every ``*.meta.json`` in a folder. Raises DataFileError."""
-    found = {}
-    for path in sorted(Path(folder).glob("*.meta.json")):
-        meta = reading.read_json(path)
-        run_id = path.name[:-len(".meta.json")]
-        if not isinstance(meta, dict):
-            raise DataFileError(path, "is not an object")
-        if meta.get("run_id", run_id) != run_id:
-            raise DataFileError(path, f"{meta['run_id']!r:.80} does not match the file's name",
-                                field="run_id")
-        found[run_id] = meta
-    return found

@@ -1,4 +1,4 @@
-"""Spaces: the configurations that a sweep may try for a kernel, as axes, never as a long list.
+"""Spaces: the configs that a sweep may try for a kernel, as products of axes.
 
 ``configs/spaces/<kernel>.json`` holds either one product of axes::
 
@@ -10,8 +10,8 @@ or the union of several, each of which may be limited to some formats of operand
     {"schema_version": 1, "kernel": "tiled",
      "products": [{"axes": {...}}, {"dtypes": ["fp32"], "axes": {...}}]}
 
-``configs/spaces/ladder/`` holds those of the ladder's rungs, which ``matmul`` never runs and a
-sweep only takes when a rung is named.
+``configs/spaces/ladder/`` holds those of the ladder's rungs. ``matmul`` never runs rungs, and a
+sweep uses these spaces only for rungs that are named.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tritongemm.formats import FORMATS
 from tritongemm.records.reading import Fields, read_json
 
 SCHEMA_VERSION = 1
-#: A bound against a typing error or a hostile file: no sweep compiles that many.
+#: Limit against typing errors and hostile files; no sweep compiles that many.
 MAX_CONFIGS = 1_000_000
 _NEEDED = ("block_m", "block_n", "block_k")
 
@@ -104,7 +104,7 @@ class Space:
 
 
 def combined_hash(spaces: Iterable[Space]) -> str:
-    """One hash for what a sweep drew from: that of the only space, or of all their hashes."""
+    """One hash for all spaces of a sweep: that of a single space, or a hash of their hashes."""
     hashes = sorted({space.hash for space in spaces})
     if len(hashes) == 1:
         return hashes[0]

@@ -1,7 +1,7 @@
 """Suites: lists of shapes to sweep or bench, one CSV a family.
 
-Required columns ``m,n,k``; optional ``batch, layout, dtype, epilogue, count, note, suite``. What a
-suite does not say, the command line does.
+Required columns ``m,n,k``; optional ``batch, layout, dtype, epilogue, count, note, suite``. The
+command line sets what a suite does not.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tritongemm.records import atomic, reading
 _LOG = logging.getLogger("tritongemm")
 REQUIRED = ("m", "n", "k")
 _SUITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
-#: Characters of a note; it ends up in reports.
+#: Most characters of a note, which reports show.
 _NOTE_LIMIT = 500
 
 
@@ -33,7 +33,7 @@ class Shape:
     Attributes:
         m, n, k: extents, >= 0.
         batch: >= 1.
-        layout, dtype, epilogue: empty where the suite does not say.
+        layout, dtype, epilogue: empty where the suite does not set them.
         count: how often a model runs this shape, for weighting.
         note: where the shape comes from.
         suite: the family's name.
@@ -52,8 +52,8 @@ class Shape:
 
     def problem(self, dtype: str = "bf16", layout: str = "nn", precision: str = "ieee",
                 epilogue: str = "none", **words: str) -> GemmProblem:
-        """The problem of contiguous operands; what the suite says wins over the arguments.
-        ``words``: further ones of :meth:`GemmProblem.contiguous`, e.g. ``scale_a``.
+        """The problem of contiguous operands; the suite's values override the arguments. ``words``:
+        further ones of :meth:`GemmProblem.contiguous`, e.g. ``scale_a``.
 
         Raises:
             ProblemError: an unknown dtype, layout, precision, epilogue or scale.
@@ -123,8 +123,8 @@ _PARSERS: dict[str, Callable[[str], object]] = {
 def read_suite(path: str | os.PathLike[str]) -> list[Shape]:
     """The shapes of a suite's CSV, in the file's order; at least one.
 
-    A row that names no suite belongs to the one of the file's name. Columns that a suite does not
-    have are ignored, with a warning in the log.
+    A row without a suite belongs to the suite of the file's name. Unknown columns are ignored, with
+    a warning in the log.
 
     Raises:
         DataFileError: not there, unreadable, too large, not UTF-8, not CSV, a missing or repeated

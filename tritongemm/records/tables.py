@@ -1,8 +1,7 @@
-"""Tuned tables: the best configuration of each problem on one device, one JSON row a line.
+"""Tuned tables: the best config of each problem on one device, one JSON row on each line.
 
-A header says for what and from what the rows were made; a row made by another space, torch or
-Triton than the header's says so itself. Merging is under a lock and atomic: two publishers at
-once lose nothing.
+The header states what the rows are for and what they were made with. A row made with another space,
+torch or Triton states its own. Merges are locked and atomic: concurrent publishers lose nothing.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from tritongemm.records.codec import MODIFIERS, modifiers
 from tritongemm.records.reading import Fields, read_json
 
 SCHEMA_VERSION = 1
-#: The op of tables that hold one winner a rung of the ladder; never read by ``matmul``.
+#: The op of the ladder's tables, with one winner for each rung; ``matmul`` never reads them.
 LADDER = "ladder"
 
-#: Header fields that a table is about; merging needs them to agree.
+#: Header fields that identify a table; they must agree in a merge.
 IDENTITY = ("device", "arch", "op", "dtype_a", "dtype_b", "dtype_out", "precision", "layout",
             *MODIFIERS)
-#: Header fields that a row may state for itself where it differs.
+#: Header fields that a row overrides where it differs.
 PROVENANCE = ("space_hash", "torch", "triton")
 _KEY = ("batch", "m", "n", "k", "align_a", "align_b", "align_c", "epilogue")
 _HEADER = ("schema_version", *(name for name in IDENTITY if name not in MODIFIERS), *PROVENANCE)
@@ -41,7 +40,7 @@ Key = tuple  # of TunedRow.key, with the kernel behind it in a ladder's table
 
 @dataclass(frozen=True)
 class TableHeader:
-    """What a table is about, and what the most recently published rows were made with.
+    """Identifies a table, and states what its most recently published rows were made with.
 
     Attributes:
         device: slug; arch: compute capability, e.g. 90.
@@ -151,7 +150,7 @@ class TunedTable:
 
 @dataclass(frozen=True)
 class MergeReport:
-    """What a merge did: rows added, rows replaced, incoming rows that lost to the old one."""
+    """The result of a merge: rows added, rows replaced, and existing rows kept."""
 
     added: int
     replaced: int
@@ -249,7 +248,7 @@ def _header(top: Fields) -> TableHeader:
     about = {name: getattr(header, name)
              for name in ("dtype_a", "dtype_b", "dtype_out", "layout", "precision", *MODIFIERS)}
     asked: dict[str, str] = {}
-    for name in about:  # one more at a time, so that the field at fault is known
+    for name in about:  # one more field at a time, to find the invalid one
         asked[name] = about[name]
         try:
             GemmProblem(1, 1, 1, **asked)  # type: ignore[arg-type]
@@ -305,8 +304,8 @@ def _values(row: TunedRow, header: TableHeader) -> dict[str, object]:
 def write_table(path: str | os.PathLike[str], table: TunedTable) -> None:
     """Writes a table atomically, one row a line, sorted by :attr:`TunedRow.key`.
 
-    Everything is validated first, so that no file is left that cannot be read. Callers that
-    change an existing table use :func:`merge`, which holds the lock.
+    Validates everything first, so that the file can always be read. To change an existing table use
+    :func:`merge`, which holds the lock.
 
     Raises:
         DataFileError: a bad header or row, or not writable; the file is as it was.
@@ -332,10 +331,10 @@ def merge(path: str | os.PathLike[str], header: TableHeader, rows: Iterable[Tune
         path: the table.
         header: what the incoming rows are about and were made with.
         rows: the incoming rows.
-        replace_row: ``replace_row(old, new)`` says whether ``new`` takes the place of ``old`` for
-            the same problem; both have their provenance filled in.
+        replace_row: ``replace_row(old, new)`` returns whether ``new`` replaces ``old`` for the same
+            problem; both have their provenance set.
 
-    The header of the file becomes ``header`` if any row was taken; older rows keep their own
+    The file's header becomes ``header`` if any row is added or replaced; older rows keep their own
     provenance.
 
     Raises:

@@ -1,4 +1,5 @@
-"""The picture of an accuracy study: error over K, a panel a distribution, a line an algorithm."""
+"""The chart of an accuracy study: error over K, one panel for each distribution, one line for each
+algorithm."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from tritongemm.errors import missing
 from tritongemm.report.plots import _LOOK, _save
 
 Row = Mapping[str, object]
-#: Okabe and Ito's palette; the yardstick is grey.
+#: Okabe and Ito's palette; the reference is grey.
 _COLOURS = {"sgemm": "#7f7f7f", "cublas_tf32": "#bdbdbd", "ieee": "#56B4E9", "fp16x3": "#0072B2",
             "tf32": "#E69F00"}
 _LABELS = {"sgemm": "cuBLAS SGEMM", "cublas_tf32": "cuBLAS TF32"}
@@ -18,7 +19,7 @@ _COLUMNS = 4
 
 
 def write_picture(rows: Iterable[Row], path: Path, measure: str = "max_error") -> Path:
-    """One PNG of the square C that has the most values of K.
+    """Draws one PNG, for the size M = N with the most values of K.
 
     Args:
         rows: with the columns of ``tritongemm accuracy``'s CSV.

@@ -18,13 +18,13 @@ SUMMARY_COLUMNS = ("rows", "timed", "geomean", "median", "min", "min_at", "max",
 
 
 def summary(headline: pd.DataFrame, by: Sequence[str] = GROUP) -> pd.DataFrame:
-    """One line for each group of providers' rows, without torch and its control.
+    """One line for each group of providers' rows, without torch and the torch control.
 
     Besides ``by`` the columns are ``rows``; ``timed`` (status ok, with a ratio); ``geomean,
     median, min, max`` of torch time / provider time over the timed rows, and the problems
     ``min_at, max_at``; ``faster, tie, slower``, where the 95 % interval lies above, around or
-    below 1; ``failed``, rows whose status is not ok, which enter no mean; ``fallback``, rows that
-    torch computed; ``of_roof_pct``, the median share of the roofline in per cent;
+    below 1; ``failed``, rows whose status is not ok, which no mean includes; ``fallback``, rows
+    that torch computed; ``of_roof_pct``, the median share of the roofline in per cent;
     ``worst_error``, the largest error divided by its limit.
     """
     import numpy as np
@@ -68,7 +68,8 @@ def summary(headline: pd.DataFrame, by: Sequence[str] = GROUP) -> pd.DataFrame:
 
 
 def correctness(headline: pd.DataFrame) -> pd.DataFrame:
-    """One line a group: ``checked`` rows, ``wrong``, ``other`` failures, the worst error ratios.
+    """One line for each group: ``checked`` rows, ``wrong`` results, ``other`` failures, largest
+    error ratios.
 
     An error ratio is the error divided by its limit. Torch is left out; rows without a time
     count too.
@@ -103,8 +104,8 @@ def slowest(headline: pd.DataFrame, count: int) -> pd.DataFrame:
 
 
 def control(rows: pd.DataFrame) -> pd.DataFrame:
-    """Torch against torch, a line a run: ``rows, mean``, the ``limit`` of its timers, and whether
-    ``mean`` is ``within`` 1 +- ``limit``."""
+    """The torch control (torch against torch), one line for each run: ``rows``, ``mean``, the
+    ``limit`` of its timers, and whether ``mean`` is ``within`` 1 +- ``limit``."""
     import pandas as pd
 
     columns = ["run_id", "rows", "mean", "limit", "within"]
@@ -120,7 +121,7 @@ def control(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def sources(headline: pd.DataFrame) -> pd.DataFrame:
-    """How many rows of each provider have each ``selection_source``."""
+    """The number of rows of each provider and ``selection_source``."""
     rows = headline[is_contender(headline) & (headline["selection_source"] != "")]
     counts = rows.groupby(["provider", "selection_source"], sort=True).size()
     return counts.reset_index(name="rows")

@@ -1,4 +1,4 @@
-"""The ladder as bars: each rung's rate, rung by rung, with torch's as a line."""
+"""Bar charts of the ladder: the rate of each rung, and torch's as a line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BAR = "#0072B2"
 
 def write_bars(rows: Sequence[Row], order: Sequence[str], folder: Path, *, title: str = ""
                ) -> list[Path]:
-    """One PNG a size and dtype, rungs from the bottom of the ladder to its top.
+    """Draws one PNG for each size and dtype, with the rungs in the ladder's order.
 
     Args:
         rows: rows of the common schema; those of ``torch`` become the line.

@@ -1,4 +1,5 @@
-"""Two runs of the same problems: SAME, FASTER, SLOWER or AMBIGUOUS by the recorded intervals."""
+"""Compares two runs of the same problems by their recorded intervals: SAME, FASTER, SLOWER or
+AMBIGUOUS."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 SAME, FASTER, SLOWER, AMBIGUOUS = "SAME", "FASTER", "SLOWER", "AMBIGUOUS"
 BROKEN, MENDED, FAILED, UNTIMED = "BROKEN", "MENDED", "FAILED", "UNTIMED"
 MISSING, NEW = "MISSING", "NEW"
-#: Every verdict and what it says, the worst first.
+#: Verdict -> meaning, the worst first.
 VERDICTS = {
     BROKEN: "was ok, is not",
     SLOWER: "the whole interval of the change lies below 1, and the change exceeds the tolerance",
@@ -33,7 +34,7 @@ VERDICTS = {
 }
 #: Verdicts that make the exit status 1.
 BAD = (BROKEN, SLOWER)
-#: Changes smaller than this are no change: the control's own spread on a quiet card.
+#: Smaller changes count as no change. It is the spread of the torch control on an idle GPU.
 TOLERANCE = 0.01
 
 
@@ -101,13 +102,12 @@ def verdict(change: float, low: float, high: float, tolerance: float = TOLERANCE
 
 def compare(old: Results, new: Results, *, by: str = "ratio", tolerance: float = TOLERANCE
             ) -> Comparison:
-    """Matches the rows of two loads by problem x provider and judges each pair.
+    """Matches the rows of two results by problem x provider and compares each pair.
 
-    By ``ratio``: the ratio to torch, which each run paired with torch in the same rounds, so that
-    a card that is slower today changes nothing; rows without one in both are compared by time,
-    and torch itself is left out. By ``time``: the median, with the 20th to the 80th percentile as
-    its interval, torch included. The interval of the change divides the ends the unfavourable way
-    round, so it is wider than 95 %.
+    By ``ratio``: compares the ratio to torch, which was measured in the same rounds, so a slower
+    GPU changes nothing. Rows without a ratio in both are compared by time; torch is left out. By
+    ``time``: compares the median times, torch included, with the 20th to 80th percentile as the
+    interval. The interval of the change divides opposite ends, so it is wider than 95 %.
 
     Raises:
         UsageError: an unknown ``by``, a tolerance outside 0 to 1, or no row in common.

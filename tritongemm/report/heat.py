@@ -1,4 +1,5 @@
-"""A sweep's journal as maps over block_m x block_n: how near the best each tile size came."""
+"""Heat maps of a sweep's journal over block_m x block_n: the best time over that of each tile size.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ T = TypeVar("T")
 
 @dataclass
 class Cell:
-    """One block_m x block_n of one kernel: the best over all other parameters.
+    """One block_m x block_n of one kernel: the fastest config over all other parameters.
 
     Attributes:
         time_us: the best time; infinity where nothing ran.
-        config: the config that had it.
-        tried: configs measured there, failed ones included.
+        config: the config with that time.
+        tried: configs measured with this tile size, failed ones included.
         failed: failures by status.
     """
 
@@ -58,8 +59,8 @@ class HeatMap:
 def read_maps(paths: Iterable[str | Path]) -> list[HeatMap]:
     """The maps of every problem in the journals, in order of first appearance.
 
-    Coarse times are compared with coarse times: where a problem has any, its finalists' later,
-    finer times are left out, since they were measured under other conditions.
+    Only times of one stage are compared: where a problem has coarse times, the times of its
+    finalists are left out, because they were measured under other conditions.
 
     Raises:
         DataFileError: a journal that cannot be used.
@@ -94,8 +95,8 @@ def spread(maps: Sequence[HeatMap], count: int) -> list[HeatMap]:
 
 
 def mean_shares(maps: Sequence[HeatMap]) -> dict[str, dict[tuple[int, int], tuple[float, int]]]:
-    """By kernel and block: the geometric mean of the share of best, over the problems where that
-    block ran, and how many those are."""
+    """By kernel and tile size: the geometric mean of best time / time over the problems where that
+    tile size ran, and the number of these problems."""
     logs: dict[str, dict[tuple[int, int], list[float]]] = {}
     for one in maps:
         for kernel, cells in one.kernels.items():
@@ -121,5 +122,5 @@ def _add(cell: Cell, config: KernelConfig, record: Mapping[str, Any]) -> None:
         cell.failed[record["status"]] += 1
         return
     time = record.get("time_us")
-    if time is not None and time < cell.time_us:  # the interpreter proves and does not time
+    if time is not None and time < cell.time_us:  # the interpreter verifies and does not time
         cell.time_us, cell.config = float(time), config

@@ -1,4 +1,4 @@
-"""Bench CSVs and their sidecars as one table; which rows count, and why the others do not."""
+"""Loads bench CSVs and their ``runs.json`` as one table, and decides which rows count."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tritongemm.errors import DataFileError, UsageError
+from tritongemm.errors import UsageError
 from tritongemm.records.control import BASELINE, CONTROL
 from tritongemm.records.reading import csv_records
 from tritongemm.records.rows import COLUMNS, PROBLEM_COLUMNS, read_rows, read_sidecars
@@ -22,17 +22,17 @@ KEY = ("device", "suite", "provider", *PROBLEM_COLUMNS)
 
 @dataclass(frozen=True)
 class Results:
-    """What a report is made from.
+    """The rows and run records that a report is made from.
 
     Attributes:
         rows: every row read, in file order; the CSV's columns and ``void``, ``problem``,
             ``dtype``, ``side`` (see :func:`load`).
-        headline: the rows that count: no void run, and (unless all runs were asked for) the
-            newest run of each problem x provider.
-        void_runs: run id -> why its sidecar calls it void.
+        headline: the rows that count: without void runs, and only the newest run of each problem x
+            provider (unless all runs were requested).
+        void_runs: run id -> the reason why its record marks it void.
         superseded: how many good rows a newer run replaced.
         sidecars: run id -> environment record, of the runs in ``rows``.
-        without_sidecar: run ids that have none.
+        without_sidecar: run ids without a record.
         files: the CSVs read.
         skipped: CSVs of a folder that hold no rows of a bench.
     """
@@ -66,17 +66,16 @@ class Results:
 
 
 def nothing() -> Results:
-    """No rows at all, for a report made only from journals."""
+    """An empty result, for a report made only from journals."""
     rows = _frame([])
     rows["void"] = False
     return Results(rows=rows, headline=rows)
 
 
 def csv_paths(names: Iterable[str | Path]) -> tuple[list[Path], list[Path]]:
-    """(CSVs of a bench, other CSVs of ours), each once; a folder stands for the CSVs directly in
-    it.
+    """(bench CSVs, other CSVs), each once. A folder stands for the CSVs directly in it.
 
-    A CSV that is named itself is always among the first: reading it tells what is wrong with it.
+    A CSV that is named itself is always among the first; an error in it shows when it is read.
 
     Raises:
         UsageError: a path that does not exist, or a folder without a CSV of a bench.
@@ -106,7 +105,7 @@ def csv_paths(names: Iterable[str | Path]) -> tuple[list[Path], list[Path]]:
 
 
 def _is_other(path: Path) -> bool:
-    """Whether a CSV holds something else than rows of a bench: a suite, regrets, a program's times.
+    """Whether a CSV holds something other than bench rows: a suite, regrets, a program's times.
 
     Its header has neither ``schema_version`` nor half of a bench's columns, so that a damaged CSV
     of a bench is not taken for one.
@@ -162,7 +161,7 @@ def load(names: Sequence[str | Path], *, all_runs: bool = False,
 
 
 def is_contender(rows: pd.DataFrame) -> pd.Series:
-    """Which rows are neither torch itself nor its hidden control."""
+    """Mask of the rows that are neither torch nor the torch control."""
     return ~rows["provider"].isin([BASELINE, CONTROL])
 
 
@@ -215,14 +214,10 @@ def _sidecars(paths: Sequence[Path], runs: Sequence[str]
     found: dict[str, Mapping[str, Any]] = {}
     for folder in dict.fromkeys(path.parent for path in paths):
         for run, meta in read_sidecars(folder).items():
-            if run not in runs:
-                continue
-            if not isinstance(meta.get("void", False), bool):
-                raise DataFileError(folder / f"{run}.meta.json",
-                                    f"{meta['void']!r} is neither true nor false", field="void")
-            found[run] = meta
+            if run in runs:
+                found[run] = meta
     return {r: found[r] for r in runs if r in found}, [r for r in runs if r not in found]
 
 
 def _void_reason(meta: Mapping[str, Any]) -> str:
-    return str(meta.get("void_reason") or "its sidecar says so, without a reason")
+    return str(meta.get("void_reason") or "its record gives no reason")

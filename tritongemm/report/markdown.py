@@ -1,4 +1,4 @@
-"""Markdown tables, and writing them between markers of a file that people edit too."""
+"""Markdown tables, and writing them between markers of a file that is also edited by hand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TABLES: dict[str, Callable[[Results], tables.Table]] = {
     "runs": tables.runs_table,
     "environment": tables.environment_table,
 }
-#: What ``--section`` takes; ``facts`` is the lines of context.
+#: Values of ``--section``; ``facts`` are the lines of context.
 SECTIONS = (*TABLES, "facts")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _LARGEST = 16 * 1024 * 1024
@@ -35,7 +35,7 @@ def default_sections(results: Results) -> tuple[str, ...]:
 
 
 def table(shown: tables.Table) -> str:
-    """One GitHub-flavoured table; what a CSV holds cannot break out of its cell."""
+    """One GitHub-flavoured table. Text from a CSV is escaped."""
     lines = [_line(shown.heads),
              "|" + "|".join("---:" if right else "---" for right in shown.numeric) + "|"]
     lines += [_line(row) for row in shown.cells]
@@ -43,7 +43,7 @@ def table(shown: tables.Table) -> str:
 
 
 def section(results: Results, name: str, *, heading: bool = True) -> str:
-    """A section's Markdown: heading, table, note; empty where there is nothing to say.
+    """A section's Markdown: heading, table, note. Empty if the table is empty.
 
     Raises:
         UsageError: an unknown section.
@@ -61,8 +61,8 @@ def section(results: Results, name: str, *, heading: bool = True) -> str:
 
 def document(results: Results, *, sections: Sequence[str] = (),
              images: Sequence[tuple[str, str]] = (), heading: bool = False) -> str:
-    """Alarms first, then ``sections`` (see :func:`default_sections`), then ``images`` as (caption,
-    relative path)."""
+    """The Markdown of a report: warnings first, then ``sections`` (see :func:`default_sections`),
+    then ``images``, pairs of caption and relative path."""
     sections = sections or default_sections(results)
     parts = [f"**{_escape(line)}**" for line in tables.alarms(results)]
     if results.headline.empty:
@@ -76,7 +76,7 @@ def document(results: Results, *, sections: Sequence[str] = (),
 def write_between(path: str | Path, name: str, text: str) -> bool:
     """Replaces the text between ``<!-- tritongemm:NAME -->`` and ``<!-- /tritongemm:NAME -->``.
 
-    Everything else of the file stays byte for byte, its line ends included. The write is atomic.
+    The rest of the file does not change, line endings included. The write is atomic.
 
     Returns:
         Whether the file changed.

@@ -1,7 +1,7 @@
 """One self-contained HTML page: overview, charts, sortable tables, every row, environment.
 
-Nothing is fetched when it is opened: styles (page.css), scripts (charts.js, page.js) and the data
-are inside, under 6 MB in all.
+The page loads nothing from elsewhere: styles (page.css), scripts (charts.js, page.js) and the data
+are inside, below 6 MB in all.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tritongemm.report import aggregate, page_data, style, tables
 from tritongemm.report.heat import HeatMap
 from tritongemm.report.load import Results
 
-#: Heat maps of single problems offered in the page's menu.
+#: Largest number of heat maps of single problems in the page's menu.
 MAX_MAPS = 24
 _HERE = Path(__file__).resolve().parent
 
@@ -38,7 +38,7 @@ def page(results: Results, *, title: str = "tritongemm report", maps: Sequence[H
 
     Args:
         results: the rows.
-        maps: heat maps of sweeps, of which :data:`MAX_MAPS` are offered one by one.
+        maps: heat maps of sweeps; :data:`MAX_MAPS` of them can be selected.
         mean_of: heat maps to average.
     """
     data, left_out = page_data.page_data(results, maps[:MAX_MAPS], mean_of)
@@ -97,7 +97,8 @@ def _overview(results: Results, timed: bool) -> Section:
 
 
 def _cards(results: Results) -> str:
-    """One card a suite and dtype; a line a layout and provider, since layouts are not pooled."""
+    """One card for each suite and dtype, with a line for each layout and provider: layouts are not
+    averaged together."""
     frame = aggregate.summary(results.headline)
     if frame.empty:
         return ""

@@ -1,4 +1,4 @@
-"""What the page's charts and its table of all rows are drawn from, as one JSON object."""
+"""The data of the page's charts and of its table of all rows, as one JSON object."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from tritongemm.report.roof import roof_of, window
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Rows that the table shows at first; the filter and the sort see every row.
+#: Rows that the table shows at first; filter and sorting use all rows.
 SHOWN_ROWS = 200
-#: Bytes of the rows in the page. With scripts, styles and tables the page stays under 6 MB.
+#: Largest size of the rows in the page, bytes. With scripts, styles and tables the page stays below
+#: 6 MB.
 ROWS_LIMIT = 5_000_000
 #: Columns that only the charts need.
 _HIDDEN = ("device", "side", "intensity")
-#: Column -> its head, with the unit.
+#: Column -> heading with the unit.
 _LABELS = {"ratio_vs_torch": "ratio", "ratio_low": "low", "ratio_high": "high",
            "time_us_p50": "time us", "tflops": "TFLOP/s", "gbps": "GB/s",
            "pct_of_roof": "% of roof", "max_err_ratio": "error / limit", "config_id": "config",
@@ -33,9 +34,9 @@ def page_data(results: Results, maps: Sequence[HeatMap], mean_of: Sequence[HeatM
     """The object that page.js reads, and how many rows were left out to keep the page small.
 
     Keys: ``columns, rows, shown`` (the rows, column by column), ``styles`` (provider -> colour
-    and mark), ``yardsticks`` (providers that no ratio chart shows), ``views`` ([device, dtype,
-    layout] with ratios, the one with the most suites first), ``roofs`` (one a device and dtype)
-    and ``heats`` (heat maps of sweeps).
+    and mark), ``yardsticks`` (torch and other providers that ratio charts leave out), ``views``
+    ([device, dtype, layout] with ratios, the one with the most suites first), ``roofs`` (one a
+    device and dtype) and ``heats`` (heat maps of sweeps).
     """
     headline = results.headline
     rows = tables.problem_rows(headline)
@@ -55,7 +56,8 @@ def page_data(results: Results, maps: Sequence[HeatMap], mean_of: Sequence[HeatM
 
 
 def embedded(data: object) -> str:
-    """JSON that can stand inside a script element: ``<`` could end it or open a comment."""
+    """JSON that is safe inside a script element: ``<`` is escaped, since it could end the element
+    or open a comment."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
@@ -77,7 +79,7 @@ def _column(name: str, series: pd.Series) -> dict[str, Any]:
         column["hidden"] = True
     if series.dtype != object:
         return {**column, "values": [_rounded(v) for v in values]}
-    # Few distinct texts, many rows: an index into a list keeps the page small.
+    # Texts repeat in many rows: an index into a list keeps the page small.
     texts = list(dict.fromkeys(values))
     index = {text: at for at, text in enumerate(texts)}
     return {**column, "texts": texts, "values": [index[v] for v in values]}
@@ -111,7 +113,7 @@ def _roofs(rated: pd.DataFrame) -> list[dict[str, Any]]:
 def _heats(maps: Sequence[HeatMap],
            shares: Mapping[str, Mapping[tuple[int, int], tuple[float, int]]],
            count: int) -> list[dict[str, Any]]:
-    """The mean over all problems, then each problem; a panel a kernel."""
+    """The mean over all problems, then each problem; one panel for each kernel."""
     heats = []
     if shares:
         heats.append({"label": f"mean of {count} problems", "panels": [

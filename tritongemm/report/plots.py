@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: More panels than this in one picture cannot be read.
+#: Largest number of panels in one figure that is still legible.
 MAX_PANELS = 24
 #: Intervals are drawn for providers with at most this many points in a panel.
 MAX_INTERVALS = 150
@@ -33,11 +33,11 @@ _LOOK = {"font.size": 9.5, "axes.spines.top": False, "axes.spines.right": False,
 
 def write_plots(results: Results, folder: Path, *, maps: Sequence[HeatMap] = (),
                 mean_of: Sequence[HeatMap] = ()) -> list[tuple[str, Path]]:
-    """Every plot that the rows allow, as (caption, file).
+    """Draws every plot that the rows have data for. Returns pairs of caption and file.
 
     Args:
         results: the rows.
-        folder: where to; made if it is not there.
+        folder: output folder; created if it does not exist.
         maps: heat maps to draw, one file each.
         mean_of: heat maps to average into one more file.
 
@@ -86,7 +86,7 @@ def timed(headline: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_rate(headline: pd.DataFrame) -> pd.DataFrame:
-    """The rows that a roofline can show, torch's included, with ``intensity`` in FLOP/byte.
+    """The rows with data for a roofline, torch's included, with ``intensity`` in FLOP/byte.
 
     ``tflops`` and ``gbps`` use the same time, so their quotient is FLOPs / compulsory bytes.
     """
@@ -96,7 +96,8 @@ def with_rate(headline: pd.DataFrame) -> pd.DataFrame:
 
 
 def overview(rows: pd.DataFrame) -> Figure | None:
-    """Every shape as a dot, a line a suite, dtype and layout; the geometric mean as a diamond."""
+    """One dot for each shape, one line for each suite, dtype and layout; a diamond marks the
+    geometric mean."""
     import numpy as np
 
     if rows.empty:
@@ -144,7 +145,8 @@ def overview(rows: pd.DataFrame) -> Figure | None:
 
 
 def ratio_by_size(rows: pd.DataFrame, title: str) -> Figure | None:
-    """A panel a suite: ratio to torch over the side of the cube of the same work."""
+    """One panel for each suite: ratio to torch over the side of the cube with the same number of
+    operations."""
     import numpy as np
 
     suites = sorted(rows["suite"].unique())
@@ -158,7 +160,7 @@ def ratio_by_size(rows: pd.DataFrame, title: str) -> Figure | None:
     figure, axes = _figure(max(6.4, 4.3 * across), 0.9 + 3.1 * down, down, across)
     for panel, suite in zip(axes.flat, shown, strict=False):
         part, means = rows[rows["suite"] == suite], {}
-        for provider in reversed(providers):  # the first provider's points lie on top
+        for provider in reversed(providers):  # draw the first provider's points on top
             one = part[part["provider"] == provider]
             if one.empty:
                 continue
@@ -194,7 +196,7 @@ def ratio_by_size(rows: pd.DataFrame, title: str) -> Figure | None:
 
 
 def roofline(rows: pd.DataFrame, roof: Roof, title: str) -> Figure | None:
-    """Rate over arithmetic intensity, under the roof of the unit that does the work."""
+    """Rate over arithmetic intensity, with the roof of the unit that does the work."""
     import numpy as np
 
     if rows.empty:
@@ -203,7 +205,7 @@ def roofline(rows: pd.DataFrame, roof: Roof, title: str) -> Figure | None:
     colour, mark = style.colours(providers), style.marks(providers)
     figure, axes = _figure(8.2, 5.4)
     low, high, slowest, fastest = window(rows, roof)
-    # Points outside the axes are drawn at their edge.
+    # Points outside the axes are drawn at the edge.
     rows = rows.assign(intensity=rows["intensity"].clip(low, high),
                        tflops=rows["tflops"].clip(slowest, fastest))
     for provider in reversed(providers):
@@ -240,7 +242,7 @@ def roofline(rows: pd.DataFrame, roof: Roof, title: str) -> Figure | None:
 
 
 def problem_heat(one: HeatMap) -> Figure | None:
-    """One problem: share of the best time by block_m x block_n, a panel a kernel."""
+    """One problem: best time / time by block_m x block_n, one panel for each kernel."""
     def text(kernel: str, block: tuple[int, int]) -> tuple[float | None, str]:
         cell, share = one.kernels[kernel].get(block), one.share(kernel, block)
         if cell is None:
@@ -257,7 +259,8 @@ def problem_heat(one: HeatMap) -> Figure | None:
 
 
 def mean_heat(maps: Sequence[HeatMap]) -> Figure | None:
-    """All problems: geometric mean of the share of the best time, where the block ran."""
+    """All problems: geometric mean of best time / time over the problems where the tile size ran.
+    """
     shares = mean_shares(maps)
 
     def text(kernel: str, block: tuple[int, int]) -> tuple[float | None, str]:
@@ -308,7 +311,7 @@ def _heat(blocks: Mapping[str, Sequence[tuple[int, int]]], text: Any, title: str
 
 def _figure(width: float, height: float, rows: int = 0, columns: int = 0,
             width_ratios: Sequence[float] | None = None) -> tuple[Any, Any]:
-    # Not pyplot, which keeps figures alive and needs a display on some systems.
+    # pyplot would keep figures alive and needs a display on some systems.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -322,7 +325,7 @@ def _figure(width: float, height: float, rows: int = 0, columns: int = 0,
 def _save(figure: Figure, path: Path) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # No date and no version in the file: the same rows give the same picture.
+        # No date and no version in the file: the same rows give the same bytes.
         figure.savefig(path, metadata={"Software": None})
     except OSError as error:
         raise DataFileError(path, f"cannot be written: {error.strerror or error}") from error

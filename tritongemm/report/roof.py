@@ -1,4 +1,4 @@
-"""The roof over a device's points: a peak rate and a memory bandwidth, if the device is known."""
+"""The roof of a device's roofline: peak rate and memory bandwidth, if the device is known."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Roof:
-    """min(peak, bandwidth x intensity), or nothing where the device has no peaks on record.
+    """min(peak, bandwidth x intensity); empty for a device without recorded peaks.
 
     Attributes:
         peak_tflops: dense peak of ``unit``, TFLOP/s; 0: not known.
@@ -29,12 +29,12 @@ class Roof:
 
     @property
     def known(self) -> bool:
-        """Whether there is a roof to draw."""
+        """Whether peak and bandwidth are known."""
         return self.peak_tflops > 0 and self.memory_gbps > 0
 
     @property
     def ridge(self) -> float:
-        """The intensity, FLOP/byte, from which the unit is the bound."""
+        """The intensity at the ridge, FLOP/byte: above it the unit is the limit."""
         return self.peak_tflops * 1e3 / self.memory_gbps
 
     def tflops(self, intensity: Any) -> Any:
@@ -63,8 +63,8 @@ def roof_of(device: str, rows: pd.DataFrame) -> Roof:
 def window(rows: pd.DataFrame, roof: Roof) -> tuple[float, float, float, float]:
     """(low x, high x, low y, high y) of a roofline: FLOP/byte and TFLOP/s.
 
-    The axes hold 98 % of the points in each direction and the top of the roof. A few tiny
-    problems would otherwise stretch both axes by decades.
+    The axes hold 98 % of the points in each direction and the top of the roof. Otherwise a few tiny
+    problems would extend both axes by decades.
     """
     x, y = rows["intensity"], rows["tflops"]
     low_x, high_x = float(x.quantile(0.01)) / 1.5, float(x.quantile(0.99)) * 1.5

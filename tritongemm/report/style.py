@@ -1,4 +1,4 @@
-"""Colours, order and number formats that all charts and tables share."""
+"""Colours, provider order and number formats of all charts and tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FIXED_MARKS = {BASELINE: ("o", "circle-open"), CONTROL: ("o", "circle-open"),
                 "inductor": ("^", "triangle-up")}
 _MARKS = (("D", "diamond"), ("v", "triangle-down"), ("P", "cross"), ("X", "x"),
           ("p", "pentagon"), ("*", "star"), ("h", "hexagon"))
-#: Ratios worth a tick on a logarithmic axis.
+#: Candidate ticks of a logarithmic axis of ratios.
 RATIO_TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0,
                10.0, 20.0, 50.0, 100.0)
 
@@ -38,7 +38,8 @@ def colours(providers: Iterable[str]) -> dict[str, str]:
 
 
 def marks(providers: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """A mark for each provider, (matplotlib's, the page's), so that colour is not needed."""
+    """A marker for each provider, (matplotlib's name, the page's), so that providers differ without
+    colour."""
     return _assigned(providers, _FIXED_MARKS, _MARKS)
 
 

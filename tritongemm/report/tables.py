@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells ready to show.
+    """A table of formatted cells.
 
     Attributes:
         name: a short id.
         title: one line.
         heads: column heads.
         cells: rows of text.
-        numeric: by column, whether it is set flush right and sorted as a number.
-        note: what a reader must know; may be empty.
+        numeric: for each column, whether it is right-aligned and sorted as numbers.
+        note: a remark below the table; may be empty.
     """
 
     name: str
@@ -36,7 +36,8 @@ class Table:
 
 
 def summary_table(results: Results) -> Table:
-    """The headline: a line a suite, dtype, layout and provider (and device, if several)."""
+    """The summary: one line for each suite, dtype, layout and provider (and device, if there are
+    several)."""
     frame = aggregate.summary(results.headline)
     several, fell_back = len(results.devices) > 1, bool(frame["fallback"].sum())
     untimed, failed = bool((frame["timed"] == 0).any()), bool(frame["failed"].sum())
@@ -72,7 +73,7 @@ def summary_table(results: Results) -> Table:
 
 
 def correctness_table(results: Results) -> Table:
-    """What was checked against the float64 reference, and the largest errors."""
+    """The rows checked against the float64 reference, and the largest errors."""
     heads = ("suite", "dtype", "layout", "provider", "rows", "checked", "wrong", "other failures",
              "worst error / limit", "worst RMS error / limit")
     cells = [(r["suite"], r["dtype"], r["layout"], r["provider"], style.count(r["rows"]),
@@ -114,7 +115,7 @@ def slowest_table(results: Results, count: int = 15) -> Table:
 
 
 def control_table(results: Results) -> Table:
-    """Torch against torch, by run."""
+    """The torch control (torch against torch) of each run."""
     heads = ("run", "rows", "mean ratio", "limit", "within")
     cells = [(r["run_id"], style.count(r["rows"]), style.number(r["mean"], 4),
               _margin(r["limit"]), "yes" if r["within"] else "NO")
@@ -130,18 +131,19 @@ def _margin(limit: float) -> str:
 
 
 def sources_table(results: Results) -> Table:
-    """How each provider's configs were chosen."""
+    """Selection sources of each provider's configs."""
     heads = ("provider", "chosen by", "rows")
     cells = [(r["provider"], r["selection_source"], style.count(r["rows"]))
              for r in aggregate.sources(results.headline).to_dict("records")]
     return _table("sources", "Where the configs came from", heads, cells, set(heads[:2]))
 
 
-#: Fields of a sidecar that describe one run and not its machine; :func:`runs_table` shows them.
+#: Fields of a run's record that describe the run and not its machine; :func:`runs_table` shows
+#: them.
 _OF_THE_RUN = ("run_id", "started_utc", "finished_utc", "suite", "dtypes", "layouts", "epilogues",
                "seed", "fresh_seed", "processes", "control", "complete", "void", "void_reason",
                "tags", "budget_s", "providers", "precision")
-#: Values of one field that the environment lists; more are counted.
+#: Most values listed for one field of the environment; further ones are only counted.
 _MAX_VALUES = 6
 
 
@@ -169,7 +171,8 @@ def runs_table(results: Results) -> Table:
 
 
 def environment_table(results: Results) -> Table:
-    """One line a field and value of the sidecars, with the number of runs that have it."""
+    """One line for each field and value of the run records, with the number of runs that have it.
+    """
     values: dict[str, dict[str, int]] = {}
     for meta in results.sidecars.values():
         for name, text in flatten({k: v for k, v in meta.items() if k not in _OF_THE_RUN}):
@@ -185,7 +188,7 @@ def environment_table(results: Results) -> Table:
             cells.append((name, f"and {len(seen) - len(listed)} other values", ""))
     note = ""
     if results.without_sidecar:
-        note = ("No environment record beside the CSV for "
+        note = ("runs.json has no record of "
                 + style.shorten(", ".join(results.without_sidecar), 200) + ".")
     heads = ("field", "value", "runs")
     return _table("environment", "Environment", heads, cells, set(heads), note)
@@ -206,7 +209,7 @@ def flatten(meta: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
 
 
 def alarms(results: Results) -> list[str]:
-    """Warnings above the figures: void runs, a control outside its limit, wrong results."""
+    """Warnings shown before the tables: void runs, a control outside its limit, wrong results."""
     lines = []
     for run, reason in results.void_runs.items():
         rows = int((results.rows["run_id"] == run).sum())
@@ -219,12 +222,13 @@ def alarms(results: Results) -> list[str]:
                          f"outside {_margin(row['limit'])}; do not rely on its ratios.")
     wrong = results.headline["status"] == "wrong"
     if wrong.any():
-        lines.append(f"{style.plural(wrong.sum(), 'result')} WRONG: listed, and in no mean.")
+        lines.append(f"{style.plural(wrong.sum(), 'result')} WRONG: they are listed, and no mean "
+                     "includes them.")
     return lines
 
 
 def facts(results: Results) -> list[str]:
-    """Lines below a title: device, versions, how rows were timed, which were left out."""
+    """Lines of context: device, versions, how rows were timed, which rows were left out."""
     rows = results.headline
     lines = []
     if results.devices:
@@ -272,7 +276,7 @@ def plain(shown: Table) -> str:
 
 
 def _versions(meta: Mapping[str, Any]) -> str:
-    # By the last part of the name: the record may nest its versions or not.
+    # Compare the last part of the name: a record may nest its versions.
     flat = {name.rsplit(".", 1)[-1]: value for name, value in flatten(meta)}
     return ", ".join(f"{name} {flat[name]}" for name in ("torch", "triton", "driver")
                      if flat.get(name))
@@ -281,7 +285,7 @@ def _versions(meta: Mapping[str, Any]) -> str:
 def _table(name: str, title: str, heads: Sequence[str], cells: Sequence[Sequence[str]],
            text: set[str], note: str = "") -> Table:
     if not cells and name != "environment":
-        note = ""  # a note under no table explains nothing; the environment's says what is absent
+        note = ""  # but the environment's note names runs without a record
     return Table(name, title, tuple(heads), tuple(tuple(c) for c in cells),
                  tuple(head not in text for head in heads), note)
 
@@ -295,7 +299,7 @@ def problem_rows(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["provider"] != CONTROL][columns]
 
 
-#: Terms of a report and what they mean.
+#: Terms of a report and their meanings.
 TERMS = (
     ("ratio", "torch's time divided by the provider's time, measured in the same rounds. Above 1 "
      "the provider is faster than torch.matmul."),
