@@ -26,7 +26,7 @@ LAYERS = (
     ("errors", "notebook"), ("settings",), ("formats", "activations", "plugins"), ("compute",),
     ("problem", "config", "device"), ("records",),
     ("kernels", "baselines", "measure"), ("selection",), ("ops",), ("integration",),
-    ("workers",), ("tuning", "bench"), ("calibration", "ladder"), ("cli",),
+    ("workers",), ("tuning", "bench"), ("calibration", "ladder", "models"), ("cli",),
 )
 #: The bottom may know itself: device reads settings, problem and config know errors.
 _LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
