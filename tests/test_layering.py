@@ -25,7 +25,7 @@ PACKAGE = Path(tritongemm.__file__).resolve().parent
 LAYERS = (
     ("errors", "notebook"), ("settings",), ("formats", "activations", "plugins"), ("compute",),
     ("problem", "config", "device"), ("records",),
-    ("kernels", "baselines", "measure"), ("selection",), ("ops",), ("integration",),
+    ("kernels", "baselines", "measure"), ("selection",), ("ops",), ("integration",), ("inductor",),
     ("workers",), ("tuning", "bench"), ("calibration", "ladder", "models"), ("cli",),
 )
 #: The bottom may know itself: device reads settings, problem and config know errors.

@@ -69,7 +69,8 @@ class Stepper:
         elif options:
             from tritongemm.integration.inductor import backend_without_codegen
 
-            forward = torch.compile(self.model, dynamic=False, backend=backend_without_codegen)
+            forward = torch.compile(self.model, dynamic=False, 
+                                    backend=backend_without_codegen())
         else:  # no compiler for the CPU is needed to trace and differentiate
             forward = torch.compile(self.model, dynamic=False, backend="aot_eager")
         return lambda: self._step(forward)
