@@ -426,8 +426,10 @@ def _ours(found: Match, min_flops: float) -> bool:
     products = one.shape[0] * one.shape[1] * two.shape[1]
     if not products or 2 * products < min_flops:
         return False
-    added = None if d is None or beta == 0 else (
-        _operand(d) if d.dim() <= 2 else gapless((one.shape[0], two.shape[1])))
+    added = None
+    if d is not None and beta != 0:
+        rows = one.shape[0], two.shape[1]  # of more than two axes: the batch folds into the rows
+        added = _operand(d) if d.dim() <= 2 else Operand(rows, gapless(rows))
     form = form_of(one, two, None, added)
     name = NAMES[a.dtype]
     addend = "scale" if form.addend == "none" and alpha != 1 else form.addend
@@ -471,13 +473,13 @@ def _replace(graph: fx.Graph, found: Match) -> None:
             d: Any = product.args[0]
         elif found.addend is None:  # nothing is added: D is not read where beta is 0
             d = graph.call_function(aten.select.int, (b, 0, 0))
-            d.meta["val"] = _value(b)[0]
+            d.meta["val"] = aten.select.int(_value(b), 0, 0)
             numbers["beta"] = 0
         else:
             d = found.addend
             if _value(d).dim() > 2:
                 rows = graph.call_function(aten.reshape.default, (d, [-1, columns]))
-                rows.meta["val"] = _value(d).reshape(-1, columns)
+                rows.meta["val"] = aten.reshape.default(_value(d), [-1, columns])
                 d = rows
         new = graph.call_function(torch.ops.tritongemm.addmm.default, (d, a, b),
                                   {**numbers, "activation": found.activation})
