@@ -36,7 +36,9 @@ class Matmul:
         self.a, self.b, self.c = a, b, c
         self.algorithms = []
 
-    def plan(self, algorithms=None):
+    def plan(self, preferences=None, algorithms=None):
+        assert (preferences is None) != (algorithms is None)
+        assert preferences is None or preferences.limit > 100  # more than the heuristics' usual 8
         Matmul.plans.append(algorithms)
         self.algorithms = list(algorithms or ["slow", "fast"])
 
@@ -50,8 +52,8 @@ class Matmul:
 
 
 class Options:
-    def __init__(self, inplace):
-        self.inplace = inplace
+    def __init__(self, inplace=None, limit=8):
+        self.inplace, self.limit = inplace, limit
 
 
 def stored(letters):
@@ -68,7 +70,8 @@ def into(a, b, *, out):
 
 #: Dotted module -> its contents.
 FAKES = {
-    "nvmath.linalg.advanced": {"Matmul": Matmul, "MatmulOptions": Options},
+    "nvmath.linalg.advanced": {"Matmul": Matmul, "MatmulOptions": Options,
+                               "MatmulPlanPreferences": Options},
     "deep_gemm": {f"bf16_gemm_{letters}": stored(letters) for letters in ("nn", "nt", "tn", "tt")},
     "flag_gems.runtime.backend._nvidia.hopper.ops.mm": {"mm_out": into},
     "triton_kernels.matmul": {"matmul": lambda a, b, bias, *, c: c.copy_(a @ b)},

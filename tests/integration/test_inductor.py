@@ -15,12 +15,12 @@ torch = pytest.importorskip("torch")
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "ops"))
 
-from faked import plans  # noqa: E402, F401
+import faked  # noqa: E402
 from torch._inductor import config as inductor_config  # noqa: E402
 from torch._inductor.decomposition import select_decomp_table  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
-from torch.nn import functional as F  # noqa: E402, N812
+from torch.nn import functional as F  # noqa: E402
 
 import tritongemm as tg  # noqa: E402
 from tritongemm import inductor, settings  # noqa: E402
@@ -29,6 +29,7 @@ from tritongemm.device import device_named  # noqa: E402
 from tritongemm.errors import UsageError  # noqa: E402
 from tritongemm.integration import inductor as made  # noqa: E402
 
+plans = faked.plans  # a fixture
 aten = torch.ops.aten
 OURS = torch.ops.tritongemm.addmm.default
 ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu,
@@ -202,7 +203,7 @@ def epilogues(plans):
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_values_are_torchs(name, plans):  # noqa: F811
+def test_values_are_torchs(name, plans):
     torch.manual_seed(0)
     model, x = Layer(ACTIVATIONS[name]), torch.randn(3, 5, 8)
     with torch.no_grad():
@@ -210,7 +211,7 @@ def test_values_are_torchs(name, plans):  # noqa: F811
     assert f"bias+{name}" in epilogues(plans)
 
 
-def test_gradients_are_torchs_and_a_sum_that_backward_needs_stays(plans):  # noqa: F811
+def test_gradients_are_torchs_and_a_sum_that_backward_needs_stays(plans):
     for activation, expected in ((F.relu, ["bias+relu"]), (F.gelu, [])):
         torch.manual_seed(0)
         model, x = Layer(activation), torch.randn(3, 5, 8)
@@ -225,7 +226,7 @@ def test_gradients_are_torchs_and_a_sum_that_backward_needs_stays(plans):  # noq
         assert [e for e in epilogues(plans) if "relu" in e or "gelu" in e] == expected
 
 
-def test_dynamic_sizes_compile_once(plans):  # noqa: F811
+def test_dynamic_sizes_compile_once(plans):
     model = Layer()
     run = compiled(model, dynamic=True)
     torch._dynamo.utils.counters.clear()
@@ -239,7 +240,7 @@ def test_dynamic_sizes_compile_once(plans):  # noqa: F811
 
 @pytest.mark.thorough
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
-def test_inductor_takes_the_pass(plans, monkeypatch):  # noqa: F811
+def test_inductor_takes_the_pass(plans, monkeypatch):
     model, x = Layer(), torch.randn(3, 5, 8)
     torch._dynamo.reset()
     with torch.no_grad():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from tritongemm.integration.inductor import backend_without_codegen
 from tritongemm.ops import registered

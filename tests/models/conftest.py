@@ -7,4 +7,4 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
 
-from replaced import products  # noqa: E402, F401
+from replaced import products  # noqa: F401

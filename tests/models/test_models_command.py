@@ -13,14 +13,14 @@ pytest.importorskip("torch")
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from models_fakes import OPENER, SPEC, FakeSession, InProcess  # noqa: E402
+from models_fakes import OPENER, SPEC, FakeSession, InProcess
 
-from tritongemm.cli import main  # noqa: E402
-from tritongemm.cli import models as command  # noqa: E402
-from tritongemm.errors import UsageError  # noqa: E402
-from tritongemm.models import runner  # noqa: E402
-from tritongemm.models.catalog import chosen  # noqa: E402
-from tritongemm.records.rows import read_rows  # noqa: E402
+from tritongemm.cli import main
+from tritongemm.cli import models as command
+from tritongemm.errors import UsageError
+from tritongemm.models import runner
+from tritongemm.models.catalog import chosen
+from tritongemm.records.rows import read_rows
 
 
 @pytest.fixture(autouse=True)
@@ -70,8 +70,10 @@ def test_a_lost_process_costs_the_mode_that_it_was_on(tmp_path, capsys):
 @pytest.mark.thorough
 def test_a_process_that_ends_is_replaced(tmp_path):
     report, _ = run(tmp_path, "sac", "siglip", processes=2)
-    assert [(r["mode"], r["status"]) for r in report.rows if r["provider"] == "tritongemm"] == [
-        ("eager", "ok"), ("compiled", "died"), ("eager", "ok"), ("compiled", "ok")]
+    assert [(r["program"], r["mode"], r["status"]) for r in report.rows
+            if r["provider"] == "tritongemm"] == [
+        ("siglip-so400m", "eager", "ok"), ("siglip-so400m", "compiled", "ok"),
+        ("sac-critics", "eager", "ok"), ("sac-critics", "compiled", "died")]
 
 
 def test_a_wrong_result_and_a_program_without_its_gpus_are_said(tmp_path, capsys):

@@ -13,14 +13,19 @@ from replaced import numpy_plan  # noqa: E402
 from tritongemm.bench.session import SessionSpec  # noqa: E402
 from tritongemm.models import envelope  # noqa: E402
 from tritongemm.models.catalog import FILES, chosen, programs  # noqa: E402
+from tritongemm.models.job import ProgramJob  # noqa: E402
 from tritongemm.models.program import MODES  # noqa: E402
 from tritongemm.models.qwen_moe import Experts  # noqa: E402
-from tritongemm.models.session import ProgramJob, Session  # noqa: E402
+from tritongemm.models.session import Session  # noqa: E402
 from tritongemm.models.steps import Stepper  # noqa: E402
 from tritongemm.ops import plans as kept  # noqa: E402
 
 PROGRAMS = programs()
-ONE_PROCESS = [name for name, program in PROGRAMS.items() if program.ranks == 1]
+#: One of each kind for the quick suite.
+QUICK = {"llama-8b-decode-16", "qwen3-moe-padded", "lora-llama-8b", "dlrm-mlp", "mlp-actor",
+         "pinn-schroedinger", "bert-base-tf32"}
+ONE_PROCESS = [pytest.param(name, marks=() if name in QUICK else pytest.mark.thorough)
+               for name, program in PROGRAMS.items() if program.ranks == 1]
 
 
 def measured(name: str, mode: str = "eager") -> dict:
@@ -56,9 +61,12 @@ def test_a_compiled_program_is_right(name, mode, products):
 
 
 @pytest.mark.thorough
-def test_ranks_measure_in_step(products):
-    ours = measured("tensor-parallel-mlp")["eager", "tritongemm"]
-    assert ours["status"] == "ok", ours.get("error")
+def test_ranks_measure_in_step():
+    rows = Session(SessionSpec("cpu", ())).measure(
+        ProgramJob("tensor-parallel-mlp", ("eager",), tiny=True, budget_s=0.1))
+    ours = rows["eager", "tritongemm"]
+    assert ours["status"] == "ok" and ours["time_us_p50"] > 0, ours.get("error")
+    assert not torch.distributed.is_initialized()
 
 
 @pytest.mark.parametrize("name", ["mlp-actor", "sac-critics"])

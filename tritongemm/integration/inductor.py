@@ -409,9 +409,9 @@ def _ours(found: Match, min_flops: float) -> bool:
     """Whether the fused product is one that this package's kernels should run."""
     if settings.current().disable:
         return False
-    a, b = (_value(x) for x in found.product.args[-2:])  # type: ignore[arg-type]
+    a, b = (_value(x) for x in found.product.args[-2:])
     has_input = found.product.target is aten.addmm.default
-    d = _value(found.product.args[0]) if has_input else (  # type: ignore[arg-type]
+    d = _value(found.product.args[0]) if has_input else (
         None if found.addend is None else _value(found.addend))
     if a.dtype not in NAMES or a.dtype != b.dtype or d is not None and d.dtype != a.dtype:
         return False

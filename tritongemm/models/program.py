@@ -1,4 +1,4 @@
-"""What a program is: its sizes, fixed before anything is measured, and the module made from them."""
+"""What a program is: its sizes, fixed before anything is measured, and how it is made from them."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from tritongemm.workers.worker import Failed, Finished, Ready, Refused, Worker
 
 if TYPE_CHECKING:
     from tritongemm.bench.target import Target
-    from tritongemm.models.session import ProgramJob
+    from tritongemm.models.job import ProgramJob
 
 #: Seconds after which a collective that no other rank joins raises.
 _COLLECTIVE_S = 300
@@ -77,12 +77,10 @@ def followers(count: int, target: Target, job: ProgramJob) -> Iterator[None]:
     Raises:
         DeviceError: one of them could not start, or failed.
     """
-    workers = []
+    workers: list[Worker] = []
     try:
         for rank in range(1, count):
-            device = f"cuda:{rank}" if target.kind == "cuda" else "auto"
-            if target.kind == "cpu":
-                device = "cpu"
+            device = f"cuda:{rank}" if target.kind == "cuda" else "cpu"
             worker = Worker(f"rank {rank}", "tritongemm.bench.session:Served", {
                 "spec": SessionSpec(device, ()),
                 "opener": "tritongemm.models.session:open_session"})

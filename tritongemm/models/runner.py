@@ -15,6 +15,7 @@ from tritongemm.bench.combine import Control, control_of, median_rows
 from tritongemm.bench.measuring import MeasuringProcess, ProcessLost
 from tritongemm.bench.session import Hello, SessionSpec
 from tritongemm.errors import UsageError
+from tritongemm.models.job import ProgramJob
 from tritongemm.models.program import MODES
 from tritongemm.records.columns import PROBLEM_COLUMNS
 from tritongemm.records.rows import append_rows, write_sidecar
@@ -152,8 +153,6 @@ class _Run:
         return rows
 
     def _measure(self, program: str, mode: str, index: int) -> tuple[list[Row], str]:
-        from tritongemm.models.session import ProgramJob
-
         plan = self.plan
         job = ProgramJob(program, (mode,), plan.tiny, plan.seed + index, plan.budget_s,
                          0.0 if plan.tiny and plan.min_flops is None else plan.min_flops)

@@ -25,6 +25,7 @@ from tritongemm.measure.rounds import Comparison, Rounds, compare
 from tritongemm.measure.torch_baseline import available_libraries, blas_library, fp32_precision
 from tritongemm.models import envelope, ranks
 from tritongemm.models.catalog import programs
+from tritongemm.models.job import ProgramJob
 from tritongemm.models.program import Program
 from tritongemm.models.steps import Stepper
 from tritongemm.records.columns import problem_columns
@@ -41,30 +42,6 @@ WARM_STEPS = 3
 LOSS_STEPS = {False: 8, True: 3}
 #: Rounds that choose torch's library.
 _CHOICE = Rounds(pilot=2, least=5, most=5, least_in_budget=3)
-
-
-@dataclass(frozen=True)
-class ProgramJob:
-    """One program to measure.
-
-    Attributes:
-        program: its name.
-        modes: those wanted; the program runs those that it can.
-        tiny: small sizes, for the CPU.
-        seed: of weights, inputs and orders.
-        budget_s: time of a mode's rounds.
-        min_flops: as for ``tritongemm.override``.
-        rank, port: this process's among those of the job, and where they meet; 0: not yet.
-    """
-
-    program: str
-    modes: tuple[str, ...]
-    tiny: bool = False
-    seed: int = 0
-    budget_s: float = 10.0
-    min_flops: float | None = None
-    rank: int = 0
-    port: int = 0
 
 
 @dataclass(frozen=True)
@@ -122,8 +99,14 @@ class Session:
         columns: Columns = {}
         sizes = program.tiny if job.tiny else program.sizes
         with fp32_precision(program.precision):
-            stepper = Stepper(program, sizes, self.target.torch_device, job.seed)
-            run = _Run(program, job, stepper, self.target, timer or HostTimer)
+            try:
+                stepper = Stepper(program, sizes, self.target.torch_device, job.seed)
+                run = _Run(program, job, stepper, self.target, timer or HostTimer)
+            except DeviceError:
+                raise
+            except Exception as error:  # out of memory, say: it has no product to name
+                self._check_device(error)
+                return {(job.modes[0], OURS): _fields(Measurement.failed(error))}
             for mode in (m for m in program.modes if m in job.modes):
                 if mode == "graph" and self.target.kind != "cuda":
                     continue

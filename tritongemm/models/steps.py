@@ -69,7 +69,7 @@ class Stepper:
         elif options:
             from tritongemm.integration.inductor import backend_without_codegen
 
-            forward = torch.compile(self.model, dynamic=False, 
+            forward = torch.compile(self.model, dynamic=False,
                                     backend=backend_without_codegen())
         else:  # no compiler for the CPU is needed to trace and differentiate
             forward = torch.compile(self.model, dynamic=False, backend="aot_eager")

@@ -121,10 +121,10 @@ def load(names: Sequence[str | Path], *, all_runs: bool = False,
     """Reads any number of CSVs (or folders of them) and the sidecars beside them.
 
     Adds to the CSV's columns: ``void``, whether the run's sidecar says so; ``problem``, e.g.
-    ``8x512x512x64`` with the batch first where it is not 1, or a program and its mode; ``dtype``, e.g. ``bf16``,
-    ``bf16>fp32``, ``fp32 tf32``, with its scales and groups as :meth:`GemmProblem.modifiers` words
-    them: ``fp8>bf16 a_row b_row``; ``side``, (batch m n k) ** (1/3), the side of the cube of the
-    same work.
+    ``8x512x512x64`` with the batch first where it is not 1, or a program and its mode; ``dtype``,
+    e.g. ``bf16``, ``bf16>fp32``, ``fp32 tf32``, with its scales and groups as
+    :meth:`GemmProblem.modifiers` words them: ``fp8>bf16 a_row b_row``; ``side``,
+    (batch m n k) ** (1/3), the side of the cube of the same work.
 
     Args:
         names: files or folders.

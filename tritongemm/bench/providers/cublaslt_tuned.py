@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 #: Timed executions of each candidate.
 _ITERATIONS = 5
+#: Candidates asked for: more than the heuristics offer, where nvmath's own limit is 8.
+_CANDIDATES = 256
 
 
 class CublasLtTuned(Rival):
@@ -33,7 +35,7 @@ class CublasLtTuned(Rival):
 
     def binder(self, problem: GemmProblem) -> Callable[[OperandSet], Callable[[], object]]:
         """One plan an operand set, one winner a problem."""
-        from nvmath.linalg.advanced import Matmul, MatmulOptions
+        from nvmath.linalg.advanced import Matmul, MatmulOptions, MatmulPlanPreferences
 
         winner: list[Any] = []
 
@@ -44,7 +46,7 @@ class CublasLtTuned(Rival):
             if winner:
                 product.plan(algorithms=winner)
             else:
-                product.plan()
+                product.plan(preferences=MatmulPlanPreferences(limit=_CANDIDATES))
                 product.autotune(iterations=_ITERATIONS, prune=1)
                 winner.append(product.algorithms[0])
             algorithm = product.algorithms[0]
