@@ -26,7 +26,8 @@ LAYERS = (
     ("errors", "notebook"), ("settings",), ("formats", "activations", "plugins"), ("compute",),
     ("problem", "config", "device"), ("records",),
     ("kernels", "baselines", "measure", "native"), ("selection",), ("ops",), ("integration",),
-    ("workers",), ("tuning", "bench"), ("calibration", "ladder"), ("cli",),
+    ("inductor",), ("workers",), ("tuning", "bench"), ("calibration", "ladder", "models"),
+    ("cli",),
 )
 #: The bottom may know itself: device reads settings, problem and config know errors.
 _LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -76,3 +76,13 @@ def test_rotating_goes_round():
 
 def test_a_cache_size_is_found_or_guessed():
     assert host.cache_bytes() >= 2**15
+
+
+def test_an_item_is_timed_from_drained_to_drained():
+    seen = []
+    timer = host.HostTimer(drain=lambda: seen.append("drain"), least_us=0.0)
+    item = timer.load("a", [lambda: seen.append("call")])
+    item.calls = 2
+    seen.clear()
+    timer.run([item])
+    assert seen == ["drain", "call", "call", "drain"]

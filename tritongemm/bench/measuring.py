@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from tritongemm import errors
-from tritongemm.bench.session import Columns, Hello, Job, SessionSpec
+from tritongemm.bench.session import Columns, Hello, SessionSpec
 from tritongemm.config import KernelConfig
 from tritongemm.errors import DeviceError, TritonGemmError
 from tritongemm.problem import GemmProblem
@@ -70,8 +70,9 @@ class MeasuringProcess:
         """See :meth:`tritongemm.bench.session.Session.builds`. Raises :class:`ProcessLost`."""
         return self._ask("builds", problems, START_TIMEOUT_S)
 
-    def measure(self, job: Job, timeout_s: float) -> Columns:
-        """See :meth:`tritongemm.bench.session.Session.measure`.
+    def measure(self, job: Any, timeout_s: float) -> Columns:
+        """See :meth:`tritongemm.bench.session.Session.measure`; another opener's session has jobs
+        of its own.
 
         Raises:
             ProcessLost: the process died, lost its device, or took longer than ``timeout_s``.

@@ -36,9 +36,20 @@ class HostCalls:
 
 
 class HostTimer:
-    """Times synchronous calls by the host's clock, rotating over the operand sets."""
+    """Times calls by the host's clock, rotating over the operand sets.
+
+    Args:
+        drain: waits for what calls have left running, on a device or in other processes; inside
+            the time of an item, and once before it.
+        least_us: an item lasts this long at least; by default :data:`MIN_ITEM_US`.
+    """
 
     kind = "host"
+
+    def __init__(self, drain: Callable[[], None] | None = None,
+                 least_us: float | None = None) -> None:
+        self._drain = drain
+        self._least_us = least_us
 
     def load(self, name: str, calls: Sequence[Callable[[], None]], *,
              context: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
@@ -49,7 +60,8 @@ class HostTimer:
             calls[0]()
         item = HostCalls(name, 1, calls, context)
         item.estimate_us = min(self.run([item, item]))
-        item.calls = max(1, min(int(MIN_ITEM_US / max(item.estimate_us, 0.1)) + 1, 10_000))
+        least_us = MIN_ITEM_US if self._least_us is None else self._least_us
+        item.calls = max(1, min(int(least_us / max(item.estimate_us, 0.1)) + 1, 10_000))
         return item
 
     def run(self, order: Sequence[HostCalls],
@@ -64,9 +76,13 @@ class HostTimer:
                 todo = [item.functions[(item.position + i) % count] for i in range(item.calls)]
                 item.position = (item.position + item.calls) % count
                 with item.context():
+                    if self._drain is not None:
+                        self._drain()
                     start = time.perf_counter_ns()
                     for call in todo:
                         call()
+                    if self._drain is not None:
+                        self._drain()
                     times.append((time.perf_counter_ns() - start) * 1e-3 / item.calls)
         return times
 

@@ -84,6 +84,11 @@ COLUMNS: tuple[Column, ...] = (
     Column("scale_a", str, "factors of A: tensor, row or a block such as 1x128; empty: none"),
     Column("scale_b", str, "factors of B, alike"),
     Column("grouping", str, "the extent that groups cut and how many, such as m64; empty: none"),
+    # Of whole programs (tritongemm models), whose problem is their product of most flops.
+    Column("program", str, "the program whose step was measured; empty: one product"),
+    Column("mode", str, "eager, compiled, fused or graph"),
+    Column("share_taken", float, "flops of matrix products by this package's kernels / all"),
+    Column("peak_bytes", int, "most memory that torch's allocator had handed out in a step"),
 )
 NAMES = tuple(column.name for column in COLUMNS)
 #: Least number of columns of a file.
@@ -95,7 +100,7 @@ PROBLEM_COLUMNS = (*_OF_EVERY_PROBLEM, *MODIFIERS)
 #: Columns that every row must fill.
 REQUIRED = ("schema_version", "run_id", "timestamp_utc", "device", *_OF_EVERY_PROBLEM, "provider",
             "status")
-_KEY = ("device", "tags", "suite", "provider", *PROBLEM_COLUMNS)
+_KEY = ("device", "tags", "suite", "provider", "program", "mode", *PROBLEM_COLUMNS)
 Row = dict
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 #: Rows that agree in all of these measure the same problem and provider.
-KEY = ("device", "suite", "provider", *PROBLEM_COLUMNS)
+KEY = ("device", "suite", "provider", "program", "mode", *PROBLEM_COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -120,10 +120,10 @@ def load(names: Sequence[str | Path], *, all_runs: bool = False,
     """Reads any number of CSVs (or folders of them) and the sidecars beside them.
 
     Adds to the CSV's columns: ``void``, whether the run's sidecar says so; ``problem``, e.g.
-    ``8x512x512x64`` with the batch first where it is not 1; ``dtype``, e.g. ``bf16``,
-    ``bf16>fp32``, ``fp32 tf32``, with its scales and groups as :meth:`GemmProblem.modifiers` words
-    them: ``fp8>bf16 a_row b_row``; ``side``, (batch m n k) ** (1/3), the side of the cube of the
-    same work.
+    ``8x512x512x64`` with the batch first where it is not 1, or a program and its mode; ``dtype``,
+    e.g. ``bf16``, ``bf16>fp32``, ``fp32 tf32``, with its scales and groups as
+    :meth:`GemmProblem.modifiers` words them: ``fp8>bf16 a_row b_row``; ``side``,
+    (batch m n k) ** (1/3), the side of the cube of the same work.
 
     Args:
         names: files or folders.
@@ -181,7 +181,9 @@ def _frame(paths: Sequence[Path]) -> pd.DataFrame:
     sizes = [frame[name].astype("int64") for name in ("batch", "m", "n", "k")]
     text = [s.astype(str) for s in sizes]
     label = text[1] + "x" + text[2] + "x" + text[3]
-    frame["problem"] = label.where(sizes[0] == 1, text[0] + "x" + label).astype(object)
+    label = label.where(sizes[0] == 1, text[0] + "x" + label)
+    label = label.where(frame["program"] == "", frame["program"] + " " + frame["mode"])
+    frame["problem"] = label.astype(object)
     frame["dtype"] = _dtype_label(frame)
     work = np.prod([s.to_numpy(dtype="float64") for s in sizes], axis=0)
     frame["side"] = np.cbrt(work)

@@ -29,6 +29,12 @@ PROVIDERS = {
     "tritongemm-auto": "tritongemm.bench.providers.auto:Auto",
     "inductor": "tritongemm.bench.providers.inductor:Inductor",
     "numpy_blocked": "tritongemm.bench.providers.numpy_blocked:NumpyBlocked",
+    # Of packages that must be installed.
+    "cublaslt-tuned": "tritongemm.bench.providers.cublaslt_tuned:CublasLtTuned",
+    "deep_gemm": "tritongemm.bench.providers.deep_gemm:DeepGemm",
+    "flag_gems": "tritongemm.bench.providers.flag_gems:FlagGems",
+    "triton_kernels": "tritongemm.bench.providers.triton_kernels:TritonKernels",
+    "quack": "tritongemm.bench.providers.quack:Quack",
 }
 #: Classes of many names: ``takes(name)`` says whether a name is one of theirs, and an instance is
 #: made of the name.

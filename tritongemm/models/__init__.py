@@ -1,0 +1,4 @@
+"""Whole programs of published sizes, timed under ``tritongemm.override`` beside torch.
+
+One file a program; ``catalog.py`` names them. ``tritongemm models`` runs them.
+"""

@@ -1,0 +1,98 @@
+"""How far results may be from torch's: outputs by a float64 reference, losses by two libraries.
+
+As in ``perf/train_gpt2.py``, the bar is a multiple of torch's own: an output's error is held to
+twice that of torch's worse library, a loss's difference to twice the largest between torch's two
+libraries so far. A floor keeps a lucky pair, or a single library, from being the bar.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+LIMIT = 2.0
+#: Relative to the loss. bf16: perf/train_gpt2.py allows 0.005 of a loss of 10.8. float32: AdamW
+#: divides gradients by their own size, so that rounding reaches weights by the learning rate.
+LOSS_FLOOR = {"bf16": 5e-4, "fp32": 2e-5}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Errors / their limits; at most 1 passes."""
+
+    largest: float
+    rms: float | None = None
+    reason: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether it passes; NaN does not."""
+        return self.largest <= 1 and (self.rms is None or self.rms <= 1)
+
+
+def rounding(dtype: str, precision: str) -> float:
+    """The unit of a result's rounding: bf16's, TF32's (10 bits) or float32's."""
+    if dtype == "bf16":
+        return torch.finfo(torch.bfloat16).eps
+    return 2.0**-10 if precision == "tf32" else torch.finfo(torch.float32).eps
+
+
+def of_outputs(ours: Sequence[Tensor], theirs: Sequence[Sequence[Tensor]],
+               reference: Sequence[Tensor], eps: float) -> Verdict:
+    """Judges output tensors by their largest error and its RMS, both relative to the reference's
+    RMS; the floor is ``eps``, of the largest and of the RMS of the reference."""
+    size = _rms(reference)
+    peak = max(float(x.abs().max()) for x in reference) / size
+    found = _errors(ours, reference, size)
+    allowed = [_errors(one, reference, size) for one in theirs]
+    largest = _share(found[0], LIMIT * max(eps * peak, *(x for x, _ in allowed)))
+    rms = _share(found[1], LIMIT * max(eps, *(x for _, x in allowed)))
+    verdict = Verdict(largest, rms)
+    if verdict.ok:
+        return verdict
+    return Verdict(largest, rms, f"the largest error is {largest:.3g} of its limit, the RMS "
+                                 f"{rms:.3g} (errors {found[0]:.3g} and {found[1]:.3g} of the "
+                                 "reference's RMS)")
+
+
+def of_losses(ours: Sequence[float], theirs: Sequence[Sequence[float]],
+              floor: float) -> Verdict:
+    """Judges the losses of steps against those of the first of ``theirs``."""
+    first = theirs[0]
+    apart = [max((abs(other[i] - first[i]) for other in theirs[1:]), default=0.0)
+             for i in range(len(first))]
+    bounds = [LIMIT * max(so_far, floor * abs(loss))
+              for so_far, loss in zip(itertools.accumulate(apart, max), first)]
+    shares = [_share(abs(a - b), bound) for a, b, bound in zip(ours, first, bounds)]
+    worst = max(range(len(shares)), key=shares.__getitem__)
+    if shares[worst] <= 1:
+        return Verdict(shares[worst])
+    return Verdict(shares[worst], None, f"step {worst}: the loss {ours[worst]:.6g} is not within "
+                                        f"{bounds[worst]:.3g} of torch's {first[worst]:.6g}")
+
+
+def _share(found: float, allowed: float) -> float:
+    """found / allowed; infinite where one is no number."""
+    if not (math.isfinite(found) and math.isfinite(allowed)):
+        return math.inf
+    return found / allowed if allowed > 0 else (0.0 if found == 0 else math.inf)
+
+
+def _rms(tensors: Sequence[Tensor]) -> float:
+    total = sum(float(x.double().square().sum()) for x in tensors)
+    return math.sqrt(total / sum(x.numel() for x in tensors))
+
+
+def _errors(found: Sequence[Tensor], reference: Sequence[Tensor],
+            size: float) -> tuple[float, float]:
+    """(largest, RMS) of the difference, over ``size``; a NaN stays one."""
+    apart = [x.double() - y for x, y in zip(found, reference)]
+    largest = [float(x.abs().max()) for x in apart]
+    if any(map(math.isnan, largest)):
+        return math.nan, math.nan
+    return max(largest) / size, _rms(apart) / size
