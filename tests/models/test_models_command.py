@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from tritongemm.errors import UsageError
 from tritongemm.models import runner
 from tritongemm.models.catalog import chosen
 from tritongemm.records.rows import read_rows
+from tritongemm.records.run import read_sidecars
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ def test_rows_are_the_median_of_the_processes(tmp_path, capsys):
     assert len(rows) == 6 and len(events) == 6 and {r["suite"] for r in rows} == {"programs"}
     passes = sorted((tmp_path / "passes").glob("*.csv"))
     assert [len(list(read_rows(path))) for path in passes] == [6, 6, 6]
-    meta = json.loads(next(tmp_path.glob("*.meta.json")).read_text())
+    meta, = read_sidecars(tmp_path).values()
     assert meta["complete"] and not meta["void"]
     assert meta["programs"]["siglip-so400m"]["sizes"]["width"] == 1152
     for event in events:
