@@ -19,6 +19,7 @@ from tritongemm.errors import CompileError, DeviceError, LaunchError
 from tritongemm.problem import GemmProblem
 from tritongemm.tuning.candidates import Candidates, PruneReport
 from tritongemm.tuning.sweep import SweepReport, sweep
+from tritongemm.tuning.sweep_journal import RowSink
 from tritongemm.workers.messages import Outcome
 
 MEASURER, BUILDER = "fakes:Measurer", "fakes:Builder"
@@ -178,7 +179,7 @@ class NoBuilder:
         raise ImportError("No module named 'triton'")
 
 
-def run(journal: Path | str, configs: Sequence[KernelConfig], *,
+def run(journal: Path | str | RowSink, configs: Sequence[KernelConfig], *,
         problems: Sequence[GemmProblem] = (), **options: object) -> SweepReport:
     """A sweep over fakes: ``measurer_arguments`` are gathered from the options it knows."""
     ours = {name: options.pop(name) for name in

@@ -27,7 +27,7 @@ from tritongemm.records.codec import problem_key
 from tritongemm.tuning.candidates import Candidates, PruneReport
 from tritongemm.tuning.device_workers import DeviceWorker, DeviceWorkers
 from tritongemm.tuning.progress import OnDevice, Progress, Snapshot
-from tritongemm.tuning.sweep_journal import SweepJournal
+from tritongemm.tuning.sweep_journal import RowSink, SweepJournal
 from tritongemm.tuning.task import ProblemReport, Task
 from tritongemm.workers.child import resolve
 from tritongemm.workers.compile_pool import CompilePool
@@ -81,10 +81,10 @@ class Loop:
 
     def __init__(self, problems: Sequence[GemmProblem],
                  candidates: Callable[[GemmProblem, DeviceSpec], Candidates], space_hash: str,
-                 journal: Path, options: Options, progress: Progress) -> None:
+                 journal: Path | RowSink, options: Options, progress: Progress) -> None:
         self._problems = list(dict.fromkeys(problems))
         self._candidates, self._space_hash = candidates, space_hash
-        self._path, self._options, self.progress = journal, options, progress
+        self._where, self._options, self.progress = journal, options, progress
         self._builder = resolve(options.builder)
         self._devices = DeviceWorkers(options.measurer,
                           {"seed": options.seed, **options.measurer_arguments},
@@ -192,7 +192,7 @@ class Loop:
         identity, options = self._devices.identity, self._options
         if identity is None or self._pool is not None:
             return
-        self._journal = SweepJournal(self._path, device=identity.spec,
+        self._journal = SweepJournal(self._where, device=identity.spec,
                               environment=identity.environment,
                               fingerprint=identity.fingerprint, space_hash=self._space_hash,
                               seed=options.seed)

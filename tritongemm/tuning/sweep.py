@@ -21,7 +21,7 @@ from tritongemm.records.suites import Shape
 from tritongemm.tuning.candidates import Candidates, KernelPlanner, PruneReport
 from tritongemm.tuning.loop import Loop, Options
 from tritongemm.tuning.progress import Progress
-from tritongemm.tuning.sweep_journal import check_journal
+from tritongemm.tuning.sweep_journal import RowSink, check_journal
 from tritongemm.tuning.task import ProblemReport
 from tritongemm.workers.compile_pool import BUILDER, COMPILE_TIMEOUT_S
 
@@ -40,7 +40,8 @@ class SweepReport:
     """What a sweep did.
 
     Attributes:
-        run_id, journal, device: of this run; the device's slug.
+        run_id, journal, device: of this run; None where records went to a function; the device's
+            slug.
         problems: one report each, in the order in which they ended.
         prune: how many configs each rule removed, over all problems.
         measured: configs with an outcome of this run; resumed: those of earlier runs.
@@ -52,7 +53,7 @@ class SweepReport:
     """
 
     run_id: str
-    journal: Path
+    journal: Path | None
     device: str
     problems: tuple[ProblemReport, ...]
     prune: PruneReport
@@ -86,7 +87,7 @@ class SweepReport:
         return self.gpu_waited_s / total if total else 0.0
 
 
-def sweep(problems: Iterable[GemmProblem], journal: str | os.PathLike[str], *,
+def sweep(problems: Iterable[GemmProblem], journal: str | os.PathLike[str] | RowSink, *,
           devices: Sequence[int | None] | None = (0,), kernels: Sequence[str] | None = None,
           top: int | None = None, subset: int | None = None, budget_s: float | None = None,
           resume: bool = False, compile_workers: int | None = None,
@@ -101,7 +102,9 @@ def sweep(problems: Iterable[GemmProblem], journal: str | os.PathLike[str], *,
     Args:
         problems: repeats are left out.
         journal: the file; one that exists is refused unless ``resume``, which repeats nothing
-            that was measured in the same environment.
+            that was measured in the same environment. Or a
+            :class:`~tritongemm.tuning.sweep_journal.RowSink`, which hands each record to a
+            function and has its own ``known`` records in place of ``resume``.
         devices: CUDA indices, each taking the next problem; None: all; (None,): the CPU, by
             Triton's interpreter.
         kernels, top, subset: see :class:`~tritongemm.tuning.candidates.KernelPlanner`.
@@ -131,7 +134,7 @@ def sweep(problems: Iterable[GemmProblem], journal: str | os.PathLike[str], *,
             raise UsageError(f"{name}={count} is below 1")
     if devices is not None and not devices:
         raise UsageError("no device named; give indices, or None for all")
-    path = check_journal(journal, resume)
+    where = journal if isinstance(journal, RowSink) else check_journal(journal, resume)
     if candidates is None:
         candidates = KernelPlanner(kernels, top=top, subset=subset, seed=seed)
     space_hash = getattr(candidates, "space_hash", "none")
@@ -141,10 +144,10 @@ def sweep(problems: Iterable[GemmProblem], journal: str | os.PathLike[str], *,
         per_config_timeout_s=per_config_timeout_s, compile_timeout_s=compile_timeout_s,
         finalists=finalists, seed=seed, measurer=measurer,
         measurer_arguments=dict(measurer_arguments or {}), builder=builder)
-    loop = Loop(list(problems), candidates, space_hash, path, options, progress or Progress())
+    loop = Loop(list(problems), candidates, space_hash, where, options, progress or Progress())
     loop.run()
     return SweepReport(
-        run_id=loop.run_id, journal=path, device=loop.device, problems=tuple(loop.reports),
+        run_id=loop.run_id, journal=None if isinstance(where, RowSink) else where, device=loop.device, problems=tuple(loop.reports),
         prune=loop.prune, measured=loop.measured, resumed=loop.resumed,
         failures=dict(Counter(loop.failures)), wall_s=loop.wall_s, gpu_busy_s=loop.gpu_busy_s,
         gpu_waited_s=loop.gpu_waited_s, compile_s=loop.compile_s, stopped=loop.stopped)
