@@ -147,7 +147,8 @@ def sweep(problems: Iterable[GemmProblem], journal: str | os.PathLike[str] | Row
     loop = Loop(list(problems), candidates, space_hash, where, options, progress or Progress())
     loop.run()
     return SweepReport(
-        run_id=loop.run_id, journal=None if isinstance(where, RowSink) else where, device=loop.device, problems=tuple(loop.reports),
+        run_id=loop.run_id, journal=None if isinstance(where, RowSink) else where,
+        device=loop.device, problems=tuple(loop.reports),
         prune=loop.prune, measured=loop.measured, resumed=loop.resumed,
         failures=dict(Counter(loop.failures)), wall_s=loop.wall_s, gpu_busy_s=loop.gpu_busy_s,
         gpu_waited_s=loop.gpu_waited_s, compile_s=loop.compile_s, stopped=loop.stopped)

@@ -87,8 +87,9 @@ class SweepJournal:
         DataFileError: the file is no journal, is in use, or cannot be written.
     """
 
-    def __init__(self, where: Path | RowSink, *, device: DeviceSpec, environment: Mapping[str, object],
-                 fingerprint: str, space_hash: str, seed: int) -> None:
+    def __init__(self, where: Path | RowSink, *, device: DeviceSpec,
+                 environment: Mapping[str, object], fingerprint: str, space_hash: str, seed: int
+                 ) -> None:
         self.run_id = new_run_id()
         self._provenance = {"device": device.slug, "arch": device.arch,
                             "space_hash": space_hash, "environment": fingerprint,
