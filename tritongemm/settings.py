@@ -123,6 +123,9 @@ VARIABLES: tuple[Variable, ...] = (
              "split operands, or on CUDA cores where that is faster; ieee: on CUDA cores only"),
     Variable("interpret", "TRITON_INTERPRET", "0", _flag,
              "Triton's own: run kernels in its interpreter, on CPU tensors"),
+    Variable("visible_devices", "CUDA_VISIBLE_DEVICES", "", _names,
+             "CUDA's own: the GPUs that a process sees; `tritongemm worker` gives each of its "
+             "processes one"),
 )
 
 
@@ -145,6 +148,7 @@ class Settings:
     batch_invariant: bool
     fp32: str
     interpret: bool
+    visible_devices: tuple[str, ...]
 
 
 _base: Settings | None = None
@@ -340,6 +344,14 @@ def config_root() -> Path:
     if current().config_dir is not None:
         return first
     return _CHECKOUT if shipped_root() == _CHECKOUT else user_root()
+
+
+def origin_of(root: Path) -> str:
+    """What a folder of :func:`config_roots` is: ``TRITONGEMM_CONFIG_DIR``, ``your own`` or
+    ``shipped``."""
+    if root == current().config_dir:
+        return "TRITONGEMM_CONFIG_DIR"
+    return "shipped" if root == shipped_root() else "your own"
 
 
 def config_files(*folder: str) -> dict[str, Path]:

@@ -192,3 +192,26 @@ def run(journal: Path | str | RowSink, configs: Sequence[KernelConfig], *,
     return sweep(problems or [problem()], journal, candidates=CandidateList(configs),
                  measurer_arguments={k: str(v) if k == "log" else v for k, v in ours.items()},
                  **settings)
+
+
+class PlacedMeasurer(Measurer):
+    """What the environment says: FAKE_DEVICE, FAKE_DRIVER, and FAKE_REFUSES where there is no GPU.
+    FAKE_GATE: a file that problems above 96 cubed wait for."""
+
+    def __init__(self, index: int | None, seed: int, **arguments: object) -> None:
+        if os.environ.get("FAKE_REFUSES"):
+            raise DeviceError("torch sees no CUDA device")
+        super().__init__(index, seed, **arguments)
+
+    def info(self) -> dict[str, object]:
+        device = device_named(os.environ.get("FAKE_DEVICE", "nvidia-h200"))
+        driver = os.environ.get("FAKE_DRIVER", "1")
+        return {"device": device, "device_count": 1,
+                "environment": {"torch": "2.13.0", "triton": "3.7.1", "driver": driver},
+                "fingerprint": f"{device.slug} {driver}"}
+
+    def open(self, problem: GemmProblem) -> dict[str, object]:
+        gate = os.environ.get("FAKE_GATE")
+        while gate and problem.m > 96 and not os.path.exists(gate):
+            time.sleep(0.02)
+        return super().open(problem)

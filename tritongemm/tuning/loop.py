@@ -150,12 +150,14 @@ class Loop:
                         self._pool.feed()
                         self._advance_tasks()
                         self._assign()
-                        if not self._tasks and (self._next == len(self._problems)
-                                                or self._out_of_time()):
+                        if self._over():
                             break
                     self._watch()
             finally:
                 self._close()
+
+    def _over(self) -> bool:
+        return not self._tasks and (self._next == len(self._problems) or self._out_of_time())
 
     def _close(self) -> None:
         self.wall_s = time.monotonic() - self._started

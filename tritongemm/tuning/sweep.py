@@ -96,7 +96,7 @@ def sweep(problems: Iterable[GemmProblem], journal: str | os.PathLike[str] | Row
           seed: int = 0, progress: Progress | None = None,
           candidates: Callable[[GemmProblem, DeviceSpec], Candidates] | None = None,
           measurer: str = MEASURER, measurer_arguments: Mapping[str, object] | None = None,
-          builder: str = BUILDER) -> SweepReport:
+          builder: str = BUILDER, loop_type: Callable[..., Loop] = Loop) -> SweepReport:
     """Measures the candidates of each problem and journals every outcome as it happens.
 
     Args:
@@ -118,6 +118,7 @@ def sweep(problems: Iterable[GemmProblem], journal: str | os.PathLike[str] | Row
         seed: of operands, orders and ``subset``.
         progress: what to show; nothing by default.
         candidates, measurer, measurer_arguments, builder: other parts, for tests.
+        loop_type: makes the loop; a cluster's worker has one that is fed problems while it runs.
 
     Raises:
         UsageError: a bad argument, or a journal that exists. DataFileError: a journal that cannot
@@ -144,7 +145,7 @@ def sweep(problems: Iterable[GemmProblem], journal: str | os.PathLike[str] | Row
         per_config_timeout_s=per_config_timeout_s, compile_timeout_s=compile_timeout_s,
         finalists=finalists, seed=seed, measurer=measurer,
         measurer_arguments=dict(measurer_arguments or {}), builder=builder)
-    loop = Loop(list(problems), candidates, space_hash, where, options, progress or Progress())
+    loop = loop_type(list(problems), candidates, space_hash, where, options, progress or Progress())
     loop.run()
     return SweepReport(
         run_id=loop.run_id, journal=None if isinstance(where, RowSink) else where,

@@ -12,6 +12,7 @@ from pathlib import Path
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.errors import UsageError
+from tritongemm.kernels.revision import kernel_revision
 from tritongemm.problem import GemmProblem
 from tritongemm.records.codec import config_to_json, problem_to_json
 from tritongemm.records.journal import (
@@ -130,12 +131,14 @@ class SweepJournal:
     def winner(self, report: ProblemReport) -> None:
         """Writes a problem's winner with its provenance: what ``publish`` reads."""
         assert report.winner is not None
+        revision = kernel_revision(report.winner)
         self._journal.append({
             "kind": "winner", "problem": problem_to_json(report.problem),
             "config": config_to_json(report.winner), "time_us": report.time_us,
             "ratio_vs_torch": report.ratio_vs_torch, "ratio_low": report.ratio_low,
             "ratio_high": report.ratio_high, "margin_vs_second": report.margin_vs_second,
-            **self._provenance, "run_id": self.run_id, "utc": utc_now()})
+            **self._provenance, **({"kernel_revision": revision} if revision else {}),
+            "run_id": self.run_id, "utc": utc_now()})
 
     def left_out(self, report: ProblemReport) -> None:
         """Notes a problem that ended without a winner, and why."""
