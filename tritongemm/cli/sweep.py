@@ -52,7 +52,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--top", type=int, metavar="N",
                       help="only the N configs of each problem that the model ranks first")
     what.add_argument("--random", type=int, metavar="N",
-                      help="only N random configs of each problem, drawn with --seed")
+                      help="only N random configs of each problem, drawn with --seed "
+                           "(--search random: 150)")
+    what.add_argument("--search", choices=("model", "full", "random"),
+                      help="which configs are measured: model, in the order that the model expects "
+                           "until the rest is expected to gain less than --gain; full, all; "
+                           "random, some drawn with --seed (default model; full with --top, "
+                           "--random or --rungs)")
+    what.add_argument("--gain", type=float, default=1.0, metavar="PERCENT",
+                      help="stop a problem when the rest of its configs is expected to gain less "
+                           "(default %(default)s %%)")
     what.add_argument("--expected", type=float, metavar="FACTOR",
                       help="only problems without a tuned row of their own, and those whose row "
                            "the model expects another config to beat by this factor (1.02: 2 %%), "
@@ -82,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--scheduler excludes --rungs, --expected and --devices: each worker of "
                          "the cluster has one device")
     from tritongemm.records.run import new_run_id
-    from tritongemm.tuning.sweep import sweep
+    from tritongemm.tuning.sweep import RANDOM, sweep
 
     journal = args.journal or f"sweep-{new_run_id()}.jsonl"
     check_file(journal)
@@ -92,9 +101,14 @@ def run(args: argparse.Namespace) -> int:
         problems = _promising(problems, args.expected, devices)
         if not problems:
             return 0
+    if args.rungs and args.search == "model":
+        raise UsageError("--search model and --rungs exclude each other: no model knows rungs")
+    if not 0 < args.gain < 100:
+        raise UsageError(f"--gain {args.gain:g} is not a percentage between 0 and 100, such as 1")
     options = {
-        "devices": devices, "top": args.top, "subset": args.random, "budget_s": args.budget,
-        "resume": args.resume, "compile_workers": args.compile_workers,
+        "search": args.search, "gain": args.gain / 100, "devices": devices, "top": args.top,
+        "subset": args.random or (RANDOM if args.search == "random" else None),
+        "budget_s": args.budget, "resume": args.resume, "compile_workers": args.compile_workers,
         "per_config_timeout_s": args.timeout, "compile_timeout_s": args.compile_timeout,
         "finalists": args.finalists, "seed": args.seed, "progress": progress_of(args.plain)}
     try:

@@ -21,6 +21,7 @@ from tritongemm.records.suites import Shape
 from tritongemm.tuning.candidates import Candidates, KernelPlanner, PruneReport
 from tritongemm.tuning.loop import Loop, Options
 from tritongemm.tuning.progress import Progress
+from tritongemm.tuning.search import GAIN
 from tritongemm.tuning.sweep_journal import RowSink, check_journal
 from tritongemm.tuning.task import ProblemReport
 from tritongemm.workers.compile_pool import BUILDER, COMPILE_TIMEOUT_S
@@ -33,6 +34,11 @@ PER_CONFIG_TIMEOUT_S = 20.0
 #: The coarse stage ranks configs that are 1 % apart by chance: of the 95 problems of
 #: ``bf16_cold_mid-top`` 59 have a winner behind its first four, 0.9 % faster than these.
 FINALISTS = 9
+#: How the configs to measure are found: by the model until it expects too little, all, or some
+#: drawn at random.
+SEARCHES = ("model", "full", "random")
+#: How many ``random`` draws unless told.
+RANDOM = 150
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,7 @@ class SweepReport:
 def sweep(problems: Iterable[GemmProblem], journal: str | os.PathLike[str] | RowSink, *,
           devices: Sequence[int | None] | None = (0,), kernels: Sequence[str] | None = None,
           top: int | None = None, subset: int | None = None, budget_s: float | None = None,
+          search: str | None = None, gain: float = GAIN,
           resume: bool = False, compile_workers: int | None = None,
           per_config_timeout_s: float = PER_CONFIG_TIMEOUT_S,
           compile_timeout_s: float = COMPILE_TIMEOUT_S, finalists: int = FINALISTS,
@@ -108,6 +115,12 @@ def sweep(problems: Iterable[GemmProblem], journal: str | os.PathLike[str] | Row
         devices: CUDA indices, each taking the next problem; None: all; (None,): the CPU, by
             Triton's interpreter.
         kernels, top, subset: see :class:`~tritongemm.tuning.candidates.KernelPlanner`.
+        search: which candidates are measured. ``model``: batches in the order that the selection's
+            model and the times so far suggest, until what is left is expected to gain less than
+            ``gain`` (``search.py``). ``full``: all. ``random``: ``subset``, by default
+            :data:`RANDOM`. None: ``model``, and ``full`` where ``top``, ``subset`` or
+            ``candidates`` name what to measure.
+        gain: 0.01 for 1 % of the fastest time.
         budget_s: seconds for everything, shared out evenly among the problems; what was begun is
             finished, so that it may take a few more.
         compile_workers: processes; by default one a core.
@@ -133,6 +146,16 @@ def sweep(problems: Iterable[GemmProblem], journal: str | os.PathLike[str] | Row
     for name, count in (("finalists", finalists), ("compile_workers", compile_workers)):
         if count is not None and count < 1:
             raise UsageError(f"{name}={count} is below 1")
+    named = candidates is not None or top is not None or subset is not None
+    search = search or ("full" if named else "model")
+    if search not in SEARCHES:
+        raise UsageError(f"search={search!r} is not one of {', '.join(SEARCHES)}")
+    if not 0 < gain < 1:
+        raise UsageError(f"gain={gain} is not a share between 0 and 1, such as 0.01 for 1 %")
+    if search == "random":
+        subset = subset or RANDOM
+    elif search == "model" and subset is not None:
+        raise UsageError("configs drawn at random are all measured; leave out the search")
     if devices is not None and not devices:
         raise UsageError("no device named; give indices, or None for all")
     where = journal if isinstance(journal, RowSink) else check_journal(journal, resume)
@@ -144,7 +167,8 @@ def sweep(problems: Iterable[GemmProblem], journal: str | os.PathLike[str] | Row
         compile_workers=compile_workers or len(os.sched_getaffinity(0)),
         per_config_timeout_s=per_config_timeout_s, compile_timeout_s=compile_timeout_s,
         finalists=finalists, seed=seed, measurer=measurer,
-        measurer_arguments=dict(measurer_arguments or {}), builder=builder)
+        measurer_arguments=dict(measurer_arguments or {}), builder=builder,
+        gain=gain if search == "model" else None)
     loop = loop_type(list(problems), candidates, space_hash, where, options, progress or Progress())
     loop.run()
     return SweepReport(

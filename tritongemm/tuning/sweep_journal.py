@@ -83,20 +83,21 @@ class SweepJournal:
         device: what is measured on.
         environment: the whole record; ``fingerprint`` is the part that makes times comparable.
         space_hash: of the spaces that candidates come from.
+        search: which of them are measured.
 
     Raises:
         DataFileError: the file is no journal, is in use, or cannot be written.
     """
 
     def __init__(self, where: Path | RowSink, *, device: DeviceSpec,
-                 environment: Mapping[str, object], fingerprint: str, space_hash: str, seed: int
-                 ) -> None:
+                 environment: Mapping[str, object], fingerprint: str, space_hash: str, seed: int,
+                 search: str = "full") -> None:
         self.run_id = new_run_id()
         self._provenance = {"device": device.slug, "arch": device.arch,
                             "space_hash": space_hash, "environment": fingerprint,
                             **{name: environment.get(name) for name in _PROVENANCE}}
         header = {"environment": fingerprint, "run_id": self.run_id, "device": device.slug,
-                  "arch": device.arch, "space_hash": space_hash, "seed": seed,
+                  "arch": device.arch, "space_hash": space_hash, "seed": seed, "search": search,
                   "versions": dict(environment)}
         self._journal: Journal | RowSink = (
             where.open(header) if isinstance(where, RowSink) else Journal.open(where, header))
@@ -114,6 +115,10 @@ class SweepJournal:
     def finished(self, problem: GemmProblem) -> bool:
         """Whether the problem has a winner in this environment."""
         return self._done.has_winner(problem)
+
+    def time_us(self, problem: GemmProblem, config: KernelConfig) -> float | None:
+        """An earlier run's coarse time of ``config``, microseconds; None: it has none."""
+        return self._done.time_us(problem, config, COARSE)
 
     def coarse(self, problem: GemmProblem) -> list[tuple[float, KernelConfig]]:
         """The fastest of an earlier run's coarse stage: (microseconds, config)."""
