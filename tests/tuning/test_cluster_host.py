@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+import tritongemm
 from tritongemm import settings
 from tritongemm.cli import main
 from tritongemm.errors import DeviceError, UsageError
@@ -83,3 +86,12 @@ def test_the_command_line_of_dask_jobqueue_is_understood(monkeypatch):
                      "--memory-limit", "64GiB", "--no-nanny", "--death-timeout", "60"]) == 0
     assert served == [("tcp://a:1", ["0", "1"], "job-3", [
         "--no-nanny", "--memory-limit", "64GiB", "--death-timeout", "60"])]
+
+
+def test_dask_is_imported_in_functions_alone():
+    package = Path(tritongemm.__file__).parent
+    found = {name.partition(".")[0] for path in package.rglob("*.py")
+             for node in ast.parse(path.read_text(encoding="utf-8")).body
+             for name in ([alias.name for alias in node.names] if isinstance(node, ast.Import) else
+                          [node.module or ""] if isinstance(node, ast.ImportFrom) else [])}
+    assert "numpy" in found and not found & {"dask", "distributed", "dask_jobqueue"}

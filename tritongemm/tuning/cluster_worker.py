@@ -8,16 +8,13 @@ the client as they are made, in batches, as events of the scheduler.
 
 from __future__ import annotations
 
-import importlib.metadata
-import platform
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from tritongemm import __version__, settings
+from tritongemm import plugins, settings
 from tritongemm.config import KernelConfig
-from tritongemm.errors import DeviceError
 from tritongemm.problem import GemmProblem
 from tritongemm.records.codec import problem_from_json
 from tritongemm.records.journal import DoneKeys, done_among
@@ -26,6 +23,7 @@ from tritongemm.tuning.progress import Progress
 from tritongemm.tuning.sweep import sweep
 from tritongemm.tuning.sweep_journal import RowSink
 from tritongemm.tuning.task import ProblemReport, Task
+from tritongemm.workers.dask_pool import Identity, WorkerFault
 
 #: Records are sent after this many, or when the oldest of them has waited this long.
 BATCH, BATCH_S = 32, 0.5
@@ -67,42 +65,21 @@ class Swept:
     compile_s: float
 
 
-class WorkerFault(DeviceError):
-    """A worker that cannot measure: ``address`` says which one, ``reason`` why."""
-
-    def __init__(self, address: str, reason: str) -> None:
-        super().__init__(f"{address}: {reason}")
-        self.address, self.reason = address, reason
-
-    def __reduce__(self):
-        return (WorkerFault, (self.address, self.reason))
-
-
-def software() -> dict[str, str]:
-    """The versions that must be equal on the client and every worker."""
-    found = {"Python": ".".join(platform.python_version_tuple()[:2]), "tritongemm": __version__}
-    for package in ("torch", "triton"):
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = "none"
-    return found
-
-
 # -- tasks: the client submits these --------------------------------------------------------------
 
-def identify(run: Run) -> dict[str, object]:
-    """The header of the worker's records, its software, and the GPU that it was given.
+def identify(run: Run) -> Identity:
+    """Of this worker; ``about`` is the header of its records.
 
     Raises:
         WorkerFault: it has no usable GPU, or cannot start its processes.
     """
-    here = _sweep_here(run)
-    return {"header": here.header(), "software": software(),
-            "gpu": settings.current().visible_devices}
+    plugins.load()  # before any problem comes: it may be of a format that they register
+    header = _sweep_here(run).header()
+    return Identity.here(str(header["device"]), str(header["environment"]),
+                         header["versions"], header)  # type: ignore[arg-type]
 
 
-def measure(run: Run, problem: GemmProblem, attempt: str, known: list[Mapping[str, object]],
+def measure(attempt: str, run: Run, problem: GemmProblem, known: list[Mapping[str, object]],
             share_s: float | None) -> Swept:
     """Sweeps one problem.
 
