@@ -13,6 +13,7 @@ from tritongemm.errors import TritonGemmError
 #: Verb -> its line in ``tritongemm --help``. The verb ``x`` lives in ``tritongemm.cli.x``.
 VERBS = {
     "sweep": "find the fastest config of each shape and journal every outcome",
+    "tune": "from a program or a suite to its tuned table: record, sweep, publish, compare",
     "publish": "merge the winners of sweep journals into the tuned tables",
     "calibrate": "fit the selection's model to the timings of sweep journals",
     "regret": "how close the model's choices are to the best config, on journals or fresh shapes",
