@@ -163,7 +163,8 @@ def test_what_an_earlier_run_measured_is_known():
     for config in configs:
         if config in [whole._configs[i] for i in whole._timed]:
             again.observe(config, truth.times[config])
-    assert again.over and again.gain_left == pytest.approx(whole.gain_left)
+    assert again.settled == len(whole._timed) and again.over
+    assert again.gain_left < 0.01
 
 
 def test_no_configs_is_over_at_once():
@@ -175,7 +176,7 @@ def test_the_expected_gain_is_that_of_samples():
     rng = np.random.default_rng(0)
     search = Search(space(50), np.exp(rng.uniform(4.6, 4.7, 50)))
     search.observe(search._configs[0], 100.0)
-    search._update()
+    search._update(force=True)
     rows = search._remaining()
     drawn = search._mean[rows] + search._sd[rows] * rng.standard_normal((20000, len(rows)))
     gains = np.maximum(0.0, math.log(100.0) - drawn.min(1))

@@ -361,7 +361,7 @@ class DoneKeys:
 
     def __init__(self) -> None:
         self._outcomes: dict[int, float | None] = {}
-        self._winners: set[int] = set()
+        self._winners: dict[int, float | None] = {}
         self._fastest: dict[int, list[tuple[float, int, KernelConfig]]] = {}
 
     def __len__(self) -> int:
@@ -381,6 +381,11 @@ class DoneKeys:
     def has_winner(self, problem: GemmProblem) -> bool:
         """Whether a winner was journalled, so that nothing is left to do."""
         return digest(problem_key(problem)) in self._winners
+
+    def searched_to(self, problem: GemmProblem) -> float | None:
+        """The gain below which a search gave up when it found the problem's winner, 0.01 for 1 %;
+        None: no winner, or one of another way of choosing configs, or of a search cut short."""
+        return self._winners.get(digest(problem_key(problem)))
 
     def fastest(self, problem: GemmProblem, count: int = REMEMBERED
                 ) -> list[tuple[float, KernelConfig]]:
@@ -433,7 +438,7 @@ def _done(records: Iterable[tuple[int, Mapping[str, object]]], environment: obje
             continue
         (_, problem), (config, config_digest) = known
         if record["kind"] == "winner":
-            done._winners.add(problem)
+            done._winners[problem] = record.get("gain")  # type: ignore[assignment]
             continue
         stage = str(record.get("stage", "coarse"))
         if stage not in stages:

@@ -78,6 +78,7 @@ class Options:
     measurer_arguments: Mapping[str, object]
     builder: str
     gain: float | None = None
+    share_budget: bool = True
 
 
 class Loop:
@@ -261,11 +262,11 @@ class Loop:
         self.prune.add(found.report)
         todo = [c for c in found.configs if not self._journal.done(problem, c)]
         self.resumed += len(found.configs) - len(todo)
-        search = self._search(problem, found, set(todo)) if todo else None
-        if (found.configs and (not todo or (search is not None and search.over))
-                and self._journal.finished(problem)):
+        if self._journal.searched_to(problem, self._options.gain) or (
+                found.configs and not todo and self._journal.finished(problem)):
             self._report(ProblemReport(problem, note="measured before"))
             return
+        search = self._search(problem, found, set(todo)) if todo else None
         task = Task(problem, len(found.configs), coarse=self._journal.coarse(problem),
                     search=search)
         self._tasks.append(task)
@@ -384,7 +385,8 @@ class Loop:
         self._tasks.remove(task)
         report = task.report()
         if report.winner is not None:
-            self._journal.winner(report)
+            searched = task.search is not None and not report.skipped
+            self._journal.winner(report, self._options.gain if searched else None)
         elif not report.skipped:
             self._journal.left_out(report)
         self._report(report)
@@ -451,7 +453,7 @@ class Loop:
 
     def _share_budget(self, task: Task) -> None:
         """Time is shared out evenly among the problems that have had none."""
-        if self._deadline is not None:
+        if self._deadline is not None and self._options.share_budget:
             waiting = sum(t.owner is None for t in self._tasks) + 1
             waiting += len(self._problems) - self._next
             now = time.monotonic()

@@ -36,7 +36,7 @@ _FIRST = 6
 #: Of one class and split in a batch, while there are others.
 _OF_A_FAMILY = 3
 #: Fewer timings than this end no search.
-LEAST = 32
+LEAST = 48
 #: Standard deviations of the parts of the model's error, as logarithms: of the problem, its
 #: kernels, tiles, families (class and split), pipelines, and each config. By maximum likelihood
 #: over 100 problems of eight journals of an H200 that a network had not seen
@@ -57,8 +57,9 @@ _HOPELESS = 8.0
 _MOST = 4096
 #: A search goes on while more than this many times the gain is as likely as that.
 _MUCH, _UNLIKELY = 3.0, 0.05
-#: Outcomes after which it is looked at again whether the search is over.
-_OFTEN = 4
+#: Outcomes after which the posterior is computed anew, or an eighth of all so far if that is more:
+#: its cost grows with the square of their number.
+_OFTEN, _SHARE = 4, 8
 #: Steps of the integral, out to this many standard deviations.
 _STEPS, _REACH = 24, 5.0
 
@@ -118,7 +119,6 @@ class Search:
     def gain_left(self) -> float | None:
         """The improvement that is expected of what was not timed, 0.01 for 1 %; None: nothing was
         timed yet."""
-        self._update()
         return self._gain_left if math.isfinite(self._gain_left) else None
 
     @property
@@ -133,8 +133,7 @@ class Search:
             return True
         if self.settled < min(LEAST, len(self._configs)):
             return False
-        if self._fresh >= _OFTEN or not self._asked:
-            self._update()
+        self._update(force=not self._asked)
         return not self._worth_it
 
     def observe(self, config: KernelConfig, time_us: float | None) -> None:
@@ -156,7 +155,6 @@ class Search:
         for from then on."""
         if self.over or count < 1:
             return []
-        self._update()
         value = self._value()
         found = [i for i in self._first if self._open[i]][:count]
         found += self._unseen(min(max(1, count * _NEW // BATCH), count - len(found)), found)
@@ -185,7 +183,6 @@ class Search:
         """How many more configs the search is expected to time, if none of them improves."""
         if self.over:
             return 0
-        self._update()
         remaining = self._remaining()
         least = max(0, min(LEAST, len(self._configs)) - self.settled)
         if not self._timed:
@@ -252,9 +249,10 @@ class Search:
         much = float(np.interp(-math.log1p(-min(_MUCH * self._gain, 0.9)), steps, more))
         return expected, expected >= self._gain or much > _UNLIKELY
 
-    def _update(self) -> None:
-        """The posterior of every config, and what gain is left."""
-        if not self._fresh:
+    def _update(self, force: bool = False) -> None:
+        """The posterior of every config, and what gain is left, where enough is new."""
+        enough = 1 if force else max(_OFTEN, self.settled // _SHARE)
+        if self._fresh < enough:
             return
         self._fresh = 0
         if not self._timed:

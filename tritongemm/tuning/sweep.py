@@ -96,7 +96,7 @@ class SweepReport:
 def sweep(problems: Iterable[GemmProblem], journal: str | os.PathLike[str] | RowSink, *,
           devices: Sequence[int | None] | None = (0,), kernels: Sequence[str] | None = None,
           top: int | None = None, subset: int | None = None, budget_s: float | None = None,
-          search: str | None = None, gain: float = GAIN,
+          share_budget: bool = True, search: str | None = None, gain: float = GAIN,
           resume: bool = False, compile_workers: int | None = None,
           per_config_timeout_s: float = PER_CONFIG_TIMEOUT_S,
           compile_timeout_s: float = COMPILE_TIMEOUT_S, finalists: int = FINALISTS,
@@ -123,6 +123,7 @@ def sweep(problems: Iterable[GemmProblem], journal: str | os.PathLike[str] | Row
         gain: 0.01 for 1 % of the fastest time.
         budget_s: seconds for everything, shared out evenly among the problems; what was begun is
             finished, so that it may take a few more.
+        share_budget: False: the problems are swept in their order until the budget is used up.
         compile_workers: processes; by default one a core.
         per_config_timeout_s: for proving and timing one config; a worker that takes longer is
             ended and the config's status is ``timeout``.
@@ -168,7 +169,7 @@ def sweep(problems: Iterable[GemmProblem], journal: str | os.PathLike[str] | Row
         per_config_timeout_s=per_config_timeout_s, compile_timeout_s=compile_timeout_s,
         finalists=finalists, seed=seed, measurer=measurer,
         measurer_arguments=dict(measurer_arguments or {}), builder=builder,
-        gain=gain if search == "model" else None)
+        gain=gain if search == "model" else None, share_budget=share_budget)
     loop = loop_type(list(problems), candidates, space_hash, where, options, progress or Progress())
     loop.run()
     return SweepReport(

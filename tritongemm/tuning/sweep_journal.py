@@ -116,6 +116,11 @@ class SweepJournal:
         """Whether the problem has a winner in this environment."""
         return self._done.has_winner(problem)
 
+    def searched_to(self, problem: GemmProblem, gain: float | None) -> bool:
+        """Whether an earlier run's search found the winner and expected less than ``gain``."""
+        before = self._done.searched_to(problem)
+        return gain is not None and before is not None and before <= gain
+
     def time_us(self, problem: GemmProblem, config: KernelConfig) -> float | None:
         """An earlier run's coarse time of ``config``, microseconds; None: it has none."""
         return self._done.time_us(problem, config, COARSE)
@@ -133,8 +138,9 @@ class SweepJournal:
             **({"reason": outcome.reason} if outcome.reason else {}), **outcome.values,
             "run_id": self.run_id, "utc": utc_now()})
 
-    def winner(self, report: ProblemReport) -> None:
-        """Writes a problem's winner with its provenance: what ``publish`` reads."""
+    def winner(self, report: ProblemReport, gain: float | None = None) -> None:
+        """Writes a problem's winner with its provenance: what ``publish`` reads. ``gain``: what
+        the search that found it expects less than; None: it was cut short, or there was none."""
         assert report.winner is not None
         revision = kernel_revision(report.winner)
         self._journal.append({
@@ -142,7 +148,8 @@ class SweepJournal:
             "config": config_to_json(report.winner), "time_us": report.time_us,
             "ratio_vs_torch": report.ratio_vs_torch, "ratio_low": report.ratio_low,
             "ratio_high": report.ratio_high, "margin_vs_second": report.margin_vs_second,
-            **self._provenance, **({"kernel_revision": revision} if revision else {}),
+            **({} if gain is None else {"gain": gain}), **self._provenance,
+            **({"kernel_revision": revision} if revision else {}),
             "run_id": self.run_id, "utc": utc_now()})
 
     def left_out(self, report: ProblemReport) -> None:
