@@ -130,7 +130,7 @@ def test_a_scheduler_that_dies_leaves_the_rows_and_says_so(local, tmp_path):
 @pytest.mark.thorough
 def test_versions_that_differ_are_named_and_no_worker_is_an_error(local, tmp_path, monkeypatch):
     with pytest.raises(DeviceError, match="no worker has joined .*`tritongemm worker tcp"):
-        run(local, tmp_path / "j.jsonl", worker_timeout_s=1.5)
+        run(local, tmp_path / "j.jsonl", worker_timeout_s=1.0)
     local.worker("a")
     monkeypatch.setattr(dask_pool, "software", lambda: {"triton": "9.9"})
     with pytest.raises(DeviceError, match="worker a at .*: versions differ: triton .* there and "
@@ -162,7 +162,7 @@ def test_a_full_disk_on_the_client_keeps_the_rows(local, tmp_path, monkeypatch):
 @pytest.mark.thorough
 def test_a_budget_ends_what_was_not_begun(local, tmp_path):
     local.worker("a")
-    report = run(local, tmp_path / "j.jsonl", each_s=0.25, budget_s=4.0)
+    report = run(local, tmp_path / "j.jsonl", each_s=0.25, budget_s=3.0)
     assert report.stopped == "budget" and 0 < len(report.problems) < len(PROBLEMS)
 
 

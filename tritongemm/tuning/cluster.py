@@ -44,7 +44,7 @@ _TRIES = 3
 _RECORDS_TIMEOUT_S = 15.0
 _WAIT_S = 0.1
 #: Fields of a record that resuming needs.
-_KNOWN = ("kind", "problem", "config", "stage", "status", "time_us")
+_KNOWN = ("kind", "problem", "config", "stage", "status", "time_us", "gain")
 _KEPT = "every record that came before is in the journal; go on with --resume"
 
 
@@ -179,21 +179,16 @@ class _ClusterSweep:
     # -- problems ---------------------------------------------------------------------------------
 
     def _add_kind(self, slug: str) -> None:
-        """The problems of a kind of device that is new, without those that it has a winner of."""
+        """A kind of device that is new: what the journal knows of it, and what is to be done."""
         header = self._pool.kinds[slug].about
         assert isinstance(header, Mapping)
         kind = self._kinds[slug] = _Kind(header)
         if self._journal is None:
             self._journal = Journal.open(self._path, header)
             self._environment = header["environment"]
-        finished: set[GemmProblem] = set()
         if self._resumes:
-            kind.known, finished = _known(self._path, header)
-        for problem in self._problems:
-            if problem in finished:
-                self._report(ProblemReport(problem, note="measured before"))
-            else:
-                kind.pending.append(problem)
+            kind.known = _known(self._path, header)
+        kind.pending.extend(self._problems)
 
     def _hand_out(self) -> None:
         for slug, kind in self._kinds.items():
@@ -293,18 +288,14 @@ class _ClusterSweep:
 
 
 def _known(path: Path, header: Mapping[str, object]
-           ) -> tuple[dict[GemmProblem, list[Mapping[str, object]]], set[GemmProblem]]:
-    """Of a journal, in the environment of ``header``: the results of each problem, and the
-    problems that have a winner."""
-    results: dict[GemmProblem, list[Mapping[str, object]]] = {}
-    finished: set[GemmProblem] = set()
+           ) -> dict[GemmProblem, list[Mapping[str, object]]]:
+    """The results and winners of each problem in a journal, in the environment of ``header``."""
+    found: dict[GemmProblem, list[Mapping[str, object]]] = {}
     ours = False
     for record in read_journal(path):
         if record["kind"] == "header":
             ours = record["environment"] == header["environment"]
-        elif ours and record["kind"] == "result":
-            results.setdefault(problem_from_json(record["problem"]), []).append(
+        elif ours and record["kind"] in ("result", "winner"):
+            found.setdefault(problem_from_json(record["problem"]), []).append(
                 {name: record[name] for name in _KNOWN if name in record})
-        elif ours and record["kind"] == "winner":
-            finished.add(problem_from_json(record["problem"]))
-    return results, finished
+    return found

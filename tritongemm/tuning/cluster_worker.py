@@ -185,6 +185,9 @@ class _KnownOfFeed(DoneKeys):
     def has_winner(self, problem: GemmProblem) -> bool:
         return self._of.get(problem, self._nothing).has_winner(problem)
 
+    def searched_to(self, problem: GemmProblem) -> float | None:
+        return self._of.get(problem, self._nothing).searched_to(problem)
+
     def fastest(self, problem: GemmProblem, count: int = 16) -> list[tuple[float, KernelConfig]]:
         return self._of.get(problem, self._nothing).fastest(problem, count)
 
