@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import fakes
 import pytest
 
-from tritongemm import selection
+from tritongemm import selection, settings
 from tritongemm.calibration import quick
 from tritongemm.cli import main
 from tritongemm.config import KernelConfig
 from tritongemm.device import device_named
-from tritongemm.errors import UsageError
+from tritongemm.errors import DeviceError, UsageError
 from tritongemm.records.calibration import read_calibration
 from tritongemm.records.journal import read_journal
 from tritongemm.tuning.candidates import PruneReport
@@ -92,3 +93,16 @@ def test_what_was_made_of_more_is_not_replaced(monkeypatch, capsys):
     assert "--quick measures by itself" in capsys.readouterr().err
     with pytest.raises(UsageError, match="budget_s=0"):
         quick.quick("j.jsonl", budget_s=0)
+
+
+def test_a_device_without_a_file_gets_one_with_the_driver_s_limits(tmp_path):
+    unknown = replace(L40S, slug="nvidia-rtx-6000-ada", name="NVIDIA RTX 6000 Ada",
+                      peak_tflops={}, memory_gbps=None, sources={})
+    with settings.override(config_dir=tmp_path):
+        with pytest.raises(DeviceError):
+            device_named("rtx-6000-ada")
+        assert quick.remember(unknown) == tmp_path / "devices" / "nvidia-rtx-6000-ada.json"
+        found = device_named("rtx-6000-ada")
+        assert replace(found, sources={}) == unknown and found.sources == {"limits": "the driver"}
+        assert quick.remember(unknown) is None and quick.remember(L40S) is None
+        assert selection.choose(quick.quick_problems()[0], found).source == "rule"

@@ -9,12 +9,15 @@ configs, and one binary serves several problems.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tritongemm import device as devices
+from tritongemm import settings
 from tritongemm.bench.fresh import draw
 from tritongemm.calibration.calibrate import calibrate
 from tritongemm.config import KernelConfig
@@ -22,6 +25,7 @@ from tritongemm.device import DeviceSpec
 from tritongemm.errors import UsageError
 from tritongemm.kernels import violation
 from tritongemm.problem import GemmProblem
+from tritongemm.records.atomic import write_atomic
 from tritongemm.records.calibration import Calibration
 from tritongemm.records.codec import problem_key
 from tritongemm.selection.work import class_of
@@ -144,6 +148,24 @@ class QuickPlanner(KernelPlanner):
                 pool.update(dict.fromkeys(rng.sample(configs, min(_OF_KERNEL, len(configs)))))
             self._pools[problem.operands] = list(pool)
         return self._pools[problem.operands]
+
+
+def remember(device: DeviceSpec) -> Path | None:
+    """Writes a device file with what the driver says, so that ``calibrate`` and ``--device-name``
+    know the device. None: there is one.
+
+    Raises:
+        DataFileError: not writable.
+    """
+    if device.slug in devices.known_devices():
+        return None
+    path = settings.config_root() / "devices" / f"{device.slug}.json"
+    values = {name: getattr(device, name) for name in (
+        "name", "arch", "num_sms", "shared_bytes_per_block", "shared_bytes_per_sm",
+        "registers_per_sm", "l2_bytes")}
+    write_atomic(path, json.dumps({**values, "sources": {"limits": "the driver"}}, indent=2) + "\n")
+    devices.forget()
+    return path
 
 
 def quick(journal: str | os.PathLike[str], *, budget_s: float = BUDGET_S, dtype: str = "bf16",

@@ -11,6 +11,7 @@ from tritongemm.errors import UsageError
 from tritongemm.problem import DTYPES
 
 if TYPE_CHECKING:
+    from tritongemm.device import DeviceSpec
     from tritongemm.records.calibration import Calibration
 
 
@@ -76,12 +77,17 @@ def _quick(args: argparse.Namespace) -> tuple[Path, Calibration]:
     if args.journals or args.with_sibling or args.device:
         raise UsageError("--quick measures by itself: give no JOURNAL, --device or "
                          "--with-sibling; its journal may be among those of a later `calibrate`")
-    from tritongemm.calibration.quick import BUDGET_S, quick
+    from tritongemm.calibration.quick import BUDGET_S, quick, remember
     from tritongemm.cli.sweep import progress_of
+    from tritongemm.device import cuda_device
     from tritongemm.records.run import new_run_id
 
+    device = cuda_device(args.cuda_device)
     if args.out is None:
-        _check_not_calibrated(args.cuda_device)
+        _check_not_calibrated(device)
+    if (path := remember(device)) is not None:
+        print(f"wrote {path} with the driver's limits. With peaks and bandwidth from the datasheet "
+              "in it, fit again: `tritongemm calibrate` on the journal")
     journal = args.journal or f"quick-{new_run_id()}.jsonl"
     check_file(journal)
     found = quick(journal, budget_s=BUDGET_S if args.budget is None else args.budget,
@@ -92,15 +98,16 @@ def _quick(args: argparse.Namespace) -> tuple[Path, Calibration]:
     return found.path, found.calibration
 
 
-def _check_not_calibrated(index: int) -> None:
-    from tritongemm.device import cuda_device
+def _check_not_calibrated(device: DeviceSpec) -> None:
     from tritongemm.records.calibration import find_calibration
     from tritongemm.selection.sibling import sibling_of
 
-    device = cuda_device(index)
     sibling = sibling_of(device)
     known = find_calibration(device.slug) or (
         sibling and find_calibration(device.slug, sibling.slug))
     if known:
         raise UsageError(f"{device.slug} has a calibration: {known}. --quick would replace what "
                          "was made of more measurements; write elsewhere with --out PATH")
+    if sibling:
+        print(f"until now the model of {sibling.slug} has served {device.slug}; "
+              "`tritongemm regret --shipped` on journals of your shapes tells which is better")
