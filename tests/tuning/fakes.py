@@ -14,6 +14,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy
+
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec, device_named
 from tritongemm.errors import CompileError, DeviceError, LaunchError
@@ -217,7 +219,7 @@ def run(journal: Path | str | RowSink, configs: Sequence[KernelConfig], *,
 
 class PlacedMeasurer(Measurer):
     """What the environment says: FAKE_DEVICE, FAKE_DRIVER, and FAKE_REFUSES where there is no GPU.
-    FAKE_GATE: a file that problems above 96 cubed wait for."""
+    FAKE_GATE: a file that problems above 96 cubed wait for. Times are numpy's, as real ones are."""
 
     def __init__(self, index: int | None, seed: int, **arguments: object) -> None:
         if os.environ.get("FAKE_REFUSES"):
@@ -236,3 +238,7 @@ class PlacedMeasurer(Measurer):
         while gate and problem.m > 96 and not os.path.exists(gate):
             time.sleep(0.02)
         return super().open(problem)
+
+    def one(self, problem: GemmProblem, config: KernelConfig) -> Outcome:
+        found = super().one(problem, config)
+        return Outcome("ok", values={"time_us": numpy.float64(found.values["time_us"])})

@@ -119,7 +119,7 @@ def test_the_verb_lists_origins_ages_and_reasons(folders, monkeypatch, capsys):
     assert "mm-bf16-ieee-nn.json (TRITONGEMM_CONFIG_DIR): 1 rows" in out
     assert "mm-bf16-ieee-nn.json (your own): 3 rows" in out and "(shipped)" in out
     assert "2 stale, 1 replaced by rows of an earlier origin" in out
-    assert "1 of driver 570.9, now 580.1" in out and "does not serve" in out
+    assert "1: driver 570.9, now 580.1" in out and "does not serve" in out
     assert main(["tables", "--device-name", "nvidia-h200", "--stale"]) == 0
     out = capsys.readouterr().out
     assert "192x192x192" in out and "128x128x128 bf16 nn  tiled_64x64x32" not in out
@@ -149,7 +149,8 @@ def test_a_sweep_of_stale_rows_publishes_them_anew(folders, monkeypatch, tmp_pat
         door.sweep, measurer=fakes.MEASURER, builder=fakes.BUILDER))
     path = table_in(first, row(64, triton="3.6.0"), row(128))
     (tmp_path / "two.csv").write_text("m,n,k\n64,64,64\n128,128,128\n")
-    words = ["sweep", "two.csv", "--stale", "--top", "1", "--journal", "j.jsonl"]
+    words = ["sweep", "two.csv", "--stale", "--top", "1", "--kernels", "tiled",
+             "--journal", "j.jsonl"]
     assert main(words) == 0
     assert "tritongemm publish j.jsonl --force" in capsys.readouterr().out
     assert [r["problem"]["m"] for r in read_journal("j.jsonl") if r["kind"] == "winner"] == [64]

@@ -50,14 +50,15 @@ def _print_table(one: Listed, now: Present, at: datetime, rows: bool, stale_only
     ages = [at - when for row in one.table.rows.values() if (when := measured_at(row)) is not None]
     text = f"{name}: {len(reasons)} rows"
     if ages:
-        text += f", {_age(min(ages))} to {_age(max(ages))} old"
+        youngest, oldest = _age(min(ages)), _age(max(ages))
+        text += f", {oldest} old" if youngest == oldest else f", {youngest} to {oldest} old"
     stale = sum(bool(found) for found in reasons.values())
     text += f", {stale} stale" if stale else ", none stale"
     if one.covered:
         text += f", {len(one.covered)} replaced by rows of an earlier origin"
     print(text)
     for reason, number in sorted(count.items()):
-        print(f"  {number} of {reason}")
+        print(f"  {number}: {reason}")
     if not rows:
         return
     for key, row in sorted(one.table.rows.items(), key=lambda item: item[1].run_id):

@@ -9,6 +9,7 @@ kinds are in the cluster, each problem is measured on each kind.
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import queue
@@ -283,7 +284,7 @@ class _ClusterSweep:
                                 if kind.header["environment"] == environment))
             self._environment = environment
         for record in records:
-            journal.append(record)
+            journal.append(json.loads(record))
         self._received[str(message["attempt"])] += len(records)
 
 

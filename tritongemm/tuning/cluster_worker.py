@@ -8,6 +8,7 @@ the client as they are made, in batches, as events of the scheduler.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -314,7 +315,7 @@ class _Sweep:
             job.sent += len(job.records)
             assert self._header is not None
             self._emit({"attempt": job.attempt, "environment": self._header["environment"],
-                        "records": job.records})
+                        "records": [json.dumps(one, allow_nan=False) for one in job.records]})
             job.records = []
 
 
