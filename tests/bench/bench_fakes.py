@@ -79,7 +79,8 @@ def broken(spec):
 
 
 class PlacedSession(FakeSession):
-    """On the device FAKE_NAME; a problem takes a while where the device asked for is ``slow``."""
+    """On the device FAKE_NAME; a problem takes a while where the device asked for is ``slow``,
+    and waits for the file FAKE_GATE."""
 
     def __init__(self, spec):
         super().__init__(spec)
@@ -88,6 +89,9 @@ class PlacedSession(FakeSession):
             SPEC, name=name, slug=slug_of(name)))
 
     def measure(self, job):
+        gate = os.environ.get("FAKE_GATE")
+        while gate and not os.path.exists(gate):
+            time.sleep(0.02)
         if self.fingerprint == "slow":
             time.sleep(0.1)
         return super().measure(job)

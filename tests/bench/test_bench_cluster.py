@@ -31,21 +31,22 @@ def local(tmp_path):
 
 @pytest.mark.thorough
 def test_passes_on_two_kinds_with_a_worker_that_is_killed(local, tmp_path):
-    local.worker("a")
-    local.worker("b")
-    local.worker("other", FAKE_NAME="Other GPU")
+    gate = tmp_path / "gate"
+    local.worker("a", FAKE_GATE=str(gate))
+    local.worker("b", FAKE_GATE=str(gate))
+    local.worker("other", FAKE_GATE=str(gate), FAKE_NAME="Other GPU")
     said = []
 
     def progress(event):
         said.append(event)
-        if sum(e.stage == "row" for e in said) == 2 and local.workers["a"].poll() is None:
+        if sum("has joined" in e.message for e in said) == 3:
+            gate.touch()
+        if event.rows and event.rows[0]["device"] == "fake-gpu":
             local.workers["a"].kill()
-            local.workers["a"].wait()
 
-    sizes = range(64, 72)
     report = bench_on_cluster(
-        plan(tmp_path, sizes, processes=3, device="slow", opener="bench_fakes:open_placed"),
-        local.address, progress)
+        plan(tmp_path, range(64, 72), processes=3, device="slow", timeout_s=60.0,
+             opener="bench_fakes:open_placed"), local.address, progress)
     rows = rows_of(report.out)
     assert Counter(row["device"] for row in rows) == {"fake-gpu": 24, "other-gpu": 24}
     assert {row["ratio_vs_torch"] for row in rows if row["provider"] == "tritongemm"} == {1.1}
