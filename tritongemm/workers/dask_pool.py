@@ -73,8 +73,12 @@ class Identity:
 
 
 def software() -> dict[str, str]:
-    """The versions that must be equal on the client and every worker."""
-    found = {"Python": ".".join(platform.python_version_tuple()[:2]), "tritongemm": __version__}
+    """The versions that must be equal on the client and every worker; of checkouts with the same
+    version, the digest of the device code tells them apart."""
+    from tritongemm.kernels.compile import device_code_digest
+
+    found = {"device code": device_code_digest()[:12],
+             "Python": ".".join(platform.python_version_tuple()[:2]), "tritongemm": __version__}
     for package in ("torch", "triton"):
         try:
             found[package] = importlib.metadata.version(package)
