@@ -109,6 +109,11 @@ def _known(roots: tuple[Path, ...]) -> dict[str, DeviceSpec]:
     return {slug: read_device(path) for slug, path in settings.config_files("devices").items()}
 
 
+def forget() -> None:
+    """Forgets the device files read so far."""
+    _known.cache_clear()
+
+
 def known_devices() -> dict[str, DeviceSpec]:
     """Every device of ``devices/`` in :func:`settings.config_roots`, by slug."""
     return _known(settings.config_roots())

@@ -126,6 +126,9 @@ VARIABLES: tuple[Variable, ...] = (
              "`tritongemm native` builds"),
     Variable("interpret", "TRITON_INTERPRET", "0", _flag,
              "Triton's own: run kernels in its interpreter, on CPU tensors"),
+    Variable("visible_devices", "CUDA_VISIBLE_DEVICES", "", _names,
+             "CUDA's own: the GPUs that a process sees; `tritongemm worker` gives each of its "
+             "processes one"),
 )
 
 #: Variables of Triton's that change the code it compiles (its knobs.py, and the list by which its
@@ -170,6 +173,7 @@ class Settings:
     fp32: str
     native: bool
     interpret: bool
+    visible_devices: tuple[str, ...]
 
 
 _base: Settings | None = None
@@ -365,6 +369,14 @@ def config_root() -> Path:
     if current().config_dir is not None:
         return first
     return _CHECKOUT if shipped_root() == _CHECKOUT else user_root()
+
+
+def origin_of(root: Path) -> str:
+    """What a folder of :func:`config_roots` is: ``TRITONGEMM_CONFIG_DIR``, ``your own`` or
+    ``shipped``."""
+    if root == current().config_dir:
+        return "TRITONGEMM_CONFIG_DIR"
+    return "shipped" if root == shipped_root() else "your own"
 
 
 def config_files(*folder: str) -> dict[str, Path]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import replace
 
 from tritongemm.bench.session import Hello
-from tritongemm.device import DeviceSpec
+from tritongemm.device import DeviceSpec, slug_of
 from tritongemm.errors import DeviceError, UsageError
 
 SPEC = DeviceSpec("fake-gpu", "Fake GPU", 90, 132, 232448, 233472, 65536, 50 * 2**20,
@@ -75,3 +76,26 @@ def crash(spec):
 
 def broken(spec):
     raise RuntimeError("no such library")
+
+
+class PlacedSession(FakeSession):
+    """On the device FAKE_NAME; a problem takes a while where the device asked for is ``slow``,
+    and waits for the file FAKE_GATE."""
+
+    def __init__(self, spec):
+        super().__init__(spec)
+        name = os.environ.get("FAKE_NAME", SPEC.name)
+        self.hello = replace(self.hello, fingerprint=name, device=replace(
+            SPEC, name=name, slug=slug_of(name)))
+
+    def measure(self, job):
+        gate = os.environ.get("FAKE_GATE")
+        while gate and not os.path.exists(gate):
+            time.sleep(0.02)
+        if self.fingerprint == "slow":
+            time.sleep(0.1)
+        return super().measure(job)
+
+
+def open_placed(spec):
+    return PlacedSession(spec)

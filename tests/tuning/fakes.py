@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy
+
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec, device_named
 from tritongemm.errors import CompileError, DeviceError, LaunchError
 from tritongemm.problem import GemmProblem
+from tritongemm.selection.columns import Columns
+from tritongemm.selection.model import model_for
 from tritongemm.tuning.candidates import Candidates, PruneReport
 from tritongemm.tuning.sweep import SweepReport, sweep
+from tritongemm.tuning.sweep_journal import RowSink
 from tritongemm.workers.messages import Outcome
 
 MEASURER, BUILDER = "fakes:Measurer", "fakes:Builder"
@@ -138,6 +144,24 @@ class Measurer:
             if o.ok else o for o in found]
 
 
+class ModelMeasurer(Measurer):
+    """A config's time is the model's prediction, off by a factor of the config's own."""
+
+    @staticmethod
+    def times(problem: GemmProblem, configs: Sequence[KernelConfig]) -> list[float]:
+        """Microseconds."""
+        predicted = model_for(problem, device_named("nvidia-h200")).times(problem,
+                                                                          Columns(configs))
+        return [float(time_us) * random.Random(config.config_id).uniform(0.95, 1.05)
+                for time_us, config in zip(predicted, configs, strict=True)]
+
+    def _does(self, stage: str, problem: GemmProblem, config: KernelConfig) -> Outcome:
+        found = super()._does(stage, problem, config)
+        if not found.ok:
+            return found
+        return Outcome("ok", values={"time_us": self.times(problem, [config])[0]})
+
+
 class Builder:
     """Builds nothing."""
 
@@ -178,7 +202,7 @@ class NoBuilder:
         raise ImportError("No module named 'triton'")
 
 
-def run(journal: Path | str, configs: Sequence[KernelConfig], *,
+def run(journal: Path | str | RowSink, configs: Sequence[KernelConfig], *,
         problems: Sequence[GemmProblem] = (), **options: object) -> SweepReport:
     """A sweep over fakes: ``measurer_arguments`` are gathered from the options it knows."""
     ours = {name: options.pop(name) for name in
@@ -191,3 +215,30 @@ def run(journal: Path | str, configs: Sequence[KernelConfig], *,
     return sweep(problems or [problem()], journal, candidates=CandidateList(configs),
                  measurer_arguments={k: str(v) if k == "log" else v for k, v in ours.items()},
                  **settings)
+
+
+class PlacedMeasurer(Measurer):
+    """What the environment says: FAKE_DEVICE, FAKE_DRIVER, and FAKE_REFUSES where there is no GPU.
+    FAKE_GATE: a file that problems above 96 cubed wait for. Times are numpy's, as real ones are."""
+
+    def __init__(self, index: int | None, seed: int, **arguments: object) -> None:
+        if os.environ.get("FAKE_REFUSES"):
+            raise DeviceError("torch sees no CUDA device")
+        super().__init__(index, seed, **arguments)
+
+    def info(self) -> dict[str, object]:
+        device = device_named(os.environ.get("FAKE_DEVICE", "nvidia-h200"))
+        driver = os.environ.get("FAKE_DRIVER", "1")
+        return {"device": device, "device_count": 1,
+                "environment": {"torch": "2.13.0", "triton": "3.7.1", "driver": driver},
+                "fingerprint": f"{device.slug} {driver}"}
+
+    def open(self, problem: GemmProblem) -> dict[str, object]:
+        gate = os.environ.get("FAKE_GATE")
+        while gate and problem.m > 96 and not os.path.exists(gate):
+            time.sleep(0.02)
+        return super().open(problem)
+
+    def one(self, problem: GemmProblem, config: KernelConfig) -> Outcome:
+        found = super().one(problem, config)
+        return Outcome("ok", values={"time_us": numpy.float64(found.values["time_us"])})

@@ -16,6 +16,7 @@ from tritongemm.problem import GemmProblem
 from tritongemm.records.codec import config_from_json, problem_from_json
 from tritongemm.records.journal import read_journal
 from tritongemm.tuning.progress import Plain, Progress, Snapshot
+from tritongemm.tuning.sweep_journal import RowSink
 from tritongemm.tuning.task import Task
 from tritongemm.workers.messages import Outcome
 
@@ -385,3 +386,24 @@ def test_repeated_problems_are_measured_once(tmp_path):
     one = GemmProblem.contiguous(64, 64, 64)
     report = run(tmp_path / "j.jsonl", FOUR, problems=[one, one])
     assert len(report.problems) == 1
+
+
+def test_records_can_go_to_a_function_that_also_knows_earlier_ones(tmp_path):
+    first: list[dict] = []
+    report = run(RowSink(first.append), FOUR)
+    assert report.journal is None and report.problems[0].winner == config(1)
+    assert [r["kind"] for r in first[:2]] == ["header", "result"]
+    assert first[-1]["kind"] == "winner"
+    half = [r for r in first if r["kind"] == "header" or r.get("stage") == "coarse"][:3]
+    second: list[dict] = []
+    again = run(RowSink(second.append, known=half), FOUR)
+    assert (again.measured, again.resumed) == (2, 2)
+    assert run(RowSink(second.append, known=first), FOUR).problems[0].note == "measured before"
+
+
+def test_what_a_function_for_records_raises_ends_the_sweep(tmp_path):
+    def full(record):
+        raise OSError(errno.ENOSPC, "no room")
+
+    with pytest.raises(OSError, match="no room"):
+        run(RowSink(full), FOUR)

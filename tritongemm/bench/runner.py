@@ -98,7 +98,8 @@ class BenchPlan:
 
 @dataclass(frozen=True)
 class Progress:
-    """One event: ``stage`` is ``start``, ``compile``, ``row`` or ``lost``.
+    """One event: ``stage`` is ``start``, ``compile``, ``row``, ``lost``, or ``said`` for what a
+    cluster's workers do.
 
     Attributes:
         done, total: problems of this pass, or kernels compiled.
@@ -150,13 +151,38 @@ def bench(plan: BenchPlan, progress: Callable[[Progress], None] = lambda event: 
     with MeasuringProcess(SessionSpec(plan.device, plan.providers), plan.opener) as process:
         hello = process.start()
         progress(Progress("start", message=hello.device.name))
-        return _Bench(plan, process, hello, progress).run()
+        return Bench(plan, process, hello, progress).run()
 
 
-class _Bench:
-    """One call of :func:`bench`."""
+def measure_apart(process: MeasuringProcess, job: Job, timeout_s: float,
+                  lost: Callable[[str], object]) -> Columns:
+    """Every provider's columns. Where the process is lost, who lost it is found by measuring each
+    provider alone; that one's row says how, and the others keep theirs. ``lost`` is told why."""
+    try:
+        return process.measure(job, timeout_s)
+    except ProcessLost as error:
+        lost(error.reason)
+        ended: dict[str, object] = {"status": error.status, "error": error.reason}
+    if not job.providers:
+        return {BASELINE: ended}
+    if len(job.providers) == 1:
+        alone = measure_apart(process, replace(job, providers=()), timeout_s, lost)
+        return {**alone, job.providers[0]: ended}
+    measured: Columns = {}
+    for name in job.providers:
+        found = measure_apart(process, replace(job, providers=(name,)), timeout_s, lost)
+        for provider, columns in found.items():
+            # The baseline is measured beside each; its first good row is kept.
+            if measured.get(provider, {}).get("status") != "ok":
+                measured[provider] = columns
+    return measured
 
-    def __init__(self, plan: BenchPlan, process: MeasuringProcess, hello: Hello,
+
+class Bench:
+    """One call of :func:`bench`. ``process`` measures; a cluster's bench has others, and none
+    here."""
+
+    def __init__(self, plan: BenchPlan, process: MeasuringProcess | None, hello: Hello,
                  progress: Callable[[Progress], None]) -> None:
         self.plan, self.process, self.hello, self.progress = plan, process, hello, progress
         # Without times there is no scatter to take a median of.
@@ -200,7 +226,7 @@ class _Bench:
         found = []
         for index in range(self.passes):
             if index:
-                self.process.start()  # a fresh process each pass
+                self._begin_pass()
             path = folder / f"{self.plan.out.stem}-{index + 1}.csv"
             before = self._rows_of(path) if self.plan.resume else {}
             done = finished | set(before)
@@ -219,42 +245,38 @@ class _Bench:
     def _pass(self, index: int, path: Path, work: Sequence[Work], done: set[tuple]
               ) -> Iterator[list[dict[str, object]]]:
         """Measures ``work`` and appends to ``path`` what ``done`` has not; yields those rows."""
-        for count, (shape, problem) in enumerate(work, 1):
-            job = Job(problem, self.plan.providers[1:], self.plan.seed + index,
-                      self.plan.budget_s, self.plan.host_time)
-            measured = self._measure(job)
+        for count, (one, measured) in enumerate(self._measure_all(index, work), 1):
             order = [*self.plan.providers, CONTROL]
-            rows = [self._row((shape, problem), name, measured[name])
-                    for name in order if name in measured]
+            rows = [self._row(one, name, measured[name]) for name in order if name in measured]
             rows = [row for row in rows if row_key(row) not in done]
             append_rows(path, rows)
-            self.progress(Progress("row", count, len(work), index, self.passes, problem, rows))
+            self.progress(Progress("row", count, len(work), index, self.passes, one[1], rows))
             yield rows
 
-    def _measure(self, job: Job) -> Columns:
-        """Every provider's columns. Where the process is lost, who lost it is found by measuring
-        each provider alone; that one's row says how, and the others keep theirs."""
-        try:
-            return self.process.measure(job, self.plan.timeout_s)
-        except ProcessLost as lost:
-            self.progress(Progress("lost", problem=job.problem, message=lost.reason))
-            ended: dict[str, object] = {"status": lost.status, "error": lost.reason}
-        if not job.providers:
-            return {BASELINE: ended}
-        alone = replace(job, providers=())
-        if len(job.providers) == 1:
-            return {**self._measure(alone), job.providers[0]: ended}
-        measured: Columns = {}
-        for name in job.providers:
-            for provider, columns in self._measure(replace(job, providers=(name,))).items():
-                # The baseline is measured beside each; its first good row is kept.
-                if measured.get(provider, {}).get("status") != "ok":
-                    measured[provider] = columns
-        return measured
+    def _begin_pass(self) -> None:
+        """A fresh process for each pass after the first."""
+        assert self.process is not None
+        self.process.start()
+
+    def _job(self, index: int, problem: GemmProblem) -> Job:
+        return Job(problem, self.plan.providers[1:], self.plan.seed + index, self.plan.budget_s,
+                   self.plan.host_time)
+
+    def _measure_all(self, index: int, work: Sequence[Work]) -> Iterator[tuple[Work, Columns]]:
+        """Every provider's columns of each problem, as they come."""
+        process = self.process
+        assert process is not None
+        for one in work:
+            problem = one[1]
+            yield one, measure_apart(
+                process, self._job(index, problem), self.plan.timeout_s,
+                lambda reason, problem=problem: self.progress(
+                    Progress("lost", problem=problem, message=reason)))
 
     def _compile(self, problems: Sequence[GemmProblem]) -> None:
         if self.plan.compile_workers == 0:
             return
+        assert self.process is not None
         try:
             wanted = self.process.builds(list(dict.fromkeys(problems)))
         except ProcessLost as lost:

@@ -13,7 +13,10 @@ from tritongemm.errors import TritonGemmError
 #: Verb -> its line in ``tritongemm --help``. The verb ``x`` lives in ``tritongemm.cli.x``.
 VERBS = {
     "sweep": "find the fastest config of each shape and journal every outcome",
+    "tune": "from a program or a suite to its tuned table: record, sweep, publish, compare",
+    "worker": "serve this host's GPUs to `sweep --scheduler`, one Dask worker a GPU",
     "publish": "merge the winners of sweep journals into the tuned tables",
+    "tables": "list tuned tables and rows by age and origin, and which are stale",
     "calibrate": "fit the selection's model to the timings of sweep journals",
     "regret": "how close the model's choices are to the best config, on journals or fresh shapes",
     "warmup": "compile the kernels that calls of these shapes need; needs no GPU",

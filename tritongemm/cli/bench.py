@@ -47,6 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                        help="cuda, cuda:INDEX or cpu; auto is the current CUDA device, the CPU "
                             "where there is none, or the interpreter under TRITON_INTERPRET=1, "
                             "which proves and does not time")
+    group.add_argument("--scheduler", metavar="ADDRESS",
+                       help="measure on the workers of a Dask cluster, such as "
+                            "tcp://10.0.0.1:8786; needs the extra [cluster]")
     group.add_argument("--processes", type=int, default=1, metavar="N",
                        help="measure the whole list in N fresh processes and keep the median row "
                             "of each shape (default 1; published figures use 3)")
@@ -96,7 +99,12 @@ def _bench(args: argparse.Namespace, waiting: Waiting) -> int:
         compile_workers=args.compile_workers, host_time=args.host_time,
         notes=_notes(args))
     try:
-        report = runner.bench(plan, _Lines(plan.providers, waiting))
+        if args.scheduler:
+            from tritongemm.bench.cluster import bench_on_cluster
+
+            report = bench_on_cluster(plan, args.scheduler, _Lines(plan.providers, waiting))
+        else:
+            report = runner.bench(plan, _Lines(plan.providers, waiting))
     except KeyboardInterrupt:
         print(f"\ninterrupted. Every row measured so far is on the disk; the same command with "
               f"--resume goes on ({args.out})", file=sys.stderr)
@@ -106,7 +114,9 @@ def _bench(args: argparse.Namespace, waiting: Waiting) -> int:
 
 def _choose_defaults(args: argparse.Namespace) -> None:
     """Fills in the providers and dtypes that can run where the bench measures."""
-    reason = cpu_instead(args.device)
+    if args.scheduler and args.device != "auto":
+        raise UsageError("--scheduler excludes --device: each worker of the cluster has its own")
+    reason = None if args.scheduler else cpu_instead(args.device)
     if reason is not None and args.device == "auto" and args.providers is None:
         args.device = "cpu"
         limit = ""
@@ -172,7 +182,7 @@ class _Lines:
     def __init__(self, providers: tuple[str, ...], waiting: Waiting) -> None:
         self._providers, self._waiting = providers, waiting
         self._terminal = sys.stdout.isatty()
-        self._said = self._began = time.monotonic()
+        self._compiling_said = self._began = time.monotonic()
         self._pass = -1
 
     def __call__(self, event) -> None:
@@ -182,13 +192,17 @@ class _Lines:
         self._waiting.stop()
         print(f"measuring on {event.message}: {', '.join(self._providers)}", flush=True)
 
+    def _said(self, event) -> None:
+        self._waiting.stop()
+        print(event.message, flush=True)
+
     def _compile(self, event) -> None:
         last = event.done == event.total
         if self._terminal:
             print(f"\rcompiled {event.done} of {event.total} kernels", end="\n" if last else "",
                   flush=True)
-        elif last or time.monotonic() - self._said > _QUIET_S:
-            self._said = time.monotonic()
+        elif last or time.monotonic() - self._compiling_said > _QUIET_S:
+            self._compiling_said = time.monotonic()
             print(f"compiled {event.done} of {event.total} kernels", flush=True)
 
     def _lost(self, event) -> None:

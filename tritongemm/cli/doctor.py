@@ -218,13 +218,6 @@ def _profiler() -> Check:
                  "install NVIDIA Nsight Compute")
 
 
-def _layer(root: Path) -> str:
-    """What a folder of :func:`settings.config_roots` is."""
-    if root == settings.current().config_dir:
-        return "TRITONGEMM_CONFIG_DIR"
-    return "shipped" if root == settings.shipped_root() else "your own"
-
-
 def _configs() -> list[Check]:
     """The folders that configuration is read from and written to, and this device's tuned tables.
     """
@@ -242,7 +235,8 @@ def _configs() -> list[Check]:
     checks = []
     for number, root in enumerate(roots, 1):
         count = len(list((root / "tuned").glob("*/*.json")))
-        detail = f"{_layer(root)}: {root}, {count} tuned table{'' if count == 1 else 's'}"
+        origin = settings.origin_of(root)
+        detail = f"{origin}: {root}, {count} tuned table{'' if count == 1 else 's'}"
         checks.append(Check("configs" if number == 1 else f"configs {number}", True, detail + (
             "; publish writes here" if root == written else "")))
     try:
@@ -272,8 +266,9 @@ def _configs() -> list[Check]:
         served.append(f"{tables(sibling.slug, *roots)} of its sibling {sibling.slug}")
     served.append(f"else the model of {calibrated} chooses" if calibrated
                   else "else the nearest row or a rule chooses")
+    quick = "" if calibrated else "tritongemm calibrate --quick && "
     return [*checks, Check("tuned tables", own > 0 or calibrated != "", "; ".join(served),
-                           "tritongemm sweep square --journal sweep.jsonl "
+                           f"{quick}tritongemm sweep square --journal sweep.jsonl "
                            "&& tritongemm publish sweep.jsonl")]
 
 

@@ -31,6 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--devices", default="0", metavar="LIST",
                        help="`all`, or CUDA indices such as 0,1; each takes the next problem "
                             "(default %(default)s)")
+    where.add_argument("--scheduler", metavar="ADDRESS",
+                       help="sweep on the workers of a Dask cluster, such as tcp://10.0.0.1:8786; "
+                            "`tritongemm worker ADDRESS` starts them; needs the extra [cluster]")
     where.add_argument("--budget", type=float, metavar="SECONDS",
                        help="stop after that long; each problem gets an equal share")
     where.add_argument("--timeout", type=float, default=20.0, metavar="SECONDS",
@@ -49,11 +52,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--top", type=int, metavar="N",
                       help="only the N configs of each problem that the model ranks first")
     what.add_argument("--random", type=int, metavar="N",
-                      help="only N random configs of each problem, drawn with --seed")
+                      help="only N random configs of each problem, drawn with --seed "
+                           "(--search random: 150)")
+    what.add_argument("--search", choices=("model", "full", "random"),
+                      help="which configs are measured: model, in the order that the model expects "
+                           "until the rest is expected to gain less than --gain; full, all; "
+                           "random, some drawn with --seed (default model; full with --top, "
+                           "--random or --rungs)")
+    what.add_argument("--gain", type=float, default=1.0, metavar="PERCENT",
+                      help="stop a problem when the rest of its configs is expected to gain less "
+                           "(default %(default)s %%)")
     what.add_argument("--expected", type=float, metavar="FACTOR",
                       help="only problems without a tuned row of their own, and those whose row "
                            "the model expects another config to beat by this factor (1.02: 2 %%), "
                            "those with most to gain first")
+    what.add_argument("--stale", action="store_true",
+                      help="only problems whose tuned row was made with another Triton, driver or "
+                           "kernel revision, the oldest first; with no problems named: all of them")
     what.add_argument("--finalists", type=int, default=9, metavar="N",
                       help="configs measured again, interleaved with torch (default %(default)s)")
     what.add_argument("--seed", type=int, default=0,
@@ -64,14 +79,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Sweeps; 0, 1 where a problem got no winner, 130 on an interrupt."""
-    problems = [problem for _, problem in problems_from(args)]
+    problems = _stale(args) if args.stale else [p for _, p in problems_from(args)]
+    if args.stale and not problems:
+        print("no row is stale")
+        return 0
     if args.rungs and args.expected is not None:
         raise UsageError("--expected and --rungs exclude each other: the model does not predict "
                          "rungs")
     if args.resume and not args.journal:
         raise UsageError("--resume needs --journal FILE.jsonl, the journal to go on with")
+    if args.scheduler and (args.rungs or args.expected is not None or args.devices != "0"):
+        raise UsageError("--scheduler excludes --rungs, --expected and --devices: each worker of "
+                         "the cluster has one device")
     from tritongemm.records.run import new_run_id
-    from tritongemm.tuning.sweep import sweep
+    from tritongemm.tuning.sweep import RANDOM, sweep
 
     journal = args.journal or f"sweep-{new_run_id()}.jsonl"
     check_file(journal)
@@ -81,22 +102,49 @@ def run(args: argparse.Namespace) -> int:
         problems = _promising(problems, args.expected, devices)
         if not problems:
             return 0
+    if args.rungs and args.search == "model":
+        raise UsageError("--search model and --rungs exclude each other: no model knows rungs")
+    if not 0 < args.gain < 100:
+        raise UsageError(f"--gain {args.gain:g} is not a percentage between 0 and 100, such as 1")
     options = {
-        "devices": devices, "top": args.top, "subset": args.random, "budget_s": args.budget,
-        "resume": args.resume, "compile_workers": args.compile_workers,
+        "search": args.search, "gain": args.gain / 100, "devices": devices, "top": args.top,
+        "subset": args.random or (RANDOM if args.search == "random" else None),
+        "budget_s": args.budget, "resume": args.resume, "compile_workers": args.compile_workers,
         "per_config_timeout_s": args.timeout, "compile_timeout_s": args.compile_timeout,
         "finalists": args.finalists, "seed": args.seed, "progress": progress_of(args.plain)}
     try:
         if args.rungs:
             return _sweep_rungs(args.rungs, problems, journal, kernels, options)
-        report = sweep(problems, journal, kernels=kernels, **options)
+        if args.scheduler:
+            from tritongemm.tuning.cluster import sweep_on_cluster
+
+            del options["devices"]
+            report = sweep_on_cluster(problems, journal, args.scheduler, kernels=kernels,
+                                      **options)  # type: ignore[arg-type]
+        else:
+            report = sweep(problems, journal, kernels=kernels, **options)
     except KeyboardInterrupt:
         print(f"tritongemm sweep: interrupted; {journal} holds every outcome so far. Go on with "
               f"the same command and --resume --journal {shlex.quote(str(journal))}",
               file=sys.stderr)
         return 130
-    _summarise(report)
+    _summarise(report, " --force" if args.stale else "")
     return _status(report)
+
+
+def _stale(args: argparse.Namespace) -> list[GemmProblem]:
+    """The problems with a stale row on the device that is swept; of those named, if any are."""
+    if args.rungs or args.expected is not None or args.scheduler:
+        raise UsageError("--stale excludes --rungs, --expected and --scheduler")
+    from tritongemm.device import cuda_device
+    from tritongemm.tuning.stale import stale_problems
+
+    first = 0 if args.devices == "all" else integers(args.devices, "devices")[0]
+    found = stale_problems(cuda_device(first).slug)
+    if not (args.suites or args.shapes or args.m or args.n or args.k or args.batch):
+        return found
+    named = {problem for _, problem in problems_from(args)}
+    return [problem for problem in found if problem in named]
 
 
 def _promising(problems: list[GemmProblem], factor: float,
@@ -152,7 +200,7 @@ def progress_of(plain: bool) -> Progress:
     return Plain(lambda text: print(text, flush=True))
 
 
-def _summarise(report: SweepReport) -> None:
+def _summarise(report: SweepReport, publish: str = "") -> None:
     for line in report.prune.lines():
         print(line)
     text = (f"{report.measured} configs measured in {report.wall_s:.1f} s on {report.device}; "
@@ -166,6 +214,6 @@ def _summarise(report: SweepReport) -> None:
                                      for status, count in sorted(report.failures.items())))
     if report.stopped:
         print(f"stopped by the {report.stopped}; go on with --resume --journal "
-              f"{shlex.quote(str(report.journal))}")
+              f"{shlex.quote(str(report.journal))}{publish}")
     print(f"journal: {report.journal}\nnext: tritongemm publish "
-          f"{shlex.quote(str(report.journal))}")
+          f"{shlex.quote(str(report.journal))}{publish}")

@@ -14,7 +14,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -364,13 +364,17 @@ def read_decoded(path: str | os.PathLike[str]
             known[0].value, known[1].value)  # type: ignore[misc]
 
 
+def _outcome_key(problem: GemmProblem, config: KernelConfig, stage: str) -> int:
+    return digest(problem_key(problem)) ^ digest(config.config_id) ^ digest(stage)
+
+
 class DoneKeys:
-    """What a journal holds of one environment: a digest an outcome, and of each problem its
-    fastest configs and whether it has a winner."""
+    """What a journal holds of one environment: a digest an outcome with its time, and of each
+    problem its fastest configs and whether it has a winner."""
 
     def __init__(self) -> None:
-        self._outcomes: set[int] = set()
-        self._winners: set[int] = set()
+        self._outcomes: dict[int, float | None] = {}
+        self._winners: dict[int, float | None] = {}
         self._fastest: dict[int, list[tuple[float, int, KernelConfig]]] = {}
 
     def __len__(self) -> int:
@@ -379,12 +383,22 @@ class DoneKeys:
 
     def has(self, problem: GemmProblem, config: KernelConfig, stage: str = "coarse") -> bool:
         """Whether ``config`` has an outcome, good or bad, for ``problem`` at ``stage``."""
-        return (digest(problem_key(problem)) ^ digest(config.config_id) ^ digest(stage)
-                in self._outcomes)
+        return _outcome_key(problem, config, stage) in self._outcomes
+
+    def time_us(self, problem: GemmProblem, config: KernelConfig, stage: str = "coarse"
+                ) -> float | None:
+        """The last time of ``config`` for ``problem`` at ``stage``, microseconds; None: it has no
+        outcome there, or one without a time."""
+        return self._outcomes.get(_outcome_key(problem, config, stage))
 
     def has_winner(self, problem: GemmProblem) -> bool:
         """Whether the problem has a winner, so that it is finished."""
         return digest(problem_key(problem)) in self._winners
+
+    def searched_to(self, problem: GemmProblem) -> float | None:
+        """The gain below which a search gave up when it found the problem's winner, 0.01 for 1 %;
+        None: no winner, or one of another way of choosing configs, or of a search cut short."""
+        return self._winners.get(digest(problem_key(problem)))
 
     def fastest(self, problem: GemmProblem, count: int = REMEMBERED
                 ) -> list[tuple[float, KernelConfig]]:
@@ -407,13 +421,27 @@ def read_done(path: str | os.PathLike[str], environment: object) -> DoneKeys:
         DataFileError: as :func:`read_journal`.
     """
     path = Path(path)
+    return _done(_records(path), environment, path)
+
+
+def done_among(records: Iterable[Mapping[str, object]], environment: object) -> DoneKeys:
+    """What ``records`` of a journal, headers included, hold of ``environment``.
+
+    Raises:
+        DataFileError: as :func:`read_journal`.
+    """
+    return _done(enumerate(records, 1), environment, Path("records"))
+
+
+def _done(records: Iterable[tuple[int, Mapping[str, object]]], environment: object,
+          path: Path) -> DoneKeys:
     done = DoneKeys()
-    add, remembered = done._outcomes.add, done._fastest
+    outcomes, remembered = done._outcomes, done._fastest
     check = _Checker(path).check
     stages: dict[object, int] = {}
     wanted = _canonical(environment)
     ours = False
-    for line, record in _records(path):
+    for line, record in records:
         known = check(line, record)
         if known is None:
             if record["kind"] == "header":
@@ -423,15 +451,15 @@ def read_done(path: str | os.PathLike[str], environment: object) -> DoneKeys:
             continue
         (_, problem), (config, config_digest) = known
         if record["kind"] == "winner":
-            done._winners.add(problem)
+            done._winners[problem] = record.get("gain")  # type: ignore[assignment]
             continue
         stage = str(record.get("stage", "coarse"))
         if stage not in stages:
             if len(stages) >= _CACHE_LIMIT:
                 stages.clear()
             stages[stage] = digest(stage)
-        add(problem ^ config_digest ^ stages[stage])
-        time_us = record.get("time_us")
+        time_us: float | None = record.get("time_us")  # type: ignore[assignment]
+        outcomes[problem ^ config_digest ^ stages[stage]] = time_us
         if time_us is not None and stage == "coarse":
             heap = remembered.setdefault(problem, [])
             if len(heap) < REMEMBERED:

@@ -33,6 +33,8 @@ _KEY = ("batch", "m", "n", "k", "align_a", "align_b", "align_c", "epilogue")
 _HEADER = ("schema_version", *(name for name in IDENTITY if name not in MODIFIERS), *PROVENANCE)
 #: Of a row too; absent in tables from before it was kept.
 _VS_TORCH = "vs_torch"
+#: Of a row alone, where it is known.
+_MADE_WITH = ("driver", "kernel_revision")
 _ROW = (*_KEY, "kernel", "config", "time_us", "margin_vs_second", "run_id")
 
 Key = tuple  # of TunedRow.key, with the kernel behind it in a ladder's table
@@ -88,6 +90,7 @@ class TunedRow:
         space_hash, torch, triton: what it was made with; None: as the header says. Rows that were
             read or merged have them filled in.
         vs_torch: torch's time over ours, in the same rounds; None: not measured.
+        driver, kernel_revision: what it was made with, too; None: not recorded.
     """
 
     batch: int
@@ -106,6 +109,8 @@ class TunedRow:
     torch: str | None = None
     triton: str | None = None
     vs_torch: float | None = None
+    driver: str | None = None
+    kernel_revision: str | None = None
 
     @property
     def key(self) -> Key:
@@ -117,10 +122,11 @@ class TunedRow:
     def of(cls, problem: GemmProblem, config: KernelConfig, *, time_us: float,
            margin_vs_second: float | None, run_id: str, space_hash: str | None = None,
            torch: str | None = None, triton: str | None = None,
-           vs_torch: float | None = None) -> TunedRow:
+           vs_torch: float | None = None, driver: str | None = None,
+           kernel_revision: str | None = None) -> TunedRow:
         """The row of ``problem`` with the winner ``config``."""
         return cls(*key_of(problem), config, time_us, margin_vs_second, run_id, space_hash,
-                   torch, triton, vs_torch)
+                   torch, triton, vs_torch, driver, kernel_revision)
 
     def problem(self, header: TableHeader) -> GemmProblem:
         """The problem that this row answers in the table of ``header``."""
@@ -258,7 +264,7 @@ def _header(top: Fields) -> TableHeader:
 
 
 def _row(entry: Fields, header: TableHeader) -> TunedRow:
-    entry.only(_ROW, (*PROVENANCE, _VS_TORCH))
+    entry.only(_ROW, (*PROVENANCE, _VS_TORCH, *_MADE_WITH))
     for name in ("align_a", "align_b", "align_c"):
         if entry.integer(name, 1, 16) not in (1, 2, 4, 8, 16):
             raise entry.error(name, f"{entry.values[name]} is not 1, 2, 4, 8 or 16")
@@ -283,7 +289,8 @@ def _row(entry: Fields, header: TableHeader) -> TunedRow:
         entry.integer("batch", 1, MAX_EXTENT), *(entry.integer(n, 0, MAX_EXTENT) for n in "mnk"),
         *(entry.integer(f"align_{x}", 1, 16) for x in "abc"), epilogue, config,
         time_us, margin, entry.word("run_id"), **provenance,
-        vs_torch=entry.number(_VS_TORCH, 1e-6) if _VS_TORCH in entry.values else None)
+        vs_torch=entry.number(_VS_TORCH, 1e-6) if _VS_TORCH in entry.values else None,
+        **{name: entry.word(name) for name in _MADE_WITH if name in entry.values})
 
 
 def _dump(value: object) -> str:
@@ -298,6 +305,8 @@ def _values(row: TunedRow, header: TableHeader) -> dict[str, object]:
                   if getattr(row, name) not in (None, getattr(header, name)))
     if row.vs_torch is not None:
         values[_VS_TORCH] = row.vs_torch
+    values.update((name, getattr(row, name)) for name in _MADE_WITH
+                  if getattr(row, name) is not None)
     return values
 
 

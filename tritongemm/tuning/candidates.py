@@ -53,10 +53,12 @@ class PruneReport:
 
 @dataclass(frozen=True)
 class Candidates:
-    """The configs to measure for one problem, the most promising by estimate first."""
+    """The configs to measure for one problem, the most promising by estimate first, and those of
+    them that are in use now."""
 
     configs: tuple[KernelConfig, ...]
     report: PruneReport
+    in_use: tuple[KernelConfig, ...] = ()
 
 
 class Planner(ABC):
@@ -112,10 +114,11 @@ class Planner(ABC):
             chosen = [config for config in ordered if config in drawn]
         if self._top is not None:
             chosen = chosen[:self._top]
-        chosen = [*(c for c in self.in_use(problem, device) if c not in chosen), *chosen]
+        in_use = self.in_use(problem, device)
+        chosen = [*(c for c in in_use if c not in chosen), *chosen]
         report.kept = len(chosen)
         report.not_chosen = len(set(ordered) - set(chosen))
-        return Candidates(tuple(chosen), report)
+        return Candidates(tuple(chosen), report, tuple(in_use))
 
 
 class KernelPlanner(Planner):

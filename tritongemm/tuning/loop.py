@@ -1,8 +1,9 @@
 """The sweep's loop: one thread that watches pipes and clocks, and never waits for one child.
 
-Problems are opened in order, a few ahead; their configs go to the compile pool; a device takes
-what is built as it comes, its own problem first, the next one while stragglers compile. A problem
-whose configs are all settled gets its finalists measured interleaved with torch.
+Problems are opened in order, a few ahead; their configs go to the compile pool, all at once or in
+the batches that a search asks for; a device takes what is built as it comes, its own problem first,
+the next one while stragglers compile. A problem whose configs are all settled, or whose search
+expects no more, gets its finalists measured interleaved with torch.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from tritongemm.records.codec import problem_key
 from tritongemm.tuning.candidates import Candidates, PruneReport
 from tritongemm.tuning.device_workers import DeviceWorker, DeviceWorkers
 from tritongemm.tuning.progress import OnDevice, Progress, Snapshot
-from tritongemm.tuning.sweep_journal import SweepJournal
+from tritongemm.tuning.search import BATCH, Search
+from tritongemm.tuning.sweep_journal import RowSink, SweepJournal
 from tritongemm.tuning.task import ProblemReport, Task
 from tritongemm.workers.child import resolve
 from tritongemm.workers.compile_pool import CompilePool
@@ -62,7 +64,8 @@ class Assignment(NamedTuple):
 
 @dataclass(frozen=True)
 class Options:
-    """How a sweep runs; see :func:`tritongemm.tuning.sweep.sweep`."""
+    """How a sweep runs; see :func:`tritongemm.tuning.sweep.sweep`. ``gain`` is what a search must
+    still expect to go on; None: every candidate is measured."""
 
     devices: tuple[int | None, ...] | None
     budget_s: float | None
@@ -74,6 +77,8 @@ class Options:
     measurer: str
     measurer_arguments: Mapping[str, object]
     builder: str
+    gain: float | None = None
+    share_budget: bool = True
 
 
 class Loop:
@@ -81,10 +86,10 @@ class Loop:
 
     def __init__(self, problems: Sequence[GemmProblem],
                  candidates: Callable[[GemmProblem, DeviceSpec], Candidates], space_hash: str,
-                 journal: Path, options: Options, progress: Progress) -> None:
+                 journal: Path | RowSink, options: Options, progress: Progress) -> None:
         self._problems = list(dict.fromkeys(problems))
         self._candidates, self._space_hash = candidates, space_hash
-        self._path, self._options, self.progress = journal, options, progress
+        self._where, self._options, self.progress = journal, options, progress
         self._builder = resolve(options.builder)
         self._devices = DeviceWorkers(options.measurer,
                           {"seed": options.seed, **options.measurer_arguments},
@@ -150,12 +155,14 @@ class Loop:
                         self._pool.feed()
                         self._advance_tasks()
                         self._assign()
-                        if not self._tasks and (self._next == len(self._problems)
-                                                or self._out_of_time()):
+                        if self._over():
                             break
                     self._watch()
             finally:
                 self._close()
+
+    def _over(self) -> bool:
+        return not self._tasks and (self._next == len(self._problems) or self._out_of_time())
 
     def _close(self) -> None:
         self.wall_s = time.monotonic() - self._started
@@ -192,10 +199,12 @@ class Loop:
         identity, options = self._devices.identity, self._options
         if identity is None or self._pool is not None:
             return
-        self._journal = SweepJournal(self._path, device=identity.spec,
+        self._journal = SweepJournal(self._where, device=identity.spec,
                               environment=identity.environment,
                               fingerprint=identity.fingerprint, space_hash=self._space_hash,
-                              seed=options.seed)
+                              seed=options.seed,
+                              search="full" if options.gain is None else
+                              f"model, gain {options.gain:g}")
         self._spec = identity.spec
         self._pool = CompilePool(options.builder, {"device": identity.spec},
                                  workers=options.compile_workers,
@@ -253,13 +262,45 @@ class Loop:
         self.prune.add(found.report)
         todo = [c for c in found.configs if not self._journal.done(problem, c)]
         self.resumed += len(found.configs) - len(todo)
-        if found.configs and not todo and self._journal.finished(problem):
+        if self._journal.searched_to(problem, self._options.gain) or (
+                found.configs and not todo and self._journal.finished(problem)):
             self._report(ProblemReport(problem, note="measured before"))
             return
-        task = Task(problem, len(found.configs), coarse=self._journal.coarse(problem))
+        search = self._search(problem, found, set(todo)) if todo else None
+        task = Task(problem, len(found.configs), coarse=self._journal.coarse(problem),
+                    search=search)
         self._tasks.append(task)
-        for config in todo:
-            self._build(task, config)
+        if search is not None:
+            self._ask(task)
+        else:
+            for config in todo:
+                self._build(task, config)
+
+    def _search(self, problem: GemmProblem, found: Candidates, todo: set[KernelConfig]
+                ) -> Search | None:
+        """The problem's search, which knows what earlier runs measured; None: all is measured."""
+        if self._options.gain is None:
+            return None
+        assert self._spec is not None and self._journal is not None
+        search = Search.of(problem, self._spec, found.configs, found.in_use, self._options.gain)
+        for config in found.configs:
+            if config not in todo:
+                search.observe(config, self._journal.time_us(problem, config))
+        return search
+
+    def _ask(self, task: Task) -> None:
+        """Asks the task's search for more while devices and compilers would run out of it."""
+        assert self._pool is not None and task.search is not None
+        enough = max(BATCH, self._pool.workers)
+        while not task.search.over and len(task.building) + len(task.ready) < enough:
+            more = task.search.next()
+            for config in more:
+                self._build(task, config)
+            if not more:
+                break
+        if task.search.over or not task.outstanding:
+            self._forget(task)  # what was asked for is not worth its time any more
+            task.ended = True
 
     def _build(self, task: Task, config: KernelConfig) -> None:
         """Hands a config to the compile pool, unless its binaries are known."""
@@ -299,6 +340,8 @@ class Loop:
         for task in list(self._tasks):
             if self._out_of_time() or (task.deadline is not None and now >= task.deadline):
                 self._cut(task)
+            if task.search is not None and not task.ended:
+                self._ask(task)
             if not task.coarse_over or task.final_groups:
                 continue
             if not task.ranking():
@@ -310,8 +353,12 @@ class Loop:
 
     def _cut(self, task: Task) -> None:
         """Leaves out what no device has begun."""
-        task.skipped += len(task.building) + len(task.ready)
+        if task.searching:
+            task.skipped += max(1, task.expected - task.settled - len(task.measuring))
+        elif task.search is None:
+            task.skipped += len(task.building) + len(task.ready)
         self._forget(task)
+        task.ended = True
 
     def _forget(self, task: Task) -> None:
         assert self._pool is not None
@@ -328,6 +375,7 @@ class Loop:
         if asked.stage == COARSE:
             left += [config for config in asked.configs if config in task.measuring]
         self._forget(task)
+        task.ended = True
         for config in left:
             self._settle(task, config, COARSE, outcome)
         task.coarse.clear()
@@ -337,7 +385,8 @@ class Loop:
         self._tasks.remove(task)
         report = task.report()
         if report.winner is not None:
-            self._journal.winner(report)
+            searched = task.search is not None and not report.skipped
+            self._journal.winner(report, self._options.gain if searched else None)
         elif not report.skipped:
             self._journal.left_out(report)
         self._report(report)
@@ -354,6 +403,10 @@ class Loop:
             outcome = Outcome(outcome.status, outcome.reason,
                               {**task.built.pop(config, {}), **outcome.values})
         self._journal.result(task.problem, config, stage, outcome)
+        if stage != FINAL and task.search is not None:
+            time_us = outcome.values.get("time_us") if outcome.ok else None
+            task.search.observe(config, None if time_us is None
+                                else float(time_us))  # type: ignore[arg-type]
         self.measured += stage != FINAL
         task.measured += stage != FINAL
         if not outcome.ok:
@@ -400,7 +453,7 @@ class Loop:
 
     def _share_budget(self, task: Task) -> None:
         """Time is shared out evenly among the problems that have had none."""
-        if self._deadline is not None:
+        if self._deadline is not None and self._options.share_budget:
             waiting = sum(t.owner is None for t in self._tasks) + 1
             waiting += len(self._problems) - self._next
             now = time.monotonic()
@@ -477,15 +530,13 @@ class Loop:
         self._shown = now
         elapsed, total = now - self._started, len(self._problems)
         whole = len(self.reports) + sum(
-            1 - (len(t.building) + len(t.ready) + len(t.measuring)) / t.total
-            for t in self._tasks if t.total)
+            t.settled / t.expected for t in self._tasks if t.total and t.expected)
         eta = elapsed * (total - whole) / whole if whole > 0 else None
         if self._deadline is not None:
             left = max(0.0, self._deadline - now)
             eta = left if eta is None else min(eta, left)
-        on = [OnDevice(d.name, str(t.problem),
-                       t.total - len(t.building) - len(t.ready) - len(t.measuring), t.total,
-                       t.best_us, t.torch_us)
+        on = [OnDevice(d.name, str(t.problem), t.settled, t.expected, t.best_us, t.torch_us,
+                       t.search.gain_left if t.search is not None else None)
               for d in self._devices if (t := d.task) is not None and t in self._tasks]
         self.progress.update(Snapshot(len(self.reports), total, self.measured, self.failures,
                                       self._pool.outstanding if self._pool else 0, elapsed, eta,

@@ -226,6 +226,13 @@ def _winner(path: Path, number: int, record: Mapping[str, object],
         if not isinstance(value, str) or not value or len(value) > 80:
             raise bad(name, "is not a word")
         words[name] = value
+    made_with = {}
+    if "kernel_revision" in record:  # journals from before it was kept make the tables they made
+        for name in ("driver", "kernel_revision"):
+            value = record.get(name)
+            if value is not None and (not isinstance(value, str) or not value or len(value) > 80):
+                raise bad(name, "is not a word, or null")
+            made_with[name] = value
     if not is_run_id(record.get("run_id")):
         raise bad("run_id", "is not the id of a run")
     time_us, margin = record.get("time_us"), record.get("margin_vs_second")
@@ -243,6 +250,6 @@ def _winner(path: Path, number: int, record: Mapping[str, object],
     row = TunedRow.of(problem, config, time_us=round(float(time_us), 4),
                       margin_vs_second=None if margin is None else round(float(margin), 5),
                       run_id=str(record["run_id"]), **words,
-                      vs_torch=None if ratio is None else round(float(ratio), 4))
+                      vs_torch=None if ratio is None else round(float(ratio), 4), **made_with)
     run = runs.get((str(record["run_id"]), problem), _Run())
     return _Winner(problem, header, row, run.beaten_by(config))

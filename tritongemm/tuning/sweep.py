@@ -21,7 +21,8 @@ from tritongemm.records.suites import Shape
 from tritongemm.tuning.candidates import Candidates, KernelPlanner, PruneReport
 from tritongemm.tuning.loop import Loop, Options
 from tritongemm.tuning.progress import Progress
-from tritongemm.tuning.sweep_journal import check_journal
+from tritongemm.tuning.search import GAIN
+from tritongemm.tuning.sweep_journal import RowSink, check_journal
 from tritongemm.tuning.task import ProblemReport
 from tritongemm.workers.compile_pool import BUILDER, COMPILE_TIMEOUT_S
 
@@ -33,6 +34,11 @@ PER_CONFIG_TIMEOUT_S = 20.0
 #: The coarse stage ranks configs that are 1 % apart by chance: of the 95 problems of
 #: ``bf16_cold_mid-top`` 59 have a winner behind its first four, 0.9 % faster than these.
 FINALISTS = 9
+#: How the configs to measure are found: by the model until it expects too little, all, or some
+#: drawn at random.
+SEARCHES = ("model", "full", "random")
+#: How many ``random`` draws unless told.
+RANDOM = 150
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,8 @@ class SweepReport:
     """What a sweep did.
 
     Attributes:
-        run_id, journal, device: of this run; the device's slug.
+        run_id, journal, device: of this run; None where records went to a function; the device's
+            slug.
         problems: one report each, in the order in which they ended.
         prune: how many configs each rule removed, over all problems.
         measured: configs with an outcome of this run; resumed: those of earlier runs.
@@ -52,7 +59,7 @@ class SweepReport:
     """
 
     run_id: str
-    journal: Path
+    journal: Path | None
     device: str
     problems: tuple[ProblemReport, ...]
     prune: PruneReport
@@ -86,27 +93,37 @@ class SweepReport:
         return self.gpu_waited_s / total if total else 0.0
 
 
-def sweep(problems: Iterable[GemmProblem], journal: str | os.PathLike[str], *,
+def sweep(problems: Iterable[GemmProblem], journal: str | os.PathLike[str] | RowSink, *,
           devices: Sequence[int | None] | None = (0,), kernels: Sequence[str] | None = None,
           top: int | None = None, subset: int | None = None, budget_s: float | None = None,
+          share_budget: bool = True, search: str | None = None, gain: float = GAIN,
           resume: bool = False, compile_workers: int | None = None,
           per_config_timeout_s: float = PER_CONFIG_TIMEOUT_S,
           compile_timeout_s: float = COMPILE_TIMEOUT_S, finalists: int = FINALISTS,
           seed: int = 0, progress: Progress | None = None,
           candidates: Callable[[GemmProblem, DeviceSpec], Candidates] | None = None,
           measurer: str = MEASURER, measurer_arguments: Mapping[str, object] | None = None,
-          builder: str = BUILDER) -> SweepReport:
+          builder: str = BUILDER, loop_type: Callable[..., Loop] = Loop) -> SweepReport:
     """Measures the candidates of each problem and journals every outcome as it happens.
 
     Args:
         problems: repeats are left out.
         journal: the file; one that exists is refused unless ``resume``, which repeats nothing
-            that was measured in the same environment.
+            that was measured in the same environment. Or a
+            :class:`~tritongemm.tuning.sweep_journal.RowSink`, which hands each record to a
+            function and has its own ``known`` records in place of ``resume``.
         devices: CUDA indices, each taking the next problem; None: all; (None,): the CPU, by
             Triton's interpreter.
         kernels, top, subset: see :class:`~tritongemm.tuning.candidates.KernelPlanner`.
+        search: which candidates are measured. ``model``: batches in the order that the selection's
+            model and the times so far suggest, until what is left is expected to gain less than
+            ``gain`` (``search.py``). ``full``: all. ``random``: ``subset``, by default
+            :data:`RANDOM`. None: ``model``, and ``full`` where ``top``, ``subset`` or
+            ``candidates`` name what to measure.
+        gain: 0.01 for 1 % of the fastest time.
         budget_s: seconds for everything, shared out evenly among the problems; what was begun is
             finished, so that it may take a few more.
+        share_budget: False: the problems are swept in their order until the budget is used up.
         compile_workers: processes; by default one a core.
         per_config_timeout_s: for proving and timing one config; a worker that takes longer is
             ended and the config's status is ``timeout``.
@@ -115,6 +132,7 @@ def sweep(problems: Iterable[GemmProblem], journal: str | os.PathLike[str], *,
         seed: of operands, orders and ``subset``.
         progress: what to show; nothing by default.
         candidates, measurer, measurer_arguments, builder: other parts, for tests.
+        loop_type: makes the loop; a cluster's worker has one that is fed problems while it runs.
 
     Raises:
         UsageError: a bad argument, or a journal that exists. DataFileError: a journal that cannot
@@ -129,9 +147,19 @@ def sweep(problems: Iterable[GemmProblem], journal: str | os.PathLike[str], *,
     for name, count in (("finalists", finalists), ("compile_workers", compile_workers)):
         if count is not None and count < 1:
             raise UsageError(f"{name}={count} is below 1")
+    named = candidates is not None or top is not None or subset is not None
+    search = search or ("full" if named else "model")
+    if search not in SEARCHES:
+        raise UsageError(f"search={search!r} is not one of {', '.join(SEARCHES)}")
+    if not 0 < gain < 1:
+        raise UsageError(f"gain={gain} is not a share between 0 and 1, such as 0.01 for 1 %")
+    if search == "random":
+        subset = subset or RANDOM
+    elif search == "model" and subset is not None:
+        raise UsageError("configs drawn at random are all measured; leave out the search")
     if devices is not None and not devices:
         raise UsageError("no device named; give indices, or None for all")
-    path = check_journal(journal, resume)
+    where = journal if isinstance(journal, RowSink) else check_journal(journal, resume)
     if candidates is None:
         candidates = KernelPlanner(kernels, top=top, subset=subset, seed=seed)
     space_hash = getattr(candidates, "space_hash", "none")
@@ -140,11 +168,13 @@ def sweep(problems: Iterable[GemmProblem], journal: str | os.PathLike[str], *,
         compile_workers=compile_workers or len(os.sched_getaffinity(0)),
         per_config_timeout_s=per_config_timeout_s, compile_timeout_s=compile_timeout_s,
         finalists=finalists, seed=seed, measurer=measurer,
-        measurer_arguments=dict(measurer_arguments or {}), builder=builder)
-    loop = Loop(list(problems), candidates, space_hash, path, options, progress or Progress())
+        measurer_arguments=dict(measurer_arguments or {}), builder=builder,
+        gain=gain if search == "model" else None, share_budget=share_budget)
+    loop = loop_type(list(problems), candidates, space_hash, where, options, progress or Progress())
     loop.run()
     return SweepReport(
-        run_id=loop.run_id, journal=path, device=loop.device, problems=tuple(loop.reports),
+        run_id=loop.run_id, journal=None if isinstance(where, RowSink) else where,
+        device=loop.device, problems=tuple(loop.reports),
         prune=loop.prune, measured=loop.measured, resumed=loop.resumed,
         failures=dict(Counter(loop.failures)), wall_s=loop.wall_s, gpu_busy_s=loop.gpu_busy_s,
         gpu_waited_s=loop.gpu_waited_s, compile_s=loop.compile_s, stopped=loop.stopped)

@@ -1,18 +1,27 @@
 """The sweep's side of the journal: what is written of each outcome, what a resume need not repeat.
+
+Records go into a file, or, as :class:`RowSink`, to a function: another process may write the file.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.errors import UsageError
+from tritongemm.kernels.revision import kernel_revision
 from tritongemm.problem import GemmProblem
 from tritongemm.records.codec import config_to_json, problem_to_json
-from tritongemm.records.journal import REMEMBERED, DoneKeys, Journal
+from tritongemm.records.journal import (
+    REMEMBERED,
+    SCHEMA_VERSION,
+    DoneKeys,
+    Journal,
+    done_among,
+)
 from tritongemm.records.run import new_run_id, utc_now
 from tritongemm.tuning.task import ProblemReport
 from tritongemm.workers.messages import COARSE, COMPILE, Outcome
@@ -34,29 +43,64 @@ def check_journal(path: str | os.PathLike[str], resume: bool) -> Path:
     return path
 
 
+class RowSink:
+    """A journal whose records go to a function instead of a file.
+
+    Args:
+        take: called with each record, the header first, in the thread that sweeps. What it raises
+            ends the sweep.
+        known: records of earlier runs, headers included; what was measured in the same environment
+            is not repeated.
+    """
+
+    def __init__(self, take: Callable[[Mapping[str, object]], object],
+                 known: Iterable[Mapping[str, object]] = ()) -> None:
+        self._take, self._known = take, list(known)
+
+    def open(self, header: Mapping[str, object]) -> RowSink:
+        """Hands over the header. Returns the sink."""
+        self._take({**header, "kind": "header", "schema_version": SCHEMA_VERSION,
+                    "opened_utc": utc_now()})
+        return self
+
+    def append(self, record: Mapping[str, object]) -> None:
+        """Hands over one record."""
+        self._take(record)
+
+    def done_keys(self, environment: object) -> DoneKeys:
+        """What ``known`` holds of ``environment``. Raises DataFileError for a bad record."""
+        return done_among(self._known, environment)
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
 class SweepJournal:
     """The open journal of one run.
 
     Args:
-        path: the journal; made, or gone on with.
+        where: the journal's file, made or gone on with; or what takes its records.
         device: what is measured on.
         environment: the whole record; ``fingerprint`` is the part that makes times comparable.
         space_hash: of the spaces that candidates come from.
+        search: which of them are measured.
 
     Raises:
         DataFileError: the file is no journal, is in use, or cannot be written.
     """
 
-    def __init__(self, path: Path, *, device: DeviceSpec, environment: Mapping[str, object],
-                 fingerprint: str, space_hash: str, seed: int) -> None:
+    def __init__(self, where: Path | RowSink, *, device: DeviceSpec,
+                 environment: Mapping[str, object], fingerprint: str, space_hash: str, seed: int,
+                 search: str = "full") -> None:
         self.run_id = new_run_id()
         self._provenance = {"device": device.slug, "arch": device.arch,
                             "space_hash": space_hash, "environment": fingerprint,
                             **{name: environment.get(name) for name in _PROVENANCE}}
-        self._journal = Journal.open(path, {
-            "environment": fingerprint, "run_id": self.run_id, "device": device.slug,
-            "arch": device.arch, "space_hash": space_hash, "seed": seed,
-            "versions": dict(environment)})
+        header = {"environment": fingerprint, "run_id": self.run_id, "device": device.slug,
+                  "arch": device.arch, "space_hash": space_hash, "seed": seed, "search": search,
+                  "versions": dict(environment)}
+        self._journal: Journal | RowSink = (
+            where.open(header) if isinstance(where, RowSink) else Journal.open(where, header))
         try:
             self._done: DoneKeys = self._journal.done_keys(fingerprint)
         except BaseException:
@@ -72,6 +116,15 @@ class SweepJournal:
         """Whether the problem has a winner in this environment."""
         return self._done.has_winner(problem)
 
+    def searched_to(self, problem: GemmProblem, gain: float | None) -> bool:
+        """Whether an earlier run's search found the winner and expected less than ``gain``."""
+        before = self._done.searched_to(problem)
+        return gain is not None and before is not None and before <= gain
+
+    def time_us(self, problem: GemmProblem, config: KernelConfig) -> float | None:
+        """An earlier run's coarse time of ``config``, microseconds; None: it has none."""
+        return self._done.time_us(problem, config, COARSE)
+
     def coarse(self, problem: GemmProblem) -> list[tuple[float, KernelConfig]]:
         """The fastest of an earlier run's coarse stage: (microseconds, config)."""
         return self._done.fastest(problem, REMEMBERED)
@@ -85,15 +138,19 @@ class SweepJournal:
             **({"reason": outcome.reason} if outcome.reason else {}), **outcome.values,
             "run_id": self.run_id, "utc": utc_now()})
 
-    def winner(self, report: ProblemReport) -> None:
-        """Writes a problem's winner with its provenance: what ``publish`` reads."""
+    def winner(self, report: ProblemReport, gain: float | None = None) -> None:
+        """Writes a problem's winner with its provenance: what ``publish`` reads. ``gain``: what
+        the search that found it expects less than; None: it was cut short, or there was none."""
         assert report.winner is not None
+        revision = kernel_revision(report.winner)
         self._journal.append({
             "kind": "winner", "problem": problem_to_json(report.problem),
             "config": config_to_json(report.winner), "time_us": report.time_us,
             "ratio_vs_torch": report.ratio_vs_torch, "ratio_low": report.ratio_low,
             "ratio_high": report.ratio_high, "margin_vs_second": report.margin_vs_second,
-            **self._provenance, "run_id": self.run_id, "utc": utc_now()})
+            **({} if gain is None else {"gain": gain}), **self._provenance,
+            **({"kernel_revision": revision} if revision else {}),
+            "run_id": self.run_id, "utc": utc_now()})
 
     def left_out(self, report: ProblemReport) -> None:
         """Notes a problem that ended without a winner, and why."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from tritongemm.config import KernelConfig
 from tritongemm.problem import GemmProblem
 from tritongemm.selection.work import class_of
+from tritongemm.tuning.search import LEAST, Search
 from tritongemm.workers.messages import Outcome
 
 #: A finalist is at most this many times slower than the fastest of the coarse stage.
@@ -29,6 +30,8 @@ class ProblemReport:
         margin_vs_second: time of the second finalist / the winner's, minus 1, paired.
         measured, skipped: configs with an outcome of this run; left out for lack of time.
         failures: outcomes other than ok, by status.
+        left: configs that a search did not measure, since no gain was expected of them.
+        gain_left: what was still expected of these, 0.01 for 1 %; None without a search.
         note: why there is no winner, or that there was nothing left to do.
     """
 
@@ -43,6 +46,8 @@ class ProblemReport:
     skipped: int = 0
     failures: Mapping[str, int] = field(default_factory=dict)
     note: str = ""
+    left: int = 0
+    gain_left: float | None = None
 
 
 @dataclass(eq=False)
@@ -55,6 +60,9 @@ class Task:
         owner: the device that measures it: times of two cards are not compared.
         deadline: when its share of the budget is used up.
         final_groups: finalists still to be measured, each group in the same rounds.
+        search: what asks for more configs as long as it expects a gain; None: every config was
+            asked for at once.
+        ended: the search is to ask for no more, whatever it expects.
     """
 
     problem: GemmProblem
@@ -74,6 +82,8 @@ class Task:
     skipped: int = 0
     breaks: int = 0
     note: str = ""
+    search: Search | None = None
+    ended: bool = False
 
     @property
     def busy(self) -> bool:
@@ -83,7 +93,34 @@ class Task:
     @property
     def coarse_over(self) -> bool:
         """Whether every config has passed or failed the coarse stage, or was left out."""
-        return not (self.building or self.ready or self.measuring)
+        return not self.outstanding and not self.searching
+
+    @property
+    def outstanding(self) -> int:
+        """Configs that were asked for and have no outcome yet."""
+        return len(self.building) + len(self.ready) + len(self.measuring)
+
+    @property
+    def searching(self) -> bool:
+        """Whether a search may ask for more configs."""
+        return self.search is not None and not self.ended and not self.search.over
+
+    @property
+    def settled(self) -> int:
+        """Configs with an outcome, of this run or an earlier one."""
+        if self.search is not None:
+            return self.search.settled
+        return self.total - self.outstanding
+
+    @property
+    def expected(self) -> int:
+        """How many configs will have an outcome in the end."""
+        if self.search is None:
+            return self.total
+        if not self.searching:
+            return self.settled + self.outstanding
+        more = self.search.forecast() if self.coarse else min(LEAST, self.total)
+        return max(self.settled + more, self.settled + self.outstanding)
 
     @property
     def best_us(self) -> float | None:
@@ -123,6 +160,8 @@ class Task:
         ranking = self.ranking()
         counts = {"measured": self.measured, "skipped": self.skipped,
                   "failures": dict(self.failures)}
+        if self.search is not None:
+            counts |= {"left": self.search.left, "gain_left": self.search.gain_left}
         if not ranking:
             note = self.note or ("no config passed the final stage" if self.coarse else
                                  "no config was right" if self.measured else

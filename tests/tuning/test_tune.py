@@ -1,0 +1,204 @@
+"""``tritongemm tune``: from a program or a suite to its tuned table, over fake workers."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import fakes
+import pytest
+from test_interrupts import wait_for
+
+import tritongemm.tuning.sweep as door
+from tritongemm import selection, settings
+from tritongemm.cli import main
+from tritongemm.device import device_named
+from tritongemm.problem import GemmProblem
+from tritongemm.records.journal import read_journal
+from tritongemm.records.suites import Shape, read_suite, write_suite
+from tritongemm.tuning.gains import Product, products_of
+
+HERE = Path(__file__).resolve().parent
+H200 = device_named("nvidia-h200")
+#: Shapes that no shipped table has.
+SUITE = "m,n,k,layout,count\n328,712,520,nt,5\n72,712,520,nt,1\n"
+BIG = GemmProblem.contiguous(328, 712, 520, layout="nt")
+
+
+@pytest.fixture
+def faked(monkeypatch, tmp_path):
+    """The verb with fake parts, in a folder of its own; tables go to a user's folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tritongemm.device.cuda_device", lambda index: H200)
+
+    def use(**arguments):
+        monkeypatch.setattr(door, "sweep", functools.partial(
+            door_sweep, measurer="fakes:ModelMeasurer", builder=fakes.BUILDER,
+            measurer_arguments=arguments))
+    door_sweep = door.sweep
+    use()
+    (tmp_path / "mine.csv").write_text(SUITE)
+    with settings.override(user_dir=tmp_path / "user"):
+        selection.reload()
+        yield use
+    selection.reload()
+
+
+def test_a_suite_is_swept_published_compared_and_shown_on_one_page(faked, tmp_path, capsys):
+    before = selection.choose(BIG, H200)
+    assert before.source != "exact"
+    assert main(["tune", "--suite", "mine.csv", "--dir", "work", "--out", "won.md",
+                 "--plain", "--compile-workers", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "2 of 2 products tuned, 100.0 % of the flops of all" in out
+    assert f"published to {tmp_path / 'user' / 'tuned'}: 2 rows added" in out
+    after = selection.choose(BIG, H200)
+    assert after.source == "exact"
+    times = [f"{t:.2f}" for t in fakes.ModelMeasurer.times(BIG, [before.config, after.config])]
+    assert float(times[1]) <= float(times[0])
+    page = Path("won.md").read_text()
+    assert page == Path("work/page.md").read_text()
+    (row,) = [line for line in page.splitlines() if line.startswith("| 328x712x520")]
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[1:4] == ["5", *times]
+    assert cells[7].startswith(after.config.config_id)
+    # What was swept first is what the program spends most on.
+    first = next(r for r in read_journal("work/sweep.jsonl") if r["kind"] == "winner")
+    assert first["problem"]["m"] == 328
+    # A second time nothing is measured, and what was before is still what was before.
+    assert main(["tune", "--resume", "--dir", "work", "--plain"]) == 0
+    again = capsys.readouterr().out
+    assert ", 0 configs measured" in again and again.count("measured before") == 4
+    assert row in Path("work/page.md").read_text()
+
+
+def test_tables_can_go_elsewhere(faked, tmp_path, capsys):
+    assert main(["tune", "--suite", "mine.csv", "--to", "there", "--plain",
+                 "--compile-workers", "1"]) == 0
+    assert list(Path("there/tuned/nvidia-h200").glob("*.json"))
+    assert not (tmp_path / "user").exists()
+    assert selection.choose(BIG, H200).source != "exact"
+
+
+def test_what_does_not_fit_the_budget_is_left_and_a_resume_goes_on(faked, capsys):
+    faked(each_s=0.05)
+    Path("mine.csv").write_text("m,n,k,layout\n" + "".join(
+        f"{328 + 8 * i},712,520,nt\n" for i in range(12)))
+    status = main(["tune", "--suite", "mine.csv", "--dir", "work", "--budget", "3", "--plain",
+                   "--compile-workers", "1"])
+    out = capsys.readouterr().out
+    assert "products have no winner yet; go on with tritongemm tune --resume --dir" in out
+    first = {r["problem"]["m"] for r in read_journal("work/sweep.jsonl") if r["kind"] == "winner"}
+    assert len(first) < 12 and status == (0 if first else 1)
+    faked()
+    assert main(["tune", "--resume", "--dir", "work", "--plain", "--compile-workers", "1"]) == 0
+    assert "12 of 12 products tuned" in capsys.readouterr().out
+
+
+def test_a_program_is_recorded_in_a_process_of_its_own(faked, monkeypatch, capsys):
+    seen = []
+
+    def record(words, env):
+        seen.append(words)
+        write_suite(words[words.index("--out") + 1],
+                    [Shape(328, 712, 520, layout="nt", dtype="bf16", count=3,
+                           note="mm; 3 of 3 taken; time_us=20.00")])
+        return subprocess.Popen(["true"])
+
+    Path("train.py").write_text("")
+    monkeypatch.setattr("tritongemm.cli.tune.subprocess.Popen", record)
+    monkeypatch.setattr(door, "sweep", _none_found)
+    with pytest.raises(_Reached):
+        main(["tune", "--budget", "9", "train.py", "--epochs", "1", "--budget", "7"])
+    assert seen[0][1:4] == ["-m", "tritongemm", "record"]
+    assert seen[0][-5:] == ["train.py", "--epochs", "1", "--budget", "7"]
+
+
+class _Reached(Exception):
+    pass
+
+
+def _none_found(problems, journal, **options):
+    assert options["budget_s"] == pytest.approx(0.8 * 9)
+    assert [p.m for p in problems] == [328]
+    raise _Reached
+
+
+@pytest.mark.parametrize(("program", "status", "words"), [
+    ("raise SystemExit(3)", 2, "ended with status 3 while it was recorded; it had run no product"),
+    ("print('no product here')", 1, "ran no product that can be tuned; nothing was changed"),
+])
+def test_a_program_that_fails_or_runs_no_product(faked, capsys, program, status, words):
+    Path("train.py").write_text(program)
+    assert main(["tune", "train.py"]) == status
+    found = capsys.readouterr()
+    assert words in found.out + found.err
+
+
+def test_what_a_program_ran_before_it_failed_is_kept(faked, capsys):
+    pytest.importorskip("torch")
+    Path("train.py").write_text("import torch\na = torch.ones(64, 64)\na @ a\nraise ValueError\n")
+    assert main(["tune", "--dir", "work", "train.py"]) == 2
+    assert f"in {Path('work/suite.csv').absolute()}" in capsys.readouterr().err
+    assert [s.m for s in read_suite("work/suite.csv")] == [64]
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    ([], "name either a program or --suite"), (["--suite", "mine.csv", "x.py"], "name either"),
+    (["gone.py"], "no script 'gone.py'"), (["--suite", "gone.csv"], "gone.csv"),
+    (["--resume"], "--resume needs --dir"), (["--resume", "--dir", "gone"], "--resume needs"),
+    (["--suite", "mine.csv", "--budget", "0"], "--budget 0"),
+    (["--suite", "mine.csv", "--gain", "0"], "--gain 0"),
+    (["--suite", "mine.csv", "--dir", "full"], "holds files; use --resume"),
+])
+def test_a_wrong_argument_is_named_and_nothing_is_made(faked, tmp_path, capsys, arguments, words):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    before = sorted(tmp_path.iterdir())
+    assert main(["tune", *arguments]) == 2
+    assert words in capsys.readouterr().err
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_ctrl_c_keeps_what_was_swept_and_says_how_to_go_on(tmp_path):
+    (tmp_path / "mine.csv").write_text(SUITE)
+    code = (f"import sys; sys.path[:0] = [{str(HERE)!r}, {str(HERE.parents[1])!r}]\n"
+            "import functools, fakes\nimport tritongemm.tuning.sweep as door, tritongemm.device\n"
+            "from tritongemm.cli import main\n"
+            "tritongemm.device.cuda_device = lambda i: tritongemm.device.device_named("
+            "'nvidia-h200')\n"
+            "door.sweep = functools.partial(door.sweep, measurer=fakes.MEASURER,\n"
+            "    builder=fakes.BUILDER, measurer_arguments={'log': 'log', 'each_s': 0.2})\n"
+            "sys.exit(main(['tune', '--suite', 'mine.csv', '--dir', 'my work']))")
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_for(lambda: (tmp_path / "log").exists()
+             and (tmp_path / "log").read_text().count("coarse") > 2)
+    os.kill(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in err
+    assert f"--resume --dir '{tmp_path / 'my work'}'" in err
+    kept = list(read_journal(tmp_path / "my work" / "sweep.jsonl"))
+    assert sum(r["kind"] == "result" for r in kept) >= 2
+
+
+# -- the order of products --------------------------------------------------------------------
+
+def test_products_come_by_time_where_all_were_timed_else_by_flops():
+    small = Shape(64, 64, 64, count=100, note="mm; 1 of 1 taken; time_us=5.00")
+    large = Shape(1024, 1024, 64, count=2, note="mm; time_us=30.0")
+    assert [p.problem.m for p in products_of([large, small])] == [64, 1024]
+    untimed = Shape(1024, 1024, 64, count=2)
+    assert [p.problem.m for p in products_of([small, untimed])] == [1024, 64]
+    assert products_of([large])[0] == Product(large.problem(), 2, 30.0)
+
+
+def test_equal_products_are_one_and_empty_ones_none():
+    shape = Shape(64, 64, 64, count=3, note="mm; time_us=5.0")
+    again = Shape(64, 64, 64, count=1, note="addmm; time_us=9.0")
+    (one,) = products_of([shape, again, Shape(0, 64, 64)])
+    assert (one.count, one.recorded_us) == (4, 6.0)

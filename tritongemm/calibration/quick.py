@@ -1,0 +1,192 @@
+"""A calibration in minutes, for a device that nothing was measured on: ``calibrate --quick``.
+
+What is measured is chosen so that it informs most. Problems are drawn from the families of the
+shipped suites, interleaved, so that whatever the budget cuts off leaves a spread. The configs of
+each are half those that the model of usual constants expects most of, half drawn over kernels and
+tiles, from one pool for all problems: what differs between problems then shows on the same
+configs, and one binary serves several problems.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tritongemm import device as devices
+from tritongemm import settings
+from tritongemm.bench.fresh import draw
+from tritongemm.calibration.calibrate import calibrate
+from tritongemm.config import KernelConfig
+from tritongemm.device import DeviceSpec
+from tritongemm.errors import UsageError
+from tritongemm.kernels import violation
+from tritongemm.problem import GemmProblem
+from tritongemm.records.atomic import write_atomic
+from tritongemm.records.calibration import Calibration
+from tritongemm.records.codec import problem_key
+from tritongemm.selection.work import class_of
+from tritongemm.tuning.candidates import KernelPlanner, PruneReport
+from tritongemm.tuning.sweep import SweepReport, sweep
+
+BUDGET_S = 480.0
+#: Of the budget; the rest is for starting and for the fit.
+_FOR_SWEEPING = 0.92
+#: Suite -> problems drawn from its family. More than eight minutes measure on most devices: the
+#: sweep stops with its budget.
+FAMILIES = {"aligned_random": 48, "llm_prefill": 48, "llm_decode": 48, "square": 20,
+            "stream_k": 16, "wide_k": 16, "odd": 16, "training": 16, "low_rank": 12, "split_k": 12,
+            "batched": 12}
+_SEED = 1126
+#: What a linear layer does comes most often.
+_LAYOUTS = ("nt", "nn", "nt", "tn", "nt", "tt")
+#: Larger ones take seconds for every config on a small device.
+_MOST_FLOPS, _MOST_BYTES = 2e12, 2**31
+#: Configs of each problem, and how many of them are measured again in rounds with torch.
+CONFIGS, FINALISTS = 12, 3
+#: The pool: so many of the configs expected fastest for each of so many problems, and so many of
+#: each kernel at random.
+_ANCHORS, _OF_ANCHOR, _OF_KERNEL = 24, 24, 24
+
+
+@dataclass(frozen=True)
+class QuickReport:
+    """What ``calibrate --quick`` did: the sweep, the file, and what it holds."""
+
+    sweep: SweepReport
+    path: Path
+    calibration: Calibration
+
+
+def quick_problems(dtype: str = "bf16", seed: int = _SEED) -> list[GemmProblem]:
+    """The problems, families interleaved, each family evenly over the whole list."""
+    placed: list[tuple[float, GemmProblem]] = []
+    for family, count in FAMILIES.items():
+        # Neighbours in a drawn family share a model or a row: every few of more are taken.
+        shapes = draw(family, seed, 5 * count)
+        random.Random(f"{family} {seed}").shuffle(shapes)
+        found = 0
+        for shape in shapes:
+            problem = shape.problem(dtype=shape.dtype or dtype,
+                                    layout=_LAYOUTS[found % len(_LAYOUTS)])
+            if problem.flops() <= _MOST_FLOPS and problem.bytes() <= _MOST_BYTES:
+                placed.append(((found + 0.5) / count, problem))
+                found += 1
+            if found == count:
+                break
+    placed.sort(key=lambda item: item[0])
+    return list(dict.fromkeys(problem for _, problem in placed))
+
+
+def spread(by_promise: Sequence[KernelConfig], count: int, seed: str) -> list[KernelConfig]:
+    """``count`` configs: alternately the next most promising one, and one drawn at random from the
+    kernels and tiles that were drawn least."""
+    rng = random.Random(seed)
+    promising = list(by_promise)
+    drawn = rng.sample(promising, len(promising))
+    kernels: dict[str, int] = {}
+    tiles: dict[str, int] = {}
+    chosen: dict[KernelConfig, None] = {}
+    while len(chosen) < min(count, len(promising)):
+        if len(chosen) % 2 == 0:
+            config = next(c for c in promising if c not in chosen)
+        else:
+            config = min((c for c in drawn if c not in chosen), key=lambda c: (
+                kernels.get(c.kernel, 0), tiles.get(class_of(c), 0)))
+        chosen[config] = None
+        kernels[config.kernel] = kernels.get(config.kernel, 0) + 1
+        tiles[class_of(config)] = tiles.get(class_of(config), 0) + 1
+    return list(chosen)
+
+
+class QuickPlanner(KernelPlanner):
+    """The candidates of a quick calibration.
+
+    Args:
+        anchors: problems whose most promising configs make up most of the pool.
+    """
+
+    def __init__(self, anchors: Sequence[GemmProblem], count: int = CONFIGS) -> None:
+        super().__init__(top=count)
+        self._anchors, self._count = list(anchors), count
+        self._pools: dict[str, list[KernelConfig]] = {}
+
+    def legal(self, problem: GemmProblem, device: DeviceSpec, report: PruneReport
+              ) -> list[KernelConfig]:
+        """The legal configs of the pool."""
+        found = []
+        for config in self._pool(problem, device):
+            report.considered += 1
+            broken = violation(problem, config, device)
+            if broken is None:
+                found.append(config)
+            else:
+                report.removed[config.kernel, broken.rule] += 1
+        return found
+
+    def by_promise(self, problem: GemmProblem, device: DeviceSpec, configs: list[KernelConfig]
+                   ) -> list[KernelConfig]:
+        """See :func:`spread`; the first ``count`` are what is measured."""
+        ordered = super().by_promise(problem, device, configs)
+        first = spread(ordered, self._count, problem_key(problem))
+        return [*first, *(config for config in ordered if config not in first)]
+
+    def _pool(self, problem: GemmProblem, device: DeviceSpec) -> list[KernelConfig]:
+        if problem.operands not in self._pools:
+            pool: dict[KernelConfig, None] = {}
+            for anchor in self._anchors:
+                if anchor.operands == problem.operands:
+                    legal = super().legal(anchor, device, PruneReport())
+                    pool.update(dict.fromkeys(
+                        super().by_promise(anchor, device, legal)[:_OF_ANCHOR]))
+            rng = random.Random(f"{_SEED} {problem.operands}")
+            for space in self.spaces:
+                configs = self._configs(space, problem.operands)
+                pool.update(dict.fromkeys(rng.sample(configs, min(_OF_KERNEL, len(configs)))))
+            self._pools[problem.operands] = list(pool)
+        return self._pools[problem.operands]
+
+
+def remember(device: DeviceSpec) -> Path | None:
+    """Writes a device file with what the driver says, so that ``calibrate`` and ``--device-name``
+    know the device. None: there is one.
+
+    Raises:
+        DataFileError: not writable.
+    """
+    if device.slug in devices.known_devices():
+        return None
+    path = settings.config_root() / "devices" / f"{device.slug}.json"
+    values = {name: getattr(device, name) for name in (
+        "name", "arch", "num_sms", "shared_bytes_per_block", "shared_bytes_per_sm",
+        "registers_per_sm", "l2_bytes")}
+    write_atomic(path, json.dumps({**values, "sources": {"limits": "the driver"}}, indent=2) + "\n")
+    devices.forget()
+    return path
+
+
+def quick(journal: str | os.PathLike[str], *, budget_s: float = BUDGET_S, dtype: str = "bf16",
+          path: str | os.PathLike[str] | None = None,
+          problems: Sequence[GemmProblem] | None = None, **options: object) -> QuickReport:
+    """Sweeps for ``budget_s`` seconds, fits, and writes the device's calibration.
+
+    Args:
+        journal: of the sweep; a new file.
+        path: of the calibration; None: where selection reads it.
+        problems: by default :func:`quick_problems`.
+        options: of :func:`tritongemm.tuning.sweep.sweep`.
+
+    Raises:
+        UsageError: a bad budget. And as ``sweep`` and ``calibrate`` do.
+    """
+    if not 0 < budget_s < float("inf"):
+        raise UsageError(f"budget_s={budget_s} is not a positive number of seconds")
+    wanted = list(quick_problems(dtype) if problems is None else problems)
+    options.setdefault("candidates", QuickPlanner(wanted[:_ANCHORS]))
+    options.setdefault("finalists", FINALISTS)
+    swept = sweep(wanted, journal, budget_s=_FOR_SWEEPING * budget_s, **options)  # type: ignore
+    written, calibration = calibrate([journal], path=path)
+    return QuickReport(swept, written, calibration)

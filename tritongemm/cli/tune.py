@@ -1,0 +1,266 @@
+"""``tritongemm tune train.py ...``: from a program to its tuned table, and what that won.
+
+A folder holds every step, so that ``--resume`` goes on after whatever stopped it:
+
+    suite.csv       the products that were recorded
+    before.json     what calls ran before
+    sweep.jsonl     the sweep's journal
+    compare.jsonl   the second run: winners against before and torch; what is published
+    page.md         what was won
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tritongemm import settings
+from tritongemm.cli.outputs import check_file, check_folder, file_argument
+from tritongemm.cli.shapes import integers
+from tritongemm.cli.sweep import progress_of
+from tritongemm.errors import UsageError
+from tritongemm.problem import PRECISIONS
+
+if TYPE_CHECKING:
+    from tritongemm.records.suites import Shape
+    from tritongemm.tuning.gains import Gain, Product
+
+#: The sweep's part of the budget; the rest is for the second run.
+_SWEEP_SHARE = 0.8
+#: Seconds that the second run takes of a product at the least, whatever the sweep left.
+_LEAST_S = 10.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the verb; what follows the program is the program's."""
+    parser.add_argument("--suite", action="append", default=[], metavar="SUITE",
+                        help="tune a suite instead of a program: a name or a CSV by path; may be "
+                             "repeated")
+    parser.add_argument("-m", dest="module", action="store_true",
+                        help="the program is a module, as for python -m")
+    parser.add_argument("--budget", type=float, default=240.0, metavar="SECONDS",
+                        help="for the sweep and the comparison after it, beside the program's own "
+                             "time; products that take most time come first (default "
+                             "%(default)g)")
+    parser.add_argument("--gain", type=float, default=1.0, metavar="PERCENT",
+                        help="stop a product when the rest of its configs is expected to gain less "
+                             "(default %(default)s %%)")
+    parser.add_argument("--devices", default="0", metavar="LIST",
+                        help="`all`, or CUDA indices such as 0,1 (default %(default)s)")
+    parser.add_argument("--dir", type=Path, metavar="DIR",
+                        help="folder of the journals and the page (default tune-RUN)")
+    parser.add_argument("--resume", action="store_true", help="go on in --dir")
+    parser.add_argument("--to", type=Path, metavar="DIR",
+                        help="write DIR/tuned (default: TRITONGEMM_CONFIG_DIR, else your own "
+                             "folder, which is read without a setting)")
+    parser.add_argument("--out", type=file_argument, metavar="FILE.md",
+                        help="write the page here too")
+    parser.add_argument("--dtype", default="bf16", help="where a suite has none (default "
+                                                        "%(default)s)")
+    parser.add_argument("--layout", default="nt", help="where a suite has none (default "
+                                                       "%(default)s)")
+    parser.add_argument("--precision", default="ieee", choices=PRECISIONS,
+                        help="of fp32 products (default %(default)s)")
+    parser.add_argument("--compile-workers", type=int, metavar="N",
+                        help="compiling processes (default one a core)")
+    parser.add_argument("--seed", type=int, default=0, help="of operands and orders")
+    parser.add_argument("--plain", action="store_true",
+                        help="print lines instead of the live display")
+    parser.add_argument("program", nargs="?", help="a Python script, or with -m a module")
+    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="...",
+                        help="its own arguments")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Tunes; 0, 1 where nothing was tuned, 130 on an interrupt.
+
+    Raises:
+        UsageError: neither or both of a program and a suite, bad arguments, or a program that
+            fails. DataFileError, DeviceError: as ``sweep`` and ``publish``.
+    """
+    folder = _check(args)
+    try:
+        return _tune(args, folder)
+    except KeyboardInterrupt:
+        text = "interrupted before any product was recorded"
+        if (folder / "suite.csv").exists():
+            text = (f"interrupted; {folder} keeps what was measured. Go on with tritongemm tune "
+                    f"--resume --dir {shlex.quote(str(folder))}")
+        print(f"tritongemm tune: {text}", file=sys.stderr)
+        return 130
+
+
+def _check(args: argparse.Namespace) -> Path:
+    """The folder to work in, made; nothing is made where an argument is bad."""
+    from tritongemm.records.run import new_run_id
+
+    if args.resume:
+        if args.dir is None or not (args.dir / "suite.csv").exists():
+            raise UsageError("--resume needs --dir DIR, a folder in which `tritongemm tune` has "
+                             "recorded products (suite.csv)")
+    elif bool(args.suite) == bool(args.program):
+        raise UsageError("name either a program or --suite: tritongemm tune train.py ARGS..., or "
+                         "tritongemm tune --suite mine.csv")
+    elif args.program and not args.module and not Path(args.program).exists():
+        raise UsageError(f"there is no script {args.program!r}; for a module say -m")
+    if not 0 < args.budget < float("inf"):
+        raise UsageError(f"--budget {args.budget:g} is not a positive number of seconds")
+    if not 0 < args.gain < 100:
+        raise UsageError(f"--gain {args.gain:g} is not a percentage between 0 and 100, such as 1")
+    folder = args.dir or Path(f"tune-{new_run_id()}")
+    if not args.resume and folder.exists() and any(folder.iterdir()):
+        raise UsageError(f"{folder} holds files; use --resume to go on there, or another --dir")
+    for path in (folder, args.to):
+        if path is not None:
+            check_folder(path)
+    if args.out is not None:
+        check_file(args.out)
+    if args.suite:
+        _suite_shapes(args.suite)  # refused before anything is made
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder.absolute()
+
+
+def _tune(args: argparse.Namespace, folder: Path) -> int:
+    from tritongemm.records.suites import read_suite, write_suite
+    from tritongemm.tuning.gains import products_of
+
+    suite = folder / "suite.csv"
+    if args.suite and not args.resume:
+        write_suite(suite, _suite_shapes(args.suite))
+    elif not args.resume:
+        status = _record(args, suite)
+        if status:
+            raise UsageError(f"{args.program} ended with status {status} while it was recorded; "
+                             + (f"what it had run by then is in {suite} (tritongemm tune --suite)"
+                                if suite.exists() else "it had run no product"))
+        if not suite.exists():
+            print(f"{args.program} ran no product that can be tuned; nothing was changed")
+            return 1
+    products = products_of(read_suite(suite), dtype=args.dtype, layout=args.layout,
+                           precision=args.precision)
+    if not products:
+        print(f"{suite} holds no product with work to do; nothing was changed")
+        return 1
+    gains, lines = _measure(args, folder, products)
+    return _present(args, folder, products, gains, lines)
+
+
+def _suite_shapes(names: Sequence[str]) -> list[Shape]:
+    from tritongemm.records.suites import read_suite, suite_path
+
+    return [shape for name in names for shape in read_suite(suite_path(name))]
+
+
+def _record(args: argparse.Namespace, suite: Path) -> int:
+    """Runs the program in a process of its own, whose memory is free afterwards; its status."""
+    words = ["record", "--out", str(suite), *(["-m"] if args.module else []), args.program,
+             *args.words]
+    print("recording " + shlex.join([args.program, *args.words]), flush=True)
+    child = subprocess.Popen([sys.executable, "-m", "tritongemm", *words],
+                             env=settings.child_environment())
+    try:
+        return child.wait()
+    except KeyboardInterrupt:
+        child.wait()  # it got Ctrl-C too, and writes what it has seen
+        raise
+
+
+def _measure(args: argparse.Namespace, folder: Path, products: Sequence[Product]
+             ) -> tuple[list[Gain], list[str]]:
+    """Sweeps, compares and publishes; the gains, and lines on what was done."""
+    from tritongemm import selection
+    from tritongemm.device import cuda_device
+    from tritongemm.tuning import sweep as sweeping
+    from tritongemm.tuning.gains import (
+        Pairs,
+        choices,
+        gains_in,
+        read_choices,
+        winners_in,
+        write_choices,
+    )
+    from tritongemm.tuning.publish import publish
+
+    devices = None if args.devices == "all" else integers(args.devices, "devices")
+    kept, journal, second = (folder / name for name in ("before.json", "sweep.jsonl",
+                                                        "compare.jsonl"))
+    problems = [product.problem for product in products]
+    device = cuda_device(devices[0] if devices else 0)
+    if not kept.exists():
+        write_choices(kept, choices(problems, device))
+    before = read_choices(kept)
+    common = {"share_budget": False, "compile_workers": args.compile_workers}
+    began = time.monotonic()
+    swept = sweeping.sweep(problems, journal, devices=devices, search="model",
+                           gain=args.gain / 100, budget_s=_SWEEP_SHARE * args.budget,
+                           resume=journal.exists(), seed=args.seed,
+                           progress=progress_of(args.plain), **common)
+    winners, space_hash = winners_in(journal)
+    lines = [f"swept on {swept.device} in {swept.wall_s:.0f} s, {swept.measured} configs measured; "
+             f"journals in {folder}"]
+    if swept.stopped or len(winners) < len(problems):
+        lines.append(f"{len(problems) - len(winners)} products have no winner yet; go on with "
+                     f"tritongemm tune --resume --dir {shlex.quote(str(folder))}")
+    if not winners:
+        return [], lines
+    left = max(_LEAST_S, args.budget - (time.monotonic() - began))
+    print(f"comparing {len(winners)} winners with what ran before", flush=True)
+    sweeping.sweep([p for p in problems if p in winners], second,
+                   devices=devices[:1] if devices else (0,), budget_s=left,
+                   candidates=Pairs(winners, before, space_hash), finalists=2,
+                   resume=second.exists(), seed=args.seed + 1,
+                   progress=progress_of(args.plain), **common)
+    root = args.to
+    if root is None:
+        root = (settings.config_root() if settings.current().config_dir is not None
+                else settings.user_root())
+    published = publish([second], to=root)
+    selection.reload()
+    lines.append(f"published to {root / 'tuned'}: {published.added} rows added, "
+                 f"{published.replaced} replaced, {len(published.kept)} kept as they were")
+    after = (choices(problems, device) if root in settings.config_roots()
+             else dict(winners_in(second)[0]))
+    return gains_in(second, products, before, after), lines
+
+
+def _present(args: argparse.Namespace, folder: Path, products: Sequence[Product],
+             gains: Sequence[Gain], lines: Sequence[str]) -> int:
+    """Prints the page, and writes it as Markdown."""
+    from tritongemm.records.atomic import write_atomic
+    from tritongemm.tuning.gains import COLUMNS, cells, markdown, verdict
+
+    what = "a suite" if args.program is None else Path(args.program).name
+    page = markdown(f"Tuned tables of {what}", gains, products, lines)
+    for path in (folder / "page.md", args.out):
+        if path is not None:
+            write_atomic(path, page)
+    if gains and not args.plain and sys.stdout.isatty():
+        _rich_table(COLUMNS, [cells(gain) for gain in gains])
+    elif gains:
+        print("\n".join("  ".join(cells(gain)) for gain in gains))
+    for line in (*verdict(gains, products), *lines, f"page: {args.out or folder / 'page.md'}"):
+        print(line)
+    return 0 if gains else 1
+
+
+def _rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    try:
+        from rich.console import Console
+        from rich.table import Table
+    except ImportError:  # the lines say the same
+        print("\n".join("  ".join(row) for row in rows))
+        return
+    table = Table(box=None)
+    for place, name in enumerate(columns):
+        table.add_column(name, justify="right" if 0 < place < len(columns) - 1 else "left",
+                         overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)

@@ -1,0 +1,272 @@
+"""What tuning won for a program: its products before and after, measured in the same rounds.
+
+The winners of a sweep run once more against what calls ran before, interleaved with torch, in a run
+apart from the one that chose them. Its winners are what is published, so that a row that was lucky
+in the sweep replaces nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tritongemm import selection
+from tritongemm.compute import precision_for
+from tritongemm.config import KernelConfig
+from tritongemm.device import DeviceSpec
+from tritongemm.errors import ConfigError, DataFileError, ProblemError, UnsupportedError
+from tritongemm.formats import format_of
+from tritongemm.problem import GemmProblem
+from tritongemm.records.atomic import write_atomic
+from tritongemm.records.codec import (
+    config_from_json,
+    config_to_json,
+    problem_from_json,
+    problem_to_json,
+)
+from tritongemm.records.journal import read_journal
+from tritongemm.records.suites import Shape
+from tritongemm.tuning.candidates import Candidates, PruneReport
+from tritongemm.workers.messages import COARSE, FINAL
+
+#: What `tritongemm record` notes of a product that a GPU ran.
+_TIME_US = re.compile(r"\btime_us=([0-9.]+)")
+
+
+@dataclass(frozen=True)
+class Product:
+    """One kind of product of a program.
+
+    Attributes:
+        count: how often the program ran it.
+        recorded_us: of one call, while the program was recorded; None: not timed.
+    """
+
+    problem: GemmProblem
+    count: int
+    recorded_us: float | None = None
+
+    @property
+    def weight(self) -> float:
+        """Time in all, microseconds, where it was timed, else flops in all."""
+        return self.count * (self.problem.flops() if self.recorded_us is None
+                             else self.recorded_us)
+
+
+def products_of(shapes: Iterable[Shape], *, dtype: str = "bf16", layout: str = "nn",
+                precision: str = "ieee") -> list[Product]:
+    """The products of a suite, those with most time first, or with most flops where not every one
+    was timed. Products of no work are left out; equal ones are one.
+
+    Raises:
+        ProblemError: a row that is no product.
+    """
+    counts: dict[GemmProblem, int] = {}
+    spent: dict[GemmProblem, float | None] = {}
+    for shape in shapes:
+        problem = shape.problem(dtype=dtype, layout=layout, precision=precision_for(
+            precision, format_of(shape.dtype or dtype)))
+        if problem.batch * problem.m * problem.n * problem.k == 0:
+            continue
+        noted = _TIME_US.search(shape.note)
+        before = spent.get(problem, 0.0)
+        counts[problem] = counts.get(problem, 0) + max(shape.count, 1)
+        spent[problem] = (None if noted is None or before is None
+                          else before + max(shape.count, 1) * float(noted[1]))
+    timed = all(value is not None for value in spent.values())
+    found = [Product(problem, count, spent[problem] / count if timed else None)  # type: ignore
+             for problem, count in counts.items()]
+    return sorted(found, key=lambda product: -product.weight)
+
+
+def choices(problems: Iterable[GemmProblem], device: DeviceSpec
+            ) -> dict[GemmProblem, KernelConfig | None]:
+    """What calls of ``problems`` run now; None where they run on torch.
+
+    Raises:
+        DataFileError: a damaged table or calibration.
+    """
+    found: dict[GemmProblem, KernelConfig | None] = {}
+    for problem in problems:
+        try:
+            choice = selection.choose(problem, device)
+        except UnsupportedError:
+            found[problem] = None
+        else:
+            torch_is_faster = selection.torch_wins(problem, choice, device) is not None
+            found[problem] = None if torch_is_faster else choice.config
+    return found
+
+
+def write_choices(path: Path, found: dict[GemmProblem, KernelConfig | None]) -> None:
+    """Keeps choices for a run that goes on later. Raises DataFileError."""
+    write_atomic(path, json.dumps([
+        [problem_to_json(problem), None if config is None else config_to_json(config)]
+        for problem, config in found.items()], indent=0) + "\n")
+
+
+def read_choices(path: Path) -> dict[GemmProblem, KernelConfig | None]:
+    """What :func:`write_choices` kept. Raises DataFileError for another file."""
+    try:
+        return {problem_from_json(problem): None if config is None else config_from_json(config)
+                for problem, config in json.loads(path.read_text(encoding="utf-8"))}
+    except (OSError, ValueError, TypeError, ProblemError, ConfigError) as error:
+        raise DataFileError(path, f"does not hold the choices of a tuning: {error}") from error
+
+
+class Pairs:
+    """The candidates of the second run: the sweep's winner, and what calls ran before it."""
+
+    space_hash = "pairs"
+
+    def __init__(self, winners: dict[GemmProblem, KernelConfig],
+                 before: dict[GemmProblem, KernelConfig | None], space_hash: str) -> None:
+        self._winners, self._before, self.space_hash = winners, before, space_hash
+
+    def __call__(self, problem: GemmProblem, device: DeviceSpec) -> Candidates:
+        """One or two configs."""
+        pair = (self._winners.get(problem), self._before.get(problem))
+        configs = tuple(dict.fromkeys(config for config in pair if config is not None))
+        return Candidates(configs, PruneReport(considered=len(configs), kept=len(configs)))
+
+
+def winners_in(journal: Path) -> tuple[dict[GemmProblem, KernelConfig], str]:
+    """The last winner of each problem, and the hash of the spaces that they come from.
+
+    Raises:
+        DataFileError: a journal that cannot be used.
+    """
+    found: dict[GemmProblem, KernelConfig] = {}
+    space_hash = "none"
+    for record in read_journal(journal):
+        if record["kind"] == "winner":
+            found[problem_from_json(record["problem"])] = config_from_json(record["config"])
+            space_hash = str(record.get("space_hash", space_hash))
+    return found, space_hash
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A product before and after, times in microseconds, in the same rounds as torch.
+
+    Attributes:
+        before, after: None: torch's kernel.
+    """
+
+    product: Product
+    before: KernelConfig | None
+    after: KernelConfig | None
+    before_us: float
+    after_us: float
+    torch_us: float
+
+    @property
+    def speedup(self) -> float:
+        """Time before over time after."""
+        return self.before_us / self.after_us
+
+
+def gains_in(journal: Path, products: Sequence[Product],
+             before: dict[GemmProblem, KernelConfig | None],
+             after: dict[GemmProblem, KernelConfig | None]) -> list[Gain]:
+    """The products that the second run has measured, in their order.
+
+    A config so slow that it was in no round with torch is judged by its coarse time. A product of
+    which the second run did not measure a config before or ``after`` is left out.
+
+    Raises:
+        DataFileError: a journal that cannot be used.
+    """
+    times: dict[tuple[GemmProblem, KernelConfig], float] = {}
+    torch_us: dict[GemmProblem, float] = {}
+    for record in read_journal(journal):
+        if record["kind"] != "result" or record["status"] != "ok" or not record.get("time_us"):
+            continue
+        problem, config = problem_from_json(record["problem"]), config_from_json(record["config"])
+        if record.get("stage") == FINAL:
+            times[problem, config] = float(record["time_us"])
+            if record.get("ratio_vs_torch"):
+                torch_us[problem] = float(record["time_us"]) * float(record["ratio_vs_torch"])
+        elif record.get("stage") == COARSE:
+            times.setdefault((problem, config), float(record["time_us"]))
+    found = []
+    for product in products:
+        problem = product.problem
+        if problem not in torch_us or problem not in after:
+            continue
+        old, new = before.get(problem), after[problem]
+        old_us, new_us = (torch_us[problem] if config is None else times.get((problem, config))
+                          for config in (old, new))
+        if old_us is not None and new_us is not None:
+            found.append(Gain(product, old, new, old_us, new_us, torch_us[problem]))
+    return found
+
+
+@dataclass(frozen=True)
+class Total:
+    """The products that were tuned, each as often as the program runs it: milliseconds of one run
+    of the program, and the share that they have of all its recorded products."""
+
+    before_ms: float
+    after_ms: float
+    torch_ms: float
+    share: float
+
+    @classmethod
+    def of(cls, gains: Sequence[Gain], products: Sequence[Product]) -> Total:
+        """Over ``gains``, of a program with ``products``."""
+        def total(name: str) -> float:
+            return sum(gain.product.count * getattr(gain, name) for gain in gains) / 1000
+
+        whole = sum(product.weight for product in products)
+        part = sum(gain.product.weight for gain in gains)
+        return cls(total("before_us"), total("after_us"), total("torch_us"),
+                   part / whole if whole else 0.0)
+
+
+#: Of the table on the page.
+COLUMNS = ("product", "calls", "before, us", "after, us", "torch, us", "before / after",
+           "torch / after", "config")
+
+
+def cells(gain: Gain) -> tuple[str, ...]:
+    """A row of :data:`COLUMNS`."""
+    config = "torch" if gain.after is None else gain.after.config_id
+    if gain.after == gain.before:
+        config += " (as before)"
+    return (str(gain.product.problem), str(gain.product.count), f"{gain.before_us:.2f}",
+            f"{gain.after_us:.2f}", f"{gain.torch_us:.2f}", f"{gain.speedup:.3f}",
+            f"{gain.torch_us / gain.after_us:.3f}", config)
+
+
+def verdict(gains: Sequence[Gain], products: Sequence[Product]) -> list[str]:
+    """What was won, in lines."""
+    if not gains:
+        return [f"none of {len(products)} products was tuned in the time"]
+    total = Total.of(gains, products)
+    basis = "time" if products[0].recorded_us is not None else "flops"
+    faster = sum(gain.speedup >= 1.01 for gain in gains)
+    return [
+        f"{len(gains)} of {len(products)} products tuned, {100 * total.share:.1f} % of the "
+        f"{basis} of all; {faster} are at least 1 % faster than before",
+        f"one run of them takes {total.after_ms:.3f} ms; before {total.before_ms:.3f} ms "
+        f"({total.before_ms / total.after_ms:.3f}x), torch {total.torch_ms:.3f} ms "
+        f"({total.torch_ms / total.after_ms:.3f}x)"]
+
+
+def markdown(title: str, gains: Sequence[Gain], products: Sequence[Product],
+             lines: Sequence[str]) -> str:
+    """The page: the verdict, ``lines`` such as where the tables are, and a row a product."""
+    def row(values: Iterable[str]) -> str:
+        return "| " + " | ".join(values) + " |"
+
+    parts = [f"# {title}", "", *(f"- {line}" for line in (*verdict(gains, products), *lines))]
+    if gains:
+        parts += ["", row(COLUMNS), row(["---", *["---:"] * 6, "---"]),
+                  *(row(cells(gain)) for gain in gains), "",
+                  "Times are medians of one call, before, after and torch interleaved in the same "
+                  "rounds of one process."]
+    return "\n".join(parts) + "\n"

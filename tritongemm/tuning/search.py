@@ -1,0 +1,308 @@
+"""Which configs of a problem to time next, and when to stop.
+
+The selection's model predicts a time for each config. How far measured times lie from it, as
+logarithms, is a Gaussian process over the configs: one bias of the problem, one of each kernel,
+tile, class with its split, and pipeline, and a rest of each config's own. The posterior, its scale
+shrunk towards what is known of the model's errors (a Student-t process: Shah et al., AISTATS 2014),
+gives each config that was not timed the distribution of its time. Those of the largest expected
+improvement (Jones et al., 1998) are next; a share of each batch goes to kernels and tiles that none
+was timed of yet. The search ends when the largest improvement among all that remain is expected
+below ``gain``, and is unlikely to be three times that. Its distribution is that of independent
+configs, P(more than u) = 1 - prod(1 - P(config i improves by more than u)): an upper bound where
+the errors of the rest are positively correlated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from tritongemm.config import KernelConfig
+from tritongemm.device import DeviceSpec
+from tritongemm.problem import GemmProblem
+from tritongemm.selection.columns import Columns
+from tritongemm.selection.model import Model, model_for
+from tritongemm.selection.work import class_of
+
+GAIN = 0.01
+#: Configs of a batch, and how many of it are of kernels and tiles that none was timed of yet.
+BATCH, _NEW = 16, 4
+#: And how many are the first by prediction, of any family: of problems that the model knows well
+#: these alone hold the best.
+_FIRST = 6
+#: Of one class and split in a batch, while there are others.
+_OF_A_FAMILY = 3
+#: Fewer timings than this end no search.
+LEAST = 48
+#: Standard deviations of the parts of the model's error, as logarithms: of the problem, its
+#: kernels, tiles, families (class and split), pipelines, and each config. By maximum likelihood
+#: over 100 problems of eight journals of an H200 that a network had not seen
+#: (perf/search_replay.py predict), about 90 configs each, predicted within 1.3 of the fastest.
+PARTS = (0.019, 0.012, 0.021, 0.018, 0.021, 0.016)
+#: Timings that the scale of :data:`PARTS` is taken to have had before the first, in the same fit.
+_PRIOR = 6.0
+#: Root mean square of the error of that network near the best, as ``Section.rms_log_error`` states
+#: it of the problems that a network has learned: what scales PARTS to another calibration.
+_RMS_LOG_ERROR = 0.0271
+#: The same where no calibration covers the problem: the rules' constants are off by 25 %.
+_RMS_UNKNOWN = 0.15
+#: On a device that is served by its sibling's measurements alone.
+_SIBLING = 1.5
+#: What is predicted this many standard deviations behind the fastest is no new kernel to try.
+_HOPELESS = 8.0
+#: Configs that are looked at, the first by prediction: more cost more than they bring.
+_MOST = 4096
+#: A search goes on while more than this many times the gain is as likely as that.
+_MUCH, _UNLIKELY = 3.0, 0.05
+#: Outcomes after which the posterior is computed anew, or an eighth of all so far if that is more:
+#: its cost grows with the square of their number.
+_OFTEN, _SHARE = 4, 8
+#: Steps of the integral, out to this many standard deviations.
+_STEPS, _REACH = 24, 5.0
+
+
+class Search:
+    """The search over the configs of one problem. Deterministic.
+
+    Args:
+        configs: all legal ones.
+        predicted_us: of each, microseconds.
+        first: those of them to time first, whatever is predicted.
+        spread: factor of :data:`PARTS`.
+        gain: ends where less is expected, 0.01 for 1 %.
+    """
+
+    def __init__(self, configs: Sequence[KernelConfig], predicted_us: Sequence[float], *,
+                 first: Sequence[KernelConfig] = (), spread: float = 1.0, gain: float = GAIN
+                 ) -> None:
+        predicted = np.asarray(predicted_us, float)
+        order = np.argsort(predicted, kind="stable")
+        wanted = set(first)
+        order = np.array([i for place, i in enumerate(order.tolist())
+                          if place < _MOST or configs[i] in wanted], int)
+        self._configs = [configs[i] for i in order]
+        self._index = {config: i for i, config in enumerate(self._configs)}
+        self._predicted = np.log(predicted[order])
+        self._groups = _groups(self._configs)
+        self._variances = (spread * np.array(PARTS)) ** 2
+        self._gain = gain
+        count = len(self._configs)
+        self._open = np.ones(count, bool)  # neither timed, failed nor asked for
+        self._asked: set[int] = set()
+        self._timed: list[int] = []
+        self._log_us: list[float] = []
+        self._mean, self._sd = self._predicted, np.full(count, self._variances.sum() ** 0.5)
+        self._first = [self._index[config] for config in dict.fromkeys(first)]
+        self._fresh = 0  # observations that the posterior does not have
+        self._gain_left, self._worth_it = math.inf, True
+        self.settled = 0
+
+    @classmethod
+    def of(cls, problem: GemmProblem, device: DeviceSpec, configs: Sequence[KernelConfig],
+           first: Sequence[KernelConfig] = (), gain: float = GAIN) -> Search:
+        """The search by the model that serves ``problem`` on ``device``. Raises DataFileError for
+        a damaged calibration."""
+        model = model_for(problem, device)
+        times = model.times(problem, Columns(configs)) if configs else ()
+        return cls(configs, times, first=first,  # type: ignore[arg-type]
+                   spread=spread_of(model, device), gain=gain)
+
+    @property
+    def best_us(self) -> float | None:
+        """The fastest time so far, microseconds."""
+        return math.exp(min(self._log_us)) if self._log_us else None
+
+    @property
+    def gain_left(self) -> float | None:
+        """The improvement that is expected of what was not timed, 0.01 for 1 %; None: nothing was
+        timed yet."""
+        return self._gain_left if math.isfinite(self._gain_left) else None
+
+    @property
+    def left(self) -> int:
+        """Configs that have no outcome."""
+        return int(self._open.sum()) + len(self._asked)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is to be timed, of what was asked for too."""
+        if not self._open.any() and not self._asked:
+            return True
+        if self.settled < min(LEAST, len(self._configs)):
+            return False
+        self._update(force=not self._asked)
+        return not self._worth_it
+
+    def observe(self, config: KernelConfig, time_us: float | None) -> None:
+        """Takes down the time of a config, microseconds, or None where it has none."""
+        index = self._index.get(config)
+        if index is None or not (self._open[index] or index in self._asked):
+            return
+        self._open[index] = False
+        self._asked.discard(index)
+        self.settled += 1
+        self._fresh += 1
+        if time_us is not None:
+            self._timed.append(index)
+            self._log_us.append(math.log(time_us))
+        self._stale = True
+
+    def next(self, count: int = BATCH) -> list[KernelConfig]:
+        """At most ``count`` configs to time now; none once the search is over. They count as asked
+        for from then on."""
+        if self.over or count < 1:
+            return []
+        value = self._value()
+        found = [i for i in self._first if self._open[i]][:count]
+        found += self._unseen(min(max(1, count * _NEW // BATCH), count - len(found)), found)
+        found += [i for i in range(len(self._configs)) if self._open[i] and i not in found
+                  ][:min(max(1, count * _FIRST // BATCH), count - len(found))]
+        taken = set(found)
+        of_a_family: Counter[int] = Counter(int(self._groups[i, 2]) for i in found)
+        ranked = [i for i in np.argsort(-value, kind="stable").tolist()
+                  if self._open[i] and i not in taken]
+        later = []
+        for i in ranked:
+            if len(found) >= count:
+                break
+            family = int(self._groups[i, 2])
+            if of_a_family[family] < _OF_A_FAMILY:
+                of_a_family[family] += 1
+                found.append(i)
+            else:
+                later.append(i)
+        found += later[:count - len(found)]
+        self._open[found] = False
+        self._asked.update(found)
+        return [self._configs[i] for i in found]
+
+    def forecast(self) -> int:
+        """How many more configs the search is expected to time, if none of them improves."""
+        if self.over:
+            return 0
+        remaining = self._remaining()
+        least = max(0, min(LEAST, len(self._configs)) - self.settled)
+        if not self._timed:
+            return min(len(remaining), LEAST)
+        ranked = remaining[np.argsort(-self._value()[remaining], kind="stable")]
+        low, high = 0, len(ranked)
+        while low < high:
+            middle = (low + high) // 2
+            if not self._prospect(ranked[middle:])[1]:
+                high = middle
+            else:
+                low = middle + 1
+        return max(low, least)
+
+    def _remaining(self) -> np.ndarray:
+        """Indices of what was not settled."""
+        open_ = self._open.copy()
+        open_[list(self._asked)] = True
+        return np.flatnonzero(open_)
+
+    def _unseen(self, count: int, chosen: Sequence[int]) -> list[int]:
+        """The first by expected time of kernels, then of tiles, that nothing was timed, asked or
+        ``chosen`` of."""
+        touched = ~self._open
+        touched[list(chosen)] = True
+        limit = self._predicted[0] + _HOPELESS * self._variances.sum() ** 0.5
+        order = np.argsort(self._mean, kind="stable")
+        order = order[~touched[order] & (self._predicted[order] <= limit)]
+        found: list[int] = []
+        for group in (0, 1):
+            seen = set(self._groups[touched, group].tolist())
+            seen.update(int(self._groups[i, group]) for i in found)
+            for i in order:
+                if len(found) >= count:
+                    return found
+                if (key := int(self._groups[i, group])) not in seen:
+                    seen.add(key)
+                    found.append(int(i))
+        return found
+
+    def _value(self) -> np.ndarray:
+        """Expected improvement of each config, as a logarithm; before anything is timed, minus its
+        predicted time."""
+        if not self._timed:
+            return -self._predicted
+        ahead = min(self._log_us) - self._mean
+        z = ahead / self._sd
+        return ahead * _normal_cdf(z) + self._sd * np.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+
+    def _prospect(self, rows: np.ndarray) -> tuple[float, bool]:
+        """The expected largest improvement among ``rows``, as a share of the best time, and
+        whether they are worth timing."""
+        if not len(rows):
+            return 0.0, False
+        ahead, sd = min(self._log_us) - self._mean[rows], self._sd[rows]
+        near = ahead > -_REACH * sd
+        ahead, sd = ahead[near], sd[near]
+        if not len(ahead):
+            return 0.0, False
+        steps = np.linspace(0.0, float((ahead + _REACH * sd).max()), _STEPS)
+        below = 1.0 - _normal_cdf((ahead[:, None] - steps) / sd[:, None])
+        more = 1.0 - np.exp(np.log(np.maximum(below, 1e-30)).sum(0))  # P(more than each step)
+        expected = 1 - math.exp(-(more.sum() - (more[0] + more[-1]) / 2) * steps[1])
+        much = float(np.interp(-math.log1p(-min(_MUCH * self._gain, 0.9)), steps, more))
+        return expected, expected >= self._gain or much > _UNLIKELY
+
+    def _update(self, force: bool = False) -> None:
+        """The posterior of every config, and what gain is left, where enough is new."""
+        enough = 1 if force else max(_OFTEN, self.settled // _SHARE)
+        if self._fresh < enough:
+            return
+        self._fresh = 0
+        if not self._timed:
+            return
+        timed = np.array(self._timed)
+        miss = np.array(self._log_us) - self._predicted[timed]
+        shared = self._covariance(timed, timed)
+        lower = np.linalg.cholesky(shared + self._variances[-1] * np.eye(len(timed)))
+        across = np.linalg.solve(lower, self._covariance(timed, np.arange(len(self._configs))))
+        white = np.linalg.solve(lower, miss)
+        scale = (_PRIOR + white @ white) / (_PRIOR + len(timed))
+        self._mean = self._predicted + white @ across
+        variance = self._variances.sum() - (across * across).sum(0)
+        self._sd = np.sqrt(scale * np.maximum(variance, self._variances[-1]))
+        self._gain_left, self._worth_it = self._prospect(self._remaining())
+
+    def _covariance(self, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+        """[rows, columns], without what is each config's own."""
+        found = np.full((len(rows), len(columns)), self._variances[0])
+        for group, variance in enumerate(self._variances[1:-1]):
+            found += variance * (self._groups[rows, group][:, None]
+                                 == self._groups[columns, group][None])
+        return found
+
+
+def spread_of(model: Model, device: DeviceSpec) -> float:
+    """What a model's errors are, as a factor of :data:`PARTS`."""
+    if model.section is None:
+        return _RMS_UNKNOWN / _RMS_LOG_ERROR
+    known = max(model.section.rms_log_error, _RMS_LOG_ERROR) / _RMS_LOG_ERROR
+    return known if device.name in model.where else _SIBLING * known
+
+
+def _groups(configs: Sequence[KernelConfig]) -> np.ndarray:
+    """[configs, 4]: numbers of the kernel, the tile, the family and the pipeline of each config."""
+    numbers: dict[tuple, int] = {}
+    rows = []
+    for config in configs:
+        tile = (config.kernel, config.block_m, config.block_n)
+        family = (class_of(config), config.split_k)
+        pipeline = (*family, config.num_stages, config.swap_ab, config.pad_operands)
+        rows.append([numbers.setdefault((i, key), len(numbers)) for i, key in enumerate(
+            (config.kernel, tile, family, pipeline))])
+    return np.array(rows, int).reshape(-1, 4)
+
+
+def _normal_cdf(x: np.ndarray) -> np.ndarray:
+    """Of the standard normal distribution, by Abramowitz and Stegun 7.1.26; errors below 1e-7."""
+    z = np.abs(x) / math.sqrt(2)
+    t = 1 / (1 + 0.3275911 * z)
+    tail = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (
+        -1.453152027 + t * 1.061405429)))) * np.exp(-z * z) / 2
+    return np.where(x >= 0, 1 - tail, tail)
