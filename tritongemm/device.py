@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import json
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tritongemm import settings
 from tritongemm.errors import DataFileError, DeviceError
+from tritongemm.records.reading import SMALL_LIMIT, Fields, read_json
 
 #: Bytes of a line of the caches, and of a sector: what the L2 delivers at once.
 LINE_BYTES, SECTOR_BYTES = 128, 32
@@ -81,45 +82,71 @@ def slug_of(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-_NUMBERS = ("arch", "num_sms", "shared_bytes_per_block", "shared_bytes_per_sm",
-            "registers_per_sm", "l2_bytes")
+#: Integer fields of a file and the largest value that each may have, far above any device's.
+_COUNTS = {"arch": 10_000, "num_sms": 100_000, "shared_bytes_per_block": 1 << 30,
+           "shared_bytes_per_sm": 1 << 30, "registers_per_sm": 1 << 30, "l2_bytes": 1 << 40}
+#: Of a peak in TFLOP/s or GB/s: outside these it has another unit, or is damaged.
+_LEAST_PEAK, _LARGEST_PEAK = 1e-3, 1e9
+
+log = logging.getLogger("tritongemm")
 
 
 def read_device(path: Path) -> DeviceSpec:
-    """Reads one ``configs/devices/*.json``. Raises :class:`DataFileError`."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataFileError(path, f"cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise DataFileError(path, f"is not JSON: {error}") from error
-    if not isinstance(data, dict) or not isinstance(data.get("name"), str):
-        raise DataFileError(path, "must be an object with a name", field="name")
-    for key in _NUMBERS:
-        if isinstance(data.get(key), bool) or not isinstance(data.get(key), int) or data[key] < 1:
-            raise DataFileError(path, f"{data.get(key)!r} is not a positive integer", field=key)
-    unknown = set(data) - set(_NUMBERS) - {"name", "peak_tflops", "memory_gbps", "sources"}
-    if unknown:
-        raise DataFileError(path, "unknown field", field=sorted(unknown)[0])
-    return DeviceSpec(slug=path.stem, **data)
+    """Reads and validates one ``configs/devices/*.json``.
+
+    Raises:
+        DataFileError: naming the file and the field.
+    """
+    top = Fields(path, read_json(path, SMALL_LIMIT), what="device")
+    top.only(("name", *_COUNTS), ("peak_tflops", "memory_gbps", "sources"))
+    if not (name := top.text("name", 200)).strip():
+        raise top.error("name", "is empty; write it as the driver does")
+    sources = Fields(path, top.values.get("sources", {}), what="sources")
+    return DeviceSpec(
+        slug=path.stem, name=name,
+        **{field: top.integer(field, 1, largest) for field, largest in _COUNTS.items()},
+        peak_tflops=top.numbers("peak_tflops", _LEAST_PEAK, _LARGEST_PEAK),
+        memory_gbps=(None if top.values.get("memory_gbps") is None
+                     else top.number("memory_gbps", _LEAST_PEAK, _LARGEST_PEAK)),
+        sources={field: sources.text(field) for field in sources.values})
 
 
 @functools.cache
-def _known(roots: tuple[Path, ...]) -> dict[str, DeviceSpec]:
-    return {slug: read_device(path) for slug, path in settings.config_files("devices").items()}
+def _known(roots: tuple[Path, ...]) -> tuple[dict[str, DeviceSpec], dict[str, DataFileError]]:
+    """The devices of ``roots`` by slug, and what is wrong with the files that cannot be used. Each
+    is logged once; of a name in several roots, the first file that can be used counts."""
+    found: dict[str, DeviceSpec] = {}
+    bad: dict[str, DataFileError] = {}
+    for root in reversed(roots):
+        for path in sorted((root / "devices").glob("*.json")):
+            try:
+                found[path.stem] = read_device(path)
+                bad.pop(path.stem, None)
+            except DataFileError as error:
+                log.warning("tritongemm: a device file is left out: %s", error)
+                bad[path.stem] = error
+    return dict(sorted(found.items())), bad
 
 
 def known_devices() -> dict[str, DeviceSpec]:
-    """Every device of ``devices/`` in :func:`settings.config_roots`, by slug."""
-    return _known(settings.config_roots())
+    """Every device of ``devices/`` in :func:`settings.config_roots`, by slug. A damaged file is left
+    out, with one warning."""
+    return _known(settings.config_roots())[0]
 
 
 def device_named(slug: str) -> DeviceSpec:
     """The spec of ``slug`` in ``configs/devices``. A part of one slug alone, such as ``h200``, is
-    enough. Raises :class:`DeviceError` for an unknown name, or a part of several."""
-    known = known_devices()
+    enough.
+
+    Raises:
+        DeviceError: an unknown name, or a part of several.
+        DataFileError: every file of that name is damaged.
+    """
+    known, bad = _known(settings.config_roots())
     if slug in known:
         return known[slug]
+    if slug in bad:
+        raise bad[slug]
     wanted = slug.lower().strip("-")
     found = [name for name in known if wanted and f"-{wanted}-" in f"-{name}-"]
     if len(found) == 1:

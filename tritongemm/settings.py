@@ -35,7 +35,13 @@ def _flag(name: str, text: str) -> bool:
 
 
 def _path(name: str, text: str) -> Path | None:
-    return Path(text).expanduser() if text else None
+    if not text:
+        return None
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:  # ~name of no user, or ~ without a home
+        raise UsageError(f"{name}={text!r} begins with ~ and names no home folder; use a full path"
+                         ) from error
 
 
 def _names(name: str, text: str) -> tuple[str, ...]:

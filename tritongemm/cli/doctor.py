@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tritongemm import settings
-from tritongemm.errors import TritonGemmError
+from tritongemm.errors import DataFileError, TritonGemmError, printable
 
 PYTHONS = ((3, 10), (3, 13))
 #: What setup.cfg asks for.
@@ -52,7 +52,7 @@ class Check:
 
     def __str__(self) -> str:
         line = f"{'ok' if self.ok else 'missing':<8}{self.name:<20}{self.detail}"
-        return line if self.ok or not self.fix else f"{line}\n{'':28}-> {self.fix}"
+        return printable(line if self.ok or not self.fix else f"{line}\n{'':28}-> {self.fix}")
 
 
 @dataclass(frozen=True)
@@ -335,6 +335,8 @@ def _failures() -> Check:
         known, place = failures.remembered(), failures.path()
     except ImportError as error:  # the cache's line says how to fix it
         return Check("failed kernels", False, f"their place is not known: {error}")
+    except DataFileError as error:
+        return Check("failed kernels", False, str(error), f"delete {failures.path()}")
     if not known:
         return Check("failed kernels", True, "none on record")
     last = known[-1]

@@ -369,7 +369,7 @@ def write_calibration(path: str | os.PathLike[str], calibration: Calibration) ->
             "arch": calibration.arch}
     text = "{\n" + "".join(f"{json.dumps(k)}: {json.dumps(v)},\n" for k, v in head.items())
     text += '"sections": [\n' + ",\n".join(_lines(s) for s in calibration.sections) + "\n]\n}\n"
-    atomic.write_atomic(path, text)
+    atomic.write_atomic(path, text, follow_links=True)
 
 
 def _values(section: Section) -> dict[str, object]:

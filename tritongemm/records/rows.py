@@ -182,7 +182,7 @@ def _widen(path: Path, width: int, wanted: int) -> None:
             raise DataFileError(path, f"has {len(texts)} fields; the header has {width}",
                                 row=line)
         writer.writerow(NAMES[:wanted] if number == 0 else texts + [""] * (wanted - width))
-    atomic.write_atomic(path, text.getvalue())
+    atomic.write_atomic(path, text.getvalue(), follow_links=True)
 
 
 def _torn(path: Path) -> tuple[int, bool] | None:

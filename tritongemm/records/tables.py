@@ -321,7 +321,7 @@ def write_table(path: str | os.PathLike[str], table: TunedTable) -> None:
     lines = [_dump(_values(row, table.header)) for row in rows]
     text = "{\n" + "".join(f"{_dump(name)}: {_dump(value)},\n" for name, value in head.items())
     text += '"rows": [\n' + ",\n".join(lines) + ("\n]\n}\n" if lines else "]\n}\n")
-    atomic.write_atomic(path, text)
+    atomic.write_atomic(path, text, follow_links=True)
 
 
 def merge(path: str | os.PathLike[str], header: TableHeader, rows: Iterable[TunedRow],

@@ -112,7 +112,7 @@ def write_between(path: str | Path, name: str, text: str) -> bool:
     after = f"{before[:start]}{end}{body}{end}{before[stop:]}"
     if after == before:
         return False
-    write_atomic(path, after.encode("utf-8"))
+    write_atomic(path, after.encode("utf-8"), follow_links=True)
     return True
 
 
