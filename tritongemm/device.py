@@ -129,8 +129,8 @@ def _known(roots: tuple[Path, ...]) -> tuple[dict[str, DeviceSpec], dict[str, Da
 
 
 def known_devices() -> dict[str, DeviceSpec]:
-    """Every device of ``devices/`` in :func:`settings.config_roots`, by slug. A damaged file is left
-    out, with one warning."""
+    """Every device of ``devices/`` in :func:`settings.config_roots`, by slug. A damaged file is
+    left out, with one warning."""
     return _known(settings.config_roots())[0]
 
 

@@ -123,7 +123,7 @@ _SUFFIX = ".tmp"
 _LEFTOVER = re.compile(r"\..+\.[a-z0-9_]{8}\.tmp")
 
 
-@functools.lru_cache(maxsize=1024)  # once a folder and process: a folder may hold thousands of files
+@functools.lru_cache(maxsize=1024)  # once a folder: it may hold thousands of files
 def _remove_leftovers(folder: Path) -> None:
     """Removes the temporary files of processes that were killed while they wrote."""
     try:

@@ -72,14 +72,19 @@ def _open_without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
-def read_text(path: str | os.PathLike[str], limit: int = JSON_LIMIT) -> str:
-    """The whole of a UTF-8 file of at most ``limit`` bytes. Raises :class:`DataFileError`."""
+def read_bytes(path: str | os.PathLike[str], limit: int) -> bytes:
+    """The whole of a regular file of at most ``limit`` bytes. Raises :class:`DataFileError`."""
     with open_regular(path, limit) as file:
         # The file may grow between the check and the read.
         raw = file.read(limit + 1)
     if len(raw) > limit:
         raise DataFileError(path, f"has more than {limit} bytes. Is it the right file?")
-    return decode(path, raw)
+    return raw
+
+
+def read_text(path: str | os.PathLike[str], limit: int = JSON_LIMIT) -> str:
+    """The whole of a UTF-8 file of at most ``limit`` bytes. Raises :class:`DataFileError`."""
+    return decode(path, read_bytes(path, limit))
 
 
 def decode(path: object, raw: bytes, row: int | None = None) -> str:

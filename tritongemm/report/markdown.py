@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tritongemm.errors import DataFileError, UsageError
 from tritongemm.records.atomic import write_atomic
+from tritongemm.records.reading import read_bytes
 from tritongemm.report import tables
 from tritongemm.report.load import Results
 
@@ -90,11 +91,7 @@ def write_between(path: str | Path, name: str, text: str) -> bool:
     if not _NAME.fullmatch(name):
         raise UsageError(f"marker {name!r} is not a name; use letters, digits, '.', '_' and '-'")
     try:
-        if path.stat().st_size > _LARGEST:
-            raise DataFileError(path, f"is larger than {_LARGEST} bytes; that is no Markdown file")
-        before = path.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise DataFileError(path, f"cannot be read: {error.strerror}") from error
+        before = read_bytes(path, _LARGEST).decode("utf-8")  # with its byte-order mark, if any
     except UnicodeDecodeError as error:
         raise DataFileError(path, f"is not UTF-8 at byte {error.start}") from error
     first, last = f"<!-- tritongemm:{name} -->", f"<!-- /tritongemm:{name} -->"
