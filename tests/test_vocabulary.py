@@ -368,7 +368,7 @@ def test_layers_are_the_config_folder_then_the_users_then_the_shipped(tmp_path):
                 path.stem for path in (settings.shipped_root() / "devices").glob("*.json")}
             (mine / "devices").mkdir()
             (mine / "devices" / "nvidia-h200.json").touch()
-            assert settings.config_files("devices")["nvidia-h200"].is_relative_to(mine)
+            assert settings.config_files("devices")["nvidia-h200"][0].is_relative_to(mine)
 
 
 def test_an_installed_package_is_written_to_the_users_folder(monkeypatch, tmp_path):

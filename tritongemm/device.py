@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tritongemm import settings
-from tritongemm.errors import DataFileError, DeviceError
+from tritongemm.errors import DeviceError
+from tritongemm.records.layers import first_usable
 from tritongemm.records.reading import SMALL_LIMIT, Fields, read_json
 
 #: Bytes of a line of the caches, and of a sector: what the L2 delivers at once.
@@ -88,8 +88,6 @@ _COUNTS = {"arch": 10_000, "num_sms": 100_000, "shared_bytes_per_block": 1 << 30
 #: Of a peak in TFLOP/s or GB/s: outside these it has another unit, or is damaged.
 _LEAST_PEAK, _LARGEST_PEAK = 1e-3, 1e9
 
-log = logging.getLogger("tritongemm")
-
 
 def read_device(path: Path) -> DeviceSpec:
     """Reads and validates one ``configs/devices/*.json``.
@@ -112,26 +110,16 @@ def read_device(path: Path) -> DeviceSpec:
 
 
 @functools.cache
-def _known(roots: tuple[Path, ...]) -> tuple[dict[str, DeviceSpec], dict[str, DataFileError]]:
-    """The devices of ``roots`` by slug, and what is wrong with the files that cannot be used. Each
-    is logged once; of a name in several roots, the first file that can be used counts."""
-    found: dict[str, DeviceSpec] = {}
-    bad: dict[str, DataFileError] = {}
-    for root in reversed(roots):
-        for path in sorted((root / "devices").glob("*.json")):
-            try:
-                found[path.stem] = read_device(path)
-                bad.pop(path.stem, None)
-            except DataFileError as error:
-                log.warning("tritongemm: a device file is left out: %s", error)
-                bad[path.stem] = error
-    return dict(sorted(found.items())), bad
+def _known(roots: tuple[Path, ...]) -> dict[str, DeviceSpec]:
+    found = {slug: first_usable(paths, read_device)
+             for slug, paths in settings.config_files("devices").items()}
+    return {slug: device for slug, device in found.items() if device is not None}
 
 
 def known_devices() -> dict[str, DeviceSpec]:
     """Every device of ``devices/`` in :func:`settings.config_roots`, by slug. A damaged file is
     left out, with one warning."""
-    return _known(settings.config_roots())[0]
+    return _known(settings.config_roots())
 
 
 def device_named(slug: str) -> DeviceSpec:
@@ -142,11 +130,11 @@ def device_named(slug: str) -> DeviceSpec:
         DeviceError: an unknown name, or a part of several.
         DataFileError: every file of that name is damaged.
     """
-    known, bad = _known(settings.config_roots())
+    known = known_devices()
     if slug in known:
         return known[slug]
-    if slug in bad:
-        raise bad[slug]
+    for path in settings.config_files("devices").get(slug, ()):
+        return read_device(path)  # raises, saying why
     wanted = slug.lower().strip("-")
     found = [name for name in known if wanted and f"-{wanted}-" in f"-{name}-"]
     if len(found) == 1:

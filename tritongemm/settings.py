@@ -348,12 +348,13 @@ def config_root() -> Path:
     return _CHECKOUT if shipped_root() == _CHECKOUT else user_root()
 
 
-def config_files(*folder: str) -> dict[str, Path]:
-    """Name -> file of every ``*.json`` in ``folder`` of all :func:`config_roots`, by name; of a
-    name in several roots, the first's."""
-    found: dict[str, Path] = {}
-    for root in reversed(config_roots()):
-        found.update((path.stem, path) for path in root.joinpath(*folder).glob("*.json"))
+def config_files(*folder: str) -> dict[str, list[Path]]:
+    """Name -> files of every ``*.json`` in ``folder`` of all :func:`config_roots`, by name; of a
+    name in several roots, the one that wins first."""
+    found: dict[str, list[Path]] = {}
+    for root in config_roots():
+        for path in root.joinpath(*folder).glob("*.json"):
+            found.setdefault(path.stem, []).append(path)
     return dict(sorted(found.items()))
 
 

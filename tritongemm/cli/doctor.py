@@ -288,7 +288,7 @@ def _configs() -> list[Check]:
         return [*checks, Check("tuned tables", False, "no GPU to look up; there are tables for: "
                                + (", ".join(devices) or "none"), "fix GPU first")]
     # Not before: they want numpy, which may be missing where there is no GPU to look up.
-    from tritongemm.records.calibration import find_calibration
+    from tritongemm.records.calibration import read_shipped
     from tritongemm.selection.sibling import calibrated as has_model
     from tritongemm.selection.sibling import sibling_of, with_rows_for
 
@@ -297,7 +297,7 @@ def _configs() -> list[Check]:
     sibling, other = with_rows_for(device, "bf16"), sibling_of(device, "bf16")
     if has_model(device.slug, "bf16"):
         calibrated = device.slug
-    elif other is not None and find_calibration(device.slug, other.slug) is not None:
+    elif other is not None and read_shipped(device.slug, other.slug) is not None:
         calibrated = f"{other.slug} and {device.slug}"
     else:
         calibrated = other.slug if other is not None else ""
