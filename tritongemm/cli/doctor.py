@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tritongemm import settings
+from tritongemm.cli.config_check import damaged
 from tritongemm.errors import DataFileError, TritonGemmError, printable
 
 PYTHONS = ((3, 10), (3, 13))
@@ -43,15 +44,18 @@ class Check:
         ok: whether it is there and usable.
         detail: version, place, or what is wrong.
         fix: the command or step that fixes it; empty when ok.
+        partly: not ok, and what needs it works all the same, with less.
     """
 
     name: str
     ok: bool
     detail: str
     fix: str = ""
+    partly: bool = False
 
     def __str__(self) -> str:
-        line = f"{'ok' if self.ok else 'missing':<8}{self.name:<20}{self.detail}"
+        word = "ok" if self.ok else "damaged" if self.partly else "missing"
+        line = f"{word:<8}{self.name:<20}{self.detail}"
         return printable(line if self.ok or not self.fix else f"{line}\n{'':28}-> {self.fix}")
 
 
@@ -62,8 +66,8 @@ class Diagnosis:
     checks: tuple[Check, ...]
 
     def ok(self, *names: str) -> bool:
-        """Whether every check so named is ok."""
-        found = {check.name: check.ok for check in self.checks}
+        """Whether every check so named is ok, at least in part."""
+        found = {check.name: check.ok or check.partly for check in self.checks}
         return all(found.get(name, False) for name in names)
 
     @property
@@ -275,13 +279,23 @@ def _configs() -> list[Check]:
 
     checks = []
     for number, root in enumerate(roots, 1):
+        name = "configs" if number == 1 else f"configs {number}"
         count = len(list((root / "tuned").glob("*/*.json")))
         detail = f"{_layer(root)}: {root}, {count} tuned table{'' if count == 1 else 's'}"
-        checks.append(Check("configs" if number == 1 else f"configs {number}", True, detail + (
-            "; publish writes here" if root == written else "")))
+        detail += "; publish writes here" if root == written else ""
+        if bad := damaged(root):
+            detail += f"; {len(bad)} damaged, which calls leave out"
+        checks.append(Check(name, not bad, detail, partly=True))
+        checks += [Check(f"{name}, file {which}", False, str(error), partly=True, fix=(
+            f"{sys.executable} -m pip install --force-reinstall tritongemm; in a clone, git checkout "
+            f"{error.path}" if _layer(root) == "shipped" else f"correct or delete {error.path}"))
+            for which, error in enumerate(bad, 1)]
     try:
         device = current_device()
-    except (TritonGemmError, ImportError, RuntimeError, OSError):
+    except (TritonGemmError, ImportError, RuntimeError, OSError) as error:
+        if settings.current().interpret:  # it needs no GPU, only a device file
+            return [*checks, Check("tuned tables", False, str(error),
+                                   "correct the device files named above")]
         # The reason has its own line (torch or GPU).
         devices = sorted({p.name for root in roots for p in (root / "tuned").glob("*")
                           if p.is_dir()})
