@@ -147,6 +147,9 @@ def test_a_worker_killed_by_the_system_is_journalled_and_replaced(tmp_path):
     assert len(found) == 24
     assert found[16, CONFIGS[3].config_id]["status"] == "died"
     assert "SIGKILL" in found[16, CONFIGS[3].config_id]["reason"]
+    out, err = finish(start(tmp_path, resume=True, each_s=0.0))
+    assert "done" in out, err
+    assert results(tmp_path / "j.jsonl")[16, CONFIGS[3].config_id]["status"] == "ok"
 
 
 def test_a_second_sweep_on_the_same_journal_is_refused(tmp_path):

@@ -120,6 +120,17 @@ def test_a_config_that_won_again_is_as_fast_as_the_later_run_says(tmp_path):
     assert "a later run measured this config again" in kept.reason and row().vs_torch == 1.1
 
 
+def test_a_run_dated_in_the_future_does_not_keep_later_ones_out(tmp_path):
+    def won(name: str, ratio: float, run_id: str) -> Path:
+        return journal(tmp_path / f"{name}.jsonl", {"ratio_vs_torch": ratio, "run_id": run_id})
+
+    publish([won("a", 1.5, "29990101T000000Z-0a1b2c")])
+    publish([won("b", 1.1, "20200101T000000Z-0a1b2c")])  # the same config, measured again
+    assert row().vs_torch == 1.1
+    publish([won("c", 1.5, "29990101T000000Z-0a1b2c")])
+    assert row().vs_torch == 1.1
+
+
 @pytest.mark.parametrize(("number", "replaced"), [(51, 0), (52, 1)])  # 2 % slower, 4 %
 def test_what_lost_clearly_before_a_later_runs_final_is_replaced(tmp_path, number, replaced):
     flattered = {"config": fakes.config(number), "time_us": 820.0, "ratio_vs_torch": 1.5,

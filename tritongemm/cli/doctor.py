@@ -286,9 +286,10 @@ def _configs() -> list[Check]:
         if bad := damaged(root):
             detail += f"; {len(bad)} damaged, which calls leave out"
         checks.append(Check(name, not bad, detail, partly=True))
-        checks += [Check(f"{name}, file {which}", False, str(error), partly=True, fix=(
-            f"{sys.executable} -m pip install --force-reinstall tritongemm; in a clone, git checkout "
-            f"{error.path}" if _layer(root) == "shipped" else f"correct or delete {error.path}"))
+        shipped = _layer(root) == "shipped"
+        checks += [Check(f"{name}, file {which}", False, str(error), (
+            f"reinstall tritongemm, or in a clone: git checkout {error.path}" if shipped
+            else f"correct or delete {error.path}"), partly=True)
             for which, error in enumerate(bad, 1)]
     try:
         device = current_device()
