@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import fakes
@@ -93,7 +94,8 @@ def test_what_beat_the_row_in_the_same_rounds_of_a_later_run_replaces_it(tmp_pat
     """Torch may have been slow in the run that the row comes from."""
     flattered = {"config": fakes.config(21), "time_us": 330.0, "ratio_vs_torch": 1.5}
     swept = fakes.run(tmp_path / "j.jsonl", [fakes.config(n) for n in (20, 21)])
-    early, late = "20200101T000000Z-0a1b2c", "20990101T000000Z-0a1b2c"
+    early, soon = "20200101T000000Z-0a1b2c", datetime.now(timezone.utc) + timedelta(hours=2)
+    late = f"{soon:%Y%m%dT%H%M%SZ}-0a1b2c"
     assert early < swept.run_id < late
     for run_id, replaced in ((early, 1), (late, 0)):
         publish([journal(tmp_path / f"{run_id}.jsonl", flattered | {"run_id": run_id})], force=True)

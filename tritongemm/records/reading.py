@@ -219,7 +219,10 @@ def csv_records(path: str | os.PathLike[str], limit: int = CSV_LIMIT
                 if b"\0" in raw:
                     raise DataFileError(path, "holds a null byte; it is not text, or was damaged",
                                         row=number)
-                yield decode(path, raw, number)
+                try:  # a byte-order mark is the file's first character alone
+                    yield raw.decode() if number > 1 else decode(path, raw, number)
+                except UnicodeDecodeError:
+                    decode(path, raw, number)  # raises, naming the byte
 
         reader = csv.reader(decoded(), strict=True)
         try:

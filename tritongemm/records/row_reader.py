@@ -32,8 +32,8 @@ from tritongemm.records.run import is_run_id
 
 #: Characters of a text field, so that an error message with a compiler log stays readable.
 TEXT_LIMIT = 2000
-#: Lines that are read and checked together.
-BLOCK = 20_000
+#: Lines that are read and checked together: few enough that their texts stay in the L2 cache.
+BLOCK = 1000
 _LOG = logging.getLogger("tritongemm")
 _POSITIVE = ("time_us_p50", "time_us_p20", "time_us_p80", "ratio_vs_torch", "ratio_low",
              "ratio_high", "host_us_p50")
@@ -175,12 +175,14 @@ class RowReader:
                 raise DataFileError(self.path, f"has {len(texts)} fields; the header has "
                                     f"{self.width}", row=lines[at])
         found: dict[str, Sequence[object]] = {}
+        nothing = [None] * len(records)
         faults: list[tuple[int, str, str]] = []  # (row, field, reason), by column
         for (column, convert), texts in zip(self.columns, zip(*records), strict=False):
-            values = _plain_numbers(texts) if column.type is float else None
+            values: Sequence[object] | None = nothing if not any(texts) else None
+            if values is None and column.type is float:
+                values = _plain_numbers(texts)
             found[column.name] = values if values is not None else _converted(
                 column.name, convert, texts, faults)
-        nothing = [None] * len(records)
         found.update((name, nothing) for name in self.absent)
         self._check_together(found, faults)
         if faults:

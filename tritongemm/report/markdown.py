@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from urllib.parse import quote
 
-from tritongemm.errors import DataFileError, UsageError
+from tritongemm.errors import DataFileError, UsageError, printable
 from tritongemm.records.atomic import write_atomic
 from tritongemm.records.reading import read_bytes
 from tritongemm.report import tables
@@ -70,7 +71,7 @@ def document(results: Results, *, sections: Sequence[str] = (),
         parts.append("No rows to report.")
     else:
         parts += [section(results, name, heading=heading) for name in sections]
-    parts += [f"![{_escape(caption)}]({path.replace(' ', '%20')})" for caption, path in images]
+    parts += [f"![{_escape(caption)}]({quote(path)})" for caption, path in images]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -118,7 +119,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _escape(text: str) -> str:
-    text = " ".join(text.split())
-    for mark in ("\\", "|", "`", "*", "["):
+    text = printable(" ".join(text.split()))
+    for mark in ("\\", "|", "`", "*", "[", "]"):
         text = text.replace(mark, "\\" + mark)
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
