@@ -7,6 +7,7 @@ distinct one is converted and checked once a block of lines.
 from __future__ import annotations
 
 import csv
+import functools
 import itertools
 import logging
 import math
@@ -126,6 +127,7 @@ def _run_id(text: str) -> str:
     return text
 
 
+@functools.cache
 def _converter(column: Column) -> Callable[[str], object]:
     special: dict[str, Callable[[str], object]] = {
         "status": _status, "run_id": _run_id,
