@@ -15,6 +15,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -358,7 +359,8 @@ def _failures() -> Check:
     problems = len({(one.device, one.problem) for one in known})
     return Check("failed kernels", False,
                  f"{problems} problem{'s' if problems > 1 else ''} went to torch; the last, "
-                 f"{last.problem} on {last.device} at {last.when}: {last.reason}",
+                 f"{last.problem} on {last.device} at {last.when}: "
+                 f"{textwrap.shorten(last.reason, 400)}",
                  f"each process tries again; when that is fixed, delete {place}")
 
 
