@@ -22,7 +22,7 @@ from pathlib import Path
 
 from tritongemm import settings
 from tritongemm.cli.config_check import damaged
-from tritongemm.errors import DataFileError, TritonGemmError, printable
+from tritongemm.errors import TritonGemmError, printable
 
 PYTHONS = ((3, 10), (3, 13))
 #: What setup.cfg asks for.
@@ -348,11 +348,11 @@ def _failures() -> Check:
     from tritongemm.records import failures
 
     try:
-        known, place = failures.remembered(), failures.path()
+        known, place, error = failures.remembered(), failures.path(), failures.damage()
     except ImportError as error:  # the cache's line says how to fix it
         return Check("failed kernels", False, f"their place is not known: {error}")
-    except DataFileError as error:
-        return Check("failed kernels", False, str(error), f"delete {failures.path()}")
+    if error is not None:
+        return Check("failed kernels", False, str(error), f"delete {place}")
     if not known:
         return Check("failed kernels", True, "none on record")
     last = known[-1]

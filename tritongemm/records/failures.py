@@ -61,11 +61,23 @@ def remember(device: str, problem: str, reason: str) -> None:
 
 
 def remembered() -> tuple[Failure, ...]:
-    """The failures on record, oldest first; a line that cannot be read is left out.
+    """The failures on record, oldest first; what cannot be read is left out (:func:`damage`)."""
+    try:
+        return _read()
+    except DataFileError:
+        return ()
 
-    Raises:
-        DataFileError: the file is there and cannot be read, or is not one that was written here.
-    """
+
+def damage() -> DataFileError | None:
+    """Why nothing can be read, where something stands in the place of the file; else None."""
+    try:
+        _read()
+    except DataFileError as error:
+        return error
+    return None
+
+
+def _read() -> tuple[Failure, ...]:
     file = path()
     if not os.path.lexists(file):
         return ()

@@ -11,7 +11,6 @@ import hashlib
 import io
 import json
 import logging
-import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -30,13 +29,11 @@ from tritongemm.errors import (
     missing,
 )
 from tritongemm.records.atomic import write_atomic
-from tritongemm.records.reading import read_bytes, read_text
+from tritongemm.records.reading import read_text
 
 _log = logging.getLogger(__name__)
 #: Changes when the layout of a stored cubin changes.
 _STORE_VERSION = 1
-#: Bytes of a stored cubin with its log; real ones are below 1 MB.
-_CUBIN_LIMIT = 64 << 20
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*\Z")
 _INCLUDE = re.compile(r'#include "(\w+\.cuh)"\Z')
 _ARCH = re.compile(r"sm_\d{2,3}[af]?\Z")
@@ -216,15 +213,15 @@ def _compile(text: str, label: str, defines: list[tuple[str, str]], target: str,
 
 def _load(path: Path) -> tuple[bytes, str, Resources] | None:
     """A stored cubin; None if there is none or it is damaged (it is then made again)."""
-    if not os.path.lexists(path):
-        return None
     try:
-        header, _, code = read_bytes(path, _CUBIN_LIMIT).partition(b"\n")
+        header, _, code = path.read_bytes().partition(b"\n")
         meta = json.loads(header)
         if meta["sha256"] == hashlib.sha256(code).hexdigest():
             return code, meta["log"], Resources(**meta["resources"])
         _log.warning("cached kernel %s is damaged; it is compiled again", path.name)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, KeyError, TypeError) as error:
         _log.warning("cached kernel %s cannot be used (%s); it is compiled again", path.name,
                      error)
     return None
