@@ -11,7 +11,7 @@ from selection_made import TILED, TMA, calibrate, publish
 from tritongemm import settings
 from tritongemm.device import known_devices
 from tritongemm.problem import GemmProblem
-from tritongemm.records.calibration import read_shipped
+from tritongemm.records.calibration import find_calibration
 from tritongemm.records.spaces import load_spaces
 from tritongemm.records.tables import path_for
 from tritongemm.selection import choose, reload, shipped
@@ -59,7 +59,7 @@ def test_an_empty_folder_takes_nothing_away(configs, h200, users):
         calibrate(h200, TILED)
     reload()
     assert known_devices()[h200.slug] == h200 and load_spaces()
-    assert read_shipped(h200.slug) is not None
+    assert find_calibration(h200.slug).is_relative_to(configs)
     assert choose(PROBLEM, h200).source == "model"
 
 

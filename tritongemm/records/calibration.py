@@ -192,6 +192,11 @@ def calibration_path(device: str, sibling: str = "") -> Path:
     return settings.config_root() / _relative(device, sibling)
 
 
+def find_calibration(device: str, sibling: str = "") -> Path | None:
+    """The calibration in the first of :func:`settings.config_roots` that has it, or None."""
+    return next(iter(_in_layers(device, sibling)), None)
+
+
 def _in_layers(device: str, sibling: str) -> list[Path]:
     paths = (root / _relative(device, sibling) for root in settings.config_roots())
     return [path for path in paths if os.path.lexists(path)]
