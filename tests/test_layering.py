@@ -24,12 +24,12 @@ PACKAGE = Path(tritongemm.__file__).resolve().parent
 #: beside each other and do not import each other.
 LAYERS = (
     ("errors", "notebook"), ("settings",), ("formats", "activations", "plugins"), ("compute",),
-    ("problem", "config", "device"), ("records",),
+    ("problem", "config"), ("records",), ("device",),
     ("kernels", "baselines", "measure", "native"), ("selection",), ("ops",), ("integration",),
     ("inductor",), ("workers",), ("tuning", "bench"), ("calibration", "ladder", "models"),
     ("cli",),
 )
-#: The bottom may know itself: device reads settings, problem and config know errors.
+#: The bottom may know itself: problem and config know errors.
 _LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 #: report stands on records alone.
 REPORT_MAY = {"errors", "settings", "formats", "activations", "compute", "problem", "config",

@@ -266,14 +266,26 @@ GOOD = {"name": "NVIDIA X1", "arch": 90, "num_sms": 10, "shared_bytes_per_block"
 
 
 @pytest.mark.parametrize(("content", "says"), [
-    ("{", "is not JSON"), ("[]", "must be an object with a name"), ("", "is not JSON"),
+    ("{", "is not JSON"), ("[]", "the device is a list, not an object"), ("", "is empty"),
     (json.dumps({**GOOD, "name": 3}), "field 'name'"),
-    (json.dumps({**GOOD, "arch": "90"}), "field 'arch'.*not a positive integer"),
+    (json.dumps({**GOOD, "name": " "}), "field 'name': is empty"),
+    (json.dumps({**GOOD, "arch": "90"}), "field 'arch'.*not an integer"),
+    (json.dumps({**GOOD, "num_sms": 10**30}), "field 'num_sms'.*outside 1 to"),
+    (json.dumps({**GOOD, "peak_tflops": [1]}), "the peak_tflops is a list"),
+    (json.dumps({**GOOD, "peak_tflops": {"bf16": 0}}), "field 'bf16'.*at least 0.001"),
+    (json.dumps({**GOOD, "peak_tflops": {"bf16": "9"}}), "field 'bf16'.*not a number"),
+    (json.dumps({**GOOD, "peak_tflops": {"bf16": 1e300}}), "field 'bf16'.*is above"),
+    (json.dumps({**GOOD, "peak_tflops": {"bf16": float("nan")}}), "NaN is not a number"),
+    (json.dumps({**GOOD, "memory_gbps": "x"}), "field 'memory_gbps'.*not a number"),
+    (json.dumps({**GOOD, "memory_gbps": 0.0}), "field 'memory_gbps'.*at least 0.001"),
+    (json.dumps({**GOOD, "sources": "me"}), "the sources is a string"),
+    (json.dumps({**GOOD, "sources": {"a": 1}}), "field 'a'.*not a string"),
+    ("[" * 200_000, "nested too deeply"),
     (json.dumps({**GOOD, "num_sms": 0}), "field 'num_sms'"),
     (json.dumps({**GOOD, "l2_bytes": True}), "field 'l2_bytes'"),
     (json.dumps({k: v for k, v in GOOD.items() if k != "l2_bytes"}), "field 'l2_bytes'"),
-    (json.dumps({**GOOD, "wheels": 4}), "field 'wheels'.*unknown field"),
-    (b"\xff\xfe{", "is not JSON")], ids=str)
+    (json.dumps({**GOOD, "wheels": 4}), "field 'wheels'.*is not known"),
+    (b"\xff\xfe{", "is not UTF-8")], ids=lambda value: str(value)[:60])
 def test_a_bad_device_file_is_one_error(tmp_path, content, says):
     path = tmp_path / "nvidia-x1.json"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -287,7 +299,7 @@ def test_a_good_device_file_needs_no_peaks(tmp_path):
     found = read_device(path)
     assert isinstance(found, DeviceSpec) and found.peak_tflops == {} and found.slug == "nvidia-x1"
     path.unlink()
-    with pytest.raises(DataFileError, match="cannot be read"):
+    with pytest.raises(DataFileError, match="does not exist"):
         read_device(path)
 
 
@@ -305,6 +317,7 @@ def test_a_variable_is_parsed(monkeypatch, name, text, field, value):
 
 @pytest.mark.parametrize(("name", "text"), [
     ("TRITONGEMM_DISABLE", "maybe"), ("TRITONGEMM_LOG", "loud"),
+    ("TRITONGEMM_CACHE_DIR", "~nouser/x"), ("TRITONGEMM_USER_DIR", "~nouser"),
     ("TRITONGEMM_PLAN_CACHE_SIZE", "0"), ("TRITONGEMM_PLAN_CACHE_SIZE", "many")], ids=str)
 def test_a_variable_that_cannot_be_parsed_names_itself_and_the_choices(monkeypatch, name, text):
     monkeypatch.setenv(name, text)
@@ -355,7 +368,7 @@ def test_layers_are_the_config_folder_then_the_users_then_the_shipped(tmp_path):
                 path.stem for path in (settings.shipped_root() / "devices").glob("*.json")}
             (mine / "devices").mkdir()
             (mine / "devices" / "nvidia-h200.json").touch()
-            assert settings.config_files("devices")["nvidia-h200"].is_relative_to(mine)
+            assert settings.config_files("devices")["nvidia-h200"][0].is_relative_to(mine)
 
 
 def test_an_installed_package_is_written_to_the_users_folder(monkeypatch, tmp_path):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tritongemm import settings
-from tritongemm.errors import DataFileError, DeviceError
+from tritongemm.errors import DeviceError
+from tritongemm.records.layers import first_usable
+from tritongemm.records.reading import SMALL_LIMIT, Fields, read_json
 
 #: Bytes of a line of the caches, and of a sector: what the L2 delivers at once.
 LINE_BYTES, SECTOR_BYTES = 128, 32
@@ -81,32 +82,38 @@ def slug_of(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-_NUMBERS = ("arch", "num_sms", "shared_bytes_per_block", "shared_bytes_per_sm",
-            "registers_per_sm", "l2_bytes")
+#: Integer fields of a file and the largest value that each may have, far above any device's.
+_COUNTS = {"arch": 10_000, "num_sms": 100_000, "shared_bytes_per_block": 1 << 30,
+           "shared_bytes_per_sm": 1 << 30, "registers_per_sm": 1 << 30, "l2_bytes": 1 << 40}
+#: Of a peak in TFLOP/s or GB/s: outside these it has another unit, or is damaged.
+_LEAST_PEAK, _LARGEST_PEAK = 1e-3, 1e9
 
 
 def read_device(path: Path) -> DeviceSpec:
-    """Reads one ``configs/devices/*.json``. Raises :class:`DataFileError`."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataFileError(path, f"cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise DataFileError(path, f"is not JSON: {error}") from error
-    if not isinstance(data, dict) or not isinstance(data.get("name"), str):
-        raise DataFileError(path, "must be an object with a name", field="name")
-    for key in _NUMBERS:
-        if isinstance(data.get(key), bool) or not isinstance(data.get(key), int) or data[key] < 1:
-            raise DataFileError(path, f"{data.get(key)!r} is not a positive integer", field=key)
-    unknown = set(data) - set(_NUMBERS) - {"name", "peak_tflops", "memory_gbps", "sources"}
-    if unknown:
-        raise DataFileError(path, "unknown field", field=sorted(unknown)[0])
-    return DeviceSpec(slug=path.stem, **data)
+    """Reads and validates one ``configs/devices/*.json``.
+
+    Raises:
+        DataFileError: naming the file and the field.
+    """
+    top = Fields(path, read_json(path, SMALL_LIMIT), what="device")
+    top.only(("name", *_COUNTS), ("peak_tflops", "memory_gbps", "sources"))
+    if not (name := top.text("name", 200)).strip():
+        raise top.error("name", "is empty; write it as the driver does")
+    sources = Fields(path, top.values.get("sources", {}), what="sources")
+    return DeviceSpec(
+        slug=path.stem, name=name,
+        **{field: top.integer(field, 1, largest) for field, largest in _COUNTS.items()},
+        peak_tflops=top.numbers("peak_tflops", _LEAST_PEAK, _LARGEST_PEAK),
+        memory_gbps=(None if top.values.get("memory_gbps") is None
+                     else top.number("memory_gbps", _LEAST_PEAK, _LARGEST_PEAK)),
+        sources={field: sources.text(field) for field in sources.values})
 
 
 @functools.cache
 def _known(roots: tuple[Path, ...]) -> dict[str, DeviceSpec]:
-    return {slug: read_device(path) for slug, path in settings.config_files("devices").items()}
+    found = {slug: first_usable(paths, read_device)
+             for slug, paths in settings.config_files("devices").items()}
+    return {slug: device for slug, device in found.items() if device is not None}
 
 
 def forget() -> None:
@@ -115,16 +122,24 @@ def forget() -> None:
 
 
 def known_devices() -> dict[str, DeviceSpec]:
-    """Every device of ``devices/`` in :func:`settings.config_roots`, by slug."""
+    """Every device of ``devices/`` in :func:`settings.config_roots`, by slug. A damaged file is
+    left out, with one warning."""
     return _known(settings.config_roots())
 
 
 def device_named(slug: str) -> DeviceSpec:
     """The spec of ``slug`` in ``configs/devices``. A part of one slug alone, such as ``h200``, is
-    enough. Raises :class:`DeviceError` for an unknown name, or a part of several."""
+    enough.
+
+    Raises:
+        DeviceError: an unknown name, or a part of several.
+        DataFileError: every file of that name is damaged.
+    """
     known = known_devices()
     if slug in known:
         return known[slug]
+    for path in settings.config_files("devices").get(slug, ()):
+        return read_device(path)  # raises, saying why
     wanted = slug.lower().strip("-")
     found = [name for name in known if wanted and f"-{wanted}-" in f"-{name}-"]
     if len(found) == 1:

@@ -5,6 +5,18 @@ A message names the thing, the value, the limit and the way out.
 
 from __future__ import annotations
 
+#: What a terminal obeys or what changes the order of a line: C0 and C1 controls but for line breaks
+#: and tabs, line and paragraph separators, and marks of direction (Unicode, "Bidirectional
+#: Algorithm", explicit formatting).
+_CONTROLS = {code: ascii(chr(code))[1:-1] for code in (
+    *range(0x20), *range(0x7F, 0xA0), 0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F),
+    *range(0x2066, 0x206A)) if chr(code) not in "\n\t"}
+
+
+def printable(text: str) -> str:
+    """``text`` with control characters as escapes such as ``\\x1b``, safe to show on a terminal."""
+    return text.translate(_CONTROLS)
+
 
 class TritonGemmError(Exception):
     """Base of all errors of this package."""
@@ -40,7 +52,7 @@ class DataFileError(TritonGemmError, ValueError):
             place += f", row {row}"
         if field is not None:
             place += f", field '{field}'"
-        super().__init__(f"{place}: {reason}")
+        super().__init__(printable(f"{place}: {reason}"))
 
     def __reduce__(self):
         return (_data_file_error, (self.path, self.reason, self.row, self.field))

@@ -35,7 +35,13 @@ def _flag(name: str, text: str) -> bool:
 
 
 def _path(name: str, text: str) -> Path | None:
-    return Path(text).expanduser() if text else None
+    if not text:
+        return None
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:  # ~name of no user, or ~ without a home
+        raise UsageError(f"{name}={text!r} begins with ~ and names no home folder; use a full path"
+                         ) from error
 
 
 def _names(name: str, text: str) -> tuple[str, ...]:
@@ -379,12 +385,13 @@ def origin_of(root: Path) -> str:
     return "shipped" if root == shipped_root() else "your own"
 
 
-def config_files(*folder: str) -> dict[str, Path]:
-    """Name -> file of every ``*.json`` in ``folder`` of all :func:`config_roots`, by name; of a
-    name in several roots, the first's."""
-    found: dict[str, Path] = {}
-    for root in reversed(config_roots()):
-        found.update((path.stem, path) for path in root.joinpath(*folder).glob("*.json"))
+def config_files(*folder: str) -> dict[str, list[Path]]:
+    """Name -> files of every ``*.json`` in ``folder`` of all :func:`config_roots`, by name; of a
+    name in several roots, the one that wins first."""
+    found: dict[str, list[Path]] = {}
+    for root in config_roots():
+        for path in root.joinpath(*folder).glob("*.json"):
+            found.setdefault(path.stem, []).append(path)
     return dict(sorted(found.items()))
 
 

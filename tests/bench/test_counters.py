@@ -93,7 +93,7 @@ def test_counters_are_stored_without_the_host_and_read_again(tmp_path):
     path.write_text("{}\n")
     with pytest.raises(DataFileError, match="row 1"):
         counters.read(path)
-    with pytest.raises(DataFileError, match="cannot be read"):
+    with pytest.raises(DataFileError, match="does not exist"):
         counters.read(tmp_path / "none")
 
 

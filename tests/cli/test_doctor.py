@@ -4,6 +4,8 @@ kernels can run."""
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,6 +16,7 @@ import pytest
 import tritongemm
 from tritongemm import settings
 from tritongemm.cli import doctor, main
+from tritongemm.cli.config_check import damaged
 from tritongemm.cli.doctor import Check, Diagnosis, interpreter_obstacle, release
 from tritongemm.device import device_named
 
@@ -180,9 +183,65 @@ def test_doctor_lists_where_tables_come_from(tmp_path):
     table = users / "tuned" / "nvidia-h200" / "mm-bf16-ieee-nt.json"
     mine.mkdir()
     table.parent.mkdir(parents=True)
-    table.write_text("{}")
+    table.write_bytes((settings.shipped_root() / table.relative_to(users)).read_bytes())
     with settings.override(config_dir=mine, user_dir=users):
         details = [check.detail for check in doctor._configs() if check.name.startswith("configs")]
     assert details[0] == f"TRITONGEMM_CONFIG_DIR: {mine}, 0 tuned tables; publish writes here"
     assert details[1] == f"your own: {users}, 1 tuned table"
     assert details[2].startswith(f"shipped: {settings.shipped_root()}, ")
+
+
+TUNED = "tuned/nvidia-h200/mm-bf16-ieee-nt.json"
+DAMAGES = {
+    "devices/nvidia-x1.json": "{", "spaces/tiled.json": "[]", "spaces/ladder/naive.json": "",
+    "calibration/nvidia-h200.json": '{"a": NaN}', TUNED: "null"}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_file_is_named_and_its_folder_is_not_ok(tmp_path, name):
+    path = tmp_path / name
+    path.parent.mkdir(parents=True)
+    path.write_text(DAMAGES[name])
+    with settings.override(config_dir=tmp_path):
+        folder, file, *_ = doctor._configs()
+    assert (folder.name, folder.ok, file.ok) == ("configs", False, False)
+    assert "1 damaged" in folder.detail and str(folder).startswith("damaged configs")
+    assert str(path) in file.detail and str(path) in file.fix
+    assert diagnosis().gpu and Diagnosis((*diagnosis().checks, folder)).gpu  # calls go on
+
+
+@pytest.mark.parametrize("change", [
+    {"device": "nvidia-b200"}, {"layout": "nn"}, {"arch": 80},
+    {"rows": [{"config": {"block_m": 64, "block_n": 64, "block_k": 32, "new": 1}}]}], ids=str)
+def test_a_table_that_calls_would_not_use_in_full_is_damaged(tmp_path, change):
+    table = json.loads((settings.shipped_root() / TUNED).read_text())
+    if "rows" in change:
+        change = {"rows": [{**table["rows"][0], **change["rows"][0]}]}
+    path = tmp_path / TUNED
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({**table, **change}))
+    (error,) = damaged(tmp_path)
+    assert str(path) in str(error)
+
+
+def test_no_shipped_file_is_damaged():
+    assert damaged(settings.shipped_root()) == []
+
+
+def test_a_pipe_among_the_files_does_not_hang_doctor(tmp_path):
+    (tmp_path / "devices").mkdir()
+    os.mkfifo(tmp_path / "devices" / "z.json")
+    (tmp_path / "devices" / "y.json").symlink_to("/dev/zero")
+    assert ["regular file" in str(error) for error in damaged(tmp_path)] == [True, True]
+
+
+def test_without_a_device_file_the_gpu_is_not_blamed_where_none_is_needed(tmp_path, monkeypatch):
+    from tritongemm import device
+
+    (tmp_path / "devices").mkdir()
+    (tmp_path / "devices" / "nvidia-h200.json").write_text("{")
+    device.interpreter_device.cache_clear()
+    with settings.override(config_dir=tmp_path, config_only=True, interpret=True):
+        *_, file, tables = doctor._configs()
+    assert "nvidia-h200.json" in file.detail
+    assert "no device of sm_90" in tables.detail and "device files" in tables.fix

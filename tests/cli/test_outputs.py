@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from tritongemm.cli import main
@@ -65,3 +67,14 @@ def test_checking_changes_nothing(tmp_path):
     assert (tmp_path / "there.csv").read_text() == "rows"
     with pytest.raises(DataFileError, match="is a folder"):
         check_file(tmp_path)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/full")],
+                         ids=["pipe", "full"])
+def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path, make, capsys):
+    path = tmp_path / "a.jsonl"
+    make(path)
+    with pytest.raises(DataFileError, match="not a regular file"):
+        check_file(path)
+    assert main(["sweep", *SHAPE, "--journal", str(path)]) == 2
+    assert "a.jsonl: is not a regular file" in capsys.readouterr().err

@@ -1,10 +1,13 @@
-"""Faults that tests inject: a full disk, a refused write, a file far too large."""
+"""Faults that tests inject: a full disk, a refused write, a file far too large, and what stands
+where a file belongs: a pipe, a folder, links."""
 
 from __future__ import annotations
 
 import errno
 import os
 from pathlib import Path
+
+import pytest
 
 
 def full_disk(monkeypatch, after: int = 0) -> None:
@@ -49,3 +52,27 @@ def sparse(path: Path, size: int = 1 << 30, head: bytes = b"") -> Path:
     path.write_bytes(head)
     os.truncate(path, size)
     return path
+
+
+def pipe(path: Path) -> None:
+    """A FIFO: to open it waits for its other end."""
+    os.mkfifo(path)
+
+
+def endless(path: Path) -> None:
+    """A link to a device that can be read for ever."""
+    path.symlink_to("/dev/zero")
+
+
+def loop(path: Path) -> None:
+    """A link to itself."""
+    path.symlink_to(path)
+
+
+def folder(path: Path) -> None:
+    """A folder."""
+    path.mkdir()
+
+
+#: What may stand where a file belongs, as a parameter of a test.
+NOT_A_FILE = [pytest.param(make, id=make.__name__) for make in (pipe, endless, loop, folder)]

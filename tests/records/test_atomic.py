@@ -50,6 +50,65 @@ def test_no_space_left_keeps_the_old_file_and_is_reported(tmp_path, monkeypatch,
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_keeps_pointing_to_the_file_that_is_replaced(tmp_path, there):
+    link, target = tmp_path / "link", tmp_path / "real" / "table.json"
+    link.symlink_to("real/table.json")
+    if there:
+        target.parent.mkdir()
+        target.write_text("old")
+    write_atomic(link, "new", follow_links=True)
+    assert link.is_symlink() and target.read_text() == "new" and not target.is_symlink()
+    assert [p.name for p in target.parent.iterdir()] == ["table.json"]
+
+
+def test_without_following_a_link_is_replaced_and_its_target_stays(tmp_path):
+    (tmp_path / "victim").write_text("old")
+    (tmp_path / "link").symlink_to("victim")
+    write_atomic(tmp_path / "link", "new")
+    assert (tmp_path / "victim").read_text() == "old"
+    assert not (tmp_path / "link").is_symlink() and (tmp_path / "link").read_text() == "new"
+
+
+def test_a_link_and_its_target_have_one_lock(tmp_path):
+    (tmp_path / "link").symlink_to("table.json")
+    with locked(tmp_path / "link"), pytest.raises(DataFileError, match="is in use"):
+        with locked(tmp_path / "table.json", timeout_s=0.05):
+            pass
+
+
+@pytest.mark.parametrize("make", file_faults.NOT_A_FILE)
+def test_what_is_no_file_is_not_replaced(tmp_path, make):
+    path = tmp_path / "a"
+    make(path)
+    with pytest.raises(DataFileError, match="not a regular file|is a folder|leads to itself"):
+        write_atomic(path, "text", follow_links=True)
+    assert os.path.lexists(path) and not path.is_file()
+
+
+def test_what_a_killed_writer_left_is_removed_and_what_is_being_written_is_not(tmp_path):
+    code = """
+import os, sys
+from tritongemm.records import atomic
+def stop(descriptor):
+    print("writing", flush=True)
+    sys.stdin.read()
+os.fsync = stop
+atomic.write_atomic(sys.argv[1], "never")
+"""
+    new = [sys.executable, "-c", "import sys; from tritongemm.records.atomic import write_atomic\n"
+           "write_atomic(sys.argv[1], 'new')", str(tmp_path / "other")]
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "table.json")],
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout.readline() == b"writing\n"
+        (tmp_path / ".mine.tmp").write_text("of another program")
+        subprocess.run(new, check=True)
+        assert len([p for p in tmp_path.iterdir() if p.name.startswith(".table.json.")]) == 1
+        writer.kill()
+    subprocess.run(new, check=True)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".mine.tmp", "other"]
+
+
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.EPERM])
 def test_an_unwritable_folder_is_named(tmp_path, monkeypatch, code):
     with monkeypatch.context() as patch:

@@ -8,7 +8,7 @@ import pytest
 
 from tritongemm.errors import DataFileError
 from tritongemm.problem import GemmProblem
-from tritongemm.records import rows
+from tritongemm.records import row_reader, rows
 from tritongemm.records.rows import COLUMNS, NAMES, append_rows, derive, read_rows
 
 RUN = "20261121T052300Z-1a2b3c"
@@ -195,6 +195,7 @@ def test_a_file_of_an_older_schema_is_brought_to_todays(tmp_path, monkeypatch):
     for name, value in (("COLUMNS", newer), ("NAMES", tuple(c.name for c in newer)),
                         ("_NAMES", frozenset(c.name for c in newer))):
         monkeypatch.setattr(rows, name, value)
+        monkeypatch.setattr(row_reader, name, value, raising=False)
     assert [r["added_later"] for r in read_rows(path)] == [None]
     append_rows(path, [row(m=2, added_later=0.5)])
     assert [(r["m"], r["added_later"]) for r in read_rows(path)] == [(1, None), (2, 0.5)]
@@ -249,11 +250,18 @@ def test_another_csv_is_refused_and_not_changed(tmp_path, raw, reason):
     ("status", "died", "holds a time"), ("run_id", "../../x", "not a run id"),
     ("dtype_a", "int4", "int4"), ("layout", "xx", "layout"), ("provider", "", "is empty"),
     ("error", "x" * 5000, "at most 4000"), ("schema_version", "one", "not an integer"),
+    ("registers", str(2**63), "outside 0 to"), ("registers", "-1", "outside 0 to"),
+    ("m", str(2**31), "outside 0 to"), ("tflops", "1e308", "outside 0 to 1e"),
+    ("gbps", "1e-300", "nearer to 0 than"), ("time_us_p20", "1e300", "outside 0 to 1e"),
+    ("power_w", "-5", "outside 0 to"),
+    ("grouping", "m", "grouping"),
 ])
 def test_a_bad_field_is_named_with_its_line(tmp_path, field, text, reason):
     path = tmp_path / "a.csv"
     append_rows(path, [row(), row()])
     lines = path.read_text().splitlines()
+    lines[0] = ",".join(NAMES)
+    lines[1:] = [line + "," * (len(NAMES) - len(FIRST)) for line in lines[1:]]
     texts = lines[2].split(",")
     texts[NAMES.index(field)] = text
     path.write_text("\n".join([*lines[:2], ",".join(texts), lines[1]]) + "\n")
@@ -261,6 +269,40 @@ def test_a_bad_field_is_named_with_its_line(tmp_path, field, text, reason):
         list(read_rows(path))
     at = "time_us_p50" if text == "died" else field
     assert (caught.value.row, caught.value.field) == (3, at)
+
+
+def test_the_first_of_several_bad_lines_is_named_whatever_its_column(tmp_path):
+    path = tmp_path / "a.csv"
+    append_rows(path, [row(m=m) for m in range(1, 9)])
+    lines = path.read_text().splitlines()
+    for at, name, text in ((3, "power_w", "x"), (4, "run_id", "x"), (5, "m", "")):
+        texts = lines[at].split(",")
+        texts[NAMES.index(name)] = text
+        lines[at] = ",".join(texts)
+    lines[6] += ",1"
+    for row_at, name in ((4, "power_w"), (5, "run_id"), (6, "m"), (7, None)):
+        path.write_text("\n".join(lines) + "\n")
+        with pytest.raises(DataFileError) as caught:
+            list(read_rows(path))
+        assert (caught.value.row, caught.value.field) == (row_at, name)
+        lines[row_at - 1] = lines[1]
+
+
+@pytest.mark.parametrize("block", [1, 2, 7, 1000])
+def test_rows_are_the_same_however_many_are_read_together(tmp_path, monkeypatch, block):
+    path = tmp_path / "a.csv"
+    append_rows(path, [row(m=m, registers=m % 3 or None, power_w=m * 0.5 if m % 4 else None,
+                           max_err_ratio=math.inf if m == 5 else 0.5, error="x" * (m % 2))
+                       for m in range(20)])
+    with path.open("a") as file:
+        file.write(path.read_text().splitlines()[-1][:40])  # torn
+    monkeypatch.setattr(row_reader, "BLOCK", block)
+    found = list(read_rows(path))
+    assert [r["m"] for r in found] == list(range(20))
+    assert [r["registers"] for r in found] == [m % 3 or None for m in range(20)]
+    assert [r["power_w"] for r in found] == [m * 0.5 if m % 4 else None for m in range(20)]
+    assert found[5]["max_err_ratio"] == math.inf and found[5]["error"] == "x"
+    assert all(list(r) == list(NAMES) for r in found)
 
 
 @pytest.mark.parametrize("change", [lambda t: t[:-1], lambda t: [*t, "x"]], ids=["less", "more"])

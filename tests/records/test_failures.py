@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import file_faults
 import pytest
 
 from tritongemm import settings
@@ -59,6 +60,49 @@ def test_a_cache_that_cannot_be_written_loses_the_record_only(cache, monkeypatch
     cache.write_text("a file, not a folder")
     failures.remember("d", "p", "r")
     assert failures.remembered() == () and "cannot be kept for doctor" in said[0]
+
+
+def test_a_link_in_the_cache_is_not_written_through(cache, tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("x" * 2 * failures.MAX_BYTES)
+    cache.mkdir()
+    for link in (failures.path().symlink_to, failures.path().hardlink_to):
+        link(victim)
+        failures.remember("d", "p", "r")
+        assert victim.read_text() == "x" * 2 * failures.MAX_BYTES
+        failures.path().unlink()
+    failures.path().symlink_to(tmp_path / "absent")
+    failures.remember("d", "p", "r")
+    assert not (tmp_path / "absent").exists()
+
+
+@pytest.mark.parametrize("make", file_faults.NOT_A_FILE)
+def test_what_is_no_file_neither_hangs_a_call_nor_doctor(cache, make):
+    from tritongemm.cli import doctor
+
+    cache.mkdir()
+    make(failures.path())
+    failures.remember("d", "p", "r")
+    check = doctor._failures()
+    assert not check.ok and str(failures.path()) in check.detail and "delete" in check.fix
+
+
+@pytest.mark.parametrize("line", [
+    '{"when": 1, "device": [], "problem": {}, "reason": null}', "[" * 100_000, "7", "\udcff",
+    '{"when": "now", "device": "d", "problem": "p", "reason": "r", "more": 1}'])
+def test_a_line_of_other_types_is_left_out(cache, line):
+    failures.remember("d", "one", "x")
+    with failures.path().open("ab") as file:
+        file.write(line.encode(errors="surrogateescape") + b"\n")
+    failures.remember("d", "two", "y")
+    assert [f.problem for f in failures.remembered()] == ["one", "two"]
+
+
+def test_doctor_shows_no_escape_sequence_of_a_reason(cache):
+    from tritongemm.cli import doctor
+
+    failures.remember("d", "p", "\x1b]1337;File=inline=1:AAAA\x07\x1b[2J")
+    assert "\x1b" not in str(doctor._failures()) and "\\x1b[2J" in str(doctor._failures())
 
 
 def test_doctor_names_the_last_one_and_the_file(cache):

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import tritongemm
 from tritongemm.config import KernelConfig
 from tritongemm.errors import DataFileError
 from tritongemm.problem import GemmProblem
+from tritongemm.records import journal as journal_module
 from tritongemm.records.codec import config_to_json, problem_to_json
 from tritongemm.records.journal import REMEMBERED, Journal, read_done, read_journal
 
@@ -258,6 +260,84 @@ def test_an_unwritable_journal_is_named(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataFileError, match="is a file"):
         Journal.open(tmp_path / "file" / "a.jsonl", HEADER)
+
+
+@pytest.fixture
+def warned(monkeypatch) -> list[str]:
+    said: list[str] = []
+    monkeypatch.setattr(journal_module.log, "warning", lambda text, *v: said.append(text % v))
+    return said
+
+
+@pytest.mark.parametrize("removed", [
+    lambda path: path.unlink(), lambda path: path.rename(path.with_name("moved")),
+    lambda path: shutil.rmtree(path.parent)], ids=["removed", "moved", "folder removed"])
+def test_a_journal_removed_while_it_is_written_is_written_again(tmp_path, warned, removed):
+    path = tmp_path / "folder" / "a.jsonl"
+    with Journal.open(path, HEADER) as journal:
+        journal.append(result(CONFIGS[0]))
+        removed(path)
+        journal.append(result(CONFIGS[1]))
+        assert len(list(read_journal(path))) == 3
+        journal.append(result(CONFIGS[2]))
+        removed(path)
+    assert len(list(read_journal(path))) == 4
+    assert len(warned) == 2 and str(path) in warned[0]
+
+
+def test_a_journal_behind_a_link_is_written_again_behind_it(tmp_path, warned):
+    link, target = tmp_path / "link.jsonl", tmp_path / "target.jsonl"
+    link.symlink_to(target)
+    with Journal.open(link, HEADER) as journal:
+        target.unlink()
+        journal.append(result())
+    assert link.is_symlink() and len(list(read_journal(target))) == 2
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_journal_replaced_by_another_file_fails_and_keeps_its_records(tmp_path, gone):
+    path, moved = tmp_path / "a.jsonl", tmp_path / "moved.jsonl"
+    with pytest.raises(DataFileError, match="replaced by another file.*a.jsonl.recovered"):
+        with Journal.open(path, HEADER) as journal:
+            journal.append(result())
+            path.unlink() if gone else path.rename(moved)
+            path.write_text("another's\n")
+            journal.append(result(CONFIGS[1]))
+    assert path.read_text() == "another's\n"
+    kept = tmp_path / "a.jsonl.recovered" if gone else moved
+    assert len(list(read_journal(kept))) == 2
+
+
+@pytest.mark.parametrize("make", file_faults.NOT_A_FILE)
+def test_what_is_no_file_is_no_journal(tmp_path, make):
+    make(tmp_path / "a.jsonl")
+    with pytest.raises(DataFileError, match="a.jsonl: .*(regular file|folder|leads to itself)"):
+        Journal.open(tmp_path / "a.jsonl", HEADER)
+
+
+def test_a_device_that_is_always_full_is_no_journal():
+    with pytest.raises(DataFileError, match="not a regular file|permission denied"):
+        Journal.open("/dev/full", HEADER)
+
+
+@pytest.mark.parametrize("reason, done", [
+    ("the worker was killed by SIGKILL", False), ("the worker was killed by SIGTERM: bye", False),
+    ("the worker was killed by SIGSEGV", True), ("the worker ended with exit status 1", True),
+    ("device fault: misaligned address", True), (None, True)])
+def test_a_config_whose_worker_was_killed_from_outside_is_tried_once_more(tmp_path, reason, done):
+    path = tmp_path / "a.jsonl"
+    lost = result(status="died", time_us=None, reason=reason)
+    write(path, lost)
+    assert read_done(path, ENV).has(PROBLEM, CONFIGS[0]) is done
+    write(path, lost)  # it may be what makes the system kill its worker
+    assert read_done(path, ENV).has(PROBLEM, CONFIGS[0])
+
+
+def test_a_killed_config_that_was_measured_since_is_done(tmp_path):
+    path = tmp_path / "a.jsonl"
+    write(path, result(status="died", time_us=None, reason="the worker was killed by SIGKILL"),
+          result())
+    assert read_done(path, ENV).has(PROBLEM, CONFIGS[0])
 
 
 def test_closing_twice_is_closing_once(tmp_path):

@@ -103,6 +103,44 @@ def test_what_is_no_regular_file_is_refused(tmp_path):
             reading.read_text(path)
 
 
+def test_a_pipe_put_there_after_the_first_look_is_not_waited_for(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    path.write_text("{}")
+    real = reading._open_without_waiting
+
+    def exchanged(name, flags):
+        path.unlink()
+        os.mkfifo(path)
+        return real(name, flags)
+
+    monkeypatch.setattr(reading, "_open_without_waiting", exchanged)
+    with pytest.raises(DataFileError, match="not a regular file"):
+        reading.read_json(path)
+
+
+@pytest.mark.parametrize("depth, good", [(reading.DEPTH_LIMIT, True),
+                                         (reading.DEPTH_LIMIT + 1, False)])
+@pytest.mark.parametrize("opening, closing", [("[", "]"), ('{"a":[', "]}")])
+def test_the_depth_of_json_is_bounded(tmp_path, depth, good, opening, closing):
+    depth //= len(opening.replace('"a":', ""))
+    depth += not good
+    path = tmp_path / "a.json"
+    path.write_text(opening * depth + "1" + closing * depth)
+    if good:
+        reading.read_json(path)
+        return
+    with pytest.raises(DataFileError, match="nested too deeply"):
+        reading.read_json(path)
+
+
+def test_an_error_holds_no_control_character_of_the_file(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('{"\\u001b[2J\\u202e": 1}')
+    with pytest.raises(DataFileError) as caught:
+        reading.Fields(path, reading.read_json(path)).only(())
+    assert "\x1b" not in str(caught.value) and "\\x1b[2J\\u202e" in str(caught.value)
+
+
 def test_a_file_that_may_not_be_read_is_named(tmp_path, monkeypatch):
     path = tmp_path / "a.json"
     path.write_text("{}")

@@ -317,6 +317,25 @@ def test_a_table_cut_anywhere_is_one_error(tmp_path):
             read_table(path)
 
 
+def test_a_merge_into_a_link_keeps_it(tmp_path):
+    link, target = tmp_path / "mm.json", tmp_path / "real.json"
+    merge(target, HEADER, [row(1)], faster)
+    link.symlink_to(target)
+    merge(link, HEADER, [row(2)], faster)
+    assert link.is_symlink() and len(read_table(target).rows) == 2
+
+
+def test_a_merge_into_a_table_with_a_row_of_a_newer_version_changes_nothing(tmp_path):
+    path = tmp_path / "mm.json"
+    data = good()
+    data["rows"][0]["config"]["newer"] = 1
+    path.write_text(json.dumps(data))
+    before = path.read_bytes()
+    with pytest.raises(DataFileError, match="unknown parameter newer"):
+        merge(path, HEADER, [row(5)], faster)
+    assert path.read_bytes() == before
+
+
 def test_a_table_of_a_gigabyte_is_refused(tmp_path):
     with pytest.raises(DataFileError, match="at most"):
         read_table(file_faults.sparse(tmp_path / "a.json"))

@@ -52,9 +52,9 @@ def test_markers_that_are_not_one_pair_are_refused_and_the_file_stays(page, text
 
 
 def test_a_file_that_is_missing_or_not_text_is_refused(page, tmp_path):
-    with pytest.raises(DataFileError, match="cannot be read"):
+    with pytest.raises(DataFileError, match="does not exist"):
         markdown.write_between(tmp_path / "absent.md", "headline", "new")
-    with pytest.raises(DataFileError, match="cannot be read"):
+    with pytest.raises(DataFileError, match="is a folder"):
         markdown.write_between(tmp_path, "headline", "new")
     page.write_bytes(b"\xff")
     with pytest.raises(DataFileError, match="not UTF-8"):

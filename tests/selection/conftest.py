@@ -9,6 +9,7 @@ import pytest
 
 from tritongemm import selection, settings
 from tritongemm.device import device_named
+from tritongemm.records import layers
 
 
 @pytest.fixture
@@ -26,3 +27,11 @@ def configs(tmp_path: Path):
 @pytest.fixture
 def h200():
     return device_named("nvidia-h200")
+
+
+@pytest.fixture
+def warned(monkeypatch) -> list[str]:
+    """What is logged of files and rows that are left out."""
+    said: list[str] = []
+    monkeypatch.setattr(layers.log, "warning", lambda text, *values: said.append(text % values))
+    return said

@@ -11,7 +11,7 @@ from selection_made import RUN, TILED, TMA, calibrate, publish
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import device_named, known_devices
-from tritongemm.errors import DataFileError, UnsupportedError
+from tritongemm.errors import UnsupportedError
 from tritongemm.kernels import SPECS, violation
 from tritongemm.ops.explain import explain_problem
 from tritongemm.problem import GemmProblem
@@ -252,8 +252,8 @@ def test_a_table_read_while_another_replaces_it_does_not_stay(configs, h200, mon
     publish(h200, (PROBLEM, TMA))
     real = policy.read_layers
 
-    def read_layers(paths):
-        table = real(paths)
+    def read_layers(*asked):
+        table = real(*asked)
         monkeypatch.setattr(policy, "read_layers", real)
         publish(h200, (PROBLEM, TILED))  # another thread's doing
         reload()
@@ -264,20 +264,12 @@ def test_a_table_read_while_another_replaces_it_does_not_stay(configs, h200, mon
     assert choose(PROBLEM, h200).config == TILED
 
 
-def test_a_damaged_calibration_is_one_clear_error(configs, h200):
-    path = configs / "calibration" / "nvidia-h200.json"
-    path.parent.mkdir()
-    path.write_text('{"schema_version": 1, "device"')
-    with pytest.raises(DataFileError, match=r"nvidia-h200\.json"):
-        choose(PROBLEM, h200)
-
-
-def test_a_calibration_under_another_device_s_name_is_refused(configs, h200):
+def test_a_calibration_under_another_device_s_name_is_left_out(configs, h200, warned):
     calibrate(h200, TILED)
     folder = configs / "calibration"
     (folder / "nvidia-h200.json").rename(folder / "nvidia-l40s.json")
-    with pytest.raises(DataFileError, match="is of nvidia-h200, not of nvidia-l40s"):
-        choose(PROBLEM, device_named("nvidia-l40s"))
+    assert choose(PROBLEM, device_named("nvidia-l40s")).source == "rule"
+    assert len(warned) == 1 and "is of nvidia-h200, not of the device" in warned[0]
 
 
 def test_what_no_kernel_runs_says_each_reason(configs, h200):

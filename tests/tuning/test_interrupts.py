@@ -13,6 +13,7 @@ import fakes
 import pytest
 from test_sweep import results
 
+from tritongemm.records.codec import config_from_json
 from tritongemm.records.journal import read_journal
 
 HERE = Path(__file__).resolve().parent
@@ -147,6 +148,12 @@ def test_a_worker_killed_by_the_system_is_journalled_and_replaced(tmp_path):
     assert len(found) == 24
     assert found[16, CONFIGS[3].config_id]["status"] == "died"
     assert "SIGKILL" in found[16, CONFIGS[3].config_id]["reason"]
+    out, err = finish(start(tmp_path, resume=True, each_s=0.0))
+    assert "done" in out, err
+    again = [r["status"] for r in read_journal(tmp_path / "j.jsonl") if r["kind"] == "result"
+             and r["stage"] == "coarse" and r["problem"]["m"] == 16
+             and config_from_json(r["config"]) == CONFIGS[3]]
+    assert again == ["died", "ok"]
 
 
 def test_a_second_sweep_on_the_same_journal_is_refused(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import fakes
@@ -93,7 +94,8 @@ def test_what_beat_the_row_in_the_same_rounds_of_a_later_run_replaces_it(tmp_pat
     """Torch may have been slow in the run that the row comes from."""
     flattered = {"config": fakes.config(21), "time_us": 330.0, "ratio_vs_torch": 1.5}
     swept = fakes.run(tmp_path / "j.jsonl", [fakes.config(n) for n in (20, 21)])
-    early, late = "20200101T000000Z-0a1b2c", "20990101T000000Z-0a1b2c"
+    early, soon = "20200101T000000Z-0a1b2c", datetime.now(timezone.utc) + timedelta(hours=2)
+    late = f"{soon:%Y%m%dT%H%M%SZ}-0a1b2c"
     assert early < swept.run_id < late
     for run_id, replaced in ((early, 1), (late, 0)):
         publish([journal(tmp_path / f"{run_id}.jsonl", flattered | {"run_id": run_id})], force=True)
@@ -118,6 +120,17 @@ def test_a_config_that_won_again_is_as_fast_as_the_later_run_says(tmp_path):
     publish([again], force=True)
     (kept,) = publish([lucky]).kept
     assert "a later run measured this config again" in kept.reason and row().vs_torch == 1.1
+
+
+def test_a_run_dated_in_the_future_does_not_keep_later_ones_out(tmp_path):
+    def won(name: str, ratio: float, run_id: str) -> Path:
+        return journal(tmp_path / f"{name}.jsonl", {"ratio_vs_torch": ratio, "run_id": run_id})
+
+    publish([won("a", 1.5, "29990101T000000Z-0a1b2c")])
+    publish([won("b", 1.1, "20200101T000000Z-0a1b2c")])  # the same config, measured again
+    assert row().vs_torch == 1.1
+    publish([won("c", 1.5, "29990101T000000Z-0a1b2c")])
+    assert row().vs_torch == 1.1
 
 
 @pytest.mark.parametrize(("number", "replaced"), [(51, 0), (52, 1)])  # 2 % slower, 4 %

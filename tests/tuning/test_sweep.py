@@ -258,7 +258,7 @@ def test_the_budget_ends_the_sweep_and_a_resume_goes_on(tmp_path):
 
 def test_a_resume_in_the_same_environment_measures_nothing_again(tmp_path):
     log = tmp_path / "log"
-    run(tmp_path / "j.jsonl", FOUR, log=log, behaviour={f"coarse *:{FOUR[3].config_id}": "kill"})
+    run(tmp_path / "j.jsonl", FOUR, log=log, behaviour={f"coarse *:{FOUR[3].config_id}": "exit"})
     before = lines(log)
     again = run(tmp_path / "j.jsonl", FOUR, log=log, resume=True)
     assert lines(log) == before

@@ -161,6 +161,6 @@ def write_csv(path: str | Path, rows: Sequence[Row]) -> Path:
     writer.writerow([f.name for f in fields(Row)])
     for row in rows:
         writer.writerow([f"{x:.4g}" if isinstance(x, float) else x for x in asdict(row).values()])
-    write_atomic(path, text.getvalue())
+    write_atomic(path, text.getvalue(), follow_links=True)
     return Path(path)
 

@@ -19,7 +19,9 @@ from pathlib import Path
 from tritongemm import settings
 from tritongemm.errors import DataFileError, DeviceError, MissingDependencyError
 from tritongemm.problem import GemmProblem
+from tritongemm.records.atomic import write_error
 from tritongemm.records.codec import problem_from_json, problem_to_json
+from tritongemm.records.reading import decode, lines, open_regular, parse_json
 from tritongemm.records.run import new_run_id, utc_now
 
 #: Warp stall reasons, as the metrics name them.
@@ -188,6 +190,8 @@ def store(path: Path, problem: GemmProblem, kernel: str, launches: Sequence[Coun
     run_id, utc = new_run_id(), utc_now()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file():
+            raise DataFileError(path, "is not a regular file; choose another path")
         with path.open("a", encoding="utf-8") as file:
             for number, one in enumerate(launches):
                 file.write(json.dumps({
@@ -195,24 +199,23 @@ def store(path: Path, problem: GemmProblem, kernel: str, launches: Sequence[Coun
                     "problem": problem_to_json(problem), "provider": kernel, "launch": number,
                     **asdict(one)}) + "\n")
     except OSError as error:
-        raise DataFileError(path, f"cannot be written: {error.strerror}") from error
+        raise write_error(path, error) from error
 
 
 def read(path: Path) -> list[dict]:
     """What :func:`store` wrote. Raises :class:`DataFileError`."""
     found = []
-    try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                try:
-                    record = json.loads(line)
-                    record["values"] = {str(k): float(v) for k, v in record["values"].items()}
-                except (ValueError, KeyError, TypeError, AttributeError) as error:
-                    raise DataFileError(path, f"is not a record of counters: {error}",
-                                        row=number) from error
-                found.append(record)
-    except OSError as error:
-        raise DataFileError(path, f"cannot be read: {error.strerror}") from error
+    with open_regular(path) as file:
+        for number, raw in lines(file, path):
+            record = parse_json(path, decode(path, raw, number), number)
+            try:
+                record["values"] = {  # type: ignore[index]
+                    str(k): float(v)
+                    for k, v in record["values"].items()}  # type: ignore[index]
+            except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+                raise DataFileError(path, f"is not a record of counters: {error}",
+                                    row=number) from error
+            found.append(record)
     return found
 
 

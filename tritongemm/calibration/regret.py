@@ -284,7 +284,7 @@ def write_csv(path: str | os.PathLike[str], found: Sequence[Regret]) -> Path:
                          *_cells(one.model), _figure(one.predicted_us, 3),
                          _figure(one.share(one.model), 4), *_cells(one.nearest),
                          _figure(one.share(one.nearest), 4)])
-    write_atomic(path, text.getvalue())
+    write_atomic(path, text.getvalue(), follow_links=True)
     return Path(path)
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from tritongemm import plugins, settings
-from tritongemm.errors import TritonGemmError
+from tritongemm.errors import TritonGemmError, printable
 
 #: Verb -> its line in ``tritongemm --help``. The verb ``x`` lives in ``tritongemm.cli.x``.
 VERBS = {
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with settings.override(log=settings.current().log or "warning"):
             return int(module.run(args) or 0)
     except TritonGemmError as error:
-        print(f"tritongemm {head.verb}: {error}", file=sys.stderr)
+        print(printable(f"tritongemm {head.verb}: {error}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"tritongemm {head.verb}: interrupted", file=sys.stderr)

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from tritongemm.errors import UsageError
+from tritongemm.errors import UsageError, printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,13 +36,13 @@ def run(args: argparse.Namespace) -> int:
     from tritongemm.report.load import load
 
     tolerance = compare.TOLERANCE if args.tolerance is None else args.tolerance
-    old, new = load([args.old]), load([args.new])
+    old, new = (load([path], columns=compare.COLUMNS) for path in (args.old, args.new))
     for name, results in (("OLD", old), ("NEW", new)):
         for run_id, reason in results.void_runs.items():
-            print(f"!! {name}: run {run_id} is VOID and left out: {reason}")
+            print(printable(f"!! {name}: run {run_id} is VOID and left out: {reason}"))
         if results.skipped:
-            print(f"{name}: skipped, no rows of a bench: "
-                  f"{', '.join(path.name for path in results.skipped)}")
+            print(printable(f"{name}: skipped, no rows of a bench: "
+                            f"{', '.join(path.name for path in results.skipped)}"))
     if args.provider:
         names = [name.strip() for name in args.provider.split(",")]
         old, new = old.only(names), new.only(names)
@@ -51,14 +51,10 @@ def run(args: argparse.Namespace) -> int:
     listed = [v for v in compare.VERDICTS if counts[v]] if args.all else [
         v for v in (compare.BROKEN, compare.SLOWER, compare.MISSING, compare.FASTER) if counts[v]]
     for verdict in listed:
-        chosen = [c for c in result.changes if c.verdict == verdict]
-        chosen.sort(key=lambda c: (c.change != c.change, c.change, c.row["problem"]))
-        if verdict == compare.FASTER:
-            chosen.reverse()
-        _print(verdict, chosen, args.limit)
+        _print(verdict, result.worst(verdict, args.limit), counts[verdict])
     mean, compared = result.mean_change()
     words = ", ".join(f"{counts[v]} {v}" for v in compare.VERDICTS if counts[v])
-    print(f"{style.plural(len(result.changes), 'row')}: {words}")
+    print(f"{style.plural(len(result.table), 'row')}: {words}")
     if compared:
         print(f"geometric mean of new speed / old speed over {style.plural(compared, 'row')}: "
               f"{style.ratio(mean)} (above 1 is faster; tolerance {tolerance:.1%})")
@@ -68,11 +64,11 @@ def run(args: argparse.Namespace) -> int:
     return result.exit_status
 
 
-def _print(verdict: str, changes: Sequence, limit: int) -> None:
+def _print(verdict: str, changes: Sequence, count: int) -> None:
     from tritongemm.report import compare, style
 
     print(f"{verdict}: {compare.VERDICTS[verdict]}")
-    for change in changes[:limit]:
+    for change in changes:
         row = change.row
         name = " ".join(part for part in (row["suite"], row["problem"], row["dtype"],
                                           row["layout"], row["provider"]) if part)
@@ -83,6 +79,6 @@ def _print(verdict: str, changes: Sequence, limit: int) -> None:
                     f"{style.number(change.new, 3)}{unit}")
         else:
             text = style.shorten(change.reason, 120)
-        print(f"  {name:<58} {text}".rstrip())
-    if len(changes) > limit:
-        print(f"  ... and {len(changes) - limit} more (--limit)")
+        print(printable(f"  {name:<58} {text}".rstrip()))
+    if count > len(changes):
+        print(f"  ... and {count - len(changes)} more (--limit)")

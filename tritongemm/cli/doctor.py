@@ -13,12 +13,14 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from tritongemm import settings
-from tritongemm.errors import TritonGemmError
+from tritongemm.cli.config_check import damaged
+from tritongemm.errors import TritonGemmError, printable
 from tritongemm.records.installed import interpreter_obstacle, release, version_of
 
 PYTHONS = ((3, 10), (3, 13))
@@ -42,16 +44,19 @@ class Check:
         ok: whether it is present and usable.
         detail: version, place, or what is wrong.
         fix: the command or step that fixes it; empty when ok.
+        partly: not ok, and what needs it works all the same, with less.
     """
 
     name: str
     ok: bool
     detail: str
     fix: str = ""
+    partly: bool = False
 
     def __str__(self) -> str:
-        line = f"{'ok' if self.ok else 'missing':<8}{self.name:<20}{self.detail}"
-        return line if self.ok or not self.fix else f"{line}\n{'':28}-> {self.fix}"
+        word = "ok" if self.ok else "damaged" if self.partly else "missing"
+        line = f"{word:<8}{self.name:<20}{self.detail}"
+        return printable(line if self.ok or not self.fix else f"{line}\n{'':28}-> {self.fix}")
 
 
 @dataclass(frozen=True)
@@ -61,8 +66,8 @@ class Diagnosis:
     checks: tuple[Check, ...]
 
     def ok(self, *names: str) -> bool:
-        """Whether every check so named is ok."""
-        found = {check.name: check.ok for check in self.checks}
+        """Whether every check so named is ok, at least in part."""
+        found = {check.name: check.ok or check.partly for check in self.checks}
         return all(found.get(name, False) for name in names)
 
     @property
@@ -234,21 +239,32 @@ def _configs() -> list[Check]:
 
     checks = []
     for number, root in enumerate(roots, 1):
+        name = "configs" if number == 1 else f"configs {number}"
         count = len(list((root / "tuned").glob("*/*.json")))
         origin = settings.origin_of(root)
         detail = f"{origin}: {root}, {count} tuned table{'' if count == 1 else 's'}"
-        checks.append(Check("configs" if number == 1 else f"configs {number}", True, detail + (
-            "; publish writes here" if root == written else "")))
+        detail += "; publish writes here" if root == written else ""
+        if bad := damaged(root):
+            detail += f"; {len(bad)} damaged, which calls leave out"
+        checks.append(Check(name, not bad, detail, partly=True))
+        shipped = origin == "shipped"
+        checks += [Check(f"{name}, file {which}", False, str(error), (
+            f"reinstall tritongemm, or in a clone: git checkout {error.path}" if shipped
+            else f"correct or delete {error.path}"), partly=True)
+            for which, error in enumerate(bad, 1)]
     try:
         device = current_device()
-    except (TritonGemmError, ImportError, RuntimeError, OSError):
+    except (TritonGemmError, ImportError, RuntimeError, OSError) as error:
+        if settings.current().interpret:  # it needs no GPU, only a device file
+            return [*checks, Check("tuned tables", False, str(error),
+                                   "correct the device files named above")]
         # The reason has its own line (torch or GPU).
         devices = sorted({p.name for root in roots for p in (root / "tuned").glob("*")
                           if p.is_dir()})
         return [*checks, Check("tuned tables", False, "no GPU to look up; there are tables for: "
                                + (", ".join(devices) or "none"), "fix GPU first")]
     # Not before: they want numpy, which may be missing where there is no GPU to look up.
-    from tritongemm.records.calibration import find_calibration
+    from tritongemm.records.calibration import read_shipped
     from tritongemm.selection.sibling import calibrated as has_model
     from tritongemm.selection.sibling import sibling_of, with_rows_for
 
@@ -257,7 +273,7 @@ def _configs() -> list[Check]:
     sibling, other = with_rows_for(device, "bf16"), sibling_of(device, "bf16")
     if has_model(device.slug, "bf16"):
         calibrated = device.slug
-    elif other is not None and find_calibration(device.slug, other.slug) is not None:
+    elif other is not None and read_shipped(device.slug, other.slug) is not None:
         calibrated = f"{other.slug} and {device.slug}"
     else:
         calibrated = other.slug if other is not None else ""
@@ -312,16 +328,19 @@ def _failures() -> Check:
     from tritongemm.records import failures
 
     try:
-        known, place = failures.remembered(), failures.path()
+        known, place, error = failures.remembered(), failures.path(), failures.damage()
     except ImportError as error:  # the line of the cache folder has the fix
         return Check("failed kernels", False, f"their place is not known: {error}")
+    if error is not None:
+        return Check("failed kernels", False, str(error), f"delete {place}")
     if not known:
         return Check("failed kernels", True, "none on record")
     last = known[-1]
     problems = len({(one.device, one.problem) for one in known})
     return Check("failed kernels", False,
                  f"{problems} problem{'s' if problems > 1 else ''} went to torch; the last, "
-                 f"{last.problem} on {last.device} at {last.when}: {last.reason}",
+                 f"{last.problem} on {last.device} at {last.when}: "
+                 f"{textwrap.shorten(last.reason, 400)}",
                  f"each process tries again; when that is fixed, delete {place}")
 
 

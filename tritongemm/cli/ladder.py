@@ -18,6 +18,7 @@ from tritongemm.cli.shapes import integers
 from tritongemm.cli.waiting import Waiting, starting
 from tritongemm.cli.where import cpu_instead
 from tritongemm.errors import MissingDependencyError, TritonGemmError, UsageError
+from tritongemm.records.reading import read_text
 
 if TYPE_CHECKING:
     from tritongemm.ladder.climbing import LadderPlan, Row, Size
@@ -331,10 +332,7 @@ def _markdown(path: Path, marker: str, title: str, heads: Sequence[str],
 
 def _check_markers(path: Path, markers: Sequence[str]) -> None:
     """Before hours of measuring: whether the page has a place for each table."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--markdown {path} cannot be read: {error}") from error
+    text = read_text(path)
     for marker in markers:
         if f"<!-- tritongemm:{marker} -->" not in text:
             raise UsageError(f"{path} has no marker <!-- tritongemm:{marker} --> for the table; "

@@ -23,6 +23,8 @@ def check_file(path: str | Path) -> None:
     try:
         if path.is_dir():
             raise DataFileError(path, "is a folder, not a file; name the file in it")
+        if path.exists() and not path.is_file():  # to open a pipe would wait for its reader
+            raise DataFileError(path, "is not a regular file; choose another path")
         if path.exists():
             with open(path, "ab"):
                 return

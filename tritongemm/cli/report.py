@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tritongemm.cli.outputs import check_folder
-from tritongemm.errors import MissingDependencyError, UsageError
+from tritongemm.errors import MissingDependencyError, UsageError, printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,8 +64,8 @@ def run(args: argparse.Namespace) -> int:
               f"{args.marker}")
     if args.markdown is None and args.csv:
         for line in tables.alarms(results):
-            print(f"!! {line}")
-        print("\n\n".join(_terminal(results, name) for name in sections))
+            print(printable(f"!! {line}"))
+        print(printable("\n\n".join(_terminal(results, name) for name in sections)))
     elif args.markdown is None and args.out is None:
         print(f"{len(maps)} problems in the journals; --out DIR draws their heat maps")
     return 0
@@ -112,7 +112,7 @@ def _write(args: argparse.Namespace, results, maps) -> list[tuple[str, Path]]:
     write_atomic(args.out / "summary.md", f"# {' '.join(args.title.split())}\n\n{text}")
     print(f"wrote {html}, {args.out / 'summary.md'} and {len(drawn)} plots:")
     for caption, path in drawn:
-        print(f"  {path.name:<44} {caption}")
+        print(printable(f"  {path.name:<44} {caption}"))
     if len(maps) > len(chosen):
         print(f"  ({len(chosen)} of {len(maps)} problems have a heat map of their own; "
               "--heatmaps N draws more)")

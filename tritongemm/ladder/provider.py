@@ -94,11 +94,9 @@ def _cuda_config(rung: cuda.CudaRung, problem: GemmProblem, device: DeviceSpec,
 def _from_table(name: str, problem: GemmProblem, device: DeviceSpec
                 ) -> tuple[KernelConfig, str] | None:
     layers = layers_for(problem, device.slug, LADDER)
-    if not layers:
-        return None
-    table = read_layers([path for path, *_ in layers])
+    table = read_layers([path for path, *_ in layers], device.arch)
     rows = [row for row in table.rows.values() if row.config.kernel == name
-            and cuda.violation(problem, row.config, device) is None]
+            and cuda.violation(problem, row.config, device) is None] if table else []
     if not rows:
         return None
 

@@ -46,6 +46,7 @@ from tritongemm.records.codec import (
     problem_from_json,
     problem_to_json,
 )
+from tritongemm.records.layers import first_usable
 from tritongemm.records.reading import Fields, read_json
 
 SCHEMA_VERSION = 5
@@ -194,8 +195,12 @@ def calibration_path(device: str, sibling: str = "") -> Path:
 
 def find_calibration(device: str, sibling: str = "") -> Path | None:
     """The calibration in the first of :func:`settings.config_roots` that has it, or None."""
+    return next(iter(_in_layers(device, sibling)), None)
+
+
+def _in_layers(device: str, sibling: str) -> list[Path]:
     paths = (root / _relative(device, sibling) for root in settings.config_roots())
-    return next((path for path in paths if path.exists()), None)
+    return [path for path in paths if os.path.lexists(path)]
 
 
 def _relative(device: str, sibling: str) -> Path:
@@ -371,7 +376,7 @@ def write_calibration(path: str | os.PathLike[str], calibration: Calibration) ->
             "arch": calibration.arch}
     text = "{\n" + "".join(f"{json.dumps(k)}: {json.dumps(v)},\n" for k, v in head.items())
     text += '"sections": [\n' + ",\n".join(_lines(s) for s in calibration.sections) + "\n]\n}\n"
-    atomic.write_atomic(path, text)
+    atomic.write_atomic(path, text, follow_links=True)
 
 
 def _values(section: Section) -> dict[str, object]:
@@ -416,21 +421,35 @@ def _lines(section: Section) -> str:
 
 def read_shipped(device: str, sibling: str = "") -> Calibration | None:
     """The calibration for the device with that slug, or that which learned from its
-    sibling too; None where none is.
+    sibling too; None where none is. A damaged file, or one of another device, is left out with one
+    warning."""
+    return first_usable(_in_layers(device, sibling), _read_placed)
 
-    Raises:
-        DataFileError: the file is damaged, or is of another device.
-    """
-    path = find_calibration(device, sibling)
-    if path is None:
-        return None
-    file = path.stat()
-    calibration = _read_once(path, file.st_ino, file.st_mtime_ns)
-    if calibration.device != device:
-        raise DataFileError(path, f"is of {calibration.device}, not of {device}", field="device")
+
+def _read_placed(path: Path) -> Calibration:
+    try:
+        file = path.stat()
+    except OSError as error:
+        raise DataFileError(path, f"cannot be read: {error.strerror}") from error
+    found = _read_once(path, file.st_ino, file.st_mtime_ns)
+    if isinstance(found, DataFileError):
+        raise found
+    return found
+
+
+@functools.lru_cache(maxsize=16)
+def _read_once(path: Path, inode: int, written_ns: int) -> Calibration | DataFileError:
+    """An error is kept too: a damaged file is not read again for every problem."""
+    try:
+        return read_placed(path)
+    except DataFileError as error:
+        return error
+
+
+def read_placed(path: Path) -> Calibration:
+    """A calibration whose name says whose it is. Raises :class:`DataFileError`."""
+    calibration = read_calibration(path)
+    if calibration.device != path.stem.partition("-and-")[0]:
+        raise DataFileError(path, f"is of {calibration.device}, not of the device that the file is "
+                            "named after; rename it", field="device")
     return calibration
-
-
-@functools.lru_cache(maxsize=8)
-def _read_once(path: Path, inode: int, written_ns: int) -> Calibration:
-    return read_calibration(path)

@@ -6,12 +6,15 @@ there. A last line that a crash cut short is ignored when reading and removed wh
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import heapq
 import json
+import logging
 import math
 import os
 import re
+import stat
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -34,6 +37,10 @@ SYNC_INTERVAL_S = 1.0
 #: Fastest configs remembered of each problem when resuming; more than any sweep re-measures.
 REMEMBERED = 16
 
+log = logging.getLogger("tritongemm")
+#: Reasons of ``died`` that say nothing about the config: its worker was killed from outside, by the
+#: user or by a system that ran out of memory.
+_KILLED = re.compile(r"was killed by SIG(KILL|TERM|INT|HUP|QUIT)\b")
 _KIND = re.compile(r"[a-z][a-z_]{0,31}")
 #: Distinct problems and configs whose decoding is remembered while streaming.
 _CACHE_LIMIT = 100_000
@@ -79,17 +86,17 @@ class Journal:
                                 field="environment")
         with ExitStack() as stack:
             stack.enter_context(atomic.locked(path, timeout_s=1.0))
-            new = not path.exists() or path.stat().st_size == 0
+            new = not path.exists() or (path.is_file() and path.stat().st_size == 0)
             if not new:
                 _drop_torn_line(path)
             try:
-                descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-                stack.callback(os.close, descriptor)
+                descriptor = _open(path)
                 if new:
                     atomic.sync_folder(path.parent)
             except OSError as error:
                 raise atomic.write_error(path, error) from error
             journal = cls(path, descriptor, stack, sync_interval_s)
+            stack.callback(journal._release)
             journal.append({**header, "kind": "header", "schema_version": SCHEMA_VERSION,
                             "opened_utc": utc_now()})
             journal.sync()
@@ -99,22 +106,26 @@ class Journal:
     def append(self, record: Mapping[str, object]) -> None:
         """Appends one record as one line by one write.
 
+        A journal that was removed or moved away meanwhile is written again, whole, with a warning.
+
         Raises:
             DataFileError: not a record, no space left, or another refusal by the system. No
                 record appended before is lost, and this one leaves no trace; appending may go on
-                once there is space.
+                once there is space. Also where another file has taken the journal's place.
         """
         with self._one:
             raw = _encode(self._checker, record)
             if self._descriptor < 0:
                 raise DataFileError(self.path, "is closed; no record can be appended")
+            self._keep_in_place()
             size = os.fstat(self._descriptor).st_size
             try:
                 written = os.write(self._descriptor, raw)
                 if written != len(raw):  # a full disk can take a part of a line
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             except OSError as error:
-                os.ftruncate(self._descriptor, size)
+                with contextlib.suppress(OSError):  # a torn line is left out by readers
+                    os.ftruncate(self._descriptor, size)
                 raise atomic.write_error(self.path, error, _NOTHING_LOST) from error
             if time.monotonic() - self._synced >= self._sync_interval_s:
                 self._sync()
@@ -131,6 +142,52 @@ class Journal:
             raise atomic.write_error(self.path, error, _NOTHING_LOST) from error
         self._synced = time.monotonic()
 
+    def _keep_in_place(self) -> None:
+        """Writes the journal again where its path names it no longer. Raises DataFileError."""
+        ours = os.fstat(self._descriptor)
+        try:
+            there = os.stat(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            self._write_again(self.path)
+            log.warning("tritongemm: %s was removed or moved while it was written; it is there "
+                        "again, with every record", self.path)
+            return
+        except OSError as error:
+            raise atomic.write_error(self.path, error, _NOTHING_LOST) from error
+        if (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino):
+            return
+        kept = self.path.with_name(f"{self.path.name}.recovered")
+        if not ours.st_nlink and not os.path.lexists(kept):
+            self._write_again(kept)
+        raise DataFileError(self.path, "was replaced by another file while it was written. The "
+                            f"records of this run are in {kept}, or in the file that it was moved "
+                            "to; put that back and go on with --resume")
+
+    def _write_again(self, path: Path) -> None:
+        """Copies what was written to a new file at ``path`` and goes on there."""
+        try:
+            path = atomic.link_target(path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, _FLAGS | os.O_EXCL, 0o666)
+            try:
+                at = 0
+                while piece := os.pread(self._descriptor, 1 << 20, at):
+                    atomic.write_all(descriptor, piece)
+                    at += len(piece)
+                os.fsync(descriptor)
+                atomic.sync_folder(path.parent)
+            except BaseException:
+                os.close(descriptor)
+                raise
+        except OSError as error:
+            raise atomic.write_error(path, error, "It was removed while it was written, and its "
+                                     "records cannot be written again") from error
+        os.close(self._descriptor)
+        self._descriptor = descriptor
+
+    def _release(self) -> None:
+        os.close(self._descriptor)
+
     def done_keys(self, environment: object) -> DoneKeys:
         """What was measured in ``environment``, by this run or an earlier one."""
         return read_done(self.path, environment)
@@ -141,16 +198,30 @@ class Journal:
             if self._descriptor < 0:
                 return
             try:
+                self._keep_in_place()
                 self._sync()
             finally:
-                self._descriptor = -1
                 self._lock.close()
+                self._descriptor = -1
 
     def __enter__(self) -> Journal:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+#: For reading too: what was written can be written again.
+_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def _open(path: Path) -> int:
+    """A descriptor that appends to a regular file. Raises OSError, DataFileError."""
+    descriptor = os.open(path, _FLAGS, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise DataFileError(path, "is not a regular file; choose another path")
+    return descriptor
 
 
 _NOTHING_LOST = ("Nothing that was journalled before is lost: run the same command with --resume "
@@ -272,6 +343,8 @@ class _Checker:
             reading.Fields(self.path, dict(record), line).version(SCHEMA_VERSION)
             if "environment" not in record:
                 raise self._error(line, "environment", "is missing")
+            if reading.too_deep(record["environment"]):
+                raise self._error(line, "environment", "is nested too deeply")
             return None
         elif kind != "winner":
             if not isinstance(kind, str) or not _KIND.fullmatch(kind):
@@ -417,6 +490,9 @@ def read_done(path: str | os.PathLike[str], environment: object) -> DoneKeys:
     An outcome is stored as the exclusive or of the digests of its problem, config and stage, each
     hashed once. A million rows take a few seconds and about 100 bytes each.
 
+    A config whose worker was killed from outside is not done, unless that happened twice: then it
+    may be what made the system kill it.
+
     Raises:
         DataFileError: as :func:`read_journal`.
     """
@@ -439,6 +515,7 @@ def _done(records: Iterable[tuple[int, Mapping[str, object]]], environment: obje
     outcomes, remembered = done._outcomes, done._fastest
     check = _Checker(path).check
     stages: dict[object, int] = {}
+    killed: set[int] = set()
     wanted = _canonical(environment)
     ours = False
     for line, record in records:
@@ -458,8 +535,13 @@ def _done(records: Iterable[tuple[int, Mapping[str, object]]], environment: obje
             if len(stages) >= _CACHE_LIMIT:
                 stages.clear()
             stages[stage] = digest(stage)
+        outcome = problem ^ config_digest ^ stages[stage]
         time_us: float | None = record.get("time_us")  # type: ignore[assignment]
-        outcomes[problem ^ config_digest ^ stages[stage]] = time_us
+        if (record["status"] == "died" and outcome not in killed
+                and _KILLED.search(str(record.get("reason")))):
+            killed.add(outcome)
+        else:
+            outcomes[outcome] = time_us
         if time_us is not None and stage == "coarse":
             heap = remembered.setdefault(problem, [])
             if len(heap) < REMEMBERED:

@@ -24,8 +24,13 @@ from tritongemm.errors import DataFileError
 JSON_LIMIT = 64 << 20
 #: Bytes; a CSV of 500,000 bench rows is about 200 MB.
 CSV_LIMIT = 256 << 20
+#: Bytes; a device file is about 1 kB, a calibration or a table larger.
+SMALL_LIMIT = 1 << 20
 #: Bytes of one line of a CSV or a journal; real ones stay under a few thousand.
 LINE_LIMIT = 1 << 20
+
+#: Objects and lists inside each other; real files have at most five.
+DEPTH_LIMIT = 64
 
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+>-]*")
 
@@ -48,7 +53,10 @@ def open_regular(path: str | os.PathLike[str], limit: int | None = None) -> Iter
         if limit is not None and info.st_size > limit:
             raise DataFileError(path, f"has {info.st_size} bytes; at most {limit} are read. "
                                 "Is it the right file? If so, split it")
-        with open(path, "rb") as file:
+        # Without O_NONBLOCK a pipe that was put there since would wait for its writer.
+        with open(path, "rb", opener=_open_without_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise DataFileError(path, "is not a regular file; copy its content into one")
             yield file
     except FileNotFoundError as error:
         raise DataFileError(path, "does not exist; check the path") from error
@@ -60,14 +68,23 @@ def open_regular(path: str | os.PathLike[str], limit: int | None = None) -> Iter
         raise DataFileError(repr(str(path)), "is not a path: it holds a null byte") from error
 
 
-def read_text(path: str | os.PathLike[str], limit: int = JSON_LIMIT) -> str:
-    """The whole of a UTF-8 file of at most ``limit`` bytes. Raises :class:`DataFileError`."""
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def read_bytes(path: str | os.PathLike[str], limit: int) -> bytes:
+    """The whole of a regular file of at most ``limit`` bytes. Raises :class:`DataFileError`."""
     with open_regular(path, limit) as file:
         # The file may grow between the check and the read.
         raw = file.read(limit + 1)
     if len(raw) > limit:
         raise DataFileError(path, f"has more than {limit} bytes. Is it the right file?")
-    return decode(path, raw)
+    return raw
+
+
+def read_text(path: str | os.PathLike[str], limit: int = JSON_LIMIT) -> str:
+    """The whole of a UTF-8 file of at most ``limit`` bytes. Raises :class:`DataFileError`."""
+    return decode(path, read_bytes(path, limit))
 
 
 def decode(path: object, raw: bytes, row: int | None = None) -> str:
@@ -105,10 +122,14 @@ def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def parse_json(path: object, text: str, row: int | None = None) -> object:
-    """Strict JSON: no NaN or infinity, no field twice. Raises :class:`DataFileError`."""
+    """Strict JSON: no NaN or infinity, no field twice, at most :data:`DEPTH_LIMIT` objects and
+    lists inside each other. Raises :class:`DataFileError`."""
     try:
-        return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite,
-                          object_pairs_hook=_no_duplicates)
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite,
+                           object_pairs_hook=_no_duplicates)
+        if too_deep(value):
+            raise RecursionError
+        return value
     except json.JSONDecodeError as error:
         if not text.strip():
             raise DataFileError(path, "is empty", row=row) from error
@@ -118,7 +139,21 @@ def parse_json(path: object, text: str, row: int | None = None) -> object:
     except ValueError as error:
         raise DataFileError(path, f"is not valid: {error}", row=row) from error
     except RecursionError as error:
-        raise DataFileError(path, "is nested too deeply", row=row) from error
+        raise DataFileError(path, "is nested too deeply: more than "
+                            f"{DEPTH_LIMIT} objects and lists inside each other",
+                            row=row) from error
+
+
+def too_deep(value: object) -> bool:
+    """Whether more than :data:`DEPTH_LIMIT` objects and lists are inside each other."""
+    level = [value]
+    for _ in range(DEPTH_LIMIT + 1):
+        level = [inner for outer in level if isinstance(outer, (dict, list))
+                 for inner in (outer.values() if isinstance(outer, dict) else outer)
+                 if isinstance(inner, (dict, list))]
+        if not level:
+            return False
+    return True
 
 
 def read_json(path: str | os.PathLike[str], limit: int = JSON_LIMIT) -> object:
@@ -185,7 +220,10 @@ def csv_records(path: str | os.PathLike[str], limit: int = CSV_LIMIT
                 if b"\0" in raw:
                     raise DataFileError(path, "holds a null byte; it is not text, or was damaged",
                                         row=number)
-                yield decode(path, raw, number)
+                try:  # a byte-order mark is the file's first character alone
+                    yield raw.decode() if number > 1 else decode(path, raw, number)
+                except UnicodeDecodeError:
+                    decode(path, raw, number)  # raises, naming the byte
 
         reader = csv.reader(decoded(), strict=True)
         try:
@@ -237,8 +275,8 @@ class Fields:
             raise self.error(field, f"{_short(value)} is outside {low} to {high}")
         return value
 
-    def number(self, field: str, low: float = -math.inf) -> float:
-        """A finite number of at least ``low``."""
+    def number(self, field: str, low: float = -math.inf, high: float = math.inf) -> float:
+        """A finite number from ``low`` to ``high``."""
         value = self.values.get(field)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self.error(field, f"{_short(value)} is not a number")
@@ -248,7 +286,14 @@ class Fields:
             value = math.inf
         if not math.isfinite(value) or value < low:
             raise self.error(field, f"{value} is not a finite number of at least {low:g}")
+        if value > high:
+            raise self.error(field, f"{value:g} is above {high:g}")
         return value
+
+    def numbers(self, field: str, low: float, high: float) -> dict[str, float]:
+        """An object of names with numbers from ``low`` to ``high``; absent: empty."""
+        inner = Fields(self.path, self.values.get(field, {}), self.row, field)
+        return {name: inner.number(name, low, high) for name in inner.values}
 
     def text(self, field: str, limit: int = 1000) -> str:
         """A string of at most ``limit`` characters."""

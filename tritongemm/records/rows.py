@@ -1,7 +1,8 @@
-"""CSV rows, one problem x provider each: appending, reading, and the sidecar of each run.
+"""CSV rows, one problem x provider each: appending, and the sidecar of each run.
 
-The schema is in :mod:`tritongemm.records.columns`, whose names are here too. Versions, revision and
-driver of a run go into ``<run_id>.meta.json`` beside the CSV.
+The schema is in :mod:`tritongemm.records.columns`, reading in :mod:`tritongemm.records.row_reader`;
+their names are here too. Versions, revision and driver of a run go into ``<run_id>.meta.json``
+beside the CSV.
 """
 
 from __future__ import annotations
@@ -12,11 +13,10 @@ import logging
 import math
 import operator
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from tritongemm.errors import DataFileError, ProblemError
-from tritongemm.problem import GemmProblem
+from tritongemm.errors import DataFileError
 from tritongemm.records import atomic, reading
 from tritongemm.records.columns import (
     COLUMNS,
@@ -34,22 +34,22 @@ from tritongemm.records.columns import (
     roof_time_us,
     row_key,
 )
-from tritongemm.records.run import is_run_id, read_sidecars, utc_now, write_sidecar
+from tritongemm.records.row_reader import (
+    TEXT_LIMIT,
+    RowReader,
+    check_header,
+    read_columns,
+    read_rows,
+    torn_end,
+)
+from tritongemm.records.run import read_sidecars, utc_now, write_sidecar
 
 __all__ = ["COLUMNS", "NAMES", "PROBLEM_COLUMNS", "REQUIRED", "SCHEMA_VERSION", "STATUSES",
            "Column", "Row", "append_rows", "derive", "problem_columns", "problem_of",
-           "read_rows", "read_sidecars", "roof_time_us", "row_key", "write_sidecar"]
+           "read_columns", "read_rows", "read_sidecars", "roof_time_us", "row_key", "write_sidecar"]
 
-#: Characters of a text field, so that an error message with a compiler log stays readable.
-TEXT_LIMIT = 2000
 _LOG = logging.getLogger("tritongemm")
 _NAMES = frozenset(NAMES)
-#: The header of a file, by how many columns it has.
-_HEADERS = [",".join(NAMES[:width]).encode() for width in range(FIRST_WIDTH, len(NAMES) + 1)]
-_POSITIVE = ("time_us_p50", "time_us_p20", "time_us_p80", "ratio_vs_torch", "ratio_low",
-             "ratio_high", "host_us_p50")
-#: NaN or infinity in an output makes an infinite error; nothing else may be infinite.
-_MAY_BE_INFINITE = ("max_err_ratio", "rms_err_ratio")
 
 
 # --- writing ------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ def _texts(path: object, row: Mapping[str, object]) -> list[str]:
     texts = [_text_of(path, column, full.get(column.name)) for column in COLUMNS]
     while len(texts) > FIRST_WIDTH and not texts[-1]:
         texts.pop()
-    _Reader(path, list(NAMES[:len(texts)])).row(None, texts)  # what is written can be read
+    RowReader(path, NAMES[:len(texts)]).row(None, texts)  # what is written can be read
     return texts
 
 
@@ -145,7 +145,7 @@ def _prepare(path: Path, width: int) -> list[str] | None:
     None for a new file."""
     if not path.exists():
         return None
-    torn = _torn(path)
+    torn = torn_end(path)
     if torn == (0, False):
         _truncate(path, 0)
         return None
@@ -153,7 +153,7 @@ def _prepare(path: Path, width: int) -> list[str] | None:
     if header is None:
         return None
     names = header[1]
-    _check_header(path, names)
+    check_header(path, names)
     if torn is not None and torn[1]:
         _append(path, b"\n")
     elif torn is not None:
@@ -181,178 +181,4 @@ def _widen(path: Path, width: int, wanted: int) -> None:
             raise DataFileError(path, f"has {len(texts)} fields; the header has {width}",
                                 row=line)
         writer.writerow(NAMES[:wanted] if number == 0 else texts + [""] * (wanted - width))
-    atomic.write_atomic(path, text.getvalue())
-
-
-def _torn(path: Path) -> tuple[int, bool] | None:
-    """(bytes before the last line, whether that line is complete) if the file does not end with a
-    newline."""
-    with reading.open_regular(path, reading.CSV_LIMIT) as file:
-        size = file.seek(0, os.SEEK_END)
-        if size == 0:
-            return None
-        start = max(0, size - reading.LINE_LIMIT)
-        file.seek(start)
-        tail = file.read()
-    if tail.endswith(b"\n"):
-        return None
-    cut = tail.rfind(b"\n") + 1
-    if cut == 0 and start > 0:
-        raise DataFileError(path, f"its last line is longer than {reading.LINE_LIMIT} bytes. "
-                            "Is it the right file?")
-    if start + cut == 0:  # one line: the beginning of a header, or checked as a header later
-        return 0, tail in _HEADERS or not _HEADERS[-1].startswith(tail)
-    try:
-        whole = list(csv.reader([tail[cut:].decode()], strict=True))
-        names = next(reading.csv_records(path))[1]
-        _Reader(path, names).row(None, whole[0])
-    except (csv.Error, UnicodeDecodeError, DataFileError):
-        return start + cut, False
-    return start + cut, True
-
-
-# --- reading ------------------------------------------------------------------------------------
-
-
-def _check_header(path: object, names: list[str]) -> None:
-    for number, name in enumerate(names[:len(NAMES)]):
-        if name != NAMES[number]:
-            raise DataFileError(path, f"column {number + 1} is not {NAMES[number]!r}; this is not "
-                                "a CSV of tritongemm, or it was reordered", row=1,
-                                field=name[:80])
-    if len(names) < FIRST_WIDTH:
-        raise DataFileError(path, "the column is missing", row=1, field=NAMES[len(names)])
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError
-    return value
-
-
-def _error_ratio(text: str) -> float:
-    value = float(text)
-    if not value >= 0:
-        raise ValueError
-    return value
-
-
-def _int(text: str) -> int:
-    if len(text) > 20:
-        raise ValueError
-    return int(text)
-
-
-def _text(text: str) -> str:
-    if len(text) > 2 * TEXT_LIMIT:
-        raise ValueError
-    return text
-
-
-_CONVERT: dict[type, Callable[[str], object]] = {int: _int, float: _finite, str: _text}
-_IS_NOT: dict[Callable[[str], object], str] = {
-    _int: "an integer", _finite: "a finite number", _error_ratio: "a number of at least 0",
-    _text: f"a text of at most {2 * TEXT_LIMIT} characters"}
-
-
-class _Reader:
-    """Converts the fields of one line into a validated row."""
-
-    def __init__(self, path: object, names: list[str]) -> None:
-        self.path, self.width = path, len(names)
-        self.columns = [(i, c.name, _error_ratio if c.name in _MAY_BE_INFINITE
-                         else _CONVERT[c.type]) for i, c in enumerate(COLUMNS[:len(names)])]
-        self.absent = {name: None for name in NAMES[len(names):]}
-        self._problems: set[tuple] = set()
-
-    def row(self, line: int | None, texts: list[str]) -> Row:
-        if len(texts) != self.width:
-            raise DataFileError(self.path, f"has {len(texts)} fields; the header has "
-                                f"{self.width}", row=line)
-        row: Row = {}
-        for i, name, convert in self.columns:
-            text = texts[i]
-            if not text:
-                row[name] = None
-                continue
-            try:
-                row[name] = convert(text)
-            except ValueError as error:
-                raise DataFileError(self.path, f"{text[:80]!r} is not {_IS_NOT[convert]}",
-                                    row=line, field=name) from error
-        row.update(self.absent)
-        self._check(line, row)
-        return row
-
-    def _check(self, line: int | None, row: Row) -> None:
-        for name in REQUIRED:
-            if row[name] is None:
-                raise DataFileError(self.path, "is empty", row=line, field=name)
-        if row["status"] not in STATUSES:
-            raise DataFileError(self.path, f"{row['status'][:80]!r} is not one of "
-                                f"{', '.join(STATUSES)}", row=line, field="status")
-        if row["time_us_p50"] is not None and row["status"] != "ok":
-            raise DataFileError(self.path, f"a row of status {row['status']} holds a time",
-                                row=line, field="time_us_p50")
-        for name in _POSITIVE:
-            if row[name] is not None and not row[name] > 0:
-                raise DataFileError(self.path, f"{row[name]} is not a positive number", row=line,
-                                    field=name)
-        if not is_run_id(row["run_id"]):
-            raise DataFileError(self.path, f"{row['run_id'][:80]!r} is not a run id", row=line,
-                                field="run_id")
-        key = tuple(row[name] for name in PROBLEM_COLUMNS)
-        if key in self._problems:
-            return
-        try:
-            problem_of(row)
-        except ProblemError as error:
-            raise DataFileError(self.path, str(error), row=line, field=_at_fault(row)) from error
-        self._problems.add(key)
-
-
-def _at_fault(row: Row) -> str:
-    """The column that makes the problem invalid."""
-    for name in PROBLEM_COLUMNS:
-        if name not in ("op", "precision") and row[name] is not None:
-            try:
-                GemmProblem(**{"m": 1, "n": 1, "k": 1, name: row[name]})
-            except ProblemError:
-                return name
-    return "precision"
-
-
-def read_rows(path: str | os.PathLike[str]) -> Iterator[Row]:
-    """Every row of a CSV as a dict of :data:`NAMES`, typed, None where empty; streaming.
-
-    An incomplete last line from a crash is left out, with a warning in the log.
-
-    Raises:
-        DataFileError: naming the file, the line (the header is line 1) and the field.
-    """
-    path = Path(path)
-    torn = _torn(path)
-    cut_short = torn is not None and not torn[1]
-    records = reading.csv_records(path)
-    header = next(records, None)
-    if header is None:
-        raise DataFileError(path, "is empty; its first line must be the header")
-    _check_header(path, header[1])
-    reader = _Reader(path, header[1])
-    if not cut_short:
-        for line, texts in records:
-            yield reader.row(line, texts)
-        return
-    _LOG.warning("%s: its last line was cut short and is left out", path)
-    before = next(records, None)
-    while before is not None:
-        try:
-            after = next(records, None)
-        except DataFileError:  # the incomplete line itself
-            after = (0, [])
-            records = iter(())
-        if after is None:
-            return
-        yield reader.row(*before)
-        before = after
+    atomic.write_atomic(path, text.getvalue(), follow_links=True)

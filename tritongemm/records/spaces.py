@@ -29,6 +29,7 @@ from tritongemm import settings
 from tritongemm.config import LEAST, MAX_VALUE, PARAMETERS, KernelConfig
 from tritongemm.errors import ConfigError, DataFileError, UsageError
 from tritongemm.formats import FORMATS
+from tritongemm.records.layers import first_usable
 from tritongemm.records.reading import Fields, read_json
 
 SCHEMA_VERSION = 1
@@ -179,7 +180,7 @@ def _product(path: Path, entry: object, row: int | None) -> Product:
 
 
 def _space_files(*below: str) -> dict[str, Path]:
-    return settings.config_files("spaces", *below)
+    return {name: paths[0] for name, paths in settings.config_files("spaces", *below).items()}
 
 
 def load_space(kernel: str) -> Space:
@@ -199,6 +200,13 @@ def load_space(kernel: str) -> Space:
 def load_spaces() -> dict[str, Space]:
     """Every space of ``configs/spaces`` by kernel. Raises :class:`DataFileError`."""
     return {kernel: read_space(path) for kernel, path in _space_files().items()}
+
+
+def usable_spaces() -> dict[str, Space]:
+    """The same, for choosing among configs: a damaged file is left out, with one warning."""
+    found = {kernel: first_usable(paths, read_space)
+             for kernel, paths in settings.config_files("spaces").items()}
+    return {kernel: space for kernel, space in found.items() if space is not None}
 
 
 def rung_spaces() -> tuple[str, ...]:

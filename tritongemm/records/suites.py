@@ -201,7 +201,7 @@ def write_suite(path: str | os.PathLike[str], shapes: Iterable[Shape]) -> None:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(used)
     writer.writerows([getattr(shape, name) for name in used] for shape in shapes)
-    atomic.write_atomic(path, text.getvalue())
+    atomic.write_atomic(path, text.getvalue(), follow_links=True)
 
 
 def suites_root() -> Path | None:

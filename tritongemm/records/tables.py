@@ -18,6 +18,7 @@ from tritongemm.errors import ConfigError, DataFileError, ProblemError
 from tritongemm.problem import MAX_EXTENT, GemmProblem, epilogue_of
 from tritongemm.records import atomic
 from tritongemm.records.codec import MODIFIERS, modifiers
+from tritongemm.records.layers import first_usable, leave_out
 from tritongemm.records.reading import Fields, read_json
 
 SCHEMA_VERSION = 1
@@ -180,11 +181,7 @@ def path_for(problem: GemmProblem, device: str, op: str | None = None,
 def layers_for(problem: GemmProblem, device: str, op: str | None = None
                ) -> list[tuple[Path, int, int]]:
     """(table, inode, time of its last change in ns) of each layer that has one for ``problem``,
-    the one that wins first; see :func:`settings.config_roots`. One ``stat`` a layer.
-
-    Raises:
-        DataFileError: a table that cannot be looked at.
-    """
+    the one that wins first; see :func:`settings.config_roots`. One ``stat`` a layer."""
     found = []
     for root in settings.config_roots():
         path = path_for(problem, device, op, root)
@@ -192,14 +189,21 @@ def layers_for(problem: GemmProblem, device: str, op: str | None = None
             file = path.stat()
         except (FileNotFoundError, NotADirectoryError):
             continue
-        except OSError as error:
-            raise DataFileError(path, f"cannot be read: {error.strerror}") from error
+        except OSError:  # reading it says why
+            found.append((path, 0, 0))
+            continue
         found.append((path, file.st_ino, file.st_mtime_ns))
     return found
 
 
-def read_table(path: str | os.PathLike[str]) -> TunedTable:
+def read_table(path: str | os.PathLike[str], *, skipped: list[DataFileError] | None = None
+               ) -> TunedTable:
     """Reads and validates a table; nothing in it is ever executed.
+
+    Args:
+        path: the table.
+        skipped: where given, a row that cannot be used, such as one with a parameter of a newer
+            version, is left out and its error appended here.
 
     Raises:
         DataFileError: naming the file, the row (1 is the first) and the field.
@@ -211,25 +215,66 @@ def read_table(path: str | os.PathLike[str]) -> TunedTable:
     if not isinstance(entries, list):
         raise top.error("rows", "is not a list")
     for number, entry in enumerate(entries, 1):
-        row = _row(Fields(path, entry, number, what="row"), table.header)
-        key = table.key(row)
-        if key in table.rows:
-            raise DataFileError(path, "is for the same problem as an earlier row; keep one",
-                                row=number)
+        try:
+            row = _row(Fields(path, entry, number, what="row"), table.header)
+            key = table.key(row)
+            if key in table.rows:
+                raise DataFileError(path, "is for the same problem as an earlier row; keep one",
+                                    row=number)
+        except DataFileError as error:
+            if skipped is None:
+                raise
+            skipped.append(error)
+            continue
         table.rows[key] = row
     return table
 
 
-def read_layers(paths: Sequence[str | os.PathLike[str]]) -> TunedTable:
-    """One table of several: a row of an earlier path wins over that of a later one for the same
-    problem. The header is the first's.
+def check_place(path: Path, header: TableHeader, arch: int | None = None) -> None:
+    """Checks that a table is in the folder of its device and has the name of what it is about, and
+    that the device has the architecture ``arch``, where that is given.
 
     Raises:
-        DataFileError: a bad table, or tables that are not about the same thing.
+        DataFileError: naming the field that does not fit.
     """
-    first, *others = (read_table(path) for path in paths)
-    for path, other in zip(paths[1:], others, strict=True):
-        _same_subject(path, other.header, first.header)
+    about = GemmProblem(1, 1, 1, dtype_a=header.dtype_a, dtype_b=header.dtype_b,
+                        dtype_out=header.dtype_out, layout=header.layout,
+                        precision=header.precision, scale_a=header.scale_a,
+                        scale_b=header.scale_b, grouping=header.grouping)
+    wanted = path_for(about, header.device, header.op, Path())
+    if wanted.parent.name != path.parent.name:
+        raise DataFileError(path, f"is a table of {header.device} in the folder of "
+                            f"{path.parent.name}; move it to {wanted.parent.name}/", field="device")
+    if wanted.name != path.name:
+        raise DataFileError(path, f"is about {wanted.stem}, which its name does not say; rename it "
+                            f"to {wanted.name}")
+    if arch is not None and header.arch != arch:
+        raise DataFileError(path, f"{header.arch} is not the architecture of {header.device}, "
+                            f"{arch}; measure again with `tritongemm sweep`", field="arch")
+
+
+def read_layers(paths: Sequence[Path], arch: int) -> TunedTable | None:
+    """One table of several that :func:`layers_for` found, for a device of architecture ``arch``: a
+    row of an earlier path wins over that of a later one for the same problem. The header is the
+    first's.
+
+    A damaged or misplaced table and a row that cannot be used are left out, with one warning a
+    file. None where no table is left.
+    """
+    def read(path: Path) -> TunedTable:
+        skipped: list[DataFileError] = []
+        table = read_table(path, skipped=skipped)
+        check_place(path, table.header, arch)
+        if skipped:
+            rows = "the row is" if len(skipped) == 1 else f"{len(skipped)} rows are"
+            leave_out(skipped[0], f"{rows} left out")
+        return table
+
+    found = [table for path in paths if (table := first_usable([path], read)) is not None]
+    if not found:
+        return None
+    first, *others = found
+    for other in others:
         for key, row in other.rows.items():
             first.rows.setdefault(key, row)
     return TunedTable(first.header, dict(sorted(first.rows.items())) if others else first.rows)
@@ -329,7 +374,7 @@ def write_table(path: str | os.PathLike[str], table: TunedTable) -> None:
     lines = [_dump(_values(row, table.header)) for row in rows]
     text = "{\n" + "".join(f"{_dump(name)}: {_dump(value)},\n" for name, value in head.items())
     text += '"rows": [\n' + ",\n".join(lines) + ("\n]\n}\n" if lines else "]\n}\n")
-    atomic.write_atomic(path, text)
+    atomic.write_atomic(path, text, follow_links=True)
 
 
 def merge(path: str | os.PathLike[str], header: TableHeader, rows: Iterable[TunedRow],

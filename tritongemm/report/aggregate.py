@@ -49,7 +49,7 @@ def summary(headline: pd.DataFrame, by: Sequence[str] = GROUP) -> pd.DataFrame:
     work["fallback"] = ok & (rows["selection_source"] == BASELINE)
     work["roof"] = rows["pct_of_roof"].where(ok)
     work["error"] = rows["max_err_ratio"]
-    groups = work.groupby(by, sort=True, dropna=False)
+    groups = work.groupby(by, sort=True, dropna=False, observed=True)
     table = groups.agg(rows=("rows", "size"), timed=("timed", "sum"), geomean=("log", "mean"),
                        median=("ratio", "median"), min=("ratio", "min"), max=("ratio", "max"),
                        faster=("faster", "sum"), tie=("tie", "sum"), slower=("slower", "sum"),
@@ -64,7 +64,7 @@ def summary(headline: pd.DataFrame, by: Sequence[str] = GROUP) -> pd.DataFrame:
         if len(by) == 1:
             at.index = at.index.get_level_values(0)
         table[name] = at.reindex(table.index).fillna("")
-    return table.reset_index()[[*by, *SUMMARY_COLUMNS]]
+    return _as_texts(table.reset_index()[[*by, *SUMMARY_COLUMNS]], by)
 
 
 def correctness(headline: pd.DataFrame) -> pd.DataFrame:
@@ -85,11 +85,16 @@ def correctness(headline: pd.DataFrame) -> pd.DataFrame:
     work["checked"] = rows["max_err_ratio"].notna() | (rows["status"] == "wrong")
     work["wrong"] = rows["status"] == "wrong"
     work["other"] = ~rows["status"].isin(["ok", "wrong"])
-    table = work.groupby(by, sort=True, dropna=False).agg(
+    table = work.groupby(by, sort=True, dropna=False, observed=True).agg(
         rows=("checked", "size"), checked=("checked", "sum"), wrong=("wrong", "sum"),
         other=("other", "sum"), max_err_ratio=("max_err_ratio", "max"),
         rms_err_ratio=("rms_err_ratio", "max"))
-    return table.reset_index()[columns]
+    return _as_texts(table.reset_index()[columns], by)
+
+
+def _as_texts(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """``table`` with plain texts, not categories, in ``names``."""
+    return table.astype({name: object for name in names})
 
 
 def failures(headline: pd.DataFrame) -> pd.DataFrame:
@@ -113,7 +118,8 @@ def control(rows: pd.DataFrame) -> pd.DataFrame:
                & rows["ratio_vs_torch"].notna()]
     if ran.empty:
         return pd.DataFrame(columns=columns)
-    runs = ran.groupby("run_id", sort=True)
+    runs = _as_texts(ran[["run_id", "ratio_vs_torch", "timer"]], ["run_id", "timer"]).groupby(
+        "run_id", sort=True)
     table = runs.agg(rows=("ratio_vs_torch", "size"), mean=("ratio_vs_torch", "mean"),
                      limit=("timer", control_limit)).reset_index()
     table["within"] = (table["mean"] - 1).abs() <= table["limit"]
@@ -123,8 +129,9 @@ def control(rows: pd.DataFrame) -> pd.DataFrame:
 def sources(headline: pd.DataFrame) -> pd.DataFrame:
     """The number of rows of each provider and ``selection_source``."""
     rows = headline[is_contender(headline) & (headline["selection_source"] != "")]
-    counts = rows.groupby(["provider", "selection_source"], sort=True).size()
-    return counts.reset_index(name="rows")
+    by = ["provider", "selection_source"]
+    counts = rows.groupby(by, sort=True, observed=True).size()
+    return _as_texts(counts.reset_index(name="rows"), by)
 
 
 def conditions(headline: pd.DataFrame) -> dict[str, list[str]]:

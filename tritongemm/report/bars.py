@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tritongemm.errors import missing
 from tritongemm.report import style
-from tritongemm.report.plots import _LOOK, _save, slug
+from tritongemm.report.plots import PLAIN, _save, slug
 
 Row = Mapping[str, object]
 _BAR = "#0072B2"
@@ -37,7 +37,7 @@ def write_bars(rows: Sequence[Row], order: Sequence[str], folder: Path, *, title
         groups.setdefault((row["device"], row["m"], row["n"], row["k"], row["dtype_a"]),
                           []).append(row)
     written = []
-    with matplotlib.rc_context(_LOOK):
+    with matplotlib.rc_context(PLAIN):
         for (device, m, n, k, dtype), members in groups.items():
             by_name = {str(r["provider"]): r for r in members}
             names = [name for name in order if name in by_name]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from urllib.parse import quote
 
-from tritongemm.errors import DataFileError, UsageError
+from tritongemm.errors import DataFileError, UsageError, printable
 from tritongemm.records.atomic import write_atomic
+from tritongemm.records.reading import read_bytes
 from tritongemm.report import tables
 from tritongemm.report.load import Results
 
@@ -69,7 +71,7 @@ def document(results: Results, *, sections: Sequence[str] = (),
         parts.append("No rows to report.")
     else:
         parts += [section(results, name, heading=heading) for name in sections]
-    parts += [f"![{_escape(caption)}]({path.replace(' ', '%20')})" for caption, path in images]
+    parts += [f"![{_escape(caption)}]({quote(path)})" for caption, path in images]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -90,11 +92,7 @@ def write_between(path: str | Path, name: str, text: str) -> bool:
     if not _NAME.fullmatch(name):
         raise UsageError(f"marker {name!r} is not a name; use letters, digits, '.', '_' and '-'")
     try:
-        if path.stat().st_size > _LARGEST:
-            raise DataFileError(path, f"is larger than {_LARGEST} bytes; that is no Markdown file")
-        before = path.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise DataFileError(path, f"cannot be read: {error.strerror}") from error
+        before = read_bytes(path, _LARGEST).decode("utf-8")  # with its byte-order mark, if any
     except UnicodeDecodeError as error:
         raise DataFileError(path, f"is not UTF-8 at byte {error.start}") from error
     first, last = f"<!-- tritongemm:{name} -->", f"<!-- /tritongemm:{name} -->"
@@ -112,7 +110,7 @@ def write_between(path: str | Path, name: str, text: str) -> bool:
     after = f"{before[:start]}{end}{body}{end}{before[stop:]}"
     if after == before:
         return False
-    write_atomic(path, after.encode("utf-8"))
+    write_atomic(path, after.encode("utf-8"), follow_links=True)
     return True
 
 
@@ -121,7 +119,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _escape(text: str) -> str:
-    text = " ".join(text.split())
-    for mark in ("\\", "|", "`", "*", "["):
+    text = printable(" ".join(text.split()))
+    for mark in ("\\", "|", "`", "*", "[", "]"):
         text = text.replace(mark, "\\" + mark)
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -104,7 +104,7 @@ def _cards(results: Results) -> str:
         return ""
     several, one_provider = len(results.devices) > 1, frame["provider"].nunique() == 1
     cards = []
-    for key, group in frame.groupby(["device", "suite", "dtype"], sort=True):
+    for key, group in frame.groupby(["device", "suite", "dtype"], sort=True, observed=True):
         device, suite, dtype = map(str, key)  # type: ignore[arg-type]
         lines = "".join(_card_line(row, one_provider) for row in group.to_dict("records"))
         shapes = sorted({int(rows) for rows in group["rows"]})

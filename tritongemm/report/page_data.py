@@ -63,7 +63,7 @@ def embedded(data: object) -> str:
 
 def _fitting(rows: pd.DataFrame) -> tuple[list[dict[str, Any]], int]:
     """The columns of the first rows that fit into :data:`ROWS_LIMIT` bytes, and how many."""
-    count = len(rows)
+    count = min(len(rows), ROWS_LIMIT // (2 * max(len(rows.columns), 1)))  # "0," at the least
     while True:
         columns = [_column(name, rows[name].head(count)) for name in rows.columns]
         size = len(embedded(columns))
@@ -73,11 +73,13 @@ def _fitting(rows: pd.DataFrame) -> tuple[list[dict[str, Any]], int]:
 
 
 def _column(name: str, series: pd.Series) -> dict[str, Any]:
+    import pandas as pd
+
     values = series.tolist()
     column: dict[str, Any] = {"name": name, "label": _LABELS.get(name, name)}
     if name in _HIDDEN:
         column["hidden"] = True
-    if series.dtype != object:
+    if pd.api.types.is_numeric_dtype(series.dtype):
         return {**column, "values": [_rounded(v) for v in values]}
     # Texts repeat in many rows: an index into a list keeps the page small.
     texts = list(dict.fromkeys(values))
@@ -88,12 +90,13 @@ def _column(name: str, series: pd.Series) -> dict[str, Any]:
 def _rounded(value: float) -> float | int | None:
     if isinstance(value, int):
         return value
-    return float(f"{value:.4g}") if math.isfinite(value) else None
+    rounded = float(f"{value:.4g}")  # which may exceed the largest number
+    return rounded if math.isfinite(rounded) else None
 
 
 def _views(timed: pd.DataFrame) -> list[list[str]]:
     """[device, dtype, layout], the one with the most suites first, then with the most rows."""
-    groups = timed.groupby(["device", "dtype", "layout"])
+    groups = timed.groupby(["device", "dtype", "layout"], observed=True)
     size = groups.agg(suites=("suite", "nunique"), rows=("suite", "size"))
     size = size.sort_values(["suites", "rows"], ascending=False, kind="stable")
     return [list(key) for key in size.index]
@@ -101,7 +104,7 @@ def _views(timed: pd.DataFrame) -> list[list[str]]:
 
 def _roofs(rated: pd.DataFrame) -> list[dict[str, Any]]:
     found = []
-    for (device, dtype), rows in rated.groupby(["device", "dtype"]):
+    for (device, dtype), rows in rated.groupby(["device", "dtype"], observed=True):
         roof = roof_of(device, rows)
         known = {"peak_tflops": roof.peak_tflops, "memory_gbps": roof.memory_gbps,
                  "unit": roof.unit} if roof.known else None

@@ -29,6 +29,8 @@ _LOOK = {"font.size": 9.5, "axes.spines.top": False, "axes.spines.right": False,
          "axes.axisbelow": True, "axes.titlesize": 10.5, "axes.titleweight": "bold",
          "axes.titlelocation": "left", "axes.edgecolor": "#888888", "legend.frameon": False,
          "legend.fontsize": 8.5, "figure.dpi": 100, "savefig.dpi": 150}
+#: The same for texts of a file: a ``$`` in a suite's name begins no formula.
+PLAIN = {**_LOOK, "text.parse_math": False}
 
 
 def write_plots(results: Results, folder: Path, *, maps: Sequence[HeatMap] = (),
@@ -55,14 +57,16 @@ def write_plots(results: Results, folder: Path, *, maps: Sequence[HeatMap] = (),
         if figure is not None:
             written.append((caption, _save(figure, folder / f"{slug(name)}.png")))
 
-    with matplotlib.rc_context(_LOOK):
+    with matplotlib.rc_context(PLAIN):
         rows = timed(results.headline)
         save("Ratio to torch.matmul, every shape by suite", "overview", overview(rows))
-        for (device, dtype, layout), part in rows.groupby(["device", "dtype", "layout"]):
+        for (device, dtype, layout), part in rows.groupby(["device", "dtype", "layout"],
+                                                           observed=True):
             name = f"{device} {dtype} {layout}"
             save(f"Ratio to torch.matmul by size: {name}", f"ratio-{name}",
                  ratio_by_size(part, name))
-        for (device, dtype), part in with_rate(results.headline).groupby(["device", "dtype"]):
+        rated = with_rate(results.headline).groupby(["device", "dtype"], observed=True)
+        for (device, dtype), part in rated:
             save(f"Roofline: {device} {dtype}", f"roofline-{device} {dtype}",
                  roofline(part, roof_of(device, part), f"{device} {dtype}"))
         if mean_of:
@@ -112,7 +116,7 @@ def overview(rows: pd.DataFrame) -> Figure | None:
     figure, axes = _figure(9.2, 1.5 + len(groups) * max(0.42, 0.27 * len(providers)))
     random = np.random.default_rng(0)
     labels = []
-    parts = {key: part for key, part in rows.groupby([*used, "provider"])}
+    parts = {key: part for key, part in rows.groupby([*used, "provider"], observed=True)}
     for line, group in enumerate(groups):
         labels.append(" ".join(group) or "(no suite)")
         for at, provider in enumerate(providers):
@@ -176,7 +180,7 @@ def ratio_by_size(rows: pd.DataFrame, title: str) -> Figure | None:
                           rasterized=True, zorder=3)
         panel.axhline(1, color="#444444", lw=1.1, zorder=1)
         panel.set_xscale("log", base=2)
-        panel.xaxis.set_major_formatter(lambda v, _: f"{v:,.0f}" if v >= 1 else f"{v:g}")
+        _number_ticks(panel.xaxis)
         _ratio_axis(panel, "y", part["ratio_vs_torch"])
         count = len(part.drop_duplicates("problem"))
         panel.set_title(f"{suite or '(no suite)'}  ({count} shape{'s' if count != 1 else ''})")
@@ -189,7 +193,7 @@ def ratio_by_size(rows: pd.DataFrame, title: str) -> Figure | None:
     more = f" ({len(shown)} of {len(suites)} suites)" if len(suites) > len(shown) else ""
     figure.suptitle(f"Ratio to torch.matmul by size, {title}{more}", x=0.01, ha="left",
                     weight="bold", fontsize=12)
-    figure.supxlabel("(batch · M · N · K)$^{1/3}$: the side of the cube of the same work",
+    figure.supxlabel("cube root of batch · M · N · K: the side of the cube of the same work",
                      fontsize=9.5)
     figure.supylabel("torch time / provider time", fontsize=9.5)
     return figure
@@ -232,7 +236,7 @@ def roofline(rows: pd.DataFrame, roof: Roof, title: str) -> Figure | None:
     axes.set_xlim(low, high)
     axes.set_ylim(slowest, fastest)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(lambda v, _: f"{v:,.0f}" if v >= 1 else f"{v:g}")
+        _number_ticks(axis)
     axes.set_xlabel("arithmetic intensity, FLOP / byte of compulsory traffic")
     axes.set_ylabel("TFLOP/s")
     axes.set_title(f"Roofline, {title}" + ("" if roof.known else " (roof not known)"), pad=26)
@@ -342,6 +346,14 @@ def _ratio_axis(axes: Axes, which: str, values: pd.Series) -> None:
     axis.set_major_locator(FixedLocator(style.ratio_ticks(low, high)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(lambda v, _: f"{v:g}")
+
+
+def _number_ticks(axis: Any) -> None:
+    """Plain numbers on a logarithmic axis, minor ticks included where it labels them."""
+    from matplotlib.ticker import LogFormatter
+
+    axis.set_major_formatter(lambda v, _: f"{v:,.0f}" if v >= 1 else f"{v:g}")
+    axis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.4)))
 
 
 def _handle(label: str, colour: str, mark: str, *, hollow: bool = False) -> Any:

@@ -149,7 +149,7 @@ _MAX_VALUES = 6
 
 def runs_table(results: Results) -> Table:
     """One line a run: when it began, what it measured, and its control."""
-    rows = results.rows.groupby("run_id", sort=False)
+    rows = results.rows.groupby("run_id", sort=False, observed=True)
     heads = ("run", "started", "suites", "dtypes", "layouts", "rows", "processes", "seed",
              "torch / torch", "state")
     cells = []
@@ -159,7 +159,7 @@ def runs_table(results: Results) -> Table:
         mean = control.get("mean_ratio") if isinstance(control, Mapping) else None
         state = ("void" if run in results.void_runs else "no environment record" if not meta
                  else "complete" if meta.get("complete", True) else "incomplete")
-        cells.append((str(run), str(meta.get("started_utc") or own["timestamp_utc"].min()),
+        cells.append((str(run), str(meta.get("started_utc") or min(own["timestamp_utc"].unique())),
                       style.shorten(", ".join(sorted(filter(None, own["suite"].unique()))), 90),
                       ", ".join(sorted(own["dtype"].unique())),
                       ", ".join(sorted(own["layout"].unique())), style.count(len(own)),

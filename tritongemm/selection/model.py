@@ -448,7 +448,7 @@ def _model(section: Section | None, where: str, device: DeviceSpec, unit: str,
 
 def model_for(problem: GemmProblem, device: DeviceSpec) -> Model:
     """The model for problems like ``problem``; one of usual constants where no calibration covers
-    it. Raises :class:`DataFileError` for a damaged calibration, the device's or its sibling's."""
+    it."""
     return model_of(_served(str(calibration_path(device.slug)), device, problem.unit), problem)
 
 
@@ -473,7 +473,7 @@ def _not_covered(section: Section, problem: GemmProblem) -> str | None:
 
 def not_calibrated(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> str | None:
     """Why no measurement supports the predicted time of ``config`` for ``problem``, one phrase;
-    None where the calibration covers both. Raises as :func:`model_for` does."""
+    None where the calibration covers both."""
     section = _served(str(calibration_path(device.slug)), device, problem.unit).section
     if section is None:
         return f"no calibration serves {device.name} for {problem.unit}"

@@ -8,6 +8,9 @@ this one has none (``sibling.py``).
 The model answers only for what its calibration covers. For other formats, compute modes or kernels
 the rule decides, and the choice's note says ``not calibrated``.
 
+A damaged table, calibration or space, and a tuned row that this release cannot use, are left out
+with one warning each: what comes next decides, and the call stays with these kernels.
+
 Two settings change the order. Under a budget of SMs tuned rows are ignored, and configs that keep
 to the budget come before others. Under batch invariance ``invariance.py`` chooses.
 """
@@ -90,11 +93,10 @@ class Choice:
 
 
 @functools.lru_cache(maxsize=256)
-def _table(layers: tuple[tuple[Path, int, int], ...]) -> TunedTable:
+def _table(layers: tuple[tuple[Path, int, int], ...], arch: int) -> TunedTable | None:
     """The table of ``layers`` (:func:`layers_for`), read once for each set of files: what is read
-    while a file is replaced does not stand for the new one. Raises :class:`DataFileError` for a bad
-    one."""
-    return read_layers([path for path, *_ in layers])
+    while a file is replaced does not stand for the new one. None where none of them can be used."""
+    return read_layers([path for path, *_ in layers], arch)
 
 
 def reload() -> None:
@@ -110,7 +112,7 @@ def table_for(problem: GemmProblem, device: DeviceSpec) -> TunedTable | None:
     """The tuned table of ``problem`` on ``device``: the user's rows over the shipped ones. None
     where there is none."""
     layers = layers_for(problem, device.slug)
-    return _table(tuple(layers)) if layers else None
+    return _table(tuple(layers), device.arch) if layers else None
 
 
 def tables_for(problem: GemmProblem, device: DeviceSpec) -> list[TunedTable]:
@@ -125,7 +127,6 @@ def choose(problem: GemmProblem, device: DeviceSpec) -> Choice:
 
     Raises:
         UnsupportedError: no kernel of this package runs it; the message names each one's reason.
-        DataFileError: the tuned table, the calibration or a space is damaged.
     """
     if settings.current().batch_invariant:
         config, note = invariance.config_for(problem, device)

@@ -13,7 +13,7 @@ from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.kernels import SPECS
 from tritongemm.problem import GemmProblem
-from tritongemm.records.spaces import load_spaces
+from tritongemm.records.spaces import usable_spaces
 from tritongemm.selection.columns import Columns
 from tritongemm.selection.model import Model
 from tritongemm.selection.work import class_of
@@ -61,7 +61,7 @@ def forget() -> None:
 
 @functools.lru_cache(maxsize=16)
 def _configs(root: str, operands: str) -> tuple[KernelConfig, ...]:
-    found = {config: None for space in load_spaces().values() if space.kernel in SPECS
+    found = {config: None for space in usable_spaces().values() if space.kernel in SPECS
              for config in space.configs(dtype=operands)}
     return tuple(found)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tritongemm.device import INTERPRETER, DeviceSpec, known_devices
-from tritongemm.records.calibration import Section, find_calibration, read_shipped
+from tritongemm.records.calibration import Section, read_shipped
 
 #: Constants of the calibration's ``memory`` that scale with the device's memory bandwidth. The L2's
 #: does too, since it includes the misses. With all three scaled, the choices of an H200's
@@ -44,10 +44,8 @@ def with_rows_for(device: DeviceSpec, unit: str | None = None) -> DeviceSpec | N
 
 def calibrated(slug: str, unit: str | None) -> bool:
     """Whether the device with that slug has a calibration of its own, of ``unit``."""
-    if unit is None:
-        return find_calibration(slug) is not None
     calibration = read_shipped(slug)
-    return calibration is not None and calibration.section(unit) is not None
+    return calibration is not None and (unit is None or calibration.section(unit) is not None)
 
 
 def _all_sms(device: DeviceSpec) -> int:

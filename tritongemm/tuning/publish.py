@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from tritongemm.baselines.cuda.rungs import CUDA_RUNGS
@@ -100,7 +101,7 @@ def publish(journals: Iterable[str | os.PathLike[str]], *, force: bool = False,
     winners: dict[tuple[Path, tuple], _Winner] = {}
     # By the time of their runs, whatever the order of the files: an id begins with it.
     for winner in sorted((winner for path in journals for winner in _winners(Path(path))),
-                         key=lambda winner: winner.row.run_id):
+                         key=lambda winner: _order(winner.row.run_id)):
         header = winner.header
         table = path_for(winner.problem, header.device, header.op, root)
         # A ladder's table holds one winner a rung, the others one a problem.
@@ -149,7 +150,7 @@ def _why_keep(old: TunedRow, new: TunedRow, beaten: frozenset[KernelConfig]) -> 
         ours, theirs = getattr(old, name), getattr(new, name)
         if ours and theirs and _version(theirs) < _version(ours):
             return f"the new one was made with {name} {theirs}, older than {ours}"
-    later = new.run_id > old.run_id
+    later = _order(new.run_id) > _order(old.run_id)
     if old.config in beaten and later:
         return None
     # Torch's time in the same rounds tells two runs apart from two temperatures of the card, which
@@ -163,6 +164,13 @@ def _why_keep(old: TunedRow, new: TunedRow, beaten: frozenset[KernelConfig]) -> 
     elif new.time_us >= old.time_us:
         return f"the new one is not faster: {new.time_us:.3f} us against {old.time_us:.3f} us"
     return None
+
+
+def _order(run_id: str) -> tuple[bool, str]:
+    """Sorts run ids by the time that they begin with. One of more than a day ahead, from a machine
+    whose clock was wrong, comes before all others: else no run could ever replace its rows."""
+    tomorrow = f"{datetime.now(timezone.utc) + timedelta(days=1):%Y%m%dT%H%M%SZ}"
+    return run_id[:len(tomorrow)] <= tomorrow, run_id
 
 
 def _age(torch: str | None, triton: str | None) -> tuple[tuple[int, ...], tuple[int, ...]]:

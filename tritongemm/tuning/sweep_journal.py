@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
-from tritongemm.errors import UsageError
+from tritongemm.errors import DataFileError, UsageError
 from tritongemm.kernels.revision import kernel_revision
 from tritongemm.problem import GemmProblem
 from tritongemm.records.codec import config_to_json, problem_to_json
@@ -35,8 +35,11 @@ def check_journal(path: str | os.PathLike[str], resume: bool) -> Path:
 
     Raises:
         UsageError: it exists, and ``resume`` is false.
+        DataFileError: it is not a regular file.
     """
     path = Path(path)
+    if path.exists() and not path.is_file():
+        raise DataFileError(path, "is not a regular file; choose another path")
     if not resume and path.exists() and path.stat().st_size > 0:
         raise UsageError(f"{path} exists; use --resume (resume=True) to go on with it, or "
                          "another name")

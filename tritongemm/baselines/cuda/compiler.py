@@ -29,6 +29,7 @@ from tritongemm.errors import (
     missing,
 )
 from tritongemm.records import sealed
+from tritongemm.records.reading import read_text
 
 _log = logging.getLogger(__name__)
 #: Changes when the layout of a stored cubin changes.
@@ -132,9 +133,9 @@ def read_source(path: Path) -> str:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataFileError(path, f"cannot be read as CUDA source: {error}") from error
+        return read_text(path)
+    except DataFileError as error:
+        raise DataFileError(path, f"cannot be read as CUDA source: {error.reason}") from error
 
 
 def _source_text(source: str | Path, name: str) -> tuple[str, str]:
