@@ -137,7 +137,7 @@ def column(values, dtype):
     ("headers.npy", lambda count: column(list(b"[1, 2]"), np.uint8), "list of objects"),
     ("problems.npy", lambda count: column(list(b"[{}, {}, {}]"), np.uint8), "is missing"),
     ("configs.npy", lambda count: column(list(b'[{"kernel": "tiled"'), np.uint8), "not JSON"),
-], ids=str)
+])
 def test_a_damaged_file_is_one_clear_error(one_file, name, content, reason):
     found = arrays(one_file)
     if content is None:
