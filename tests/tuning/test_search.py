@@ -241,6 +241,7 @@ def test_a_sweep_stops_where_no_gain_is_expected_and_a_resume_adds_nothing(tmp_p
     assert again.measured == 0 and again.problems[0].note == "measured before"
 
 
+@pytest.mark.thorough
 def test_a_search_that_was_cut_short_by_the_budget_goes_on_where_it_was(tmp_path):
     cut = searched(tmp_path / "j.jsonl", budget_s=1.5, measurer_arguments={"each_s": 0.1})
     (one,) = cut.problems
