@@ -157,6 +157,17 @@ def test_what_a_program_ran_before_it_failed_is_kept(faked, capsys):
     assert [s.m for s in read_suite("work/suite.csv")] == [64]
 
 
+def test_without_a_gpu_the_program_is_not_even_run(monkeypatch, tmp_path, capsys):
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device here")
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("open('ran', 'w')")
+    assert main(["tune", "train.py"]) == 2
+    assert "no CUDA device" in capsys.readouterr().err
+    assert not Path("ran").exists() and not list(Path().glob("tune-*"))
+
+
 @pytest.mark.parametrize(("arguments", "words"), [
     ([], "name either a program or --suite"), (["--suite", "mine.csv", "x.py"], "name either"),
     (["gone.py"], "no script 'gone.py'"), (["--suite", "gone.csv"], "gone.csv"),
