@@ -100,8 +100,8 @@ def test_it_ends_near_the_best_long_before_everything_is_timed(scale):
 
 def test_a_smaller_gain_times_more():
     configs = space()
-    truth = Truth(configs, 3, 3.0)
-    timed = [follow(Search(configs, truth.predicted, gain=gain), truth.times)
+    truth = Truth(configs, 3, 3.0, slowest=150.0)
+    timed = [follow(Search(configs, truth.predicted, spread=3.0, gain=gain), truth.times)
              for gain in (0.05, 0.01, 0.0005)]
     assert timed[0] <= timed[1] <= timed[2] and timed[0] < timed[2]
 

@@ -77,6 +77,7 @@ def test_a_suite_is_swept_published_compared_and_shown_on_one_page(faked, tmp_pa
     assert row in Path("work/page.md").read_text()
 
 
+@pytest.mark.thorough
 def test_tables_can_go_elsewhere(faked, tmp_path, capsys):
     Path("mine.csv").write_text("\n".join(SUITE.splitlines()[:2]) + "\n")
     assert main(["tune", "--suite", "mine.csv", "--to", "there", "--plain",
