@@ -1,6 +1,6 @@
 """Replays the sweep's search over full journals: predict, take a batch, reveal its times, go on.
 
-    python perf/search_replay.py CACHE.gz --out perf/results/nvidia-h200/search-replay.csv
+    python perf/search_replay.py CACHE.gz --out search-replay.csv
 
 Needs no GPU: journals of whole spaces hold the time of every config that a search could ask for.
 Each problem is replayed with two sets of predictions:

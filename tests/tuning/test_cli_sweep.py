@@ -56,6 +56,21 @@ def test_a_suite_file_and_kernels_and_a_random_subset(faked, tmp_path, capsys):
     assert kernels == {"tiled"}
 
 
+def test_the_way_of_searching_and_the_gain_are_passed_on(faked, monkeypatch):
+    asked = []
+
+    def sweep(problems, journal, **options):
+        asked.append((options["search"], options["subset"], options["gain"]))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(door, "sweep", sweep)
+    for words in ([], ["--search", "full"], ["--search", "random"],
+                  ["--search", "random", "--random", "7"], ["--gain", "2.5"]):
+        assert main(["sweep", *SHAPE, *words]) == 130
+    assert asked == [(None, None, 0.01), ("full", None, 0.01), ("random", door.RANDOM, 0.01),
+                     ("random", 7, 0.01), (None, None, 0.025)]
+
+
 def test_what_is_not_said_is_what_the_door_takes():
     parser = argparse.ArgumentParser()
     add_arguments(parser)
@@ -63,6 +78,7 @@ def test_what_is_not_said_is_what_the_door_takes():
     for ours, theirs in (("timeout", "per_config_timeout_s"), ("finalists", "finalists"),
                          ("compile_timeout", "compile_timeout_s"), ("seed", "seed")):
         assert getattr(said, ours) == door_takes[theirs].default
+    assert said.gain / 100 == door_takes["gain"].default and said.search is None
 
 
 def test_rows_that_the_model_expects_more_of_come_first_and_those_without_a_row_last(
@@ -111,6 +127,9 @@ def test_resume_goes_on_and_says_what_was_taken_over(faked, capsys):
     ([*SHAPE, "--devices", "one"], "one"), ([], "no problems named"),
     ([*SHAPE, "--expected", "-1"], "--expected -1.0 is not a positive factor"),
     ([*SHAPE, "--rungs", "all", "--expected", "1.02"], "exclude each other"),
+    ([*SHAPE, "--rungs", "all", "--search", "model"], "no model knows rungs"),
+    ([*SHAPE, "--gain", "0"], "--gain 0"), ([*SHAPE, "--gain", "100"], "--gain 100"),
+    ([*SHAPE, "--search", "model", "--random", "3"], "drawn at random are all measured"),
 ])
 def test_a_wrong_argument_is_named_and_nothing_is_left(faked, tmp_path, capsys, arguments, words):
     assert main(["sweep", *arguments]) == 2

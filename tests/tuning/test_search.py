@@ -100,8 +100,8 @@ def test_it_ends_near_the_best_long_before_everything_is_timed(scale):
 
 def test_a_smaller_gain_times_more():
     configs = space()
-    truth = Truth(configs, 3, 3.0)
-    timed = [follow(Search(configs, truth.predicted, gain=gain), truth.times)
+    truth = Truth(configs, 3, 3.0, slowest=150.0)
+    timed = [follow(Search(configs, truth.predicted, spread=3.0, gain=gain), truth.times)
              for gain in (0.05, 0.01, 0.0005)]
     assert timed[0] <= timed[1] <= timed[2] and timed[0] < timed[2]
 
@@ -241,6 +241,7 @@ def test_a_sweep_stops_where_no_gain_is_expected_and_a_resume_adds_nothing(tmp_p
     assert again.measured == 0 and again.problems[0].note == "measured before"
 
 
+@pytest.mark.thorough
 def test_a_search_that_was_cut_short_by_the_budget_goes_on_where_it_was(tmp_path):
     cut = searched(tmp_path / "j.jsonl", budget_s=1.5, measurer_arguments={"each_s": 0.1})
     (one,) = cut.problems

@@ -28,6 +28,7 @@ from tritongemm.errors import UsageError
 from tritongemm.problem import PRECISIONS
 
 if TYPE_CHECKING:
+    from tritongemm.device import DeviceSpec
     from tritongemm.records.suites import Shape
     from tritongemm.tuning.gains import Gain, Product
 
@@ -97,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> Path:
-    """The folder to work in, made; nothing is made where an argument is bad."""
+    """The folder to work in; nothing is made yet."""
     from tritongemm.records.run import new_run_id
 
     if args.resume:
@@ -123,14 +124,17 @@ def _check(args: argparse.Namespace) -> Path:
         check_file(args.out)
     if args.suite:
         _suite_shapes(args.suite)  # refused before anything is made
-    folder.mkdir(parents=True, exist_ok=True)
     return folder.absolute()
 
 
 def _tune(args: argparse.Namespace, folder: Path) -> int:
+    from tritongemm.device import cuda_device
     from tritongemm.records.suites import read_suite, write_suite
     from tritongemm.tuning.gains import products_of
 
+    devices = None if args.devices == "all" else integers(args.devices, "devices")
+    device = cuda_device(devices[0] if devices else 0)  # before the program is run for nothing
+    folder.mkdir(parents=True, exist_ok=True)
     suite = folder / "suite.csv"
     if args.suite and not args.resume:
         write_suite(suite, _suite_shapes(args.suite))
@@ -148,7 +152,7 @@ def _tune(args: argparse.Namespace, folder: Path) -> int:
     if not products:
         print(f"{suite} holds no product with work to do; nothing was changed")
         return 1
-    gains, lines = _measure(args, folder, products)
+    gains, lines = _measure(args, folder, products, devices, device)
     return _present(args, folder, products, gains, lines)
 
 
@@ -172,11 +176,10 @@ def _record(args: argparse.Namespace, suite: Path) -> int:
         raise
 
 
-def _measure(args: argparse.Namespace, folder: Path, products: Sequence[Product]
-             ) -> tuple[list[Gain], list[str]]:
+def _measure(args: argparse.Namespace, folder: Path, products: Sequence[Product],
+             devices: tuple[int, ...] | None, device: DeviceSpec) -> tuple[list[Gain], list[str]]:
     """Sweeps, compares and publishes; the gains, and lines on what was done."""
     from tritongemm import selection
-    from tritongemm.device import cuda_device
     from tritongemm.tuning import sweep as sweeping
     from tritongemm.tuning.gains import (
         Pairs,
@@ -188,11 +191,9 @@ def _measure(args: argparse.Namespace, folder: Path, products: Sequence[Product]
     )
     from tritongemm.tuning.publish import publish
 
-    devices = None if args.devices == "all" else integers(args.devices, "devices")
     kept, journal, second = (folder / name for name in ("before.json", "sweep.jsonl",
                                                         "compare.jsonl"))
     problems = [product.problem for product in products]
-    device = cuda_device(devices[0] if devices else 0)
     if not kept.exists():
         write_choices(kept, choices(problems, device))
     before = read_choices(kept)
