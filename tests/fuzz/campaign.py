@@ -6,7 +6,10 @@ import multiprocessing
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -92,11 +95,28 @@ def campaign(plan: Plan, processes: int) -> Result:
     """Runs ``plan`` in so many processes."""
     if processes == 1:
         return work(plan, 0)
-    total = Result()
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        for result in pool.starmap(work, [(plan, i) for i in range(processes)]):
-            total.add(result)
+    total, context = Result(), multiprocessing.get_context("spawn")
+    seeds = context.Array("q", processes, lock=False)
+    with ProcessPoolExecutor(processes, context, _share, (seeds,)) as pool:
+        shares = [pool.submit(work, plan, i) for i in range(processes)]
+        for share in shares:
+            try:
+                total.add(share.result())
+            except BrokenProcessPool:  # a crash ends them all, and each was at one of these
+                total.counts["process", "died", "wrong"] += 1
+                total.failures = [(seed, "a process died at this seed or beside it",
+                                   repr(case_of(seed, plan.sizes))) for seed in seeds]
+                break
     return total
+
+
+#: The seed that each process is at.
+_seeds: Any = None
+
+
+def _share(seeds: Any) -> None:
+    global _seeds
+    _seeds = seeds
 
 
 def work(plan: Plan, number: int) -> Result:
@@ -108,6 +128,8 @@ def work(plan: Plan, number: int) -> Result:
     seed = plan.seed + number * SEEDS_A_PROCESS
     while time.monotonic() - begun < plan.seconds and len(result.failures) < plan.stop and (
             plan.most is None or result.total < plan.most):
+        if _seeds is not None:
+            _seeds[number] = seed
         case = case_of(seed, plan.sizes)
         outcome = attempt(case, plan)
         result.counts[case.function, case.dtype, outcome.kind] += 1

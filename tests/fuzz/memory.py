@@ -7,12 +7,14 @@ Around an operand everything is NaN, so that a read outside it is seen in the re
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterator, Sequence
 
 import torch
 
 from tritongemm.formats import FORMATS
+from tritongemm.ops import plan
 
 from .case import View
 
@@ -56,27 +58,10 @@ class World:
 
     def __init__(self, views: Sequence[View], dtype: str, seed: int, device: torch.device,
                  out: View | None = None) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        everything = [*views, *(() if out is None else (out,))]
+        everything = (*views, *(() if out is None else (out,)))
         homes = [i if v.shares < 0 else v.shares for i, v in enumerate(everything)]
-        flats: dict[int, torch.Tensor] = {}
-        for home in dict.fromkeys(homes):
-            size = max(span(v) for v, h in zip(everything, homes) if h == home)
-            flats[home] = torch.full((size + 2 * GUARD,), math.nan, dtype=torch.float32)
-            if everything[home] is out:
-                # Values of others, not poison. The operands' do not depend on them.
-                flats[home].normal_(generator=torch.Generator().manual_seed(seed))
-        for view, home in zip(everything, homes):
-            at = places(view)
-            if view is out:
-                if view.shares < 0:
-                    flats[home][at] = math.nan
-                continue
-            flats[home][at] = torch.randn(len(at), generator=generator)
-            for index, value in view.special:
-                flats[home][at[index % len(at)]] = value
-        kinds = {home: dtype_of(everything[home].dtype or dtype) for home in flats}
-        self._flats = {home: _as(flat, kinds[home]).to(device) for home, flat in flats.items()}
+        drawn = _drawn(tuple(views), out, dtype, seed)
+        self._flats = {home: flat.to(device, copy=True) for home, flat in drawn.items()}
         self._before = {home: bits(flat).clone() for home, flat in self._flats.items()}
         tensors = [self._flats[home].as_strided(v.shape, v.stride, GUARD + v.offset)
                    for v, home in zip(everything, homes)]
@@ -104,6 +89,33 @@ class World:
         return "; ".join(faults)
 
 
+@functools.lru_cache(maxsize=2)
+def _drawn(views: tuple[View, ...], out: View | None, dtype: str,
+           seed: int) -> dict[int, torch.Tensor]:
+    """The memory of a world by the place of the view that it belongs to, kept for the next world
+    of the same case. What is drawn for operands does not depend on ``out``."""
+    generator = torch.Generator().manual_seed(seed)
+    everything = (*views, *(() if out is None else (out,)))
+    homes = [i if v.shares < 0 else v.shares for i, v in enumerate(everything)]
+    flats: dict[int, torch.Tensor] = {}
+    for home in dict.fromkeys(homes):
+        size = max(span(v) for v, h in zip(everything, homes) if h == home)
+        flats[home] = torch.full((size + 2 * GUARD,), math.nan, dtype=torch.float32)
+        if everything[home] is out:  # around it lie values of others, not poison
+            flats[home].normal_(generator=torch.Generator().manual_seed(seed))
+    for view, home in zip(everything, homes):
+        at = places(view)
+        if view is out:
+            if view.shares < 0:
+                flats[home][at] = math.nan
+            continue
+        flats[home][at] = torch.randn(len(at), generator=generator)
+        for index, value in view.special:
+            flats[home][at[index % len(at)]] = value
+    return {home: _as(flat, dtype_of(everything[home].dtype or dtype))
+            for home, flat in flats.items()}
+
+
 def _as(flat: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if dtype.is_floating_point or dtype.is_complex:
         return flat.to(dtype)
@@ -115,11 +127,13 @@ class Fresh:
 
     def __init__(self) -> None:
         self._made: list[tuple[torch.Tensor, torch.Tensor, int]] = []
+        self._scratch: list[tuple[torch.Tensor, int]] = []
 
     @contextlib.contextmanager
     def guarding(self) -> Iterator[None]:
-        """``torch.empty_strided`` guards what it makes, and poisons it."""
-        real = torch.empty_strided
+        """``torch.empty_strided`` guards what it makes, and poisons it; so does the scratch of
+        plans on a GPU."""
+        real, real_scratch = torch.empty_strided, plan._scratch
 
         def empty_strided(size, stride, *, dtype=None, device=None, **more):
             if more or dtype is None or dtype.itemsize not in _BITS:
@@ -131,11 +145,18 @@ class Fresh:
             made = torch.empty(0, dtype=dtype, device=device)
             return made.set_(flat.untyped_storage(), GUARD, size, stride)
 
-        torch.empty_strided = empty_strided
+        def scratch(size: int, index: int) -> torch.Tensor:
+            # Whole lines before it: scratch is as aligned as torch's allocator makes it.
+            flat = torch.full((size + 8 * GUARD,), 0xFF, dtype=torch.uint8,
+                              device=torch.device("cuda", index))
+            self._scratch.append((flat, size))
+            return flat[4 * GUARD:]
+
+        torch.empty_strided, plan._scratch = empty_strided, scratch
         try:
             yield
         finally:
-            torch.empty_strided = real
+            torch.empty_strided, plan._scratch = real, real_scratch
 
     def changed(self) -> str:
         """Which of them were written outside; empty: none."""
@@ -145,4 +166,8 @@ class Fresh:
             if count := int(differs.sum()):
                 return (f"{count} elements around a fresh result of {length} were written, the "
                         f"first at {int(differs.nonzero()[0]) - GUARD}")
+        for flat, size in self._scratch:
+            if not (bool((flat[:4 * GUARD] == 0xFF).all())
+                    and bool((flat[4 * GUARD + size:] == 0xFF).all())):
+                return f"bytes around scratch of {size} were written"
         return ""
