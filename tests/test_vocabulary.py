@@ -225,6 +225,11 @@ def test_ids_are_short_and_readable():
     assert KernelConfig("tiled", 16, 32, 64, split_k=4).config_id.endswith("_w4_s2_g8_k4")
 
 
+def test_a_parameter_may_be_at_either_end_of_its_range():
+    config = KernelConfig("tiled", 65536, 1, 1, num_warps=1, dependent_launch=0, swap_ab=65536)
+    assert (config.block_m, config.block_n, config.swap_ab) == (65536, 1, 65536)
+
+
 @pytest.mark.parametrize(("values", "says"), [
     ({"block_m": 0}, "block_m=0 is outside 1 to 65536"), ({"block_m": 65537}, "outside 1 to"),
     ({"num_warps": -4}, "num_warps=-4"), ({"num_stages": 2.0}, "num_stages=2.0 is not an int"),

@@ -27,30 +27,45 @@ from tritongemm.records.spaces import load_spaces
 from tritongemm.selection import Choice
 from tritongemm.workers.builder import Builder
 
-#: Configs of a kernel that a GPU run draws from, and tries until one is legal.
-_A_KERNEL, _TRIES = 16, 60
+#: Configs of a kernel that a GPU run and the interpreter draw from, and draws that may find them.
+_A_KERNEL, _INTERPRETED, _DRAWS = 16, 400, 4000
+#: Draws until one is legal for a problem.
+_TRIES = 60
 #: Draws, where only what was built first may run, until one was.
 _TRIES_BUILT = 12
 #: Tiles beside those of the spaces, for the interpreter's small problems.
 _SMALL = {"block_m": (16, 32, 64), "block_n": (16, 32, 64), "block_k": (16, 32, 64),
           "split_k": (1, 1, 2, 3, 5)}
 
+#: Problems that a GPU's configs are legal for.
+_SAMPLES = tuple(GemmProblem.contiguous(m, 1024, 1024, layout="nt", dtype=dtype,
+                                        precision=precision)
+                 for m in (4, 24, 1024) for dtype, precision in (
+                     ("bf16", "ieee"), ("fp32", "ieee"), ("fp32", "fp16x3")))
+
 
 @functools.cache
-def palette(kernel: str, interpreted: bool) -> tuple[KernelConfig, ...]:
-    """Configs of a kernel, drawn once from the axes of its space."""
-    space = load_spaces()[kernel]
-    axes = dict(space.axes)
-    count = _A_KERNEL
-    if interpreted:
-        count = 400
-        if kernel != "gemv":
-            axes = {name: _SMALL.get(name, values) for name, values in axes.items()}
-        axes = {name: tuple(v for v in values if v <= 128) for name, values in axes.items()}
+def palette(kernel: str, device: DeviceSpec) -> tuple[KernelConfig, ...]:
+    """Configs of a kernel, drawn once from its space: for the interpreter many with small tiles,
+    for a GPU a few, each legal for one of :data:`_SAMPLES`."""
     rng = random.Random(kernel)
-    return tuple(KernelConfig(kernel, **{name: rng.choice(values)
-                                         for name, values in axes.items()})
-                 for _ in range(count))
+    products = load_spaces()[kernel].products
+    interpreted = device.slug == INTERPRETER
+    found: list[KernelConfig] = []
+    for _ in range(_DRAWS):
+        axes = dict(rng.choice(products).axes)
+        if interpreted:
+            if kernel != "gemv":
+                axes = {name: _SMALL.get(name, values) for name, values in axes.items()}
+            axes = {name: tuple(v for v in values if v <= 128) for name, values in axes.items()}
+            if not all(axes.values()):
+                continue
+        config = KernelConfig(kernel, **{name: rng.choice(v) for name, v in axes.items()})
+        if interpreted or any(legal(problem, config, device) for problem in _SAMPLES):
+            found.append(config)
+        if len(found) == (_INTERPRETED if interpreted else _A_KERNEL):
+            break
+    return tuple(found)
 
 
 def legal(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> bool:
@@ -64,10 +79,10 @@ def legal(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> boo
 
 def drawn(problem: GemmProblem, device: DeviceSpec, rng: random.Random) -> KernelConfig | None:
     """A legal config, or None where none was found."""
-    interpreted = device.slug == INTERPRETER
-    kernels = [name for name, spec in SPECS.items() if spec.supports(problem, device) is None]
+    kernels = [name for name, spec in SPECS.items()
+               if spec.supports(problem, device) is None and palette(name, device)]
     for _ in range(_TRIES if kernels else 0):
-        config = rng.choice(palette(rng.choice(kernels), interpreted))
+        config = rng.choice(palette(rng.choice(kernels), device))
         if legal(problem, config, device):
             return config
     return None
