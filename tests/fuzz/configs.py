@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from tritongemm import settings
 from tritongemm.config import KernelConfig
 from tritongemm.device import INTERPRETER, DeviceSpec
 from tritongemm.errors import ConstraintError, UnsupportedError
@@ -122,6 +123,8 @@ class Choices:
 
     def choose(self, problem: GemmProblem, device: DeviceSpec) -> Choice:
         """As ``selection.choose``."""
+        if settings.current().batch_invariant:  # one config for every M: the mode's own
+            return self._choose(problem, device)
         config = self._configs
         if isinstance(config, int):
             config = self._draw(problem, device)
