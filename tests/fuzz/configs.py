@@ -105,7 +105,7 @@ class Choices:
     def __init__(self, configs: int | KernelConfig | None, built: frozenset[str] | None = None,
                  recorded: dict | None = None, host_only: bool = False) -> None:
         self._configs, self._built, self._recorded = configs, built, recorded
-        self._host_only = host_only
+        self.host_only = host_only
         self._rng = random.Random(configs if isinstance(configs, int) else 0)
         self._choose, self._make = plans.choose, plans.make_plan
         self.made: list[tuple[GemmProblem, KernelConfig]] = []
@@ -149,7 +149,7 @@ class Choices:
             key = build_key(problem, config, device, geometry)
             self._recorded.setdefault(key, (problem, config, geometry))
             plan = NoPlan()
-        elif self._host_only:
+        elif self.host_only:
             plan = TorchPlan(problem)
         elif self._built is None or self._built.issuperset(
                 build_key(problem, config, device, geometry).split()):

@@ -96,7 +96,8 @@ def _run(case: Case, device: torch.device, choices: Choices) -> bool:
         ours.may_be_written(0)
     _memory(case, ours, fresh)
     _values(case, device, found, expected)
-    if case.mode == "batch_invariant" and case.function in ("mm", "linear") and choices.made:
+    if (case.mode == "batch_invariant" and case.function in ("mm", "linear") and choices.made
+            and not any(case.gradients) and not choices.host_only):
         _rows(case, choices, device, found[0])
     return False
 
