@@ -210,9 +210,24 @@ def test_equal_ids_are_equal_configs(one, other):
     assert one.config_id.replace("_", "").isalnum()
 
 
+@given(CONFIGS)
+def test_an_id_names_the_tile_the_pipeline_and_what_is_not_default(config):
+    tile, *words = config.config_id.removeprefix(config.kernel + "_").split("_")
+    assert tile == f"{config.block_m}x{config.block_n}x{config.block_k}"
+    others = [name for name in config.to_json() if not name.startswith("block_")
+              and name not in ("num_warps", "num_stages", "group_m")]
+    assert len(words) == 3 + len(others)
+    assert words[:3] == [f"w{config.num_warps}", f"s{config.num_stages}", f"g{config.group_m}"]
+
+
 def test_ids_are_short_and_readable():
     assert KernelConfig("tiled", 128, 256, 64, 8, 3).config_id == "tiled_128x256x64_w8_s3_g8"
     assert KernelConfig("tiled", 16, 32, 64, split_k=4).config_id.endswith("_w4_s2_g8_k4")
+
+
+def test_a_parameter_may_be_at_either_end_of_its_range():
+    config = KernelConfig("tiled", 65536, 1, 1, num_warps=1, dependent_launch=0, swap_ab=65536)
+    assert (config.block_m, config.block_n, config.swap_ab) == (65536, 1, 65536)
 
 
 @pytest.mark.parametrize(("values", "says"), [

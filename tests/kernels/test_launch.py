@@ -430,3 +430,20 @@ def test_factors_lie_as_those_of_torch_do(words, batch, expected):
     problem = GemmProblem.contiguous(64, 96, 384, batch=batch, **words)
     found = dict(Geometry.contiguous(problem).others)
     assert {name: view.strides for name, view in found.items()} == expected
+
+
+@pytest.mark.parametrize(("value", "expected"), [(2**31 - 1, "i32"), (2**31, "i64")])
+def test_a_scalar_has_64_bits_from_where_it_does_not_fit_32(value, expected):
+    assert Scalar("M", value).type == expected
+
+
+@pytest.mark.parametrize("config", [
+    KernelConfig("tiled", 16, 64, 64), KernelConfig("gemv", 2, 64, 8, num_warps=1, num_stages=1)],
+    ids=str)
+def test_offsets_have_64_bits_from_where_they_do_not_fit_32(config):
+    problem = GemmProblem.contiguous(2, 64, 64)
+    for furthest in (2**31 - 1, 2**31):
+        geometry = replace(Geometry.contiguous(problem), am=furthest - 63)
+        assert geometry.max_offset(problem) == furthest
+        constants = dict(launches_of(problem, config, H200, geometry)[0].constants)
+        assert constants["INDEX64"] == (furthest >= 2**31)

@@ -376,3 +376,11 @@ def test_transforms_of_the_public_functions(plans):
         close(gradient(samples, b), b.sum(1).expand(2, 5, 7))
     wide = a.double(), b.double()
     close(torch.func.jvp(tg.matmul, wide, wide), torch.func.jvp(torch.matmul, wide, wide))
+
+
+def test_a_vector_is_refused_as_the_matrix_of_a_sum_also_where_it_needs_a_gradient():
+    d, a, b = (randn(*shape, dtype=torch.float32) for shape in ((3,), (7,), (7, 3)))
+    with pytest.raises(RuntimeError, match="must be a matrix"):
+        tg.addmm(d, a, b)
+    with pytest.raises(UnsupportedError, match="ranks are 1 and 2"):
+        tg.addmm(d, a, b, strict=True)

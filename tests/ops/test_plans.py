@@ -68,6 +68,7 @@ def test_any_number_of_shapes_stays_within_the_bound(plans):
         for m in range(1, 40):
             call(m)
             assert len(kept.plans) <= 5 and len(execute.MATMUL.hits) <= 5
+            assert len(kept.plans) == min(m, 5)  # and all of it is used
 
 
 def test_cleared_plans_are_made_again(plans):

@@ -103,7 +103,8 @@ def test_an_input_broadcasts_with_strides_of_0(shape_a, shape_d):
     (torch.empty(2, 3, 4, 7), torch.empty(2, 3, 7, 5), 6, 4, 1),
     (torch.empty(4, 7), torch.empty(6, 7, 5), 6, 4, 1),
     (torch.empty(6, 1, 4, 7), torch.empty(3, 7, 5), 4, 6, 3),
-    (torch.empty(2, 1, 4, 7), torch.empty(3, 7, 5), 3, 4, 2)],
+    (torch.empty(2, 1, 4, 7), torch.empty(3, 7, 5), 3, 4, 2),
+    (torch.empty(8, 1, 12, 7), torch.empty(MAX_PARTS, 7, 5), 8, 12, MAX_PARTS)],
     ids=lambda v: str(tuple(v.stride())) if isinstance(v, torch.Tensor) else "")
 def test_a_batch_becomes_rows_then_a_batch_then_launches(a, b, batch, m, parts):
     form = form_of(read(a), read(b))

@@ -20,6 +20,17 @@ def test_a_write_replaces_the_file_and_leaves_no_other(tmp_path):
     assert [p.name for p in path.parent.iterdir()] == ["table.json"]
 
 
+def test_the_file_is_flushed_before_it_gets_its_name_and_the_folder_after(tmp_path, monkeypatch):
+    steps, fsync, replace = [], os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (
+        steps.append(os.readlink(f"/proc/self/fd/{descriptor}")), fsync(descriptor)))
+    monkeypatch.setattr(os, "replace", lambda a, b: (steps.append("rename"), replace(a, b)))
+    write_atomic(tmp_path / "a", "new")
+    file, rename, folder = steps
+    assert (rename, folder) == ("rename", str(tmp_path))
+    assert file.startswith(str(tmp_path / ""))
+
+
 def test_bytes_are_written_as_they_are(tmp_path):
     write_atomic(tmp_path / "cubin", b"\x7fELF\0")
     assert (tmp_path / "cubin").read_bytes() == b"\x7fELF\0"

@@ -68,6 +68,14 @@ def test_the_interval_of_the_change_is_the_unfavourable_quotient(judge):
     assert change.high == pytest.approx(1.5 * 1.1 / 0.9)
 
 
+def test_the_interval_of_a_change_of_time_is_the_unfavourable_quotient(judge):
+    old = make_row(time_us=10.0, time_us_p20=9.0, time_us_p80=14.0)
+    new = make_row(time_us=5.0, time_us_p20=4.0, time_us_p80=6.0)
+    (change,) = judge([old], [new], by="time").changes
+    assert change.change == pytest.approx(10 / 5)
+    assert change.low == pytest.approx(9 / 6) and change.high == pytest.approx(14 / 4)
+
+
 @pytest.mark.parametrize("before, after, expected, status", [
     ("ok", "wrong", "BROKEN", 1), ("compile", "ok", "MENDED", 0), ("oom", "timeout", "FAILED", 0)])
 def test_a_change_of_status_is_a_verdict_of_its_own(judge, before, after, expected, status):

@@ -11,6 +11,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from tritongemm import settings
+from tritongemm.config import KernelConfig
 from tritongemm.device import device_named, representative
 from tritongemm.errors import DataFileError, UsageError
 from tritongemm.kernels import SPECS, violation
@@ -20,7 +21,7 @@ from tritongemm.records.spaces import read_space
 from tritongemm.selection import choose
 from tritongemm.selection.model import model_for
 from tritongemm.tuning import candidates
-from tritongemm.tuning.candidates import KernelPlanner
+from tritongemm.tuning.candidates import KernelPlanner, Planner
 
 H200 = device_named("nvidia-h200")
 LARGE = GemmProblem.contiguous(2048, 2048, 2048)
@@ -61,6 +62,26 @@ def test_the_present_choice_is_measured_where_the_space_has_it_no_more(tmp_path,
     path.write_text(json.dumps({"schema_version": 1, "kernel": present.kernel, "axes": axes}))
     monkeypatch.setattr(candidates, "load_space", lambda kernel: read_space(path))
     assert set(KernelPlanner([present.kernel])(LARGE, H200).configs) == {present, other}
+
+
+def test_what_is_in_use_and_not_in_the_spaces_hides_none_that_was_left_out():
+    configs = [KernelConfig("tiled", 16 * n, 64, 64) for n in range(1, 6)]
+
+    class Listed(Planner):
+        space_hash = ""
+
+        def legal(self, problem, device, report):
+            return configs[:4]
+
+        def by_promise(self, problem, device, configs):
+            return configs
+
+        def in_use(self, problem, device):
+            return configs[4:]
+
+    found = Listed(top=2)(LARGE, H200)
+    assert found.configs == (configs[4], *configs[:2])
+    assert (found.report.kept, found.report.not_chosen) == (3, 2)
 
 
 def test_a_random_subset_is_the_same_for_a_seed_and_differs_between_seeds():

@@ -54,6 +54,8 @@ def fused(op: Op, d: Tensor, a: Tensor, b: Tensor, beta: float = 1.0,
     if a.dim() == 1:
         if not op.rule.insisting:
             return _VECTOR
+        if op.rule.ranks is not None:
+            return Declined(f"ranks are 1 and {b.dim()}")
         result = fused(op, d, a[None], b, beta, alpha)
         return result if isinstance(result, Declined) else result[0]
     if not _transformed():

@@ -1,0 +1,228 @@
+"""Many cases until the time is over, in several processes, and the table of what became of them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from .case import Case, View
+from .configs import build_first, simpler
+from .generate import LARGE, SMALL, Sizes, case_of
+from .interpreter import round_to_nearest
+from .judge import Outcome, record, run, with_configs
+
+#: Seeds of one process; those of the next begin behind them.
+SEEDS_A_PROCESS = 1_000_000
+#: Wrong cases that one process reports in full, and runs that simplifying one may take.
+_MOST_FAILURES, _SIMPLER_RUNS = 20, 60
+#: Seeds that are looked at for binaries to build, for each one that may be built.
+_LOOKED_AT = 10
+
+
+@dataclass
+class Result:
+    """Counts by (function, dtype, outcome), and the wrong cases: (seed, message, repr)."""
+
+    counts: Counter = field(default_factory=Counter)
+    failures: list[tuple[int, str, str]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def add(self, other: Result) -> None:
+        """Adds another process's."""
+        self.counts += other.counts
+        self.failures += other.failures
+        self.seconds = max(self.seconds, other.seconds)
+
+    @property
+    def total(self) -> int:
+        """Cases that ran."""
+        return sum(self.counts.values())
+
+    def to_json(self) -> dict[str, object]:
+        """For ``--out``."""
+        return {"cases": self.total, "seconds": round(self.seconds, 1),
+                "counts": [{"function": f, "dtype": d, "outcome": o, "cases": n}
+                           for (f, d, o), n in sorted(self.counts.items())],
+                "failures": [{"seed": s, "message": m, "case": c} for s, m, c in self.failures]}
+
+    def table(self) -> str:
+        """By function and by dtype: one row each, outcomes as columns."""
+        outcomes = ("kernel", "torch", "raises", "wrong")
+        lines = [f"{'':<12}" + "".join(f"{o:>9}" for o in outcomes)]
+        for place in (0, 1):
+            for name in sorted({key[place] for key in self.counts}):
+                lines.append(f"{name:<12}" + "".join(
+                    f"{sum(n for k, n in self.counts.items() if k[place] == name and k[2] == o):>9}"
+                    for o in outcomes))
+        lines.append(f"{'all':<12}" + "".join(
+            f"{sum(n for k, n in self.counts.items() if k[2] == o):>9}" for o in outcomes))
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What each process needs: its first seed is ``seed`` plus its number times a million."""
+
+    seed: int
+    seconds: float
+    cuda: bool
+    host_only: bool = False
+    built: frozenset[str] | None = None
+    stop: int = _MOST_FAILURES
+    most: int | None = None
+    as_found: bool = False
+
+    @property
+    def sizes(self) -> Sizes:
+        """Of the cases."""
+        return LARGE if self.cuda else SMALL
+
+    @property
+    def device(self) -> torch.device:
+        """Where they run."""
+        return torch.device("cuda" if self.cuda else "cpu")
+
+
+def campaign(plan: Plan, processes: int) -> Result:
+    """Runs ``plan`` in so many processes."""
+    if processes == 1:
+        return work(plan, 0)
+    total, context = Result(), multiprocessing.get_context("spawn")
+    seeds = context.Array("q", processes, lock=False)
+    with ProcessPoolExecutor(processes, context, _share, (seeds,)) as pool:
+        shares = [pool.submit(work, plan, i) for i in range(processes)]
+        for share in shares:
+            try:
+                total.add(share.result())
+            except BrokenProcessPool:  # a crash ends them all, and each was at one of these
+                total.counts["process", "died", "wrong"] += 1
+                total.failures = [(seed, "a process died at this seed or beside it",
+                                   repr(case_of(seed, plan.sizes))) for seed in seeds]
+                break
+    return total
+
+
+#: The seed that each process is at.
+_seeds: Any = None
+
+
+def _share(seeds: Any) -> None:
+    global _seeds
+    _seeds = seeds
+
+
+def work(plan: Plan, number: int) -> Result:
+    """One process's share."""
+    torch.set_num_threads(1)
+    if not plan.cuda:
+        round_to_nearest()
+    result, begun = Result(), time.monotonic()
+    seed = plan.seed + number * SEEDS_A_PROCESS
+    while time.monotonic() - begun < plan.seconds and len(result.failures) < plan.stop and (
+            plan.most is None or result.total < plan.most):
+        if _seeds is not None:
+            _seeds[number] = seed
+        case = case_of(seed, plan.sizes)
+        outcome = attempt(case, plan)
+        result.counts[case.function, case.dtype, outcome.kind] += 1
+        if outcome.kind == "wrong":
+            small, message = (case, outcome.message) if plan.as_found else simplified(
+                case, outcome, lambda c: attempt(c, plan))
+            result.failures.append((seed, message, repr(small)))
+        seed += 1
+    result.seconds = time.monotonic() - begun
+    return result
+
+
+def attempt(case: Case, plan: Plan) -> Outcome:
+    """Runs a case; an error of the fuzzer itself is an outcome too, so that it is seen."""
+    try:
+        return run(case, plan.device, plan.built, plan.host_only)
+    except torch.OutOfMemoryError:
+        return Outcome("torch", "no memory")
+    except Exception as error:
+        return Outcome("wrong", f"the fuzzer: {type(error).__name__}: {error}")
+
+
+def prepare(plan: Plan, binaries: int, processes: int) -> Plan:
+    """The plan with at most so many binaries, built before the time starts.
+
+    The cases of the first seeds of every process say which are wanted; a case that needs another
+    binary later runs on torch and counts as such.
+    """
+    from tritongemm.device import current_device
+
+    wanted: dict = {}
+    keys: set[str] = set()
+    for i in range(_LOOKED_AT * binaries):
+        seed = plan.seed + i % processes * SEEDS_A_PROCESS + i // processes
+        one: dict = {}
+        record(case_of(seed, plan.sizes), plan.device, one)
+        more = keys.union(*(key.split() for key in one)) if one else keys
+        if len(more) > binaries:
+            break
+        keys, wanted = set(more), {**wanted, **one}
+    return replace(plan, built=build_first(wanted, current_device(), processes))
+
+
+def simplified(case: Case, outcome: Outcome,
+               attempt: Callable[[Case], Outcome]) -> tuple[Case, str]:
+    """The simplest case found that is wrong still, and its message."""
+    best, message, left = case, outcome.message, _SIMPLER_RUNS
+    tried: set[str] = {repr(case)}
+    again = True
+    while again:
+        again = False
+        for other in [*with_configs(best, outcome), *_simpler(best)]:
+            if repr(other) in tried:
+                continue
+            tried.add(repr(other))
+            if left == 0:
+                return best, message
+            left -= 1
+            found = attempt(other)
+            if found.kind == "wrong" and not found.message.startswith("the fuzzer"):
+                best, message, outcome, again = other, found.message, found, True
+                break
+    return best, message
+
+
+def _simpler(case: Case) -> Iterable[Case]:
+    """The case with one thing each left out."""
+    plain = Case(case.function, case.operands)
+    for name in ("mode", "warm", "configs", "gradients", "alpha", "beta", "activation", "precision",
+                 "dtype"):
+        value = getattr(plain, name)
+        if getattr(case, name) != value and not (name == "configs" and not isinstance(
+                case.configs, int)):
+            yield replace(case, **{name: value})
+    if case.override and not case.function.endswith("_") and case.function != "@":
+        yield replace(case, override=False)
+    if case.out is not None:
+        yield replace(case, out=None)
+        if case.out.shares < 0:
+            yield replace(case, out=_contiguous(case.out))
+    for i, view in enumerate(case.operands):
+        for other in (replace(view, special=()), replace(view, shares=-1, offset=0),
+                      replace(_contiguous(view), special=view.special)):
+            if other != view:
+                yield replace(case, operands=(*case.operands[:i], other, *case.operands[i + 1:]))
+    if not isinstance(case.configs, int) and case.configs is not None:
+        for config in simpler(case.configs):
+            yield replace(case, configs=config)
+
+
+def _contiguous(view: View) -> View:
+    strides, size = [], 1
+    for extent in reversed(view.shape):
+        strides.insert(0, size)
+        size *= max(extent, 1)
+    return replace(view, stride=tuple(strides), offset=0, shares=-1)

@@ -1,0 +1,326 @@
+"""Runs a case and says whether it is right: against float64, torch's errors, and guard bands."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+
+import tritongemm as tg
+from tritongemm.compute import compute_of
+from tritongemm.config import KernelConfig
+from tritongemm.errors import UnsupportedError
+from tritongemm.formats import FORMATS
+from tritongemm.measure.numerics import error_of, floor, judge, limit, rms
+from tritongemm.ops.calls import NAMES
+
+from .case import Case
+from .configs import Choices
+from .functions import FUNCTIONS, keywords
+from .memory import Fresh, World, bits, dtype_of
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a case.
+
+    Attributes:
+        kind: ``kernel``: a right result of kernels; ``torch``: one that torch computed, as it
+            must; ``raises``: the error that torch raises; ``wrong``.
+        message: of a wrong one.
+        made: the configs of the products that kernels ran.
+    """
+
+    kind: str
+    message: str = ""
+    made: tuple = field(default=())
+
+
+class _Wrong(Exception):
+    """The case failed; the message says how."""
+
+
+def run(case: Case, device: torch.device, built: frozenset[str] | None = None,
+        host_only: bool = False) -> Outcome:
+    """Runs a case. ``built`` and ``host_only`` are those of :class:`~.configs.Choices`."""
+    choices = Choices(case.configs, built, host_only=host_only)
+    with warnings.catch_warnings(), _precision(case):
+        warnings.simplefilter("ignore")
+        try:
+            raised = _run(case, device, choices)
+        except _Wrong as fault:
+            return Outcome("wrong", str(fault), tuple(c for _, c in choices.made))
+    kind = "raises" if raised else "kernel" if choices.made else "torch"
+    return Outcome(kind, "", tuple(c for _, c in choices.made))
+
+
+def record(case: Case, device: torch.device, recorded: dict) -> None:
+    """Adds to ``recorded`` what a case would have to have built."""
+    world = World(case.operands, case.dtype, case.values, device, case.out)
+    with warnings.catch_warnings(), _precision(case), _mode(case), Choices(
+            case.configs, recorded=recorded).taken():
+        warnings.simplefilter("ignore")
+        _caught(lambda: _call(case, world, ours=True))
+
+
+def _run(case: Case, device: torch.device, choices: Choices) -> bool:
+    """Whether it raised as torch does. Raises _Wrong."""
+    theirs = World(case.operands, case.dtype, case.values, device, case.out)
+    expected = _caught(lambda: _call(case, theirs, ours=False))
+    ours = World(case.operands, case.dtype, case.values, device, case.out)
+    fresh = Fresh()
+    with choices.taken(), fresh.guarding(), _mode(case):
+        if case.warm:
+            _warm(case, device)
+        found = _caught(lambda: _call(case, ours, ours=True))
+        if isinstance(found, UnsupportedError) and not isinstance(expected, UnsupportedError):
+            choices.made.clear()  # strict refused: it is torch's
+            ours = World(case.operands, case.dtype, case.values, device, case.out)
+            found = _caught(lambda: _call(case, ours, ours=True, strict=False))
+    if not isinstance(found, Exception) and _torch_cannot_fold(case, expected):
+        plain = World(case.operands, case.dtype, case.values, device)
+        expected = _caught(lambda: _call(replace(case, out=None), plain, ours=False))
+    if isinstance(expected, Exception) or isinstance(found, Exception):
+        if type(expected) is not type(found):
+            raise _Wrong(f"torch: {_told(expected)}; ours: {_told(found)}")
+        return True
+    if case.out is not None:
+        if found[0] is not ours.out:
+            raise _Wrong("the result is not the out= that was given")
+        ours.may_be_written(-1)
+    if case.function.endswith("_"):
+        ours.may_be_written(0)
+    _memory(case, ours, fresh)
+    _values(case, device, found, expected)
+    if (case.mode == "batch_invariant" and case.function in ("mm", "linear") and choices.made
+            and not any(case.gradients) and not choices.host_only):
+        _rows(case, choices, device, found[0])
+    return False
+
+
+def _warm(case: Case, device: torch.device) -> None:
+    """The same call with other strides and values, then with other values: nothing of them may be
+    left."""
+    other = World(case.operands, case.dtype, case.values + 1, device, case.out)
+    strided = other.operands
+    if not case.function.endswith("_"):
+        other.operands = [x.contiguous() for x in strided]
+        _caught(lambda: _call(case, other, ours=True))
+    other.operands = strided
+    _caught(lambda: _call(case, other, ours=True))
+
+
+def _torch_cannot_fold(case: Case, expected: object) -> bool:
+    """Whether torch failed at a call that its documentation allows: ``matmul`` folds a batch into
+    rows, and an ``out`` of the right shape that has gaps then has the wrong one (torch 2.13)."""
+    return (case.function == "matmul" and case.out is not None
+            and isinstance(expected, RuntimeError)
+            and str(expected).startswith("The size of tensor a")
+            and _caught(lambda: _resized(case)) is False)
+
+
+def _rows(case: Case, choices: Choices, device: torch.device, found: torch.Tensor) -> None:
+    """Raises _Wrong where the first rows alone have other bits, which a mode rules out. It holds
+    where rows of A are stored one by one and every product ran by a kernel."""
+    x = case.operands[-2]
+    rows = (x.shape[0] + 1) // 2
+    if len(x.shape) != 2 or x.stride[1] != 1 or x.stride[0] < x.shape[1] or case.out is not None:
+        return
+    world = World(case.operands, case.dtype, case.values, device)
+    world.operands[-2] = world.operands[-2].narrow(0, 0, rows)
+    choices.made.clear()
+    with choices.taken(), _mode(case):
+        part = _call(replace(case, gradients=()), world, ours=True)[0]
+    if choices.made and not _same(part, found[:rows]):
+        raise _Wrong(f"batch invariance: the first {rows} rows alone have other bits")
+
+
+def _memory(case: Case, ours: World, fresh: Fresh) -> None:
+    for fault in (ours.changed(), fresh.changed()):
+        if fault and not _resized(case):
+            raise _Wrong(fault)
+
+
+def _resized(case: Case) -> bool:
+    """Whether ``out`` has another shape than the result: torch then moves it."""
+    return case.out is not None and case.out.shape != _plain_shape(case)
+
+
+def _plain_shape(case: Case) -> tuple[int, ...]:
+    meta = [torch.empty(view.shape, device="meta") for view in case.operands]
+    return tuple(FUNCTIONS[case.function].plain(*meta).shape)
+
+
+def _caught(call):
+    """The result, or the exception, which must not keep this frame alive."""
+    try:
+        return call()
+    except Exception as error:
+        return error.with_traceback(None)
+
+
+def _told(what: object) -> str:
+    if isinstance(what, Exception):
+        return f"{type(what).__name__}: {what}"[:300]
+    return f"a result of shape {tuple(what[0].shape)}"
+
+
+def _call(case: Case, world: World, *, ours: bool,
+          strict: bool | None = None) -> tuple[torch.Tensor, ...]:
+    """The result, then the gradients asked for."""
+    function = FUNCTIONS[case.function]
+    operands = world.operands
+    if any(case.gradients):
+        operands = [x.detach().requires_grad_() if wanted else x
+                    for x, wanted in zip(operands, case.gradients)]
+    words = keywords(case)
+    if case.out is not None:
+        words["out"] = world.out
+    strict = case.strict if strict is None else strict
+    if not ours:
+        result = function.theirs(*operands, **words)
+    elif case.override:
+        # a refusal under strict is an error of the override's own; counts are not asked for here
+        with tg.override(min_flops=0):
+            result = function.theirs(*operands, **words)
+    else:
+        result = function.ours(*operands, **words, strict=strict)
+    return (result, *_gradients(case, operands, result))
+
+
+def _gradients(case: Case, operands, result: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    wanted = [x for x in operands if x.requires_grad]
+    if not wanted:
+        return ()
+    return torch.autograd.grad(result, wanted, _cotangent(case, result), allow_unused=True)
+
+
+def _cotangent(case: Case, result: torch.Tensor) -> torch.Tensor:
+    """What is propagated back: equal for every dtype that has it rounded."""
+    generator = torch.Generator().manual_seed(case.values + 7)
+    drawn = torch.randn(result.shape, generator=generator).to(dtype_of(case.dtype))
+    return drawn.to(result.device, result.dtype)
+
+
+def _values(case: Case, device: torch.device, found: tuple[torch.Tensor, ...],
+            expected: tuple[torch.Tensor, ...]) -> None:
+    """Raises _Wrong where a result or a gradient is beyond its limit."""
+    names = ("the result", *(f"the gradient of operand {i}"
+                             for i, wanted in enumerate(case.gradients) if wanted))
+    truth: tuple = ()
+    for i, (name, one, torchs) in enumerate(zip(names, found, expected)):
+        if (one is None) != (torchs is None):
+            raise _Wrong(f"{name}: torch's is {torchs}, ours {one}")
+        if one is None:
+            continue
+        if one.shape != torchs.shape or one.dtype != torchs.dtype:
+            raise _Wrong(f"{name}: {tuple(one.shape)} {one.dtype}, torch's {tuple(torchs.shape)} "
+                         f"{torchs.dtype}")
+        if _same(one, torchs):
+            continue  # torch's own, bit for bit
+        if not truth:
+            wide = World(case.operands, case.dtype, case.values, device, case.out)
+            truth, limits = _truth(case, wide)
+        report = judge(error_of(_flat(one), _flat(truth[i])), limits[i], name)
+        if not report.ok:
+            own = error_of(_flat(torchs), _flat(truth[i]))
+            report = judge(error_of(_flat(one), _flat(truth[i])), limit(limits[i], own), name)
+        if not report.ok:
+            raise _Wrong(report.message)
+
+
+def _flat(x: torch.Tensor) -> torch.Tensor:
+    return x.detach().reshape(1, -1)
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(bits(one.detach().contiguous()), bits(other.detach().contiguous()))
+
+
+def _truth(case: Case, world: World) -> tuple[tuple[torch.Tensor, ...], list]:
+    """The result and the gradients in float64, and their limits by ``measure/numerics.py``."""
+    function = FUNCTIONS[case.function]
+    wide = [x.double() for x in world.operands]
+    if any(case.gradients):
+        wide = [x.requires_grad_() if wanted else x for x, wanted in zip(wide, case.gradients)]
+    result = function.plain(*wide, **keywords(case))
+    found = (result, *_gradients(case, wide, result))
+    a, b = (_size(x) for x in wide[-2:])
+    k = wide[-2].shape[-1]
+    alpha = _finite(case.alpha) if function.adds else 1.0
+    beta = _finite(case.beta) if function.adds else 1.0
+    added = abs(beta) * _size(wide[0]) if len(wide) == 3 else 0.0
+    read, written = world.operands[-1].dtype, case.dtype
+    if case.out is not None and case.out.dtype:
+        written = case.out.dtype
+    if read not in NAMES:
+        raise _Wrong(f"no kernel takes {read}, and the result has other bits than torch's")
+    compute = compute_of(_precision_of(case, result.device), FORMATS[NAMES[read]])
+
+    def allowed(terms: int, size: float, addend: float = 0.0):
+        return floor(dtype_of(written), max(terms, 1), math.sqrt(max(terms, 1)) * size, compute,
+                     addend)
+
+    limits = [allowed(k, abs(alpha) * a * b, added)]
+    if any(case.gradients):
+        grad = _size(_cotangent(case, result).double())
+        work = result.numel() * k
+        sizes = {len(wide) - 2: (work, abs(alpha) * grad * b), len(wide) - 1: (
+            work, abs(alpha) * grad * a)}
+        if len(wide) == 3:
+            sizes[0] = (result.numel(), abs(beta) * grad)
+        limits += [allowed(sizes[i][0] // max(x.numel(), 1), sizes[i][1])
+                   for i, x in enumerate(wide) if x.requires_grad]
+    return found, limits
+
+
+def _size(x: torch.Tensor) -> float:
+    """Root mean square of what is finite."""
+    return rms(x.detach().nan_to_num(0.0, 0.0, 0.0))
+
+
+def _finite(factor: float) -> float:
+    return float(factor) if math.isfinite(factor) else 1.0
+
+
+def _precision_of(case: Case, device: torch.device) -> str:
+    """On the CPU there is one: the interpreter multiplies in float32."""
+    return case.precision if case.dtype == "fp32" and device.type == "cuda" else "ieee"
+
+
+@contextlib.contextmanager
+def _precision(case: Case) -> Iterator[None]:
+    """torch's setting and ours, as the case has them."""
+    if case.dtype != "fp32" or not torch.cuda.is_available():
+        yield
+        return
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "tf32" if case.precision == "tf32" else "ieee"
+    try:
+        with tg.fp32_compute("split" if case.precision == "fp16x3" else "ieee"):
+            yield
+    finally:
+        matmul.fp32_precision = before
+
+
+@contextlib.contextmanager
+def _mode(case: Case) -> Iterator[None]:
+    if case.mode == "batch_invariant":
+        with tg.batch_invariant():
+            yield
+    elif case.mode == "sm_budget":
+        with tg.sm_budget(3):
+            yield
+    else:
+        yield
+
+
+def with_configs(case: Case, outcome: Outcome) -> list[Case]:
+    """The case with each config that its kernels ran, instead of a seed."""
+    return [replace(case, configs=config) for config in dict.fromkeys(outcome.made)
+            if isinstance(config, KernelConfig)]
