@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tritongemm.calibration.timings import Timing, read_timings
+from tritongemm.calibration.timings import Timing, read_timings, times_of
 from tritongemm.calibration.training import Size, train
 from tritongemm.calibration.transfer import training_set_of
 from tritongemm.config import KernelConfig
@@ -37,14 +37,13 @@ from tritongemm.records.codec import (
     problem_from_json,
     problem_to_json,
 )
-from tritongemm.records.journal import read_journal
 from tritongemm.selection.columns import Columns
 from tritongemm.selection.inputs import NAMES
 from tritongemm.selection.model import Served, model_for, model_of
 from tritongemm.tuning.search import GAIN, Search, spread_of
 
 DEVICE = "nvidia-h200"
-SWEEPS = Path(__file__).resolve().parent / "results" / DEVICE / "sweeps"
+TIMINGS = Path(__file__).resolve().parent / "results" / DEVICE / "timings" / "bf16-fp16.npz"
 #: Journals of whole spaces, or of the most configs a problem.
 FULL = ("bf16_nt_widths-full", "bf16_nt_weak-full", "bf16_nt_square-exhaustive",
         "bf16_nt_spread-exhaustive", "bf16_nt_narrow-full", "bf16_lost-top",
@@ -62,12 +61,7 @@ Problems = dict[GemmProblem, dict[KernelConfig, tuple[float, float]]]
 
 def timings_of(name: str) -> dict[GemmProblem, dict[KernelConfig, float]]:
     """problem -> config -> time in us, of the coarse stage of one journal."""
-    found: dict[GemmProblem, dict[KernelConfig, float]] = {}
-    for record in read_journal(SWEEPS / f"{name}.jsonl.gz"):
-        if (record["kind"] == "result" and record["status"] == "ok" and record.get("time_us")
-                and record.get("stage") == "coarse"):
-            found.setdefault(problem_from_json(record["problem"]), {})[
-                config_from_json(record["config"])] = float(record["time_us"])
+    found = times_of(TIMINGS, sweep=name)
     return {p: times for p, times in found.items() if len(times) >= LEAST}
 
 
@@ -80,7 +74,7 @@ def predict(cache: Path) -> None:
         return p.batch, p.m, p.n, p.k
 
     left_out = {extents(p) for found in replayed.values() for p in found}
-    timings = read_timings(sorted(SWEEPS.glob("bf16*.jsonl.gz")), DEVICE).timings
+    timings = read_timings([TIMINGS], DEVICE).timings
     training = [t for t in timings
                 if t.problem.unit in ("bf16", "fp16") and extents(t.problem) not in left_out]
     model = model_for(training[0].problem, device)
