@@ -199,6 +199,15 @@ def test_a_mapped_input_is_not_read_where_beta_is_0(axes, reference):
     close(torch.func.vmap(call, axes)(*samples), torch.stack([2 * (a @ b)] * 2))
 
 
+def test_a_mapped_result_may_be_changed_in_place(reference):
+    """Each sample's result has memory of its own where only the unread input is mapped."""
+    d, a, b = randn(3, 2, leaf=False), randn(5, 4, leaf=False), randn(4, 2, leaf=False)
+    found, expected = (torch.func.vmap(lambda d, f=f: f(d).mul_(d))(d) for f in (
+        lambda d: autograd.fused(execute.ADDMM["none"], d, a, b, 0.0, 1.0),
+        lambda d: torch.addmm(d, a, b, beta=0)))
+    close(found, expected)
+
+
 def test_tangents_of_a_gradient_of_one_number_keep_its_dtype(reference):
     d, a, b = torch.randn(()), torch.randn(3, 4), torch.randn(4, 2)
 

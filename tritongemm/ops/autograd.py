@@ -21,11 +21,12 @@ from tritongemm import settings
 from tritongemm.activations import BY_NAME
 from tritongemm.errors import UnsupportedError
 from tritongemm.ops import formulas
+from tritongemm.ops.calls import ranks_reason
 from tritongemm.ops.declined import Declined, DeclinedByChoice
 from tritongemm.ops.execute import MATMUL, Op, judge
 from tritongemm.ops.execute import fused as run_fused
 from tritongemm.ops.execute import product as run_product
-from tritongemm.ops.operands import VECTORS_ARE_TORCHS
+from tritongemm.ops.operands import VECTORS_ARE_TORCHS, Operand, expanded
 
 _transforms = torch._C._are_functorch_transforms_active
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -45,6 +46,9 @@ def product(op: Op, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor | Declin
         return _activated(op, _of_vectors(op, a, b, alpha))
     if not _transformed():
         return eager_product(op, a, b, alpha)
+    reason = _wrong_sample(op, a, b)
+    if reason is not None:
+        return reason
     return _activated(op, _applied(Product, op.plain, a, b, alpha))
 
 
@@ -54,10 +58,16 @@ def fused(op: Op, d: Tensor, a: Tensor, b: Tensor, beta: float = 1.0,
     if a.dim() == 1:
         if not op.rule.insisting:
             return _VECTOR
+        reason = ranks_reason(op.rule, a, b, d)
+        if reason is not None:
+            return Declined(reason)
         result = fused(op, d, a[None], b, beta, alpha)
         return result if isinstance(result, Declined) else result[0]
     if not _transformed():
         return eager_fused(op, d, a, b, beta, alpha)
+    reason = _wrong_sample(op, a, b, d)
+    if reason is not None:
+        return reason
     return _activated(op, _applied(Fused, op.plain, d, a, b, beta, alpha))
 
 
@@ -90,6 +100,19 @@ def _applied(function: type[Function], *arguments: object) -> Tensor | Declined:
         return function.apply(*arguments)
     except Declined as reason:
         return reason.fresh()
+
+
+def _wrong_sample(op: Op, a: Tensor, b: Tensor, d: Tensor | None = None) -> Declined | None:
+    """Why torch refuses these operands, which under vmap are those of one sample. The product of
+    all samples is a batched one: it would take ranks and broadcast where ``op`` does not."""
+    reason = ranks_reason(op.rule, a, b, d)
+    if reason is not None:
+        return Declined(reason)
+    if d is not None and op.rule.ranks is not None:
+        shape = (*a.shape[:-1], b.shape[-1])
+        if expanded(Operand(d.shape, (1,) * d.dim()), shape) is None:
+            return Declined(f"the input of shape {tuple(d.shape)} does not broadcast to {shape}")
+    return None
 
 
 def _taken(result: Tensor | Declined) -> Tensor:
@@ -334,7 +357,7 @@ class Fused(Function):
             d = _mapped(d, in_dims[1], max(a.dim(), b.dim()))
             result = _taken(product(op, a, b, alpha))
             if beta == 0:  # D is not read
-                return result.expand(d.shape[0], *result.shape), 0
+                return result.expand(d.shape[0], *result.shape).contiguous(), 0
             return result + formulas.scaled(d, beta), 0
         op, a, b, rank = _mapped_pair(op, a, b, in_dims[2:4])
         if op.rule.flipped and in_dims[1] is not None:  # a mapped bias is no vector

@@ -124,16 +124,26 @@ def _check(rule: Rule, x: Operands, dtype_out: torch.dtype) -> None:
             raise Declined(f"{name} is {other.dtype} on {other.device}, {other.layout}")
     if out is not None and repeats(Operand(out.shape, out.stride())):
         raise Declined("out= overlaps itself")
-    ranks = (a.dim(), b.dim())
-    if rule.ranks is not None and ranks != rule.ranks or rule.flipped and b.dim() != 2:
-        raise Declined(f"ranks are {ranks[0]} and {ranks[1]}")
-    if not rule.broadcasts and a.shape[0] != b.shape[0]:
-        raise Declined(f"shapes are {tuple(a.shape)} and {tuple(b.shape)}")
-    if rule.flipped and d is not None and tuple(d.shape) != (b.shape[0],):
-        raise Declined(f"the bias is of shape {tuple(d.shape)}")
-    if 1 in ranks and not rule.insisting:
+    reason = ranks_reason(rule, a, b, d)
+    if reason is not None:
+        raise Declined(reason)
+    if 1 in (a.dim(), b.dim()) and not rule.insisting:
         # Bound by memory, which torch's gemv reads as fast as can be.
         raise DeclinedByChoice(VECTORS_ARE_TORCHS)
+
+
+def ranks_reason(rule: Rule, a: torch.Tensor, b: torch.Tensor,
+                 d: torch.Tensor | None = None) -> str | None:
+    """Why operands of these ranks and batches, or a bias of this shape, are wrong for ``rule``, as
+    they are in torch; None: they are not."""
+    ranks = (a.dim(), b.dim())
+    if rule.ranks is not None and ranks != rule.ranks or rule.flipped and b.dim() != 2:
+        return f"ranks are {ranks[0]} and {ranks[1]}"
+    if not rule.broadcasts and a.shape[0] != b.shape[0]:
+        return f"shapes are {tuple(a.shape)} and {tuple(b.shape)}"
+    if rule.flipped and d is not None and tuple(d.shape) != (b.shape[0],):
+        return f"the bias is of shape {tuple(d.shape)}"
+    return None
 
 
 def dtypes_reason(a: torch.Tensor, b: torch.Tensor) -> str:
