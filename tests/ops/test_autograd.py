@@ -83,9 +83,9 @@ CASES = (
     product("matrix-batch", MATMUL, (3, 4), (2, 4, 2)),
     product("broadcast", MATMUL, (2, 1, 3, 4), (3, 4, 2)),
     product("one-row", MATMUL, (1, 4), (4, 1)),
-    product("vector-matrix", MATMUL.insisting, (4,), (4, 2)),
-    product("matrix-vector", MATMUL.insisting, (3, 4), (4,)),
-    product("vectors", MATMUL.insisting, (4,), (4,)),
+    product("vector-matrix", MATMUL.forced, (4,), (4, 2)),
+    product("matrix-vector", MATMUL.forced, (3, 4), (4,)),
+    product("vectors", MATMUL.forced, (4,), (4,)),
     product("linear", LINEAR, (3, 4), (2, 4), theirs=F.linear),
     product("linear-batch", LINEAR, (2, 3, 4), (2, 4), theirs=F.linear),
     fused("addmm", ADDMM, added, (3, 2), (3, 4), (4, 2), beta=0.5, alpha=2.0),
@@ -177,7 +177,7 @@ def test_two_axes_may_be_mapped_each_over_other_operands(case, reference):
 @pytest.mark.parametrize("axes", [(None, 0, None), (0, 0, None), (None, 0, 0), (None, None, 0)],
                          ids=str)
 def test_a_linear_of_a_vector_may_be_mapped_over(axes, reference):
-    """Not insisting, it is torch's: what becomes of it is no matter of the samples."""
+    """Not forced, it is torch's: what becomes of it is no matter of the samples."""
     x, w, b = randn(4, leaf=False), randn(2, 4, leaf=False), randn(2, leaf=False)
     samples = [t if at is None else torch.stack([t, 2 * t, t - 1])
                for t, at in zip((x, w, b), axes)]

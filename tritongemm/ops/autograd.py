@@ -27,6 +27,7 @@ from tritongemm.ops.execute import MATMUL, Op, judge
 from tritongemm.ops.execute import fused as run_fused
 from tritongemm.ops.execute import product as run_product
 from tritongemm.ops.operands import VECTORS_ARE_TORCHS, Operand, expanded
+from tritongemm.ops.untraced import untraced
 
 _transforms = torch._C._are_functorch_transforms_active
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -56,7 +57,7 @@ def fused(op: Op, d: Tensor, a: Tensor, b: Tensor, beta: float = 1.0,
           alpha: float = 1.0) -> Tensor | Declined:
     """The op's activation of alpha * A @ B + beta * D, with a gradient."""
     if a.dim() == 1:
-        if not op.rule.insisting:
+        if not op.rule.forced:
             return _VECTOR
         reason = ranks_reason(op.rule, a, b, d)
         if reason is not None:
@@ -142,11 +143,11 @@ def _forward_levels() -> int:
 def _of_vectors(op: Op, a: Tensor, b: Tensor, alpha: float) -> Tensor | Declined:
     """A product with a vector, as a matrix of one row or column."""
     ranks = (a.dim(), b.dim())
-    if not op.rule.insisting:
+    if not op.rule.forced:
         return _VECTOR
     if 0 in ranks or op.rule.ranks not in (None, ranks):
         return Declined(f"ranks are {ranks[0]} and {ranks[1]}")
-    result = product(op.plain if op.rule.flipped else MATMUL.insisting,
+    result = product(op.plain if op.rule.flipped else MATMUL.forced,
                      a[None] if ranks[0] == 1 else a, b[:, None] if ranks[1] == 1 else b, alpha)
     if isinstance(result, Declined):
         return result
@@ -167,6 +168,7 @@ def wanted(*tensors: Tensor) -> bool:
     return recording() and any(x.requires_grad for x in tensors) or _transformed()
 
 
+@untraced
 def multiply(op: Op, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
     """alpha * A @ B inside a formula: by a kernel, else by torch; differentiable where wanted.
 
@@ -182,8 +184,8 @@ def multiply(op: Op, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
     if not isinstance(result, Declined):
         return result
     if settings.current().strict:
-        if result.by_choice and not op.rule.insisting:
-            return multiply(op.insisting, a, b, alpha)
+        if result.by_choice and not op.rule.forced:
+            return multiply(op.forced, a, b, alpha)
         raise UnsupportedError(f"a gradient of {op.rule.name} would call torch: {result}")
     return formulas.scaled(torch.matmul(a, b.mT if op.rule.flipped else b), alpha)
 
@@ -238,8 +240,8 @@ def _mapped_pair(op: Op, a: Tensor, b: Tensor, axes: tuple) -> tuple[Op, Tensor,
 
 
 def _matmul(op: Op) -> Op:
-    """``matmul`` that insists where ``op`` does."""
-    return MATMUL.insisting if op.rule.insisting else MATMUL
+    """``matmul``, forced where ``op`` is."""
+    return MATMUL.forced if op.rule.forced else MATMUL
 
 
 class Product(Function):
@@ -259,6 +261,7 @@ class Product(Function):
         _keep(ctx, a, b, need_a, need_b)
 
     @staticmethod
+    @untraced
     def backward(ctx: Any, grad: Tensor) -> tuple:
         """dA and dB, where they are needed."""
         a, b = ctx.saved_tensors
@@ -267,6 +270,7 @@ class Product(Function):
                 None if a is None else _grad_b(op, grad, a, alpha, shape_b), None)
 
     @staticmethod
+    @untraced
     def jvp(ctx: Any, _op: None, a_t: Tensor | None, b_t: Tensor | None,
             _alpha: None) -> Tensor | None:
         """The tangent of the product."""
@@ -275,6 +279,7 @@ class Product(Function):
         return _tangent(op, a, b, alpha, a_t, b_t)
 
     @staticmethod
+    @untraced
     def vmap(info: Any, in_dims: tuple, op: Op, a: Tensor, b: Tensor,
              alpha: float) -> tuple[Tensor, int]:
         """One product of all samples."""
@@ -300,6 +305,7 @@ class _EagerProduct(Function):
         return result[0]
 
     @staticmethod
+    @untraced
     def backward(ctx: Any, grad: Tensor) -> tuple:
         """dA and dB, where they are needed."""
         return *Product.backward(ctx, grad), None
@@ -322,6 +328,7 @@ class Fused(Function):
         _keep(ctx, a, b, need_a, need_b)
 
     @staticmethod
+    @untraced
     def backward(ctx: Any, grad: Tensor) -> tuple:
         """dD, dA and dB, where they are needed."""
         a, b = ctx.saved_tensors
@@ -331,6 +338,7 @@ class Fused(Function):
                 None if a is None else _grad_b(op, grad, a, alpha, shape_b), None, None)
 
     @staticmethod
+    @untraced
     def jvp(ctx: Any, _op: None, d_t: Tensor | None, a_t: Tensor | None,
             b_t: Tensor | None, _beta: None, _alpha: None) -> Tensor | None:
         """The tangent of the sum."""
@@ -347,6 +355,7 @@ class Fused(Function):
         return tangent + scaled
 
     @staticmethod
+    @untraced
     def vmap(info: Any, in_dims: tuple, op: Op, d: Tensor, a: Tensor,
              b: Tensor, beta: float, alpha: float) -> tuple[Tensor, int]:
         """One product of all samples, D with it."""
@@ -378,6 +387,7 @@ class _EagerFused(Function):
         return result[0]
 
     @staticmethod
+    @untraced
     def backward(ctx: Any, grad: Tensor) -> tuple:
         """dD, dA and dB, where they are needed."""
         return *Fused.backward(ctx, grad), None

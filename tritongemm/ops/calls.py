@@ -48,7 +48,7 @@ class Rule(NamedTuple):
         flipped: B is given as [N, K], as ``linear`` has it.
         broadcasts: whether the batches of A and B may differ.
         activation: applied to the result.
-        insisting: runs also what is torch's by choice.
+        forced: runs also what is torch's by choice.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Rule(NamedTuple):
     flipped: bool = False
     broadcasts: bool = True
     activation: str = "none"
-    insisting: bool = False
+    forced: bool = False
 
 
 class Operands(NamedTuple):
@@ -81,7 +81,7 @@ def bind(rule: Rule, x: Operands) -> Call:
     _check(rule, x, dtype_out)
     form = _form(rule, x)
     key = (*_problem(rule, x, form, dtype_out), x.a.device)
-    plan = plans.get(key, insisting=rule.insisting)
+    plan = plans.get(key, forced=rule.forced)
     if x.out is not None:
         return _into(rule, x, form, key, plan)
     return _fresh(form, key, plan, dtype_out)
@@ -93,7 +93,7 @@ def problem_of(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None
     Raises:
         UnsupportedError: operands that no kernel of this package takes.
     """
-    rule, x = Rule("matmul", insisting=True), Operands(a, b, out)
+    rule, x = Rule("matmul", forced=True), Operands(a, b, out)
     try:
         _check(rule, x, a.dtype)
         return _problem(rule, x, _form(rule, x), a.dtype)[0]
@@ -127,7 +127,7 @@ def _check(rule: Rule, x: Operands, dtype_out: torch.dtype) -> None:
     reason = ranks_reason(rule, a, b, d)
     if reason is not None:
         raise Declined(reason)
-    if 1 in (a.dim(), b.dim()) and not rule.insisting:
+    if 1 in (a.dim(), b.dim()) and not rule.forced:
         # Bound by memory, which torch's gemv reads as fast as can be.
         raise DeclinedByChoice(VECTORS_ARE_TORCHS)
 
@@ -259,7 +259,7 @@ def _rescued(form: Form, key: Key, error: Exception, *call: Any) -> Declined | N
             forget()
         return reason
     try:
-        _write(form, plans.get(key, scratch=False, insisting=True))(*call)
+        _write(form, plans.get(key, scratch=False, forced=True))(*call)
     except Declined as declined:
         return DeclinedNow(str(declined))
     except torch.OutOfMemoryError:

@@ -22,6 +22,7 @@ from tritongemm.ops import calls
 from tritongemm.ops.calls import Call, Operands, Rule, bind, precision_setting
 from tritongemm.ops.declined import Declined
 from tritongemm.ops.plans import forget as forget_plans
+from tritongemm.ops.untraced import untraced
 from tritongemm.problem import ACTIVATIONS
 
 __all__ = ["Declined", "Op", "clear_plans", "fused", "product", "product_into"]
@@ -31,16 +32,16 @@ class Op:
     """A :class:`Rule` and the calls by it that are known: key -> callable.
 
     Attributes:
-        insisting: the same for products that are torch's by choice.
+        forced: the same for products that are torch's by choice.
         plain: the same without the activation.
     """
 
-    __slots__ = ("hits", "insisting", "plain", "rule")
+    __slots__ = ("hits", "forced", "plain", "rule")
 
     def __init__(self, rule: Rule) -> None:
         self.rule, self.hits = rule, dict[tuple, Call]()
         self.plain = self if rule.activation == "none" else Op(rule._replace(activation="none"))
-        self.insisting = self if rule.insisting else Op(rule._replace(insisting=True))
+        self.forced = self if rule.forced else Op(rule._replace(forced=True))
         _ops.append(self)
 
 
@@ -56,9 +57,12 @@ ADDMM, LINEAR = (
     for rule in (Rule("addmm", (2, 2)), Rule("linear", flipped=True)))
 
 
+@untraced
 def product(op: Op, a: torch.Tensor, b: torch.Tensor,
             alpha: float = 1.0) -> torch.Tensor | Declined:
     """alpha * A @ B in memory of its own."""
+    if _NAMED and (a.has_names() or b.has_names()):  # type: ignore[attr-defined]
+        return _NAMES
     kind = a.dtype
     if kind is float32:  # known by the precision that torch is set to
         kind = precision_setting("cuda", "matmul")
@@ -76,9 +80,13 @@ def product(op: Op, a: torch.Tensor, b: torch.Tensor,
     return call(a, b, pa, pb, alpha)
 
 
+@untraced
 def product_into(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None,
                  dtype_out: torch.dtype | None = None) -> torch.Tensor | Declined:
     """A @ B in ``out``, or as ``dtype_out``."""
+    if _NAMED and any(x is not None and x.has_names()  # type: ignore[attr-defined]
+                      for x in (a, b, out)):
+        return _NAMES
     kind = a.dtype
     if kind is float32:
         kind = precision_setting("cuda", "matmul")
@@ -98,9 +106,13 @@ def product_into(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | N
     return call(a, b, pa, pb, 1.0, None, 0, 0.0, out)
 
 
+@untraced
 def fused(op: Op, d: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: float = 1.0,
           alpha: float = 1.0, out: torch.Tensor | None = None) -> torch.Tensor | Declined:
     """The op's activation of alpha * A @ B + beta * D; D is not read where beta is 0."""
+    if _NAMED and any(x is not None and x.has_names()  # type: ignore[attr-defined]
+                      for x in (d, a, b, out)):
+        return _NAMES
     kind = a.dtype
     if kind is float32:
         kind = precision_setting("cuda", "matmul")
@@ -129,6 +141,9 @@ def _out_key(out: torch.Tensor | None) -> tuple | None:
     return out.shape, out.stride(), out.dtype, out.device, out.data_ptr() & 15
 
 
+#: Torch up to 2.12 has tensors whose axes have names, which its own functions check and hand on.
+_NAMED = hasattr(torch.Tensor, "has_names")
+_NAMES = Declined("axes have names")
 _NOT_STRIDED = Declined("an operand is not strided, or has no storage")
 _NOT_IN_MEMORY = Declined("the values of an operand or of out= are not in memory")
 
@@ -225,6 +240,7 @@ def _after_fork() -> None:
     _forget_calls()
 
 
+@untraced
 def clear_plans() -> None:
     """Forgets every plan, so that newly published tables and changed settings are seen."""
     forget_plans()
