@@ -59,9 +59,9 @@ def fused(op: Op, d: Tensor, a: Tensor, b: Tensor, beta: float = 1.0,
     if a.dim() == 1:
         if not op.rule.forced:
             return _VECTOR
-        reason = ranks_reason(op.rule, a, b, d)
-        if reason is not None:
-            return Declined(reason)
+        wrong = ranks_reason(op.rule, a, b, d)
+        if wrong is not None:
+            return Declined(wrong)
         result = fused(op, d, a[None], b, beta, alpha)
         return result if isinstance(result, Declined) else result[0]
     if not _transformed():

@@ -67,7 +67,7 @@ class _Resumed:
         self._block, self._awaitable = block, awaitable
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        return _resumed(self._block, self._awaitable.__await__())  # type: ignore[arg-type]
+        return _resumed(self._block, self._awaitable.__await__())
 
 
 def _resumed(block: Block, body: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:

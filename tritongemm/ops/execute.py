@@ -61,7 +61,7 @@ ADDMM, LINEAR = (
 def product(op: Op, a: torch.Tensor, b: torch.Tensor,
             alpha: float = 1.0) -> torch.Tensor | Declined:
     """alpha * A @ B in memory of its own."""
-    if _NAMED and (a.has_names() or b.has_names()):  # type: ignore[attr-defined]
+    if _NAMED and (a.has_names() or b.has_names()):
         return _NAMES
     kind = a.dtype
     if kind is float32:  # known by the precision that torch is set to
@@ -84,8 +84,7 @@ def product(op: Op, a: torch.Tensor, b: torch.Tensor,
 def product_into(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None,
                  dtype_out: torch.dtype | None = None) -> torch.Tensor | Declined:
     """A @ B in ``out``, or as ``dtype_out``."""
-    if _NAMED and any(x is not None and x.has_names()  # type: ignore[attr-defined]
-                      for x in (a, b, out)):
+    if _NAMED and any(x is not None and x.has_names() for x in (a, b, out)):
         return _NAMES
     kind = a.dtype
     if kind is float32:
@@ -110,8 +109,7 @@ def product_into(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | N
 def fused(op: Op, d: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: float = 1.0,
           alpha: float = 1.0, out: torch.Tensor | None = None) -> torch.Tensor | Declined:
     """The op's activation of alpha * A @ B + beta * D; D is not read where beta is 0."""
-    if _NAMED and any(x is not None and x.has_names()  # type: ignore[attr-defined]
-                      for x in (d, a, b, out)):
+    if _NAMED and any(x is not None and x.has_names() for x in (d, a, b, out)):
         return _NAMES
     kind = a.dtype
     if kind is float32:

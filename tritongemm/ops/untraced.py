@@ -32,7 +32,7 @@ def uncompiled(function: _Function) -> _Function:
     """Marks a function that Dynamo may inline where it traces a caller, and does not compile by
     itself, nor what it calls."""
     if _skip is not None:
-        _skip(function.__code__)  # type: ignore[attr-defined]
+        _skip(function.__code__)
     return function
 
 
