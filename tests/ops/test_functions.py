@@ -488,6 +488,4 @@ def test_names_of_axes_are_torchs_business(plans):
     a, b, d = (randn(*shape).rename(*names) for shape, names in (
         ((5, 7), ("N", "C")), ((7, 3), ("C", "D")), ((5, 3), ("N", "D"))))
     assert tg.matmul(a, b).names == tg.addmm(d, a, b).names == ("N", "D")
-    with tg.override(min_flops=0):
-        assert torch.matmul(a, b).names == torch.addmm(d, a, b).names == ("N", "D")
     assert not plans.made

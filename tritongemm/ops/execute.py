@@ -61,8 +61,6 @@ ADDMM, LINEAR = (
 def product(op: Op, a: torch.Tensor, b: torch.Tensor,
             alpha: float = 1.0) -> torch.Tensor | Declined:
     """alpha * A @ B in memory of its own."""
-    if _NAMED and (a.has_names() or b.has_names()):
-        return _NAMES
     kind = a.dtype
     if kind is float32:  # known by the precision that torch is set to
         kind = precision_setting("cuda", "matmul")
@@ -84,8 +82,6 @@ def product(op: Op, a: torch.Tensor, b: torch.Tensor,
 def product_into(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None,
                  dtype_out: torch.dtype | None = None) -> torch.Tensor | Declined:
     """A @ B in ``out``, or as ``dtype_out``."""
-    if _NAMED and any(x is not None and x.has_names() for x in (a, b, out)):
-        return _NAMES
     kind = a.dtype
     if kind is float32:
         kind = precision_setting("cuda", "matmul")
@@ -109,8 +105,6 @@ def product_into(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | N
 def fused(op: Op, d: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: float = 1.0,
           alpha: float = 1.0, out: torch.Tensor | None = None) -> torch.Tensor | Declined:
     """The op's activation of alpha * A @ B + beta * D; D is not read where beta is 0."""
-    if _NAMED and any(x is not None and x.has_names() for x in (d, a, b, out)):
-        return _NAMES
     kind = a.dtype
     if kind is float32:
         kind = precision_setting("cuda", "matmul")
@@ -139,9 +133,6 @@ def _out_key(out: torch.Tensor | None) -> tuple | None:
     return out.shape, out.stride(), out.dtype, out.device, out.data_ptr() & 15
 
 
-#: Torch up to 2.12 has tensors whose axes have names, which its own functions check and hand on.
-_NAMED = hasattr(torch.Tensor, "has_names")
-_NAMES = Declined("axes have names")
 _NOT_STRIDED = Declined("an operand is not strided, or has no storage")
 _NOT_IN_MEMORY = Declined("the values of an operand or of out= are not in memory")
 

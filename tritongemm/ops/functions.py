@@ -48,6 +48,8 @@ from tritongemm.ops.untraced import uncompiled, untraced
 _FUNCTIONALIZE = TransformType.Functionalize
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _NUMBERS = frozenset((int, float))
+#: Torch up to 2.12 has tensors whose axes have names, which its own functions check and hand on.
+_NAMED = hasattr(torch.Tensor, "has_names")
 _any_autocast = torch._C._is_any_autocast_enabled
 _compiling = torch.compiler.is_dynamo_compiling
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -167,7 +169,8 @@ def _fast_path(a: Tensor, b: Tensor) -> Callable[..., Tensor | Declined] | None:
     if (type(a) in _PLAIN and type(b) in _PLAIN
             and not has_torch_function_variadic(a, b)  # it sees function modes
             and not _dispatch_modes() and not _transforms() and not _any_autocast()
-            and forward_ad._current_level < 0 and not a.is_neg() and not b.is_neg()):
+            and forward_ad._current_level < 0 and not a.is_neg() and not b.is_neg()
+            and not (_NAMED and (a.has_names() or b.has_names()))):
         if (a.requires_grad or b.requires_grad) and autograd.recording():
             return autograd.eager_product
         return product
@@ -179,7 +182,7 @@ def _adding(run: Callable[..., Tensor | Declined],
             d: Tensor) -> Callable[..., Tensor | Declined] | None:
     """What computes a product plus ``d``, given what computes the product; None as for
     :func:`_fast_path`."""
-    if type(d) not in _PLAIN or d.is_neg():
+    if type(d) not in _PLAIN or d.is_neg() or _NAMED and d.has_names():
         return None
     if run is not product or d.requires_grad and autograd.recording():
         return autograd.eager_fused
@@ -246,6 +249,7 @@ def _older(theirs: Callable[..., Tensor], op: Op, arguments: tuple, strict: bool
 def _writable(out: Tensor) -> bool:
     """Whether a kernel may write it, as far as it is no matter of shape and strides."""
     return (type(out) in _PLAIN and not out.requires_grad and not out.is_neg()
+            and not (_NAMED and out.has_names())
             and (not out.is_inference() or torch.is_inference_mode_enabled()))
 
 
@@ -330,6 +334,8 @@ def _torch_only(tensors: tuple[object, ...]) -> str | None:
     """Why torch must make the call: a sub-class, a mode, a transform. None: it need not."""
     if any(type(x) not in _PLAIN for x in tensors):
         return "operands are " + " and ".join(type(x).__name__ for x in tensors)
+    if _NAMED and any(x.has_names() for x in tensors):  # type: ignore[attr-defined]
+        return "axes have names"
     modes = [mode for mode in _get_current_function_mode_stack()
              if not isinstance(mode, DeviceContext)]  # a default device makes tensors, no more
     if modes or _dispatch_modes():
