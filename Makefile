@@ -5,6 +5,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+OLDEST ?= .venv-oldest
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 
@@ -14,12 +15,13 @@ STAMP := $(VENV)/.made
 # Several tests at a time, where pytest-xdist is installed.
 PARALLEL = $(shell $(RUN) -c "import xdist" 2>/dev/null && echo "-n auto --dist worksteal")
 
-.PHONY: help demo test test-all docs lint ruff mypy clean
+.PHONY: help demo test test-all test-oldest docs lint ruff mypy clean
 
 help:
 	@echo "make demo      the whole job on a small suite; ends by naming the files to open"
 	@echo "make test      the tests that find most mistakes: 4 minutes on two cores"
 	@echo "make test-all  all tests that need no GPU: 12 minutes on two cores"
+	@echo "make test-oldest  compiled calls and transforms on torch 2.10 (downloads 3 GB once)"
 	@echo "make docs      the documentation site, into site/, strictly"
 	@echo "make lint      ruff, and mypy where the public interface is"
 	@echo "make clean     remove $(VENV) and what the tools leave behind"
@@ -32,6 +34,17 @@ test: $(STAMP)
 
 test-all: $(STAMP)
 	$(RUN) -m pytest $(PARALLEL) --thorough $(PYTEST_ARGS)
+
+test-oldest: $(OLDEST)/.made
+	$(OLDEST)/bin/python -m pytest tests/integration tests/ops $(PYTEST_ARGS)
+
+# PyPI has torch 2.10 for Linux with CUDA only; it runs without a GPU. Triton 3.6, which belongs to
+# it, does not interpret with numpy 2.4.
+$(OLDEST)/.made:
+	$(PYTHON) -m venv --clear $(OLDEST)
+	$(OLDEST)/bin/pip install --quiet "torch==2.10.*" "numpy<2.4" pandas filelock platformdirs \
+	    rich pytest hypothesis expecttest
+	touch $@
 
 docs: $(STAMP)
 	@$(RUN) -c "import mkdocs, material, mkdocstrings" || \

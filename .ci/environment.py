@@ -28,11 +28,11 @@ SITE = {"mkdocs-material": "material", "mkdocstrings-python": "mkdocstrings_hand
 #: Distribution -> module, for what pip adds where torch and triton are there already.
 NEEDED = {"pandas": "pandas", "numpy": "numpy", "filelock": "filelock",
           "platformdirs": "platformdirs", "rich": "rich", "pytest": "pytest"}
-#: What uses these skips or says so where they are missing.
-USEFUL = {"hypothesis": "hypothesis", "pytest-xdist": "xdist", "matplotlib": "matplotlib",
-          "nvidia-ml-py": "pynvml", "numba": "numba", "ruff": "ruff",
-          "mypy": "mypy", "basedpyright": "basedpyright", "selenium": "selenium",
-          "setuptools": "setuptools"}
+#: What uses these fails or says so where they are missing.
+USEFUL = {"hypothesis": "hypothesis", "expecttest": "expecttest",
+          "pytest-xdist": "xdist", "matplotlib": "matplotlib", "nvidia-ml-py": "pynvml",
+          "numba": "numba", "ruff": "ruff", "mypy": "mypy", "basedpyright": "basedpyright",
+          "selenium": "selenium", "setuptools": "setuptools"}
 
 
 def say(text: str) -> None:

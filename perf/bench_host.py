@@ -173,7 +173,7 @@ def breakdown(size: int, device: str) -> dict[str, Call]:
     start, arguments = launcher._start, launcher._arguments
     return {
         "the whole call": lambda: tg.matmul(a, b),
-        "of it: nothing but kernels has a say": lambda: functions._way(a, b),
+        "of it: nothing but kernels has a say": lambda: functions._fast_path(a, b),
         "of it: the key, and its look-up": known,
         "of it: torch.empty_strided, the result": lambda: torch.empty_strided(
             shape, strides, dtype=dtype, device=where),

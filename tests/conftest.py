@@ -15,6 +15,7 @@ import zlib
 from pathlib import Path
 
 import pytest
+from skips import allowed, reason_of
 
 from tritongemm import settings
 from tritongemm.cli.doctor import interpreter_obstacle
@@ -119,6 +120,31 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         inside = (HERE / "interpreter") in item.path.parents
         if obstacle and (inside or item.get_closest_marker("interpreter")):
             item.add_marker(pytest.mark.skip(reason=obstacle))
+
+
+def _fail_unless_allowed(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """Turns a skip for a reason that ``skips.py`` does not list into a failure."""
+    if report.skipped and not hasattr(report, "wasxfail"):
+        reason, place = reason_of(report.longrepr)
+        if not allowed(reason, place or str(report.nodeid)):
+            report.outcome = "failed"
+            report.longrepr = f"{place}: skipped, and tests/skips.py does not allow: {reason}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
+    """No test is skipped silently."""
+    report = yield
+    _fail_unless_allowed(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector):
+    """Nor is a file."""
+    report = yield
+    _fail_unless_allowed(report)
+    return report
 
 
 @pytest.fixture(autouse=True)

@@ -12,10 +12,10 @@ from contextlib import nullcontext
 import pytest
 import torch
 from torch.autograd import forward_ad
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
-pytest.importorskip("expecttest")  # torch's test helpers import it
+# Torch's test helpers import expecttest, of the extra [test].
 from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import tritongemm as tg
 from tritongemm.errors import UnsupportedError

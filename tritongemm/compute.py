@@ -8,6 +8,7 @@ others on CUDA cores.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -33,6 +34,8 @@ class Compute:
         eps: spacing at 1 of the operands as multiplied, both together, where that is coarser than
             the result's own; 0: it is not.
         max_factor, rms_factor: the constants of the error limit (``measure/numerics.py``).
+        bound_of_product, bound_of_sum: of the error of an element of C over |A| |B|, what the
+            products add, and what each of K additions adds.
     """
 
     name: str
@@ -46,6 +49,22 @@ class Compute:
     eps: float = 0.0
     max_factor: float = 4.0
     rms_factor: float = 0.5
+    bound_of_product: float = 0.0
+    bound_of_sum: float = 2.0**-24
+
+    def bound(self, k: int) -> float:
+        """The largest |C - exact| over |A| |B|, elementwise and to first order, before C is
+        rounded."""
+        return self.bound_of_product + k * self.bound_of_sum
+
+    def error_unit(self, eps_out: float, k: int) -> float:
+        """What the error limits are multiples of, for an output of size 1.
+
+        Args:
+            eps_out: spacing of the output's format at 1.
+        """
+        eps = self.eps or eps_out
+        return eps + min(FORMATS[self.accumulator].eps, eps) * math.sqrt(k)
 
     def takes(self, operand: Format) -> bool:
         """Whether operands of this format can be multiplied so."""
@@ -66,14 +85,19 @@ class Compute:
 
 #: Every compute mode by its name.
 COMPUTES = {c.name: c for c in (
-    Compute("native", "ieee"),
+    # Tensor cores truncate their sums: 2^-23 an addition, where rounding to nearest costs 2^-24.
+    Compute("native", "ieee", bound_of_sum=2.0**-23),
+    # K multiply-adds are within K 2^-24 of |A| |B| (Higham, Accuracy and Stability of Numerical
+    # Algorithms, 2nd edition, section 3.1).
     Compute("ieee", "ieee", tensor_cores=False),
     # Either operand may be truncated to 10 bits of mantissa.
-    Compute("tf32", "tf32", ("fp32",), peak="tf32", input_precision="tf32", eps=2 * 2.0**-10),
+    Compute("tf32", "tf32", ("fp32",), peak="tf32", input_precision="tf32", eps=2 * 2.0**-10,
+            bound_of_product=2 * 2.0**-10, bound_of_sum=2.0**-23),
     # Each operand as a sum of two fp16 numbers, of whose four products the smallest is left out
     # (Ootomo and Yokota, arXiv 2203.03341). The bound is twice that of K float32 multiply-adds
     # (device/split_fp32.py); results are held to the limits of ieee.
-    Compute("fp16x3", "fp16x3", ("fp32",), products=3, peak="fp16"),
+    Compute("fp16x3", "fp16x3", ("fp32",), products=3, peak="fp16", bound_of_product=4 * 2.0**-23,
+            bound_of_sum=2.0**-23),
 )}
 #: What a problem's ``precision`` may be.
 PRECISIONS = tuple(dict.fromkeys(c.precision for c in COMPUTES.values()))

@@ -265,28 +265,27 @@ def _requested() -> dict[str, object]:
     return {name: _COMBINED[name](of_all) for name, of_all in values.items()}
 
 
-@contextlib.contextmanager
-def request(**values: object) -> Iterator[None]:
-    """Asks for settings of :data:`_COMBINED` inside a ``with`` block, for the whole process.
+def request(asked: dict[str, object]) -> None:
+    """Asks for settings of :data:`_COMBINED`, for the whole process, until :func:`withdraw`.
 
-    Blocks may overlap in threads and coroutines, and end in any order. While several are open, the
-    smallest budget of SMs and any ``batch_invariant`` hold, and of ``fp32`` the one entered last.
-    They stand in place of what the environment says.
+    Requests may overlap in threads and coroutines, end in any order, and be made several times.
+    While several are open, the smallest budget of SMs and any ``batch_invariant`` hold, and of
+    ``fp32`` the one made last. They stand in place of what the environment says.
     """
-    asked = dict(values)
     current()
     with _lock:
         _requests.append(asked)
     _put(_base)
-    try:
-        yield
-    finally:
-        with _lock:
-            for place, one in enumerate(_requests):
-                if one is asked:
-                    del _requests[place]
-                    break
-        _put(_base)
+
+
+def withdraw(asked: dict[str, object]) -> None:
+    """Ends the last :func:`request` of this very ``asked``."""
+    with _lock:
+        for place in reversed(range(len(_requests))):
+            if _requests[place] is asked:
+                del _requests[place]
+                break
+    _put(_base)
 
 
 _handler: logging.Handler | None = None

@@ -365,3 +365,16 @@ def test_a_forked_child_has_the_override_and_its_own_lock(products):
         process.start()
     assert ours.poll(60) and ours.recv() == {"mm": 1}
     process.join(60)
+
+
+@pytest.mark.filterwarnings("ignore:Named tensors")
+def test_names_of_axes_are_kept(products):
+    """By matmul and @, which drop names before the product and set them afterwards. (torch.mm of
+    named tensors raises: torch hands none to a Python kernel.)"""
+    a, b = torch.randn(5, 7), torch.randn(7, 3)
+    if hasattr(torch.Tensor, "has_names"):  # torch up to 2.12
+        a, b = a.rename("N", "C"), b.rename("C", "D")
+    expected = getattr(a @ b, "names", None)
+    with tg.override(min_flops=0):
+        assert getattr(a @ b, "names", None) == expected
+        assert torch.matmul(a, b).shape == (5, 3)

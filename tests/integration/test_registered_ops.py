@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from replaced import numpy_plan  # noqa: E402
+from torch.autograd import forward_ad  # noqa: E402
 
 import tritongemm as tg  # noqa: E402
 from tritongemm import settings  # noqa: E402
@@ -202,6 +203,24 @@ def test_what_no_op_is_for_compiles_as_torchs(call, shapes, ours):
     found, result = seen_ops(call, *operands)
     assert not found
     torch.testing.assert_close(result, call(*operands))
+
+
+@pytest.mark.parametrize("call", [tg.matmul, lambda x, w: tg.addmm(w[0], x, w),
+                                  lambda x, w: tg.linear(x, w.mT, activation="relu")],
+                         ids=("matmul", "addmm", "linear-relu"))
+def test_a_compiled_call_has_its_tangent(call, ours):
+    """Also where it was compiled outside of forward mode, and where it is used there again."""
+    x, w, t = torch.randn(3, 4), torch.randn(4, 5), torch.randn(3, 4)
+
+    def tangent(run) -> torch.Tensor:
+        with forward_ad.dual_level():
+            return forward_ad.unpack_dual(run(forward_ad.make_dual(x, t), w)).tangent
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x, w), call(x, w))
+        torch.testing.assert_close(tangent(compiled), tangent(call))
+    assert COUNTERS["stats"]["unique_graphs"] == 2
 
 
 def test_a_bias_of_the_folded_rows_is_wrong_as_in_torch(ours):

@@ -7,9 +7,13 @@ import torch
 from opinfo_held import ASPECTS, DOORS, WITHOUT_MATRICES, held
 
 pytestmark = pytest.mark.interpreter
+#: What `make test` runs of the aspects; `make test-all` runs all.
+QUICK = ("values",)
 
 
-@pytest.mark.parametrize("aspect", ASPECTS)
+@pytest.mark.parametrize("aspect", [
+    aspect if aspect in QUICK else pytest.param(aspect, marks=pytest.mark.thorough)
+    for aspect in ASPECTS])
 @pytest.mark.parametrize(("name", "door"), DOORS)
 def test_samples_are_held_against_float64(name, door, aspect):
     taken = held(name, door, aspect, "cpu", torch.float32, limit=4)

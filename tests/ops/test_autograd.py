@@ -83,9 +83,9 @@ CASES = (
     product("matrix-batch", MATMUL, (3, 4), (2, 4, 2)),
     product("broadcast", MATMUL, (2, 1, 3, 4), (3, 4, 2)),
     product("one-row", MATMUL, (1, 4), (4, 1)),
-    product("vector-matrix", MATMUL.insisting, (4,), (4, 2)),
-    product("matrix-vector", MATMUL.insisting, (3, 4), (4,)),
-    product("vectors", MATMUL.insisting, (4,), (4,)),
+    product("vector-matrix", MATMUL.forced, (4,), (4, 2)),
+    product("matrix-vector", MATMUL.forced, (3, 4), (4,)),
+    product("vectors", MATMUL.forced, (4,), (4,)),
     product("linear", LINEAR, (3, 4), (2, 4), theirs=F.linear),
     product("linear-batch", LINEAR, (2, 3, 4), (2, 4), theirs=F.linear),
     fused("addmm", ADDMM, added, (3, 2), (3, 4), (4, 2), beta=0.5, alpha=2.0),
@@ -177,7 +177,7 @@ def test_two_axes_may_be_mapped_each_over_other_operands(case, reference):
 @pytest.mark.parametrize("axes", [(None, 0, None), (0, 0, None), (None, 0, 0), (None, None, 0)],
                          ids=str)
 def test_a_linear_of_a_vector_may_be_mapped_over(axes, reference):
-    """Not insisting, it is torch's: what becomes of it is no matter of the samples."""
+    """Not forced, it is torch's: what becomes of it is no matter of the samples."""
     x, w, b = randn(4, leaf=False), randn(2, 4, leaf=False), randn(2, leaf=False)
     samples = [t if at is None else torch.stack([t, 2 * t, t - 1])
                for t, at in zip((x, w, b), axes)]
@@ -197,6 +197,15 @@ def test_a_mapped_input_is_not_read_where_beta_is_0(axes, reference):
         return autograd.fused(execute.ADDMM["none"], d, a, b, 0.0, 2.0)
 
     close(torch.func.vmap(call, axes)(*samples), torch.stack([2 * (a @ b)] * 2))
+
+
+def test_a_mapped_result_may_be_changed_in_place(reference):
+    """Each sample's result has memory of its own where only the unread input is mapped."""
+    d, a, b = randn(3, 2, leaf=False), randn(5, 4, leaf=False), randn(4, 2, leaf=False)
+    found, expected = (torch.func.vmap(lambda d, f=f: f(d).mul_(d))(d) for f in (
+        lambda d: autograd.fused(execute.ADDMM["none"], d, a, b, 0.0, 1.0),
+        lambda d: torch.addmm(d, a, b, beta=0)))
+    close(found, expected)
 
 
 def test_tangents_of_a_gradient_of_one_number_keep_its_dtype(reference):

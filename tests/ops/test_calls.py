@@ -14,12 +14,15 @@ torch = pytest.importorskip("torch")
 
 import tritongemm as tg  # noqa: E402
 from tritongemm import settings  # noqa: E402
+from tritongemm.config import KernelConfig  # noqa: E402
+from tritongemm.device import representative  # noqa: E402
 from tritongemm.errors import LaunchError, UnsupportedError  # noqa: E402
 from tritongemm.ops import calls, execute  # noqa: E402
 from tritongemm.ops import plans as kept  # noqa: E402
 from tritongemm.ops.operands import Operand, form_of  # noqa: E402
 from tritongemm.problem import GemmProblem  # noqa: E402
 from tritongemm.records import failures  # noqa: E402
+from tritongemm.selection import Choice  # noqa: E402
 
 
 class AddressedPlan:
@@ -89,7 +92,7 @@ def test_a_float32_call_obeys_the_precision_at_its_time(plans, monkeypatch):
     for value, known in (("ieee", 1), ("tf32", 2), ("ieee", 2), ("tf32", 2)):
         setting[0] = value
         tg.matmul(a, b, strict=True)
-        assert len(execute.MATMUL.insisting.hits) + len(execute.MATMUL.hits) == known
+        assert len(execute.MATMUL.forced.hits) + len(execute.MATMUL.hits) == known
     tg.matmul(a.half(), b.half())
     assert len(execute.MATMUL.hits) == 3
 
@@ -185,6 +188,40 @@ def test_scratch_that_does_not_fit_is_done_without(plans, monkeypatch):
     for _ in range(2):
         assert torch.equal(tg.matmul(a, b, strict=True), a @ b)
     assert [config.split_k > 1 for config in made] == [True, False]
+
+
+def test_without_memory_for_the_parts_float32_runs_on_cuda_cores_with_one_warning(
+        plans, monkeypatch, logged):
+    """A split product has one part of K and no padded operands, and takes scratch all the same."""
+    from tritongemm.kernels.compile import launches_of
+    from tritongemm.ops.plan import scratch_of
+
+    split = KernelConfig("split_product", 128, 128, 64, num_warps=8, num_stages=3)
+    made, asked = [], []
+
+    def make_plan(problem, config, device, geometry, where):
+        made.append(config)
+
+        def plan(a, b, c, *rest):
+            size = scratch_of(launches_of(problem, config, device, geometry))
+            if size:
+                asked.append(size)
+                raise torch.OutOfMemoryError(f"no {size} bytes")
+            torch.matmul(a, b, out=c)
+        return plan
+
+    monkeypatch.setattr(kept, "make_plan", make_plan)
+    monkeypatch.setattr(kept, "device_of", lambda where: representative(90))
+    monkeypatch.setattr(kept, "choose", lambda *_: Choice(split, "exact"))
+    monkeypatch.setattr(calls, "_precision_of", lambda a: "fp16x3")
+    a, b = torch.randn(256, 256), torch.randn(256, 256)
+    for _ in range(3):
+        assert torch.equal(tg.matmul(a, b, strict=True), a @ b)
+    first, second = made
+    assert first == split and second.kernel == "tiled" and len(asked) == 3
+    (level, text), = logged.said
+    assert level == "WARNING" and "no memory for the scratch of" in text
+    assert str(split) in text and str(second) in text
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 import tritongemm as tg
+from tritongemm import settings
+from tritongemm.compute import COMPUTES
 from tritongemm.device import device_named
 from tritongemm.errors import DeviceError, ProblemError, UsageError
 from tritongemm.integration.override import Calls, OverrideReport
@@ -92,6 +94,39 @@ def test_sizes_beyond_any_memory_are_told_without_a_warning():
         warnings.simplefilter("error")
         found = tg.explain(2 * 10**9, 2 * 10**9, 2 * 10**9, device="h200")
     assert found.config is None and "a grid has at most" in found.note
+
+
+@pytest.mark.parametrize(("precision", "policy", "name", "bound"), [
+    (None, "own", "split", (4096 + 4) * 2.0**-23), ("ieee", "own", "ieee", 4096 * 2.0**-24),
+    ("tf32", "own", "tf32", 2.0**-9 + 4096 * 2.0**-23), ("ieee", "auto", "torch", None)], ids=str)
+def test_the_float32_path_is_named_with_its_bound_and_its_switch(precision, policy, name, bound):
+    with settings.override(policy=policy):
+        found = tg.explain(4096, 4096, 4096, dtype="fp32", precision=precision, device="h100")
+    assert found.float32.name == name and found.float32.bound == bound
+    fields = dict(found.fields())
+    assert fields["float32"].startswith(f"{name}: ")
+    assert {"split": "TRITONGEMM_FP32=ieee", "ieee": "TRITONGEMM_FP32=split",
+            "tf32": "fp32_precision", "torch": "TRITONGEMM_POLICY=own"}[name] in fields["switch"]
+    assert ("error" in fields) == (bound is not None)
+
+
+def test_float32_that_is_not_split_runs_as_ieee():
+    """On a device without the split product, and where the setting says so."""
+    with settings.override(policy="own"):
+        assert tg.explain(512, 512, 512, dtype="fp32", device="a100-sxm4").float32.name == "ieee"
+    with settings.override(policy="own", fp32="ieee"):
+        found = tg.explain(4096, 4096, 4096, dtype="fp32", device="h100")
+    assert found.float32.name == "ieee" and found.problem.precision == "ieee"
+    assert tg.explain(PROBLEM, device="h200").float32 is None
+
+
+def test_the_error_limit_is_that_of_the_check():
+    from tritongemm.measure.numerics import floor
+
+    checked = floor(torch.float32, 4096, 1.0, COMPUTES["fp16x3"])
+    with settings.override(policy="own"):
+        found = tg.explain(4096, 4096, 4096, dtype="fp32", device="h100").float32
+    assert found.limit == (checked.maximum, checked.rms)
 
 
 def test_explain_has_html_for_notebooks():

@@ -351,7 +351,7 @@ def test_a_kept_call_with_out_keeps_no_tensor_alive(function, plans):
         randn(2, 3), randn(2, 5, 7), randn(2, 3, 7)),
     lambda: tg.mv(randn(5, 7).requires_grad_(), randn(7), strict=True)],
     ids=["vmap", "vmap-linear", "vector"])
-def test_strict_insists_through_transforms_and_vectors(call, plans, monkeypatch):
+def test_strict_holds_through_transforms_and_vectors(call, plans, monkeypatch):
     monkeypatch.setattr("tritongemm.ops.plans.torch_wins", lambda *_: "torch is faster")
     call()
     assert len(plans.made) == 1

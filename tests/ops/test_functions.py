@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -459,3 +460,32 @@ def test_a_capture_with_no_warm_plan_is_torchs_with_one_warning(plans, monkeypat
     assert [level for level, _ in logged.said] == ["WARNING"]
     monkeypatch.setattr(kept, "_make", real)
     tg.matmul(a, b, strict=True)  # afterwards it is this package's
+
+
+@pytest.mark.parametrize("name", ["addmm", "baddbmm"])
+@pytest.mark.parametrize("out", [False, True])
+def test_torchs_older_orders_of_arguments_are_taken_with_a_warning(name, out, plans):
+    shape = (2,) if name == "baddbmm" else ()
+    d, a, b = randn(*shape, 5, 3), randn(*shape, 5, 7), randn(*shape, 7, 3)
+    for arguments in ((2, d, a, b), (0.5, d, 3, a, b), (0, d, a, b)):
+        given = {"out": torch.empty(*shape, 5, 3)} if out else {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            expected = getattr(torch, name)(*arguments)
+        with pytest.warns(UserWarning, match=rf"{name}\(beta, input, ...\) is deprecated"):
+            found = getattr(tg, name)(*arguments, strict=True, **given)
+        torch.testing.assert_close(found, expected)
+        assert not out or found is given["out"]
+    assert plans.made
+
+
+@pytest.mark.filterwarnings("ignore:Named tensors")
+def test_names_of_axes_are_torchs_business(plans):
+    if not hasattr(torch.Tensor, "has_names"):  # torch 2.13 dropped them: nothing to keep
+        with pytest.raises(AttributeError):
+            _ = randn(5, 7).names
+        return
+    a, b, d = (randn(*shape).rename(*names) for shape, names in (
+        ((5, 7), ("N", "C")), ((7, 3), ("C", "D")), ((5, 3), ("N", "D"))))
+    assert tg.matmul(a, b).names == tg.addmm(d, a, b).names == ("N", "D")
+    assert not plans.made

@@ -107,6 +107,11 @@ WRONG: dict[str, dict[str, tuple[Callable[[], tuple], dict]]] = {
         "beta-beyond-float32": (lambda: (t(3), t(5, 7), t(7, 3)), {"beta": lambda: -1e39}),
         "alpha-beyond-64-bits": (lambda: (t(3), t(5, 7), t(7, 3)), {"alpha": lambda: 2**64}),
         "input-none": (lambda: (None, t(5, 7), t(7, 3)), {}),
+        "older-order-too-short": (lambda: (2, t(3), t(5, 7)), {}),
+        "older-order-too-long": (lambda: (2, t(3), 3, t(5, 7), t(7, 3), t(3)), {}),
+        "older-order-all-tensors": (lambda: (t(3), t(3), t(5, 7), t(7, 3)), {}),
+        "older-order-twice-beta": (lambda: (2, t(3), t(5, 7), t(7, 3)), {"beta": lambda: 3}),
+        "older-order-with-alpha": (lambda: (2, t(3), t(5, 7), t(7, 3)), {"alpha": lambda: 3}),
         "input-number": (lambda: (2.0, t(5, 7), t(7, 3)), {}),
         "gradient-and-out": (lambda: (leaf(3), t(5, 7), t(7, 3)), {"out": lambda: filled(5, 3)}),
     },
@@ -178,6 +183,56 @@ def test_the_error_is_torchs(call, warm, plans):
 
 def test_there_are_enough_of_them():
     assert len(CALLS) >= 60
+
+
+#: function -> shapes of samples and options: wrong for one sample, and right for a batch of all.
+#: (Of some torch's vmap makes something all the same.)
+WRONG_SAMPLES = {
+    "mm-batches": ("mm", ((2, 4, 4), (2, 4, 4)), {}),
+    "mv-matrices": ("mv", ((2, 4, 4), (4, 4)), {}),
+    "dot-matrices": ("dot", ((4, 4), (4, 4)), {}),
+    "bmm-many-batches": ("bmm", ((2, 2, 4, 4), (2, 2, 4, 4)), {}),
+    "bmm-broadcast": ("bmm", ((1, 4, 4), (2, 4, 4)), {}),
+    "addmm-batches": ("addmm", ((4, 4), (2, 4, 4), (2, 4, 4)), {}),
+    "addmm-input-rank": ("addmm", ((1, 4, 4), (4, 4), (4, 4)), {}),
+    "addmm-input-rows": ("addmm", ((3, 4), (1, 4), (4, 4)), {}),
+    "addmm-unread-input": ("addmm", ((3, 4), (1, 4), (4, 4)), {"beta": 0}),
+    "baddbmm-broadcast": ("baddbmm", ((4,), (1, 4, 4), (2, 4, 4)), {}),
+    "baddbmm-matrices": ("baddbmm", ((4, 4), (4, 4), (4, 4)), {}),
+    "baddbmm-input": ("baddbmm", ((3, 2, 4, 4), (2, 4, 4), (2, 4, 4)), {}),
+}
+
+
+@pytest.mark.parametrize("call", WRONG_SAMPLES.values(), ids=WRONG_SAMPLES)
+def test_samples_that_are_wrong_one_by_one_get_torchs_answer(call, plans):
+    name, shapes, options = call
+    for mapped in range(1, 2**len(shapes)):
+        axes = tuple(0 if mapped >> i & 1 else None for i in range(len(shapes)))
+        operands = tuple(t(*shape) if at is None else t(3, *shape)
+                         for shape, at in zip(shapes, axes))
+        answers = []
+        for home in (torch, tg):
+            try:
+                result = torch.func.vmap(partial(getattr(home, name), **options), axes)(*operands)
+                answers.append((tuple(result.shape), result.sum().item()))
+            except RuntimeError as error:
+                answers.append(str(error))
+        assert answers[0] == answers[1], axes
+    assert not plans.made
+
+
+@pytest.mark.parametrize("call", [call for call in WRONG_SAMPLES if call in (
+    "mm-batches", "mv-matrices", "dot-matrices", "bmm-many-batches", "addmm-batches")])
+def test_vmap_raises_for_samples_of_a_wrong_rank(call, plans):
+    name, shapes, _ = WRONG_SAMPLES[call]
+    with pytest.raises(RuntimeError, match="dims|shapes"):
+        torch.func.vmap(getattr(tg, name))(*(t(3, *shape) for shape in shapes))
+
+
+def test_an_addmm_of_a_vector_is_wrong_where_a_gradient_is_needed(plans):
+    for home in (torch, tg):
+        with pytest.raises(RuntimeError):
+            home.addmm(t(3), leaf(7), t(7, 3), **({} if home is torch else {"strict": True}))
 
 
 def without_memory() -> dict[str, Callable[[], torch.Tensor]]:

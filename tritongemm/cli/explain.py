@@ -22,8 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="how A and B are stored; nt is what nn.Linear does (default nn)")
     parser.add_argument("--epilogue", default="none", metavar="NAME",
                         help="what is fused after the product, e.g. bias+gelu (default none)")
-    parser.add_argument("--precision", default="ieee", choices=PRECISIONS,
-                        help="of fp32 products (default ieee)")
+    parser.add_argument("--precision", choices=PRECISIONS,
+                        help="of fp32 products (default: fp16x3, or ieee under "
+                             "TRITONGEMM_FP32=ieee)")
     add_operand_arguments(parser)
     parser.add_argument("--device-name", metavar="SLUG",
                         help="a device of configs/devices, e.g. nvidia-h200; needs no GPU "
@@ -33,8 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints the explanation. Raises :class:`ProblemError` for a shape that cannot exist and
     :class:`DeviceError` where there is no GPU and no ``--device-name``."""
+    from tritongemm.ops.float32 import default_precision
+
+    precision = args.precision or default_precision(args.dtype)
     problem = GemmProblem.contiguous(args.m, args.n, args.k, batch=args.batch, dtype=args.dtype,
-                                     layout=args.layout, precision=args.precision,
+                                     layout=args.layout, precision=precision,
                                      epilogue=args.epilogue, **operand_words(args))
     device = device_named(args.device_name) if args.device_name else _here()
 

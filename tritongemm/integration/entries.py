@@ -28,6 +28,7 @@ from tritongemm.errors import UnsupportedError
 from tritongemm.ops import execute, native
 from tritongemm.ops.calls import NAMES, dtypes_reason
 from tritongemm.ops.execute import Declined, Op, fused, product, product_into
+from tritongemm.ops.untraced import untraced
 from tritongemm.problem import NOTHING_TO_MULTIPLY
 
 Kernel = Callable[..., Tensor]
@@ -203,10 +204,10 @@ _OPS = {"mm": execute.MM, "bmm": execute.BMM, "addmm": execute.ADDMM["none"],
 
 
 def _kernel(op: str, name: str, policy: Policy, least: float, theirs: Kernel) -> Kernel:
-    ours = _OPS[op].insisting if policy.strict else _OPS[op]
+    ours = _OPS[op].forced if policy.strict else _OPS[op]
     make = _product_entry if op in ("mm", "bmm") else (
         _in_place_entry if name.endswith("_") else _sum_entry)
-    return make(ours, _watched(policy.watch, name, False, theirs), policy, least, name)
+    return untraced(make(ours, _watched(policy.watch, name, False, theirs), policy, least, name))
 
 
 def _watched(watch: Watch | None, name: str, taken: bool, run: Kernel) -> Kernel:

@@ -19,13 +19,14 @@ import math
 import os
 import threading
 from collections.abc import Iterable
-from contextlib import ContextDecorator
 from dataclasses import dataclass
 
 from tritongemm import settings
 from tritongemm.errors import UsageError
 from tritongemm.integration.entries import OPS, Entries, Policy, Watch, dispatch_keys, tallies
 from tritongemm.notebook import table
+from tritongemm.ops.blocks import Block
+from tritongemm.ops.untraced import untraced
 
 #: Flops, of four products of 256 x 256 x 256: below about this a product takes less than the
 #: microseconds that a Python kernel in the dispatcher may add to a call. A chain of products that
@@ -45,9 +46,9 @@ class Request:
     policy: Policy
 
 
-class override(ContextDecorator):
+class override(Block):
     """Runs torch's matrix products by this package's kernels, inside a ``with`` block or a
-    decorated function.
+    decorated function. A decorated generator or coroutine is inside while its body runs.
 
     Args:
         ops: of ``mm, bmm, addmm, baddbmm``; None: all of them.
@@ -183,6 +184,7 @@ _enabled: list[Request] = []
 _standing: dict[str, Entries] = {}
 
 
+@untraced
 def enter(request: Request) -> None:
     """``request`` is in force from now on; where torch refuses it, nothing has changed."""
     with _lock:
@@ -195,6 +197,7 @@ def enter(request: Request) -> None:
             raise
 
 
+@untraced
 def leave(request: Request) -> None:
     """``request``, entered before, is in force once less."""
     with _lock:

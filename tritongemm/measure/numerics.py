@@ -29,7 +29,7 @@ import torch
 
 from tritongemm.compute import Compute, compute_of
 from tritongemm.errors import NumericsError
-from tritongemm.formats import FORMATS, format_of_dtype
+from tritongemm.formats import format_of_dtype
 
 #: Least number of outputs for which the RMS is checked in addition to the maximum.
 RMS_FROM = 1000
@@ -133,8 +133,7 @@ def floor(dtype_out: torch.dtype, k: int, size: float, compute: Compute,
             with the output but never accumulated.
     """
     eps = compute.eps or format_of_dtype(dtype_out).eps
-    accumulate = min(FORMATS[compute.accumulator].eps, eps) * math.sqrt(k)
-    unit = (eps + accumulate) * size + eps * addend
+    unit = compute.error_unit(eps, k) * size + eps * addend
     return Limit(compute.max_factor * unit, compute.rms_factor * unit)
 
 

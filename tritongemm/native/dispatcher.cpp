@@ -567,11 +567,21 @@ PyObject* refuse(PyObject*, PyObject* const* args, Py_ssize_t count) {
   });
 }
 
+// Whether axes have names, in a torch that has those (up to 2.12).
+template <class T>
+auto named(const T& x, int) -> decltype(x.has_names()) {
+  return x.has_names();
+}
+template <class T>
+bool named(const T&, long) {
+  return false;
+}
+
 // Whether nothing but the operands has a say in a call of plain tensors (ops/functions.py).
 bool plain(PyObject* object) {
   if (!THPVariable_CheckExact(object)) return false;
   const at::Tensor& x = THPVariable_Unpack(object);
-  if (x.is_neg()) return false;
+  if (x.is_neg() || named(x, 0)) return false;
   const auto* meta = x.unsafeGetTensorImpl()->autograd_meta();
   if (!meta) return true;
   if (x.requires_grad() && c10::GradMode::is_enabled()) return false;

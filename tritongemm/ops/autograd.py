@@ -21,11 +21,13 @@ from tritongemm import settings
 from tritongemm.activations import BY_NAME
 from tritongemm.errors import UnsupportedError
 from tritongemm.ops import formulas
+from tritongemm.ops.calls import ranks_reason
 from tritongemm.ops.declined import Declined, DeclinedByChoice
 from tritongemm.ops.execute import MATMUL, Op, judge
 from tritongemm.ops.execute import fused as run_fused
 from tritongemm.ops.execute import product as run_product
-from tritongemm.ops.operands import VECTORS_ARE_TORCHS
+from tritongemm.ops.operands import VECTORS_ARE_TORCHS, Operand, expanded
+from tritongemm.ops.untraced import untraced
 
 _transforms = torch._C._are_functorch_transforms_active
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -45,6 +47,9 @@ def product(op: Op, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor | Declin
         return _activated(op, _of_vectors(op, a, b, alpha))
     if not _transformed():
         return eager_product(op, a, b, alpha)
+    reason = _wrong_sample(op, a, b)
+    if reason is not None:
+        return reason
     return _activated(op, _applied(Product, op.plain, a, b, alpha))
 
 
@@ -52,14 +57,18 @@ def fused(op: Op, d: Tensor, a: Tensor, b: Tensor, beta: float = 1.0,
           alpha: float = 1.0) -> Tensor | Declined:
     """The op's activation of alpha * A @ B + beta * D, with a gradient."""
     if a.dim() == 1:
-        if not op.rule.insisting:
+        if not op.rule.forced:
             return _VECTOR
-        if op.rule.ranks is not None:
-            return Declined(f"ranks are 1 and {b.dim()}")
+        wrong = ranks_reason(op.rule, a, b, d)
+        if wrong is not None:
+            return Declined(wrong)
         result = fused(op, d, a[None], b, beta, alpha)
         return result if isinstance(result, Declined) else result[0]
     if not _transformed():
         return eager_fused(op, d, a, b, beta, alpha)
+    reason = _wrong_sample(op, a, b, d)
+    if reason is not None:
+        return reason
     return _activated(op, _applied(Fused, op.plain, d, a, b, beta, alpha))
 
 
@@ -94,6 +103,19 @@ def _applied(function: type[Function], *arguments: object) -> Tensor | Declined:
         return reason.fresh()
 
 
+def _wrong_sample(op: Op, a: Tensor, b: Tensor, d: Tensor | None = None) -> Declined | None:
+    """Why torch refuses these operands, which under vmap are those of one sample. The product of
+    all samples is a batched one: it would take ranks and broadcast where ``op`` does not."""
+    reason = ranks_reason(op.rule, a, b, d)
+    if reason is not None:
+        return Declined(reason)
+    if d is not None and op.rule.ranks is not None:
+        shape = (*a.shape[:-1], b.shape[-1])
+        if expanded(Operand(d.shape, (1,) * d.dim()), shape) is None:
+            return Declined(f"the input of shape {tuple(d.shape)} does not broadcast to {shape}")
+    return None
+
+
 def _taken(result: Tensor | Declined) -> Tensor:
     """A result, inside of a function. Raises Declined where there is none."""
     if isinstance(result, Declined):
@@ -121,11 +143,11 @@ def _forward_levels() -> int:
 def _of_vectors(op: Op, a: Tensor, b: Tensor, alpha: float) -> Tensor | Declined:
     """A product with a vector, as a matrix of one row or column."""
     ranks = (a.dim(), b.dim())
-    if not op.rule.insisting:
+    if not op.rule.forced:
         return _VECTOR
     if 0 in ranks or op.rule.ranks not in (None, ranks):
         return Declined(f"ranks are {ranks[0]} and {ranks[1]}")
-    result = product(op.plain if op.rule.flipped else MATMUL.insisting,
+    result = product(op.plain if op.rule.flipped else MATMUL.forced,
                      a[None] if ranks[0] == 1 else a, b[:, None] if ranks[1] == 1 else b, alpha)
     if isinstance(result, Declined):
         return result
@@ -146,6 +168,7 @@ def wanted(*tensors: Tensor) -> bool:
     return recording() and any(x.requires_grad for x in tensors) or _transformed()
 
 
+@untraced
 def multiply(op: Op, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
     """alpha * A @ B inside a formula: by a kernel, else by torch; differentiable where wanted.
 
@@ -161,8 +184,8 @@ def multiply(op: Op, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
     if not isinstance(result, Declined):
         return result
     if settings.current().strict:
-        if result.by_choice and not op.rule.insisting:
-            return multiply(op.insisting, a, b, alpha)
+        if result.by_choice and not op.rule.forced:
+            return multiply(op.forced, a, b, alpha)
         raise UnsupportedError(f"a gradient of {op.rule.name} would call torch: {result}")
     return formulas.scaled(torch.matmul(a, b.mT if op.rule.flipped else b), alpha)
 
@@ -217,8 +240,8 @@ def _mapped_pair(op: Op, a: Tensor, b: Tensor, axes: tuple) -> tuple[Op, Tensor,
 
 
 def _matmul(op: Op) -> Op:
-    """``matmul`` that insists where ``op`` does."""
-    return MATMUL.insisting if op.rule.insisting else MATMUL
+    """``matmul``, forced where ``op`` is."""
+    return MATMUL.forced if op.rule.forced else MATMUL
 
 
 class Product(Function):
@@ -238,6 +261,7 @@ class Product(Function):
         _keep(ctx, a, b, need_a, need_b)
 
     @staticmethod
+    @untraced
     def backward(ctx: Any, grad: Tensor) -> tuple:
         """dA and dB, where they are needed."""
         a, b = ctx.saved_tensors
@@ -246,6 +270,7 @@ class Product(Function):
                 None if a is None else _grad_b(op, grad, a, alpha, shape_b), None)
 
     @staticmethod
+    @untraced
     def jvp(ctx: Any, _op: None, a_t: Tensor | None, b_t: Tensor | None,
             _alpha: None) -> Tensor | None:
         """The tangent of the product."""
@@ -254,6 +279,7 @@ class Product(Function):
         return _tangent(op, a, b, alpha, a_t, b_t)
 
     @staticmethod
+    @untraced
     def vmap(info: Any, in_dims: tuple, op: Op, a: Tensor, b: Tensor,
              alpha: float) -> tuple[Tensor, int]:
         """One product of all samples."""
@@ -279,6 +305,7 @@ class _EagerProduct(Function):
         return result[0]
 
     @staticmethod
+    @untraced
     def backward(ctx: Any, grad: Tensor) -> tuple:
         """dA and dB, where they are needed."""
         return *Product.backward(ctx, grad), None
@@ -301,6 +328,7 @@ class Fused(Function):
         _keep(ctx, a, b, need_a, need_b)
 
     @staticmethod
+    @untraced
     def backward(ctx: Any, grad: Tensor) -> tuple:
         """dD, dA and dB, where they are needed."""
         a, b = ctx.saved_tensors
@@ -310,6 +338,7 @@ class Fused(Function):
                 None if a is None else _grad_b(op, grad, a, alpha, shape_b), None, None)
 
     @staticmethod
+    @untraced
     def jvp(ctx: Any, _op: None, d_t: Tensor | None, a_t: Tensor | None,
             b_t: Tensor | None, _beta: None, _alpha: None) -> Tensor | None:
         """The tangent of the sum."""
@@ -326,6 +355,7 @@ class Fused(Function):
         return tangent + scaled
 
     @staticmethod
+    @untraced
     def vmap(info: Any, in_dims: tuple, op: Op, d: Tensor, a: Tensor,
              b: Tensor, beta: float, alpha: float) -> tuple[Tensor, int]:
         """One product of all samples, D with it."""
@@ -336,7 +366,7 @@ class Fused(Function):
             d = _mapped(d, in_dims[1], max(a.dim(), b.dim()))
             result = _taken(product(op, a, b, alpha))
             if beta == 0:  # D is not read
-                return result.expand(d.shape[0], *result.shape), 0
+                return result.expand(d.shape[0], *result.shape).contiguous(), 0
             return result + formulas.scaled(d, beta), 0
         op, a, b, rank = _mapped_pair(op, a, b, in_dims[2:4])
         if op.rule.flipped and in_dims[1] is not None:  # a mapped bias is no vector
@@ -357,6 +387,7 @@ class _EagerFused(Function):
         return result[0]
 
     @staticmethod
+    @untraced
     def backward(ctx: Any, grad: Tensor) -> tuple:
         """dD, dA and dB, where they are needed."""
         return *Fused.backward(ctx, grad), None

@@ -49,7 +49,7 @@ class Rule(NamedTuple):
         flipped: B is given as [N, K], as ``linear`` has it.
         broadcasts: whether the batches of A and B may differ.
         activation: applied to the result.
-        insisting: runs also what is torch's by choice.
+        forced: runs also what is torch's by choice.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Rule(NamedTuple):
     flipped: bool = False
     broadcasts: bool = True
     activation: str = "none"
-    insisting: bool = False
+    forced: bool = False
 
 
 class Operands(NamedTuple):
@@ -82,7 +82,7 @@ def bind(rule: Rule, x: Operands) -> Call:
     _check(rule, x, dtype_out)
     form = _form(rule, x)
     key = (*_problem(rule, x, form, dtype_out), x.a.device)
-    plan = plans.get(key, insisting=rule.insisting)
+    plan = plans.get(key, forced=rule.forced)
     if x.out is not None:
         return _into(rule, x, form, key, plan)
     return _fresh(form, key, plan, dtype_out)
@@ -94,7 +94,7 @@ def problem_of(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None
     Raises:
         UnsupportedError: operands that no kernel of this package takes.
     """
-    rule, x = Rule("matmul", insisting=True), Operands(a, b, out)
+    rule, x = Rule("matmul", forced=True), Operands(a, b, out)
     try:
         _check(rule, x, a.dtype)
         return _problem(rule, x, _form(rule, x), a.dtype)[0]
@@ -125,16 +125,26 @@ def _check(rule: Rule, x: Operands, dtype_out: torch.dtype) -> None:
             raise Declined(f"{name} is {other.dtype} on {other.device}, {other.layout}")
     if out is not None and repeats(Operand(out.shape, out.stride())):
         raise Declined("out= overlaps itself")
-    ranks = (a.dim(), b.dim())
-    if rule.ranks is not None and ranks != rule.ranks or rule.flipped and b.dim() != 2:
-        raise Declined(f"ranks are {ranks[0]} and {ranks[1]}")
-    if not rule.broadcasts and a.shape[0] != b.shape[0]:
-        raise Declined(f"shapes are {tuple(a.shape)} and {tuple(b.shape)}")
-    if rule.flipped and d is not None and tuple(d.shape) != (b.shape[0],):
-        raise Declined(f"the bias is of shape {tuple(d.shape)}")
-    if 1 in ranks and not rule.insisting:
+    reason = ranks_reason(rule, a, b, d)
+    if reason is not None:
+        raise Declined(reason)
+    if 1 in (a.dim(), b.dim()) and not rule.forced:
         # Bound by memory, which torch's gemv reads as fast as can be.
         raise DeclinedByChoice(VECTORS_ARE_TORCHS)
+
+
+def ranks_reason(rule: Rule, a: torch.Tensor, b: torch.Tensor,
+                 d: torch.Tensor | None = None) -> str | None:
+    """Why operands of these ranks and batches, or a bias of this shape, are wrong for ``rule``, as
+    they are in torch; None: they are not."""
+    ranks = (a.dim(), b.dim())
+    if rule.ranks is not None and ranks != rule.ranks or rule.flipped and b.dim() != 2:
+        return f"ranks are {ranks[0]} and {ranks[1]}"
+    if not rule.broadcasts and a.shape[0] != b.shape[0]:
+        return f"shapes are {tuple(a.shape)} and {tuple(b.shape)}"
+    if rule.flipped and d is not None and tuple(d.shape) != (b.shape[0],):
+        return f"the bias is of shape {tuple(d.shape)}"
+    return None
 
 
 def dtypes_reason(a: torch.Tensor, b: torch.Tensor) -> str:
@@ -254,7 +264,7 @@ def _rescued(form: Form, key: Key, error: Exception, *call: Any) -> Declined | N
             forget()
         return reason
     try:
-        _write(form, plans.get(key, scratch=False, insisting=True))(*call)
+        _write(form, plans.get(key, scratch=False, forced=True))(*call)
     except Declined as declined:
         return DeclinedNow(str(declined))
     except torch.OutOfMemoryError:

@@ -9,6 +9,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from tritongemm import settings
 from tritongemm.ops import registered  # noqa: F401 - it defines torch.ops.tritongemm
@@ -19,7 +20,9 @@ from tritongemm.ops.calls import NAMES, Rule
 def run(rule: Rule, tensors: tuple[Tensor, ...], numbers: tuple[float, ...]) -> Tensor | None:
     """The product of A and B, or with ``numbers`` (beta, alpha) the sum of D, A and B; None where
     no op is for it."""
-    if _transformed():  # a registered gradient knows no torch.func
+    # A registered gradient knows neither torch.func nor forward mode. Dynamo guards what is read of
+    # a module, so that a graph made outside of forward mode is not used inside.
+    if _transformed() or forward_ad._current_level >= 0:
         return None
     tensors = cast(rule.name, tensors)
     if not _takes(tensors):

@@ -22,6 +22,7 @@ from tritongemm.ops import calls, native
 from tritongemm.ops.calls import Call, Operands, Rule, bind, precision_setting
 from tritongemm.ops.declined import Declined
 from tritongemm.ops.plans import forget as forget_plans
+from tritongemm.ops.untraced import untraced
 from tritongemm.problem import ACTIVATIONS
 
 __all__ = ["Declined", "Op", "clear_plans", "fused", "product", "product_into"]
@@ -31,17 +32,17 @@ class Op:
     """A :class:`Rule` and the calls by it that are known: key -> callable.
 
     Attributes:
-        insisting: the same for products that are torch's by choice.
+        forced: the same for products that are torch's by choice.
         number: of the operation in the native dispatcher.
         plain: the same without the activation.
     """
 
-    __slots__ = ("hits", "insisting", "number", "plain", "rule")
+    __slots__ = ("forced", "hits", "number", "plain", "rule")
 
     def __init__(self, rule: Rule) -> None:
         self.rule, self.hits = rule, dict[tuple, Call]()
         self.plain = self if rule.activation == "none" else Op(rule._replace(activation="none"))
-        self.insisting = self if rule.insisting else Op(rule._replace(insisting=True))
+        self.forced = self if rule.forced else Op(rule._replace(forced=True))
         self.number = len(_ops)
         _ops.append(self)
 
@@ -58,6 +59,7 @@ ADDMM, LINEAR = (
     for rule in (Rule("addmm", (2, 2)), Rule("linear", flipped=True)))
 
 
+@untraced
 def product(op: Op, a: torch.Tensor, b: torch.Tensor,
             alpha: float = 1.0) -> torch.Tensor | Declined:
     """alpha * A @ B in memory of its own."""
@@ -83,6 +85,7 @@ def product(op: Op, a: torch.Tensor, b: torch.Tensor,
     return call(a, b, pa, pb, alpha)
 
 
+@untraced
 def product_into(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None,
                  dtype_out: torch.dtype | None = None) -> torch.Tensor | Declined:
     """A @ B in ``out``, or as ``dtype_out``."""
@@ -110,6 +113,7 @@ def product_into(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | N
     return call(a, b, pa, pb, 1.0, None, 0, 0.0, out)
 
 
+@untraced
 def fused(op: Op, d: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: float = 1.0,
           alpha: float = 1.0, out: torch.Tensor | None = None) -> torch.Tensor | Declined:
     """The op's activation of alpha * A @ B + beta * D; D is not read where beta is 0."""
@@ -245,6 +249,7 @@ def _after_fork() -> None:
     _forget_calls()
 
 
+@untraced
 def clear_plans() -> None:
     """Forgets every plan, so that newly published tables and changed settings are seen."""
     forget_plans()

@@ -11,6 +11,7 @@ from tritongemm.errors import UnsupportedError, UsageError
 from tritongemm.kernels import shared_bytes
 from tritongemm.measure.roofline import roof_time_us
 from tritongemm.notebook import table
+from tritongemm.ops.float32 import Float32Path, default_precision, float32_path
 from tritongemm.problem import NOTHING_TO_MULTIPLY, GemmProblem
 from tritongemm.records.tables import TunedRow
 from tritongemm.selection import Estimate, candidates, choose, estimate, torch_wins
@@ -35,6 +36,7 @@ class Explanation:
         measured_us: of the tuned row, where the choice is exact.
         foreign: what the row was made with where that is another Triton than this one's.
         not_calibrated: why no measurement supports the estimate; empty where one does.
+        float32: of float32 operands, how the product is computed; of others None.
     """
 
     problem: GemmProblem
@@ -50,6 +52,7 @@ class Explanation:
     foreign: str
     alternatives: tuple[KernelConfig, ...]
     not_calibrated: str = ""
+    float32: Float32Path | None = None
 
     @property
     def tiles(self) -> int | None:
@@ -68,10 +71,10 @@ class Explanation:
                  ("alignment", f"A {p.align_a}, B {p.align_b}, C {p.align_c} bytes"),
                  ("device", f"{self.device.name} ({self.device.sm}, {self.device.num_sms} SMs)")]
         if self.config is None or self.estimate is None:
-            return [*found, ("kernel", f"torch: {self.note}")]
+            return [*found, ("kernel", f"torch: {self.note}"), *self._float32()]
         e = self.estimate
         found += [("kernel", self.config.kernel), ("config", self.config.config_id),
-                  ("source", f"{self.source}: {self.note}"),
+                  ("source", f"{self.source}: {self.note}"), *self._float32(),
                   ("tiles", f"{e.tiles} in {e.waves} wave{'s' if e.waves != 1 else ''}"),
                   ("shared", f"{self.shared_bytes} of {self.device.shared_bytes_per_block} bytes")]
         if self.roof_time_us is not None:
@@ -91,6 +94,9 @@ class Explanation:
         if self.foreign:
             found.append(("row made by", self.foreign))
         return found
+
+    def _float32(self) -> list[tuple[str, str]]:
+        return self.float32.fields() if self.float32 is not None else []
 
     def _others(self) -> list[tuple[str, str]]:
         return [(c.config_id, f"{estimate(self.problem, c, self.device).total_us:.2f} us")
@@ -114,7 +120,7 @@ def explain(a: torch.Tensor, b: torch.Tensor, /) -> Explanation: ...
 
 @overload
 def explain(m: int, n: int, k: int, /, *, batch: int = 1, dtype: str = "bf16", layout: str = "nn",
-            precision: str = "ieee", epilogue: str = "none", device: str | None = None
+            precision: str | None = None, epilogue: str = "none", device: str | None = None
             ) -> Explanation: ...
 
 
@@ -128,6 +134,8 @@ def explain(*what: object, device: str | None = None, **options: object) -> Expl
     Args:
         what: two tensors A and B; or the sizes M, N and K of contiguous operands, with the
             ``options`` ``batch, dtype, layout, precision`` and ``epilogue``; or a problem.
+            ``precision`` None is that of a call where torch's own setting is ``ieee``: for float32
+            as ``TRITONGEMM_FP32`` says.
         device: a device of ``configs/devices`` such as ``nvidia-h200``, or a part of its name;
             None: the one of the tensors, or the current one.
 
@@ -136,6 +144,8 @@ def explain(*what: object, device: str | None = None, **options: object) -> Expl
         UnsupportedError: operands that always go to torch. DeviceError: no such device.
     """
     if len(what) == 3 and all(isinstance(size, int) for size in what):
+        if options.get("precision") is None:
+            options["precision"] = default_precision(str(options.get("dtype", "bf16")))
         problem = GemmProblem.contiguous(*what, **options)  # type: ignore[arg-type]
     elif options:
         raise UsageError(f"explain() takes {', '.join(options)} with the sizes M, N and K only")
@@ -162,14 +172,15 @@ def explain_problem(problem: GemmProblem, device: DeviceSpec) -> Explanation:
         choice = choose(problem, device)
     except UnsupportedError as error:
         return Explanation(problem, device, None, "torch", str(error), None, None, roof_us, bound,
-                           None, "", ())
+                           None, "", (), float32=float32_path(problem, None, device))
     others = tuple(c for c in candidates(problem, device, _ALTERNATIVES + 1)
                    if c != choice.config)[:_ALTERNATIVES]
     row = choice.row if choice.source == "exact" else None
     if row is not None and row.epilogue != problem.epilogue:
         row = None  # it was timed without the epilogue: that is no time of this problem
     note = choice.note
-    if faster := torch_wins(problem, choice, device):
+    faster = torch_wins(problem, choice, device)
+    if faster:
         note += f"; {faster}, so a call that is not strict is torch's"
     elif choice.vs_torch is not None and choice.vs_torch < TORCH_WINS:
         note += f"; torch's kernel takes {choice.vs_torch:.2f} of the time of ours"
@@ -177,7 +188,8 @@ def explain_problem(problem: GemmProblem, device: DeviceSpec) -> Explanation:
         problem, device, choice.config, choice.source, note,
         estimate(problem, choice.config, device), shared_bytes(problem, choice.config), roof_us,
         bound, row.time_us if row else None, _foreign(choice.row), others,
-        not_calibrated(problem, choice.config, device) or "")
+        not_calibrated(problem, choice.config, device) or "",
+        float32_path(problem, choice.config, device, faster is not None))
 
 
 def _foreign(row: TunedRow | None) -> str:

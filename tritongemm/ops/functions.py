@@ -1,16 +1,18 @@
 """``tritongemm.matmul`` and its kin: torch's functions, by this package's kernels where they can.
 
-A call of plain tensors goes to :mod:`tritongemm.ops.execute`, or where it needs a gradient to
-:mod:`tritongemm.ops.autograd`, at once. Everything else is sorted out by :func:`_ruled`: modes
-and sub-classes are torch's, autocast casts as torch's does, a compiler gets registered ops. What
-is declined on the way is torch's call with the same arguments, so that its result, warning or
-error is torch's.
+The fast path of a call of plain tensors is :mod:`tritongemm.ops.execute`, or where it needs a
+gradient :mod:`tritongemm.ops.autograd`. Everything else takes :func:`_slow_path`: modes and
+sub-classes are torch's, autocast casts as torch's does, a compiler gets registered ops. What is
+declined on the way is torch's call with the same arguments, so that its result, warning or error is
+torch's.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,10 +43,13 @@ from tritongemm.ops.execute import (
     product,
     product_into,
 )
+from tritongemm.ops.untraced import uncompiled, untraced
 
 _FUNCTIONALIZE = TransformType.Functionalize
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _NUMBERS = frozenset((int, float))
+#: Torch up to 2.12 has tensors whose axes have names, which its own functions check and hand on.
+_NAMED = hasattr(torch.Tensor, "has_names")
 _any_autocast = torch._C._is_any_autocast_enabled
 _compiling = torch.compiler.is_dynamo_compiling
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -91,21 +96,29 @@ def dot(input: Tensor, tensor: Tensor, *, out: Tensor | None = None,
     return _multiplied(torch.dot, DOT, input, tensor, None, out, strict)
 
 
-def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, out_dtype: torch.dtype | None = None, *,
-          beta: float = 1, alpha: float = 1, out: Tensor | None = None,
+def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, out_dtype: torch.dtype | None = None,
+          *older: Tensor, beta: float = 1, alpha: float = 1, out: Tensor | None = None,
           strict: bool = False) -> Tensor:
     """beta * input + alpha * mat1 @ mat2 as ``torch.addmm``, by one kernel.
 
-    ``input`` broadcasts to [M, N] and is not read where beta is 0. Otherwise as :func:`matmul`.
+    ``input`` broadcasts to [M, N] and is not read where beta is 0. Torch's deprecated orders of
+    arguments, (beta, input, mat1, mat2) and (beta, input, alpha, mat1, mat2), are taken with a
+    warning. Otherwise as :func:`matmul`.
     """
+    if older or out_dtype is not None and isinstance(out_dtype, Tensor):
+        return _older(torch.addmm, ADDMM["none"], (input, mat1, mat2, out_dtype, *older), strict,
+                      **_factors(beta, alpha), **_given(None, out))
     return _added(torch.addmm, ADDMM["none"], input, mat1, mat2, out_dtype, beta, alpha, out,
                   strict)
 
 
 def baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, out_dtype: torch.dtype | None = None,
-            *, beta: float = 1, alpha: float = 1, out: Tensor | None = None,
+            *older: Tensor, beta: float = 1, alpha: float = 1, out: Tensor | None = None,
             strict: bool = False) -> Tensor:
     """beta * input + alpha * batch1 @ batch2 as ``torch.baddbmm``, as :func:`addmm` is."""
+    if older or out_dtype is not None and isinstance(out_dtype, Tensor):
+        return _older(torch.baddbmm, BADDBMM, (input, batch1, batch2, out_dtype, *older), strict,
+                      **_factors(beta, alpha), **_given(None, out))
     return _added(torch.baddbmm, BADDBMM, input, batch1, batch2, out_dtype, beta, alpha, out,
                   strict)
 
@@ -138,13 +151,13 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *,
     if (native.run is not None and not _compiling()
             and (known := native.run(op.number, input, weight, bias)) is not None):
         return known
-    if not _compiling() and (run := _way(input, weight)) and (run := _adding(run, bias)):
+    if not _compiling() and (run := _fast_path(input, weight)) and (run := _adding(run, bias)):
         result = run(op, bias, input, weight)
         if not isinstance(result, Declined):
             return result
         if not (strict or settings.current().strict):
             return theirs(input, weight, bias)
-    return _ruled(partial(theirs, input, weight, bias), op, (bias, input, weight), strict,
+    return _slow_path(partial(theirs, input, weight, bias), op, (bias, input, weight), strict,
                   numbers=(1, 1))
 
 
@@ -152,30 +165,34 @@ def _activated_linear(activation: str, *operands: Tensor) -> Tensor:
     return ACTIVATE[activation](torch.nn.functional.linear(*operands))
 
 
-def _way(a: Tensor, b: Tensor) -> Callable[..., Tensor | Declined] | None:
-    """What multiplies two plain tensors while no mode, transform or autocast has a say: kernels,
-    or kernels with a gradient. None: that has to be sorted out."""
+@untraced
+def _fast_path(a: Tensor, b: Tensor) -> Callable[..., Tensor | Declined] | None:
+    """What multiplies two plain tensors while no mode, transform or autocast is active: kernels, or
+    kernels with a gradient. None: the call takes the slow path."""
     if (type(a) in _PLAIN and type(b) in _PLAIN
             and not has_torch_function_variadic(a, b)  # it sees function modes
             and not _dispatch_modes() and not _transforms() and not _any_autocast()
-            and forward_ad._current_level < 0 and not a.is_neg() and not b.is_neg()):
+            and forward_ad._current_level < 0 and not a.is_neg() and not b.is_neg()
+            and not (_NAMED and (a.has_names() or b.has_names()))):
         if (a.requires_grad or b.requires_grad) and autograd.recording():
             return autograd.eager_product
         return product
     return None
 
 
+@untraced
 def _adding(run: Callable[..., Tensor | Declined],
             d: Tensor) -> Callable[..., Tensor | Declined] | None:
     """What computes a product plus ``d``, given what computes the product; None as for
-    :func:`_way`."""
-    if type(d) not in _PLAIN or d.is_neg():
+    :func:`_fast_path`."""
+    if type(d) not in _PLAIN or d.is_neg() or _NAMED and d.has_names():
         return None
     if run is not product or d.requires_grad and autograd.recording():
         return autograd.eager_fused
     return fused
 
 
+@uncompiled
 def _multiplied(theirs: Callable[..., Tensor], op: Op, a: Tensor, b: Tensor,
                 out_dtype: torch.dtype | None, out: Tensor | None, strict: bool) -> Tensor:
     """A product by ``op``, or by torch's function ``theirs``."""
@@ -183,27 +200,28 @@ def _multiplied(theirs: Callable[..., Tensor], op: Op, a: Tensor, b: Tensor,
         if (native.run is not None and not _compiling()
                 and (known := native.run(op.number, a, b)) is not None):
             return known
-        if not _compiling() and (run := _way(a, b)) is not None:
+        if not _compiling() and (run := _fast_path(a, b)) is not None:
             result = run(op, a, b)
             if not isinstance(result, Declined):
                 return result
             if not (strict or settings.current().strict):
                 return theirs(a, b)
-        return _ruled(partial(theirs, a, b), op, (a, b), strict)
-    if out is not None and not _compiling() and _way(a, b) is product and _writable(out):
+        return _slow_path(partial(theirs, a, b), op, (a, b), strict)
+    if out is not None and not _compiling() and _fast_path(a, b) is product and _writable(out):
         result = product_into(op, a, b, out, out_dtype)
         if not isinstance(result, Declined):
             return _written(result)
-    return _ruled(partial(theirs, a, b, **_given(out_dtype, out)), op, (a, b), strict, out,
+    return _slow_path(partial(theirs, a, b, **_given(out_dtype, out)), op, (a, b), strict, out,
                   out_dtype)
 
 
+@uncompiled
 def _added(theirs: Callable[..., Tensor], op: Op, d: Tensor, a: Tensor, b: Tensor,
            out_dtype: torch.dtype | None, beta: float, alpha: float, out: Tensor | None,
            strict: bool) -> Tensor:
     """A fused sum by ``op``, or by torch's function ``theirs``."""
     if (out_dtype is None and not _compiling() and type(beta) in _NUMBERS
-            and type(alpha) in _NUMBERS and (run := _way(a, b)) and (run := _adding(run, d))
+            and type(alpha) in _NUMBERS and (run := _fast_path(a, b)) and (run := _adding(run, d))
             and (out is None or run is fused and _writable(out))):
         result = (run(op, d, a, b, beta, alpha) if out is None
                   else fused(op, d, a, b, beta, alpha, out))
@@ -212,12 +230,32 @@ def _added(theirs: Callable[..., Tensor], op: Op, d: Tensor, a: Tensor, b: Tenso
         if not (strict or settings.current().strict):
             return theirs(d, a, b, **_factors(beta, alpha), **_given(None, out))
     torchs = partial(theirs, d, a, b, **_factors(beta, alpha), **_given(out_dtype, out))
-    return _ruled(torchs, op, (d, a, b), strict, out, out_dtype, (beta, alpha))
+    return _slow_path(torchs, op, (d, a, b), strict, out, out_dtype, (beta, alpha))
+
+
+def _older(theirs: Callable[..., Tensor], op: Op, arguments: tuple, strict: bool,
+           **options: Any) -> Tensor:
+    """A sum whose arguments are in one of torch's deprecated orders; else torch's error."""
+    if len(arguments) == 4:
+        (beta, d, a, b), alpha = arguments, 1
+    elif len(arguments) == 5:
+        beta, d, alpha, a, b = arguments
+    else:
+        return theirs(*arguments, **options)
+    if ("beta" in options or "alpha" in options or type(beta) not in _NUMBERS
+            or type(alpha) not in _NUMBERS
+            or not all(isinstance(x, Tensor) for x in (d, a, b))):
+        return theirs(*arguments, **options)
+    name = op.rule.name
+    warnings.warn(f"{name}(beta, input, ...) is deprecated; use {name}(input, ..., beta=, alpha=)",
+                  stacklevel=3)
+    return _added(theirs, op, d, a, b, None, beta, alpha, options.get("out"), strict)
 
 
 def _writable(out: Tensor) -> bool:
     """Whether a kernel may write it, as far as it is no matter of shape and strides."""
     return (type(out) in _PLAIN and not out.requires_grad and not out.is_neg()
+            and not (_NAMED and out.has_names())
             and (not out.is_inference() or torch.is_inference_mode_enabled()))
 
 
@@ -240,7 +278,8 @@ def _factors(beta: float, alpha: float) -> dict[str, object]:
             if type(value) is not int or value != 1}
 
 
-def _ruled(theirs: Callable[[], Tensor], op: Op, tensors: tuple[Tensor, ...], strict: bool,
+@uncompiled
+def _slow_path(theirs: Callable[[], Tensor], op: Op, tensors: tuple[Tensor, ...], strict: bool,
            out: Tensor | None = None, out_dtype: torch.dtype | None = None,
            numbers: tuple[float, ...] = ()) -> Tensor:
     """Any call: by a compiler's ops, by kernels, or else ``theirs``, or an error when strict.
@@ -259,20 +298,21 @@ def _ruled(theirs: Callable[[], Tensor], op: Op, tensors: tuple[Tensor, ...], st
             raise UnsupportedError(f"tritongemm.{op.rule.name} would compile as torch's: no "
                                    "registered op is for such a call")
         return theirs() if result is None else result
-    result = _sorted_out(op, tensors, out, out_dtype, numbers)
+    result = _run_eager(op, tensors, out, out_dtype, numbers)
     if not isinstance(result, Declined):
         return result if out is None else _written(result)
     if strict or settings.current().strict:
-        if result.by_choice and not op.rule.insisting:
-            return _ruled(theirs, op.insisting, tensors, strict, out, out_dtype, numbers)
+        if result.by_choice and not op.rule.forced:
+            return _slow_path(theirs, op.forced, tensors, strict, out, out_dtype, numbers)
         raise UnsupportedError(f"tritongemm.{op.rule.name} would call torch: {result}")
     return theirs()
 
 
-def _sorted_out(op: Op, tensors: tuple[Tensor, ...], out: Tensor | None,
+@untraced
+def _run_eager(op: Op, tensors: tuple[Tensor, ...], out: Tensor | None,
                 out_dtype: torch.dtype | None, numbers: tuple[float, ...]) -> Tensor | Declined:
-    """By kernels, where nothing else has a say."""
-    reason = _other_say(tensors if out is None else (*tensors, out))
+    """By kernels, unless only torch can make the call."""
+    reason = _torch_only(tensors if out is None else (*tensors, out))
     if reason is not None:
         return Declined(reason)
     if any(type(number) not in _NUMBERS for number in numbers):
@@ -296,10 +336,12 @@ def _sorted_out(op: Op, tensors: tuple[Tensor, ...], out: Tensor | None,
     return fused(op, d, a, b, beta, alpha, out)
 
 
-def _other_say(tensors: tuple[object, ...]) -> str | None:
-    """What other than a kernel has a say; None: nothing."""
+def _torch_only(tensors: tuple[object, ...]) -> str | None:
+    """Why torch must make the call: a sub-class, a mode, a transform. None: it need not."""
     if any(type(x) not in _PLAIN for x in tensors):
         return "operands are " + " and ".join(type(x).__name__ for x in tensors)
+    if _NAMED and any(x.has_names() for x in tensors):  # type: ignore[attr-defined]
+        return "axes have names"
     modes = [mode for mode in _get_current_function_mode_stack()
              if not isinstance(mode, DeviceContext)]  # a default device makes tensors, no more
     if modes or _dispatch_modes():

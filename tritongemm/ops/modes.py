@@ -1,5 +1,5 @@
-"""Ways to run that hold inside a ``with`` block: a budget of SMs, rows independent of the batch,
-how float32 is computed.
+"""Ways to run that hold inside a ``with`` block or a decorated function: a budget of SMs, rows
+independent of the batch, how float32 is computed.
 
 Each is a setting of the whole process (``TRITONGEMM_NUM_SMS``, ``TRITONGEMM_BATCH_INVARIANT``,
 ``TRITONGEMM_FP32``); blocks of several threads and coroutines may overlap
@@ -9,16 +9,29 @@ made again from stored binaries: set it around a program's phase rather than aro
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Literal
 
 from tritongemm import settings
 from tritongemm.errors import UsageError
+from tritongemm.ops.blocks import Block
+from tritongemm.ops.untraced import untraced
 
 
-@contextlib.contextmanager
-def sm_budget(num_sms: int | None) -> Iterator[None]:
+class _Mode(Block):
+    """A block that asks for settings."""
+
+    _asked: dict[str, object]
+
+    @untraced
+    def __enter__(self) -> None:
+        settings.request(self._asked)
+
+    @untraced
+    def __exit__(self, *error: object) -> None:
+        settings.withdraw(self._asked)
+
+
+class sm_budget(_Mode):
     """Products fill at most ``num_sms`` SMs, so that another kernel has the rest; None: all.
 
     Persistent kernels launch at most that many programs, and selection counts waves with them and
@@ -29,27 +42,27 @@ def sm_budget(num_sms: int | None) -> Iterator[None]:
     Raises:
         UsageError: not an integer of at least 1.
     """
-    if num_sms is not None and (isinstance(num_sms, bool) or not isinstance(num_sms, int)
-                                or num_sms < 1):
-        raise UsageError(f"num_sms={num_sms!r} is not an integer of at least 1")
-    with settings.request(num_sms=num_sms):
-        yield
+
+    def __init__(self, num_sms: int | None) -> None:
+        if num_sms is not None and (isinstance(num_sms, bool) or not isinstance(num_sms, int)
+                                    or num_sms < 1):
+            raise UsageError(f"num_sms={num_sms!r} is not an integer of at least 1")
+        self._asked = {"num_sms": num_sms}
 
 
-@contextlib.contextmanager
-def batch_invariant(enabled: bool = True) -> Iterator[None]:
+class batch_invariant(_Mode):
     """A row of ``a @ b`` has the same bits however many rows ``a`` has.
 
     One config serves every M of an N, K, dtype, layout and alignment; none splits K by M. It holds
     for ``a`` stored row by row; a call that goes to torch is not bound by it, which ``strict``
     rules out.
     """
-    with settings.request(batch_invariant=bool(enabled)):
-        yield
+
+    def __init__(self, enabled: bool = True) -> None:
+        self._asked = {"batch_invariant": bool(enabled)}
 
 
-@contextlib.contextmanager
-def fp32_compute(mode: Literal["split", "ieee"]) -> Iterator[None]:
+class fp32_compute(_Mode):
     """How float32 products run where torch's own precision setting is ``ieee``.
 
     ``split``, the default: as three fp16 tensor-core products of operands that are split into two
@@ -61,8 +74,9 @@ def fp32_compute(mode: Literal["split", "ieee"]) -> Iterator[None]:
     Raises:
         UsageError: another mode.
     """
-    if mode not in settings.FP32_MODES:
-        raise UsageError(f"mode={mode!r} is not a way to compute float32; use one of "
-                         f"{', '.join(settings.FP32_MODES)}")
-    with settings.request(fp32=mode):
-        yield
+
+    def __init__(self, mode: Literal["split", "ieee"]) -> None:
+        if mode not in settings.FP32_MODES:
+            raise UsageError(f"mode={mode!r} is not a way to compute float32; use one of "
+                             f"{', '.join(settings.FP32_MODES)}")
+        self._asked = {"fp32": mode}

@@ -35,6 +35,11 @@ def _operands(launches: Sequence[Launch]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*PRODUCT, *(x for one in launches for x in one.operands()))))
 
 
+def scratch_of(launches: Sequence[Launch]) -> int:
+    """Bytes of scratch that a call of ``launches`` takes."""
+    return max(launch.scratch_bytes for launch in launches)
+
+
 class Plan:
     """Launches ``config`` for ``problem`` on CUDA device ``index``.
 
@@ -61,7 +66,7 @@ class Plan:
         self.operands = _operands(launches)
         self._launchers = [Launcher(launch, binary, index, (*self.operands, SCRATCH))
                            for launch, binary in zip(launches, binaries)]
-        self._scratch_bytes = max(launch.scratch_bytes for launch in launches)
+        self._scratch_bytes = scratch_of(launches)
         self.at = _launching(self._launchers, self._scratch_bytes, index)
         if settings.current().profile:
             self.at = _in_a_range(self.at, f"tritongemm {problem} {config}")
@@ -168,7 +173,7 @@ class InterpretedPlan:
         """Runs the launches, one program after another. Raises LaunchError."""
         from tritongemm.kernels.interpret import interpret
 
-        size = max(launch.scratch_bytes for launch in self._launches)
+        size = scratch_of(self._launches)
         scratch = torch.full((max(size // 4, 1),), float("nan"), dtype=torch.float32)
         _check_brought(self.operands, others)
         operands = {"a": a, "b": b, "c": c, SCRATCH: scratch, **others}

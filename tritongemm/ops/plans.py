@@ -15,9 +15,10 @@ from tritongemm import settings
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec, cuda_device, interpreter_device, within_budget
 from tritongemm.errors import CompileError, LaunchError, TritonGemmError, UnsupportedError
+from tritongemm.kernels.compile import launches_of
 from tritongemm.kernels.launch import Geometry
 from tritongemm.ops.declined import Declined, DeclinedByChoice, DeclinedNow
-from tritongemm.ops.plan import InterpretedPlan, Plan, make_plan
+from tritongemm.ops.plan import InterpretedPlan, Plan, make_plan, scratch_of
 from tritongemm.problem import GemmProblem
 from tritongemm.records.failures import remember
 from tritongemm.selection import candidates, choose, torch_wins
@@ -39,14 +40,14 @@ class Plans:
         self._lock = threading.Lock()
         self._building = threading.Lock()
 
-    def get(self, key: Key, *, scratch: bool = True, insisting: bool = False) -> AnyPlan:
+    def get(self, key: Key, *, scratch: bool = True, forced: bool = False) -> AnyPlan:
         """The plan of ``key``; with ``scratch`` false, one that takes no memory of its own; with
-        ``insisting``, one where torch's kernel is known to be faster as well.
+        ``forced``, one where torch's kernel is known to be faster as well.
 
         Raises:
             Declined: no kernel runs it, none could be built, or none may be built now.
         """
-        place = (*key, scratch, insisting)
+        place = (*key, scratch, forced)
         with self._lock:
             known = self._plans  # what is made after a clear() of what was before goes with that
             found = known.get(place)
@@ -56,7 +57,7 @@ class Plans:
             with self._building:  # one compile at a time; a second thread finds it made
                 found = known.get(place)
                 if found is None:
-                    found = _make(*key, scratch, insisting)
+                    found = _make(*key, scratch, forced)
                     self._keep(known, place, found)
         if isinstance(found, Declined):
             raise found.fresh()
@@ -102,7 +103,7 @@ def device_of(where: torch.device) -> DeviceSpec:
 
 
 def _make(problem: GemmProblem, geometry: Geometry, where: torch.device,
-          scratch: bool, insisting: bool) -> AnyPlan | Declined:
+          scratch: bool, forced: bool) -> AnyPlan | Declined:
     if where.type == "cuda":
         if torch.cuda._is_in_bad_fork():
             raise DeclinedNow("CUDA cannot be used in a forked process; start it with the 'spawn' "
@@ -115,11 +116,13 @@ def _make(problem: GemmProblem, geometry: Geometry, where: torch.device,
         device = device_of(where)
         slug = device.slug
         choice = choose(problem, device)
-        faster = None if insisting else torch_wins(problem, choice, device)
+        faster = None if forced else torch_wins(problem, choice, device)
         if faster is not None:
             _say(str(problem), slug, "torch", choice.source, faster)
             return DeclinedByChoice(faster)
-        config = choice.config if scratch else _frugal(problem, device, choice.config)
+        config = choice.config
+        if not scratch:
+            config = _without_scratch(problem, device, geometry, choice.config)
         try:
             plan = make_plan(problem, config, device, geometry, where)
         except CompileError:  # where this ruled a kind of kernel out, another one is chosen now
@@ -142,10 +145,15 @@ def _make(problem: GemmProblem, geometry: Geometry, where: torch.device,
     return plan
 
 
-def _frugal(problem: GemmProblem, device: DeviceSpec, config: KernelConfig) -> KernelConfig:
-    """The most promising config that takes no scratch. Raises UnsupportedError."""
+def _without_scratch(problem: GemmProblem, device: DeviceSpec, geometry: Geometry,
+                     config: KernelConfig) -> KernelConfig:
+    """The most promising config that takes no scratch: no split K, no copies of operands, no parts
+    of float32 operands, which then run on CUDA cores. Raises UnsupportedError."""
     for other in chain([config], candidates(problem, device)):
-        if other.split_k == 1 and not other.pad_operands:
+        if not scratch_of(launches_of(problem, other, device, geometry)):
+            if other != config:
+                log.warning("tritongemm: %s: there is no memory for the scratch of %s; calls that "
+                            "find none run %s", problem, config, other)
             return other
     raise UnsupportedError("there is no memory for the scratch of this call")
 

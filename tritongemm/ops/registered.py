@@ -23,6 +23,7 @@ from tritongemm.activations import BY_NAME
 from tritongemm.errors import UnsupportedError, UsageError
 from tritongemm.ops import execute, formulas
 from tritongemm.ops.execute import Declined
+from tritongemm.ops.untraced import untraced
 
 aten = torch.ops.aten
 
@@ -37,6 +38,7 @@ SCHEMAS = {
 _ACTIVATE = {name: one.op() for name, one in BY_NAME.items()}
 
 
+@untraced
 def _mm(self: Tensor, mat2: Tensor) -> Tensor:
     result = execute.product(execute.MM, self, mat2)
     if not isinstance(result, Declined):
@@ -45,6 +47,7 @@ def _mm(self: Tensor, mat2: Tensor) -> Tensor:
                      lambda: aten.mm(self, mat2))
 
 
+@untraced
 def _bmm(self: Tensor, mat2: Tensor) -> Tensor:
     result = execute.product(execute.BMM, self, mat2)
     if not isinstance(result, Declined):
@@ -53,6 +56,7 @@ def _bmm(self: Tensor, mat2: Tensor) -> Tensor:
                      lambda: aten.bmm(self, mat2))
 
 
+@untraced
 def _addmm(self: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1,
            activation: str = "none") -> Tensor:
     activate = _activation(activation)
@@ -64,6 +68,7 @@ def _addmm(self: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: 
                      lambda: activate(aten.addmm(self, mat1, mat2, beta=beta, alpha=alpha)))
 
 
+@untraced
 def _baddbmm(self: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1,
              alpha: float = 1) -> Tensor:
     result = execute.fused(execute.BADDBMM, self, batch1, batch2, beta, alpha)
@@ -82,7 +87,7 @@ def _declined(reason: Declined, op: execute.Op,
     if not settings.current().strict:
         return theirs()
     if reason.by_choice:
-        result = ours(op.insisting)
+        result = ours(op.forced)
         if not isinstance(result, Declined):
             return result
         reason = result
@@ -172,6 +177,7 @@ def _register_sum(name: str, product: str) -> None:
 _library = torch.library.Library("tritongemm", "FRAGMENT")
 
 
+@untraced
 def _register() -> None:
     bodies = {"mm": (_mm, aten.mm), "bmm": (_bmm, aten.bmm), "addmm": (_addmm, _fake_addmm),
               "baddbmm": (_baddbmm, aten.baddbmm)}

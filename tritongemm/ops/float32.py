@@ -1,0 +1,83 @@
+"""How a float32 product is computed: the path that a config takes, its error bound, the switch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tritongemm import settings
+from tritongemm.compute import COMPUTES
+from tritongemm.config import KernelConfig
+from tritongemm.device import DeviceSpec
+from tritongemm.kernels import spec_named
+from tritongemm.problem import GemmProblem
+
+
+@dataclass(frozen=True)
+class Float32Path:
+    """The path of a float32 product.
+
+    Attributes:
+        name: ``split``, ``ieee``, ``tf32`` or ``torch``.
+        how: what multiplies and sums.
+        bound: of |C - exact| elementwise over |A| |B|, to first order; None: torch's.
+        limit: what the check of ``measure/numerics.py`` holds results to, as multiples of
+            sqrt(K) rms(a) rms(b): (by maximum, by root mean square); None: torch's.
+        switch: how to get another path.
+    """
+
+    name: str
+    how: str
+    bound: float | None
+    limit: tuple[float, float] | None
+    switch: str
+
+    def fields(self) -> list[tuple[str, str]]:
+        """(name, text) for ``explain``."""
+        found = [("float32", f"{self.name}: {self.how}")]
+        if self.bound is not None and self.limit is not None:
+            found += [("error", f"each element of C is within {self.bound:.2g} of |A| |B|"),
+                      ("", "checked: {:.2g} of sqrt(K) rms(a) rms(b) by maximum, {:.2g} by RMS, or "
+                           "twice torch's".format(*self.limit))]
+        return [*found, ("switch", self.switch)]
+
+
+_HOW = {
+    "split": "three fp16 tensor-core products of operands split into two parts (fp16x3)",
+    "ieee": "float32 multiply-adds on CUDA cores",
+    "tf32": "tensor cores, operands with 10 bits of mantissa",
+    "torch": "cuBLAS, at torch's own precision setting",
+}
+_TO_IEEE = "TRITONGEMM_FP32=ieee or tg.fp32_compute('ieee'): CUDA cores only"
+_TO_SPLIT = "TRITONGEMM_FP32=split or tg.fp32_compute('split'): split products where faster"
+_NO_TF32 = "torch.backends.cuda.matmul.fp32_precision = 'ieee': no TF32"
+_TO_OWN = "TRITONGEMM_POLICY=own or strict=True: kernels of this package only"
+
+
+def default_precision(dtype: str) -> str:
+    """The precision of a product of operands of ``dtype`` where torch's own setting is ``ieee``."""
+    return "fp16x3" if dtype == "fp32" and settings.current().fp32 == "split" else "ieee"
+
+
+def float32_path(problem: GemmProblem, config: KernelConfig | None, device: DeviceSpec,
+                 torchs: bool = False) -> Float32Path | None:
+    """The path of ``config``, or torch's; None where the operands are not float32.
+
+    A config of a kernel that does not split runs a problem of precision ``fp16x3`` as ``ieee``.
+    """
+    if problem.dtype_a != "fp32":
+        return None
+    if config is None or torchs:
+        return Float32Path("torch", _HOW["torch"], None, None, _TO_OWN)
+    asked = problem.compute
+    splits = spec_named(config.kernel).footprint(problem, config, device).products > 1
+    if asked.name == "fp16x3" and splits:
+        name, switch = "split", _TO_IEEE
+    elif asked.name == "tf32":
+        name, switch = "tf32", _NO_TF32
+    else:
+        # What is asked for is ieee, or the split is not worth its pass over the operands here.
+        name, switch = "ieee", _TO_SPLIT if asked.name == "ieee" else _TO_IEEE
+    mode = asked if name != "ieee" else COMPUTES["ieee"]
+    unit = asked.error_unit(problem.c.format.eps, problem.k)
+    return Float32Path(name, _HOW[name], mode.bound(problem.k),
+                       (asked.max_factor * unit, asked.rms_factor * unit), switch)
