@@ -32,7 +32,8 @@ NEEDED = {"pandas": "pandas", "numpy": "numpy", "filelock": "filelock",
 USEFUL = {"hypothesis": "hypothesis", "expecttest": "expecttest",
           "pytest-xdist": "xdist", "matplotlib": "matplotlib", "nvidia-ml-py": "pynvml",
           "numba": "numba", "ruff": "ruff", "mypy": "mypy", "basedpyright": "basedpyright",
-          "selenium": "selenium", "setuptools": "setuptools"}
+          "selenium": "selenium", "setuptools": "setuptools",
+          "distributed": "distributed", "dask-jobqueue": "dask_jobqueue"}
 
 
 def say(text: str) -> None:
