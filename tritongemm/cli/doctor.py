@@ -304,6 +304,21 @@ def _cache() -> Check:
     return Check("cache", True, str(root))
 
 
+def _native() -> Check:
+    """Whether the native dispatcher is on, and can be loaded."""
+    name = "native dispatcher"
+    if not settings.current().native:
+        return Check(name, True, "off; TRITONGEMM_NATIVE=1 turns it on")
+    try:
+        from tritongemm.native import library, obstacle
+
+        reason = obstacle()
+    except ImportError as error:  # the line of what is missing has the fix
+        return Check(name, False, str(error))
+    return Check(name, reason is None, str(library()) if reason is None else reason,
+                 "tritongemm native --again")
+
+
 def _store() -> Check:
     """Every compiled kernel in the cache, read and checked; what is damaged is removed."""
     from tritongemm.kernels import store
@@ -352,7 +367,7 @@ def diagnose() -> Diagnosis:
     checks = [_python(), torch, triton, _gluon(triton),
               *map(_required, ("numpy", "pandas", "filelock", "platformdirs", "rich")),
               _driver(), *_gpu(torch.ok), *(step() for step in steps),
-              *_configs(), _failures(), *map(_optional, OPTIONAL)]
+              *_configs(), _failures(), _native(), *map(_optional, OPTIONAL)]
     return Diagnosis(tuple(checks))
 
 

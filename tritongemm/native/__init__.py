@@ -4,7 +4,7 @@ It is off by default (``TRITONGEMM_NATIVE=1`` turns it on) and built for the ins
 ``tritongemm native``. Without it everything runs through the Python path, and behaves alike.
 """
 
-from tritongemm.native.build import build, library
-from tritongemm.native.load import load, obstacle
+from tritongemm.native.compiler import build, library
+from tritongemm.native.loading import load, obstacle
 
 __all__ = ["build", "library", "load", "obstacle"]

@@ -30,6 +30,11 @@ _log = logging.getLogger("tritongemm")
 _warned: set[Path] = set()
 
 
+def own(info: os.stat_result) -> bool:
+    """Whether nobody but this process's user and root may have written a file or folder."""
+    return info.st_uid in (os.geteuid(), 0) and not info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
 def seal(key: str, content: bytes) -> bytes:
     """The bytes of a file with ``content``. ``key``: ASCII without white space."""
     return b"%s%s %s\n%s" % (_MAGIC, key.encode(), _digest(key, content), content)
@@ -64,7 +69,7 @@ def look(path: Path, key: str) -> tuple[str, bytes]:
         return DAMAGED, b""
     try:
         info = os.fstat(descriptor)
-        if info.st_uid not in (os.geteuid(), 0) or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        if not own(info):
             return FOREIGN, b""
         if not stat.S_ISREG(info.st_mode) or info.st_size > _LIMIT:
             return DAMAGED, b""

@@ -18,6 +18,7 @@ import filelock
 
 from tritongemm import settings
 from tritongemm.errors import CompileError
+from tritongemm.records.atomic import write_atomic
 
 SOURCE = Path(__file__).with_name("dispatcher.cpp")
 #: The name under which the library is imported.
@@ -38,6 +39,11 @@ def _key() -> str:
 def library() -> Path:
     """Where the library of this torch and this Python is, or will be."""
     return settings.cache_root() / "native" / _key() / f"{MODULE}.so"
+
+
+def digest_file(path: Path) -> Path:
+    """The file that holds the SHA-256 of a library."""
+    return path.with_suffix(".sha256")
 
 
 def command(compiler: str, target: Path) -> list[str]:
@@ -86,5 +92,6 @@ def build(*, again: bool = False) -> Path:
             last = "\n".join(done.stderr.strip().splitlines()[-12:])
             raise CompileError(f"{compiler} could not compile {SOURCE.name}:\n{last}")
         made.chmod(0o700)
+        write_atomic(digest_file(target), hashlib.sha256(made.read_bytes()).hexdigest())
         made.replace(target)
     return target

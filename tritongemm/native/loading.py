@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.machinery
 import importlib.util
 import logging
-import os
-import stat
 from pathlib import Path
 from types import ModuleType
 
 from tritongemm import settings
-from tritongemm.native.build import MODULE, library
+from tritongemm.errors import DataFileError
+from tritongemm.native.compiler import MODULE, digest_file, library
+from tritongemm.records.reading import read_text
+from tritongemm.records.sealed import own
 
 log = logging.getLogger("tritongemm")
 
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_AGAIN = "Build it again: tritongemm native --again"
 
 
 def load() -> ModuleType | None:
@@ -33,25 +35,28 @@ def _loaded() -> ModuleType | None:
         try:
             return _imported(path)
         except ImportError as error:
-            reason = f"{path} cannot be loaded: {error}. Build it again: tritongemm native --again"
+            reason = f"{path} cannot be loaded: {error}. {_AGAIN}"
     log.warning("tritongemm: no native dispatcher, the Python path runs every call: %s", reason)
     return None
 
 
 def obstacle() -> str | None:
     """Why the library may not be loaded, or None. It is code: only this user may have written
-    it."""
+    it, and it must be what was built."""
     path = library()
     for place in (path, path.parent):
         try:
-            status = place.stat()
+            info = place.stat()
         except OSError:
             return "it is not built. Build it: tritongemm native"
-        if status.st_uid != os.getuid():
-            return f"{place} belongs to another user. Remove it, or set TRITONGEMM_CACHE_DIR"
-        if status.st_mode & _OTHERS_WRITE:
-            return f"others may write to {place}. Run: chmod go-w {place}"
-    return None
+        if not own(info):
+            return (f"{place} belongs to another user, or others may write to it. Remove it, or "
+                    "set TRITONGEMM_CACHE_DIR to a folder of your own")
+    try:
+        whole = hashlib.sha256(path.read_bytes()).hexdigest() == read_text(digest_file(path))
+    except (OSError, DataFileError):
+        whole = False
+    return None if whole else f"{path} is damaged. {_AGAIN}"
 
 
 def _imported(path: Path) -> ModuleType:
