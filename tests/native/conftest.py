@@ -138,6 +138,6 @@ def driver(library, monkeypatch):
                         FakePlan(fake, problem, geometry))
     monkeypatch.setattr("tritongemm.ops.calls._alone", lambda: True)
     with settings.override(interpret=True, native=True):
-        assert native.module is not None, package.obstacle()
+        assert native.table() is not None, package.obstacle()
         yield fake
     execute.clear_plans()

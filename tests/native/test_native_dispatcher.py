@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -177,9 +179,9 @@ def test_results_that_share_memory_with_an_operand_are_as_if_they_did_not(driver
 def test_a_changed_setting_empties_the_table(driver):
     a, b = drawn(33, 17), drawn(17, 40)
     twice(driver, lambda: tg.mm(a, b))
-    assert native.module.size() == 1
+    assert native.table().size() == 1
     with settings.override(policy="own"):
-        assert native.module.size() == 0
+        assert native.table().size() == 0
         tg.mm(a, b)
     assert (driver.by_python, driver.by_native) == (2, 1)
 
@@ -188,8 +190,8 @@ def test_an_answer_from_before_a_change_is_not_kept(driver):
     a, b = drawn(33, 17), drawn(17, 40)
     generation = native.generation
     execute.clear_plans()
-    native.module.refuse(generation, 0, a, b, None, None, 1.0, 0.0, None, "late")
-    assert native.module.size() == 0
+    native.table().refuse(generation, 0, a, b, None, None, 1.0, 0.0, None, "late")
+    assert native.table().size() == 0
 
 
 def test_a_launch_that_fails_goes_through_the_python_path(driver):
@@ -208,13 +210,117 @@ def test_scratch_and_several_launches(driver):
     assert driver.by_native == 2 and driver.scratch[0] == driver.scratch[1] != 0
 
 
-def test_a_later_launch_that_fails_is_an_error(driver):
+def test_a_later_launch_that_fails_is_an_error_where_the_result_may_be_half_written(driver):
     driver.launches = 2
-    a, b = drawn(33, 17), drawn(17, 40)
+    a, b, d = drawn(33, 17), drawn(17, 40), drawn(33, 40)
     tg.mm(a, b)
-    driver.fails_from = 2
-    with pytest.raises(RuntimeError, match="refused launch 2 of 2"):
-        tg.mm(a, b)
+    with tg.override(min_flops=0):
+        d.clone().addmm_(a, b)
+        driver.fails_from = 2
+        with pytest.raises(RuntimeError, match="refused launch 2 of 2"):
+            d.clone().addmm_(a, b)
+    driver.by_native, python = 0, driver.by_python
+    assert torch.allclose(tg.mm(a, b), (a.double() @ b.double()).float(), atol=1e-5)
+    assert driver.by_python == python + 1
+
+
+def test_without_memory_for_scratch_the_python_path_answers(driver):
+    driver.scratch_bytes = 2**60
+    a, b = drawn(33, 17), drawn(17, 40)
+    first = tg.mm(a, b)
+    assert torch.equal(tg.mm(a, b), first)
+    assert (driver.by_python, driver.by_native) == (2, 0)
+
+
+def test_a_lazy_copy_gets_memory_of_its_own_before_it_is_written(driver):
+    a, b, original = drawn(33, 17), drawn(17, 40), drawn(33, 40)
+    before = original.clone()
+    with tg.override(min_flops=0):
+        for _ in range(2):
+            torch.mm(a, b, out=torch._lazy_clone(original))
+    assert torch.equal(original, before) and driver.by_native == 1
+
+
+def test_a_view_of_a_freed_storage_is_not_launched(driver):
+    b = drawn(17, 40)
+    freed = torch.empty(33 * 17 + 8)[8:].view(33, 17)
+    with tg.override(min_flops=0):
+        twice(driver, lambda: torch.mm(freed, b))
+        freed.untyped_storage().resize_(0)
+        with pytest.raises(RuntimeError):
+            torch.mm(freed, b)
+    assert driver.by_native == 1
+
+
+def test_nested_tensors_are_torchs(driver):
+    x = torch.nested.nested_tensor([drawn(3, 17), drawn(5, 17)], layout=torch.strided)
+    weight, bias = drawn(40, 17), drawn(40)
+    result = tg.linear(x, weight, bias)
+    assert result.is_nested and driver.by_native == driver.by_python == 0
+
+
+def test_a_refusal_for_overlapping_memory_is_of_that_call_alone(driver, monkeypatch):
+    memory, b = drawn(64, 32), drawn(32, 32)
+    a, out = memory[:32], memory[16:48]
+    from tritongemm.ops import calls
+    from tritongemm.ops.declined import Declined
+
+    bind = calls.bind
+
+    def only_into(rule, operands):
+        if operands.out is None:
+            raise Declined("fresh results are torch's here")
+        return bind(rule, operands)
+
+    with tg.override(min_flops=0):
+        monkeypatch.setattr(calls, "bind", only_into)
+        torch.mm(a, b, out=out)
+        monkeypatch.undo()
+        assert driver.by_python == 0
+        torch.mm(a.clone(), b, out=out)
+    assert driver.by_python == 1
+
+
+def test_switching_it_off_empties_the_table_of_a_standing_override(driver):
+    a, b = drawn(33, 17), drawn(17, 40)
+    with tg.override(min_flops=0):
+        twice(driver, lambda: torch.mm(a, b))
+        with settings.override(native=False, disable=True):
+            assert torch.equal(torch.mm(a, b), a.mm(b))
+        assert (driver.by_python, driver.by_native) == (1, 1)
+
+
+def test_an_override_that_stands_at_the_end_of_the_process_is_left_in_order(library):
+    code = """
+import atexit, torch, tritongemm as tg
+def late():
+    print(float(torch.mm(torch.ones(2, 2), torch.ones(2, 2)).sum()))
+atexit.register(late)
+tg.enable(min_flops=0)
+torch.mm(torch.ones(2, 2), torch.ones(2, 2))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False,
+        env=settings.child_environment(TRITONGEMM_NATIVE="1", TRITON_INTERPRET="1"))
+    assert done.returncode == 0 and done.stdout.strip() == "8.0", done.stderr
+    assert "invalidated" not in done.stderr
+
+
+def test_settings_are_read_at_the_first_call():
+    code = """
+import os, tritongemm
+from tritongemm import matmul
+os.environ["TRITONGEMM_FP32"] = "neither"
+from tritongemm import settings
+from tritongemm.errors import UsageError
+try:
+    settings.current()
+except UsageError:
+    print("told")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                          check=False)
+    assert done.stdout.strip() == "told", done.stderr
 
 
 def test_what_is_torchs_is_counted_with_its_reason(driver):

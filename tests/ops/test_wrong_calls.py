@@ -241,7 +241,14 @@ def without_memory() -> dict[str, Callable[[], torch.Tensor]]:
         x = torch.zeros(5, 5)
         x.untyped_storage().resize_(0)
         return x
-    return {"freed": freed, "lazy-zeros": lambda: torch._efficientzerotensor((5, 5))}
+
+    def view_of_freed() -> torch.Tensor:
+        x = torch.zeros(7, 5)[2:]
+        x.untyped_storage().resize_(0)
+        return x
+
+    return {"freed": freed, "view of freed": view_of_freed,
+            "lazy-zeros": lambda: torch._efficientzerotensor((5, 5))}
 
 
 @pytest.mark.parametrize("make", without_memory().values(), ids=without_memory())
@@ -251,6 +258,15 @@ def test_an_out_without_memory_never_reaches_a_kernel(make):
 
     a = t(5, 5)
     for result in (product_into(MM, a, a, make()), fused(ADDMM["none"], a, a, a, out=make())):
+        assert isinstance(result, Declined) and "not in memory" in str(result)
+
+
+def test_operands_in_a_freed_storage_never_reach_a_kernel():
+    from tritongemm.ops.declined import Declined
+    from tritongemm.ops.execute import ADDMM, MM, fused, product
+
+    a, freed = t(5, 5), without_memory()["view of freed"]()
+    for result in (product(MM, a, freed), product(MM, freed, a), fused(ADDMM["none"], freed, a, a)):
         assert isinstance(result, Declined) and "not in memory" in str(result)
 
 

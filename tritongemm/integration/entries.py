@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -120,6 +121,7 @@ class Entries:
         self.policy = policy
         self._libraries: list[Any] = []
         self._native: list[tuple[ModuleType, str, object]] = []
+        self._finalizer: weakref.finalize | None = None
         try:
             for key in policy.keys:
                 self._install(op, policy, key)
@@ -153,7 +155,7 @@ class Entries:
         policy = self.policy
         if name not in _FORMS or policy.strict or policy.watch is not None:
             return None
-        return native.module
+        return native.table()
 
     def _install_native(self, module: ModuleType, op: str, name: str, key: str,
                         torchs: object) -> None:
@@ -164,6 +166,10 @@ class Entries:
             self._native.append((module, name, module.install(
                 name, key, _OPS[op].number, _FORMS[name], self.policy.products,
                 self.policy.repeats, torchs)))
+        if self._finalizer is None:
+            # At the end of the process before torch takes the Python kernels below them out:
+            # finalizers run in the reverse order of their making.
+            self._finalizer = weakref.finalize(self, _remove, self._native)
         _hold(_standing(name, key))
 
     def count(self) -> None:
@@ -176,12 +182,16 @@ class Entries:
 
     def remove(self) -> None:
         """What stood there before stands again."""
+        _remove(self._native)
         self.count()
-        while self._native:
-            module, _, installed = self._native.pop()
-            module.remove(installed)
+        self._native.clear()
         while self._libraries:
             self._libraries.pop()._destroy()
+
+
+def _remove(entries: list[tuple[ModuleType, str, object]]) -> None:
+    for module, _, installed in entries:
+        module.remove(installed)
 
 
 def _hold(kernel: object) -> None:

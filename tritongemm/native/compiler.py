@@ -31,7 +31,8 @@ _SECONDS = 600
 def _key() -> str:
     import torch
 
-    parts = (SOURCE.read_bytes(), torch.__version__.encode(),
+    version = (torch.__version__, torch.version.git_version, torch.version.debug)
+    parts = (SOURCE.read_bytes(), str(version).encode(),
              str(sysconfig.get_config_var("SOABI")).encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 

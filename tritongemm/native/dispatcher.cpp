@@ -11,14 +11,19 @@
 // on the stack, so that plans need no lock.
 
 #define PY_SSIZE_T_CLEAN
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/jit/frontend/tracer.h>
+
+#include <pybind11/stl.h>
 
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/PythonTorchFunctionTLS.h>
-#include <ATen/TracerMode.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -63,6 +68,12 @@ struct Patch {
   int64_t added;
 };
 
+// Torch's allocator; on CUDA also one that a program has put in its place.
+c10::Allocator* allocator_of(c10::Device device) {
+  return device.is_cuda() ? at::detail::getCUDAHooks().getCUDADeviceAllocator()
+                          : c10::GetAllocator(device.type());
+}
+
 constexpr size_t MAX_PARAMETER_BYTES = 4096, MAX_PARAMETERS = 128;
 
 struct Launch {
@@ -79,12 +90,16 @@ struct Plan {
   std::vector<Launch> launches;
   int64_t scratch_bytes = 0;
 
-  // False where the driver refused the first launch, so that nothing has run. Throws where it
-  // refused a later one: C may have been written, and D may be C.
+  // False where the driver refused a launch, or there is no memory for scratch: the Python path
+  // computes C anew. Throws where that cannot be: D is C, and a launch before may have written it.
   bool run(Values& values, void* stream, c10::Device device) const {
     at::DataPtr scratch;  // back to the allocator at once: reused in the order of this stream
     if (scratch_bytes) {
-      scratch = c10::GetAllocator(device.type())->allocate(scratch_bytes);
+      try {
+        scratch = allocator_of(device)->allocate(scratch_bytes);
+      } catch (const c10::Error&) {
+        return false;
+      }
       values.address[SCRATCH] = reinterpret_cast<uint64_t>(scratch.get());
     }
     for (const Launch& x : launches) {
@@ -103,19 +118,19 @@ struct Plan {
         uint64_t address = values.address[p.value] + p.added;
         if ((address & 15) ||
             replace_address(parameters + p.offset, reinterpret_cast<void*>(address)))
-          return refused(x);
+          return refused(x, values);
       }
       for (size_t i = 0; i < x.offsets.size(); ++i) pointers[i] = parameters + x.offsets[i];
       LaunchConfig config = x.config;
       config.stream = stream;
       config.attributes = x.attributes.data();
-      if (launch_kernel(&config, x.kernel, pointers, nullptr)) return refused(x);
+      if (launch_kernel(&config, x.kernel, pointers, nullptr)) return refused(x, values);
     }
     return true;
   }
 
-  bool refused(const Launch& x) const {
-    TORCH_CHECK(&x == launches.data(), "tritongemm: the CUDA driver refused launch ",
+  bool refused(const Launch& x, const Values& values) const {
+    TORCH_CHECK(&x == launches.data() || values.address[C] != values.address[D], "tritongemm: the CUDA driver refused launch ",
                 &x - launches.data() + 1, " of ", launches.size(), " of a product");
     return false;
   }
@@ -172,15 +187,30 @@ struct Answer {
   Spans spans;
 };
 
-std::shared_mutex table_lock;
-std::unordered_map<Key, std::shared_ptr<const Answer>, Hash> table;
+// Never destroyed: a thread may still call at the end of the process.
+using Table = std::unordered_map<Key, std::shared_ptr<const Answer>, Hash>;
+std::shared_mutex& table_lock = *new std::shared_mutex;
+Table& table = *new Table;
 size_t table_limit = 4096;
 // Of the answers: one that was found before the table was emptied must not get into it.
 int64_t generation = 0;
 
+// Whether axes have names, in a torch that has those (up to 2.12).
+template <class T>
+auto named(const T& x, int) -> decltype(x.has_names()) {
+  return x.has_names();
+}
+template <class T>
+bool named(const T&, long) {
+  return false;
+}
+
+// Whether sizes, strides and an address say all of a tensor. Not of one whose storage was freed: the
+// address of a view into it is an offset.
 bool usable(const at::Tensor& x) {
-  return x.defined() && x.layout() == at::kStrided && x.has_storage() && x.dim() <= MAX_RANK &&
-         (x.is_cuda() || x.is_cpu());
+  return x.defined() && x.layout() == at::kStrided && !x.is_nested() && x.has_storage() &&
+         x.unsafeGetTensorImpl()->storage_initialized() && x.dim() <= MAX_RANK &&
+         (x.is_cuda() || x.is_cpu()) && !named(x, 0);
 }
 
 void add_tensor(Key& key, const at::Tensor& x, uint64_t address) {
@@ -201,14 +231,14 @@ uint64_t address_of(const at::Tensor& x) {
   return reinterpret_cast<uint64_t>(x.const_data_ptr());
 }
 
-// Fills in the key and the addresses; false for what this table does not hold.
-bool read(int operation, const Operands& x, Key& key, Values& values) {
+bool fill(int operation, const Operands& x, Key& key, Values& values) {
   if (!usable(*x.a) || !usable(*x.b) || (x.d && !usable(*x.d)) || (x.out && !usable(*x.out)))
     return false;
+  // First: a lazy copy, whose memory A or D may share, gets its own now.
+  values.address[C] = x.out ? reinterpret_cast<uint64_t>(x.out->mutable_data_ptr()) : 0;
   values.address[A] = address_of(*x.a);
   values.address[B] = address_of(*x.b);
   values.address[D] = x.d ? address_of(*x.d) : 0;
-  values.address[C] = x.out ? address_of(*x.out) : 0;
   // Empty tensors, lazy zeros and freed storages.
   if (!values.address[A] || !values.address[B] || (x.d && !values.address[D]) ||
       (x.out && !values.address[C]))
@@ -226,6 +256,17 @@ bool read(int operation, const Operands& x, Key& key, Values& values) {
   if (x.d) add_tensor(key, *x.d, values.address[D]);
   if (x.out) add_tensor(key, *x.out, values.address[C]);
   return true;
+}
+
+// Fills in the key and the addresses; false for what this table does not hold, with an empty key.
+bool read(int operation, const Operands& x, Key& key, Values& values) {
+  bool known = false;
+  try {
+    known = fill(operation, x, key, values);
+  } catch (const c10::Error&) {  // a tensor without an address; the Python path says why
+  }
+  if (!known) key.count = 0;
+  return known;
 }
 
 std::shared_ptr<const Answer> find(const Key& key) {
@@ -246,13 +287,9 @@ bool usual(double alpha, double beta) {
 
 enum class Verdict { UNKNOWN, TORCHS, DONE };
 
-// `key` is left empty where this table cannot hold the call.
-Verdict run(int operation, const Operands& x, Key& key, at::Tensor& result, int& reason) {
+Verdict answered(int operation, const Operands& x, Key& key, at::Tensor& result, int& reason) {
   Values values;
-  if (!read(operation, x, key, values)) {
-    key.count = 0;
-    return Verdict::UNKNOWN;
-  }
+  if (!read(operation, x, key, values)) return Verdict::UNKNOWN;
   std::shared_ptr<const Answer> answer = find(key);
   if (!answer) return Verdict::UNKNOWN;
   if (x.d && !usual(x.alpha, x.beta)) return Verdict::UNKNOWN;
@@ -271,10 +308,14 @@ Verdict run(int operation, const Operands& x, Key& key, at::Tensor& result, int&
       return Verdict::UNKNOWN;
     result = *x.out;
   } else {
-    result = at::Tensor(at::detail::empty_strided_generic(
-        answer->shape, answer->strides, c10::GetAllocator(device.type()),
-        c10::DispatchKeySet(device.is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU),
-        answer->dtype));
+    try {
+      result = at::Tensor(at::detail::empty_strided_generic(
+          answer->shape, answer->strides, allocator_of(device),
+          c10::DispatchKeySet(device.is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU),
+          answer->dtype));
+    } catch (const c10::Error&) {
+      return Verdict::UNKNOWN;
+    }
     values.address[C] = reinterpret_cast<uint64_t>(result.mutable_data_ptr());
   }
   void* stream = nullptr;
@@ -285,10 +326,17 @@ Verdict run(int operation, const Operands& x, Key& key, at::Tensor& result, int&
   return Verdict::DONE;
 }
 
+// `key` is left empty where this table cannot hold the call. Needs no interpreter lock.
+Verdict run(int operation, const Operands& x, Key& key, at::Tensor& result, int& reason) {
+  Verdict verdict = answered(operation, x, key, result, reason);
+  if (verdict != Verdict::DONE) result = at::Tensor();
+  return verdict;
+}
+
 // How often small products without an answer were seen.
 constexpr size_t MAX_SEEN = 65536;
-std::mutex seen_lock;
-std::unordered_map<Key, int, Hash> seen;
+std::mutex& seen_lock = *new std::mutex;
+std::unordered_map<Key, int, Hash>& seen = *new std::unordered_map<Key, int, Hash>;
 
 bool seen_often(const Key& key, int times) {
   std::lock_guard<std::mutex> lock(seen_lock);
@@ -299,8 +347,8 @@ bool seen_often(const Key& key, int times) {
 // ---- reasons ------------------------------------------------------------------------------------
 
 constexpr int MAX_REASONS = 128, FEWER_FLOPS = 0, NOTHING = 1, OTHER_REASONS = 2;
-std::mutex reasons_lock;
-std::vector<std::string> reasons;
+std::mutex& reasons_lock = *new std::mutex;
+std::vector<std::string>& reasons = *new std::vector<std::string>;
 
 int reason_number(const std::string& text) {
   std::lock_guard<std::mutex> lock(reasons_lock);
@@ -324,6 +372,7 @@ struct Slot {
   double least;
   int repeats;
   c10::SafeKernelFunction torchs, python;
+  std::atomic<bool> removed{false};  // `python` goes next
   std::atomic<int64_t> taken{0};
   std::array<std::atomic<int64_t>, MAX_REASONS> declined{};
 
@@ -360,7 +409,7 @@ struct Entry final : c10::OperatorKernel {
     operands.b = &x[sum ? 2 : 1].toTensor();
     if (sum) {
       operands.d = &x[0].toTensor();
-      known = number(x[3], operands.beta) && number(x[4], operands.alpha);
+      known = known && number(x[3], operands.beta) && number(x[4], operands.alpha);
       if (s.form == Form::SUM_OUT) operands.out = &x[5].toTensor();
       if (s.form == Form::SUM_IN_PLACE) operands.out = operands.d;
     } else if (s.form == Form::PRODUCT_OUT) {
@@ -390,7 +439,7 @@ struct Entry final : c10::OperatorKernel {
       s.declined[reason].fetch_add(1, std::memory_order_relaxed);
       s.torchs.callBoxed(op, keys, stack);
     } else {
-      s.python.callBoxed(op, keys, stack);
+      (s.removed ? s.torchs : s.python).callBoxed(op, keys, stack);
     }
   }
 
@@ -428,12 +477,8 @@ template <class F>
 PyObject* translated(F&& f) {
   try {
     return f();
-  } catch (py::error_already_set& error) {
-    error.restore();
-  } catch (python_error& error) {
-    error.restore();
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
+  } catch (...) {
+    torch::translate_exception_to_python(std::current_exception());
   }
   return nullptr;
 }
@@ -516,7 +561,8 @@ bool operands_of(PyObject* const* args, Operands& x) {
 void keep(const Key& key, Answer&& answer, int64_t found_in) {
   std::unique_lock<std::shared_mutex> lock(table_lock);
   if (found_in != generation) return;
-  if (table.size() >= table_limit) table.clear();
+  if (table.size() >= table_limit)  // as the Python path: a quarter leaves
+    for (size_t i = 0; i <= table_limit / 4 && !table.empty(); ++i) table.erase(table.begin());
   table[key] = std::make_shared<const Answer>(std::move(answer));
 }
 
@@ -567,21 +613,11 @@ PyObject* refuse(PyObject*, PyObject* const* args, Py_ssize_t count) {
   });
 }
 
-// Whether axes have names, in a torch that has those (up to 2.12).
-template <class T>
-auto named(const T& x, int) -> decltype(x.has_names()) {
-  return x.has_names();
-}
-template <class T>
-bool named(const T&, long) {
-  return false;
-}
-
 // Whether nothing but the operands has a say in a call of plain tensors (ops/functions.py).
 bool plain(PyObject* object) {
   if (!THPVariable_CheckExact(object)) return false;
   const at::Tensor& x = THPVariable_Unpack(object);
-  if (x.is_neg() || named(x, 0)) return false;
+  if (x.is_neg()) return false;
   const auto* meta = x.unsafeGetTensorImpl()->autograd_meta();
   if (!meta) return true;
   if (x.requires_grad() && c10::GradMode::is_enabled()) return false;
@@ -590,7 +626,7 @@ bool plain(PyObject* object) {
 
 bool nobody_else() {
   const auto& local = c10::impl::tls_local_dispatch_key_set();
-  return !at::impl::torch_function_mode_enabled() && !at::tracer::impl::is_dispatch_enabled() &&
+  return !at::impl::torch_function_mode_enabled() && !torch::jit::tracer::isTracing() &&
          !c10::impl::TorchDispatchModeTLS::any_modes_set() &&
          !local.included_.has(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) &&
          !at::autocast::is_autocast_enabled(at::kCUDA) &&
@@ -612,9 +648,13 @@ PyObject* run_plain(PyObject*, PyObject* const* args, Py_ssize_t count) {
     }
     at::Tensor result;
     Key key;
-    int reason = 0;
-    if (run(static_cast<int>(PyLong_AsLong(args[0])), x, key, result, reason) != Verdict::DONE)
-      Py_RETURN_NONE;
+    int reason = 0, operation = static_cast<int>(PyLong_AsLong(args[0]));
+    Verdict verdict = Verdict::UNKNOWN;
+    {  // the driver waits where its queue is full, perhaps for a callback in Python
+      py::gil_scoped_release unlocked;
+      verdict = run(operation, x, key, result, reason);
+    }
+    if (verdict != Verdict::DONE) Py_RETURN_NONE;
     return THPVariable_Wrap(std::move(result));
   });
 }
@@ -666,6 +706,7 @@ PyObject* remove(PyObject*, PyObject* capsule) {
   return translated([&]() -> PyObject* {
     auto* installed = content<Installed>(capsule, INSTALLED);
     if (!installed) throw py::error_already_set();
+    installed->slot->removed = true;
     installed->library.reset();
     Py_RETURN_NONE;
   });
@@ -676,11 +717,15 @@ PyObject* counts(PyObject*, PyObject* capsule) {
   return translated([&]() -> PyObject* {
     auto* installed = content<Installed>(capsule, INSTALLED);
     if (!installed) throw py::error_already_set();
+    std::vector<std::string> names;
+    {
+      std::lock_guard<std::mutex> lock(reasons_lock);
+      names = reasons;
+    }
     py::dict declined;
-    std::lock_guard<std::mutex> lock(reasons_lock);
-    for (size_t i = 0; i < reasons.size(); ++i)
+    for (size_t i = 0; i < names.size(); ++i)
       if (int64_t times = installed->slot->declined[i].exchange(0))
-        declined[py::str(reasons[i])] = times;
+        declined[py::str(names[i])] = times;
     return py::make_tuple(installed->slot->taken.exchange(0), declined).release().ptr();
   });
 }
@@ -709,6 +754,7 @@ PyObject* after_fork(PyObject*, PyObject*) {
   new (&table_lock) std::shared_mutex;
   new (&reasons_lock) std::mutex;
   new (&seen_lock) std::mutex;
+  new (&seen) std::unordered_map<Key, int, Hash>;  // the parent may have been changing its own
   table.clear();
   Py_RETURN_NONE;
 }

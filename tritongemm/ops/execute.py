@@ -72,7 +72,7 @@ def product(op: Op, a: torch.Tensor, b: torch.Tensor,
                pa & 15, pb & 15, alpha == 1.0)
     except RuntimeError:
         return _NOT_STRIDED
-    if not (pa and pb) and _without_memory(a, b):
+    if (pa < _LOW or pb < _LOW) and _without_memory(a, b):
         return _NOT_IN_MEMORY
     call = op.hits.get(key)
     if call is None:
@@ -98,7 +98,8 @@ def product_into(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | N
                pa & 15, pb & 15, dtype_out, _out_key(out))
     except RuntimeError:
         return _NOT_STRIDED
-    if not (pa and pb and (out is None or out.data_ptr())) and _without_memory(a, b, out):
+    if (pa < _LOW or pb < _LOW or out is not None and out.data_ptr() < _LOW
+            ) and _without_memory(a, b, out):
         return _NOT_IN_MEMORY
     call = op.hits.get(key)
     if call is None:
@@ -127,8 +128,8 @@ def fused(op: Op, d: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: float
                beta == 1.0, alpha == 1.0, _out_key(out))
     except RuntimeError:
         return _NOT_STRIDED
-    if (not (pa and pb and pd and (out is None or out.data_ptr()))
-            and _without_memory(a, b, d, out)):
+    if (pa < _LOW or pb < _LOW or pd < _LOW or out is not None and out.data_ptr() < _LOW
+            ) and _without_memory(a, b, d, out):
         return _NOT_IN_MEMORY
     call = op.hits.get(key)
     if call is None:
@@ -154,10 +155,15 @@ _NOT_STRIDED = Declined("an operand is not strided, or has no storage")
 _NOT_IN_MEMORY = Declined("the values of an operand or of out= are not in memory")
 
 
+#: Addresses of CUDA memory are higher. A lower one may be an offset into a storage that was freed,
+#: whose address is 0.
+_LOW = 1 << 33
+
+
 def _without_memory(*tensors: torch.Tensor | None) -> bool:
-    """Whether one has elements and no address: torch's lazy zeros, or a storage that was freed."""
-    return any(x is not None and not x.data_ptr() and x.numel() and x.device.type != "meta"
-               for x in tensors)
+    """Whether one has elements and no memory: torch's lazy zeros, or a storage that was freed."""
+    return any(x is not None and x.numel() and x.device.type != "meta"
+               and not (x.data_ptr() and x.untyped_storage().data_ptr()) for x in tensors)
 
 
 def _learn_fused(op: Op, key: tuple, d: torch.Tensor, a: torch.Tensor, b: torch.Tensor,
@@ -240,7 +246,7 @@ def _refusing(reason: Declined) -> Call:
 def _forget_calls() -> None:
     for op in _ops:
         op.hits = {}
-    native.forget()
+    native.empty()
 
 
 def _after_fork() -> None:

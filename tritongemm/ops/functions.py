@@ -148,8 +148,8 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *,
         _activated_linear, activation)
     if bias is None:
         return _multiplied(theirs, op, input, weight, None, None, strict)
-    if (native.run is not None and not _compiling()
-            and (known := native.run(op.number, input, weight, bias)) is not None):
+    if ((find := native.run) is not None and not _compiling()
+            and (known := find(op.number, input, weight, bias)) is not None):
         return known
     if not _compiling() and (run := _fast_path(input, weight)) and (run := _adding(run, bias)):
         result = run(op, bias, input, weight)
@@ -197,8 +197,8 @@ def _multiplied(theirs: Callable[..., Tensor], op: Op, a: Tensor, b: Tensor,
                 out_dtype: torch.dtype | None, out: Tensor | None, strict: bool) -> Tensor:
     """A product by ``op``, or by torch's function ``theirs``."""
     if out is None and out_dtype is None:
-        if (native.run is not None and not _compiling()
-                and (known := native.run(op.number, a, b)) is not None):
+        if ((find := native.run) is not None and not _compiling()
+                and (known := find(op.number, a, b)) is not None):
             return known
         if not _compiling() and (run := _fast_path(a, b)) is not None:
             result = run(op, a, b)

@@ -7,6 +7,7 @@ the same key, and is emptied whenever the Python path forgets its own.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tritongemm import settings
-from tritongemm.errors import LaunchError
+from tritongemm.errors import LaunchError, UsageError
 from tritongemm.native import load
 from tritongemm.ops.declined import Declined
 from tritongemm.problem import NOTHING_TO_MULTIPLY
@@ -45,60 +46,86 @@ class Bound(NamedTuple):
 
 
 #: run(number of the op, a, b[, bias]) -> the result, or None where the Python path has to answer.
-#: None where the native dispatcher is off.
+#: None where the native dispatcher is off, and before the first call.
 run: Callable[..., Tensor | None] | None = None
-module: ModuleType | None = None
 #: Counts how often the table was emptied.
 generation = 0
+_module: ModuleType | None = None
+_looked = False
+_lock = threading.RLock()
 
 
-def offer(generation: int, number: int, call: Callable[..., object], result: Tensor | Declined,
+def table() -> ModuleType | None:
+    """The native dispatcher, or None where it is off. Looks at the settings at the first call, as
+    the Python path does."""
+    if not _looked:
+        forget()
+    return _module
+
+
+def offer(found_in: int, number: int, call: Callable[..., object], result: Tensor | Declined,
           a: Tensor, b: Tensor, d: Tensor | None = None, out: Tensor | None = None,
           alpha: float = 1.0, beta: float = 0.0, dtype_out: torch.dtype | None = None) -> None:
     """Offers the answer to a call like this, of the op with this ``number``. ``call`` has run once,
-    so the tensor maps of its launches are made. ``generation``: of when the answer was sought."""
-    if module is None:
-        return
-    if isinstance(result, Declined):
-        if result.lasting:
-            module.refuse(generation, number, a, b, d, out, alpha, beta, dtype_out, str(result))
+    so the tensor maps of its launches are made. ``found_in``: the generation in which the answer
+    was sought."""
+    native = table()
+    if native is None:
         return
     bound: Bound | None = getattr(call, "bound", None)
+    if isinstance(result, Declined):
+        # Of a call that has a plan the reason lies in how this call's memory overlaps.
+        if result.lasting and bound is None:
+            native.refuse(found_in, number, a, b, d, out, alpha, beta, dtype_out, str(result))
+        return
     if bound is None or settings.current().profile:
         return
     try:
-        plan = module.plan(*bound.plan.native_launches())
+        plan = native.plan(*bound.plan.native_launches())
     except LaunchError:  # this time another plan ran, without scratch
         return
-    module.offer(generation, number, a, b, d, out, alpha, beta, dtype_out, plan, bound.shape,
+    native.offer(found_in, number, a, b, d, out, alpha, beta, dtype_out, plan, bound.shape,
                  bound.strides, bound.dtype, bound.spans)
 
 
 def refuse(number: int, reason: str, a: Tensor, b: Tensor, d: Tensor | None = None,
            out: Tensor | None = None, alpha: float = 1.0, beta: float = 0.0) -> None:
     """Calls like this are torch's, for a reason that any call with the same key has."""
-    if module is not None:
-        module.refuse(generation, number, a, b, d, out, alpha, beta, None, reason)
+    native = table()
+    if native is not None:
+        native.refuse(generation, number, a, b, d, out, alpha, beta, None, reason)
 
 
 def forget() -> None:
     """Empties the table, and follows TRITONGEMM_NATIVE."""
-    global generation, run, module
-    module = load()
-    if module is None:
-        run = None
-        return
-    module.set_reasons(_REASONS)
-    generation = module.clear(settings.current().plan_cache_size)
-    run = module.run
+    global _looked, _module, generation, run
+    with _lock:
+        before, limit = _module, 1
+        try:
+            _module, limit = load(), settings.current().plan_cache_size
+        except UsageError:  # a variable that cannot be parsed; the call that reads it says so
+            _module = None
+        run = None if _module is None else _module.run
+        for native in dict.fromkeys((before, _module)):  # entries of an override may use the first
+            if native is not None:
+                native.set_reasons(_REASONS)
+                generation = native.clear(limit)
+        _looked = True
+
+
+def empty() -> None:
+    """Empties the table, if it is in use."""
+    if _looked:
+        forget()
 
 
 def _after_fork() -> None:
-    if module is not None:
-        module.after_fork()
+    global _lock
+    _lock = threading.RLock()  # the parent's may be held
+    if _module is not None:
+        _module.after_fork()
 
 
-settings.when_changed(forget)
-forget()
+settings.when_changed(empty)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
