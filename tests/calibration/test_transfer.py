@@ -159,13 +159,21 @@ def test_what_cannot_be_learned_from_is_said(configs, journals, tmp_path, capsys
         assert "--with-sibling" in capsys.readouterr().err
 
 
-def test_a_damaged_file_is_named(configs, journals):
+def test_a_damaged_file_is_left_out_and_named(configs, journals, caplog):
     path, _ = calibrate_with_sibling(journals, H100.slug)
     path.write_text("{")
     selection.reload()
-    with pytest.raises(DataFileError, match="h100-80gb-hbm3-and-nvidia-h200.json"):
-        selection.choose(THIN[0], H100)
+    choice = selection.choose(THIN[0], H100)
+    assert choice.source == "model" and choice.config == choose_without(path)
+    assert "h100-80gb-hbm3-and-nvidia-h200.json" in caplog.text
     assert selection.choose(THIN[0], H200).source == "model"
+
+
+def choose_without(path):
+    """The config for the H100 where the file at ``path`` is not there."""
+    path.unlink()
+    selection.reload()
+    return selection.choose(THIN[0], H100).config
 
 
 def test_doctor_says_whose_model_chooses(configs, journals, monkeypatch):

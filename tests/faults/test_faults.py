@@ -10,12 +10,6 @@ import pytest
 from faults import FAULTS, Fault, Seen, inject, load
 
 load()
-#: Faults that are known and not healed yet; each leaves this list when it is.
-NOT_YET = {
-    "journal-fifo", "journal-removed", "table-cut", "table-newer", "table-elsewhere",
-    "calibration-damaged", "device-file-damaged", "device-file-fifo", "table-linked",
-    "failures-linked", "failures-fifo", "no-home", "binary-cut", "binary-bit",
-}
 #: tests/tuning has each of these as a test of its own.
 TESTED_ELSEWHERE = {
     "worker-exits", "worker-hangs", "context-lost", "launch-refused", "wrong-result", "no-memory",
@@ -26,17 +20,14 @@ LIMIT_S = 10.0
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", [
-    pytest.param(name, marks=pytest.mark.xfail(reason="not healed yet"))
-    if name in NOT_YET else name for name in FAULTS if name not in TESTED_ELSEWHERE])
+@pytest.mark.parametrize("name", [name for name in FAULTS if name not in TESTED_ELSEWHERE])
 def test_a_fault_is_healed_and_no_row_is_lost(name):
-    ((_, seen, _),) = inject([name], 1.5 if name in NOT_YET and name.endswith("fifo") else LIMIT_S)
+    ((_, seen, _),) = inject([name], LIMIT_S)
     assert seen.healed and seen.lost == 0, seen
 
 
 def test_the_lists_name_faults_that_there_are():
-    assert NOT_YET | TESTED_ELSEWHERE <= FAULTS.keys()
-    assert not NOT_YET & TESTED_ELSEWHERE
+    assert TESTED_ELSEWHERE <= FAULTS.keys()
 
 
 def test_a_fault_that_hangs_or_ends_its_process_is_a_row(monkeypatch):

@@ -23,7 +23,7 @@ from tritongemm.records.atomic import write_atomic
 SOURCE = Path(__file__).with_name("dispatcher.cpp")
 #: The name under which the library is imported.
 MODULE = "_dispatcher"
-_COMPILERS = ("c++", "g++", "clang++")
+COMPILERS = ("c++", "g++", "clang++")
 _SECONDS = 600
 
 
@@ -73,9 +73,9 @@ def build(*, again: bool = False) -> Path:
     target = library()
     if target.exists() and not again:
         return target
-    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
-        raise CompileError(f"no C++ compiler: none of {', '.join(_COMPILERS)} is on PATH. Install "
+        raise CompileError(f"no C++ compiler: none of {', '.join(COMPILERS)} is on PATH. Install "
                            "one; without it the Python path runs every call")
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (filelock.FileLock(target.with_suffix(".lock")),
