@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import importlib.machinery
 import importlib.util
@@ -18,25 +17,29 @@ from tritongemm.records.sealed import own
 
 log = logging.getLogger("tritongemm")
 
+#: By path; never unloaded.
+_loaded: dict[Path, ModuleType] = {}
+_told: set[str] = set()
 _AGAIN = "Build it again: tritongemm native --again"
 
 
 def load() -> ModuleType | None:
-    """The module; None where TRITONGEMM_NATIVE is off, or, warned once, where it cannot be
-    loaded."""
-    return _loaded() if settings.current().native else None
-
-
-@functools.cache
-def _loaded() -> ModuleType | None:
+    """The module; None where TRITONGEMM_NATIVE is off, or where it cannot be loaded: of each
+    reason a warning is logged once."""
+    if not settings.current().native:
+        return None
     path = library()
+    if path in _loaded:
+        return _loaded[path]
     reason = obstacle()
     if reason is None:
         try:
-            return _imported(path)
+            return _loaded.setdefault(path, _imported(path))
         except ImportError as error:
             reason = f"{path} cannot be loaded: {error}. {_AGAIN}"
-    log.warning("tritongemm: no native dispatcher, the Python path runs every call: %s", reason)
+    if reason not in _told:
+        _told.add(reason)
+        log.warning("tritongemm: no native dispatcher, the Python path runs every call: %s", reason)
     return None
 
 
