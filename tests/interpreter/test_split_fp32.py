@@ -97,7 +97,8 @@ def hard_rows(k: int) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(("layout", "precision"),
                          (*((x, "fp16x3") for x in LAYOUTS), ("nn", "tf32")))
-@pytest.mark.parametrize(("k", "gap"), ((1, 0), (7, 1), (300, 3), (1100, 4)))
+@pytest.mark.parametrize(("k", "gap"), ((1, 0), (7, 1), (300, 3),
+                                        pytest.param(1100, 4, marks=pytest.mark.thorough)))
 def test_parts_represent_rows_that_are_not_flagged(k, gap, layout, precision):
     rows = hard_rows(k)
     matrix = torch.stack(list(rows.values()))
@@ -192,7 +193,7 @@ def planted(m: int, n: int, k: int, batch: int = 1):
     return (a, b, special) if batch > 1 else (a[0], b[0], special[0])
 
 
-@pytest.mark.parametrize("batch", (1, 2))
+@pytest.mark.parametrize("batch", (1, pytest.param(2, marks=pytest.mark.thorough)))
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_guard_writes_flagged_rows_and_columns_alone(layout, batch):
     a, b, special = planted(100, 90, 33, batch)
