@@ -116,7 +116,7 @@ def test_the_verb_lists_origins_ages_and_reasons(folders, monkeypatch, capsys):
     assert main(["tables", "--device-name", "nvidia-h200", "--rows"]) == 0
     out = capsys.readouterr().out
     assert "here: Triton 3.7.1, driver 580.1" in out
-    assert "mm-bf16-ieee-nn.json (TRITONGEMM_CONFIG_DIR): 1 rows" in out
+    assert "mm-bf16-ieee-nn.json (TRITONGEMM_CONFIG_DIR): 1 row" in out
     assert "mm-bf16-ieee-nn.json (your own): 3 rows" in out and "(shipped)" in out
     assert "2 stale, 1 replaced by rows of an earlier origin" in out
     assert "1: driver 570.9, now 580.1" in out and "does not serve" in out

@@ -48,7 +48,7 @@ def _print_table(one: Listed, now: Present, at: datetime, rows: bool, stale_only
     reasons = {key: stale_because(row, now) for key, row in one.table.rows.items()}
     count = Counter(reason for found in reasons.values() for reason in found)
     ages = [at - when for row in one.table.rows.values() if (when := measured_at(row)) is not None]
-    text = f"{name}: {len(reasons)} rows"
+    text = f"{name}: {len(reasons)} row{'' if len(reasons) == 1 else 's'}"
     if ages:
         youngest, oldest = _age(min(ages)), _age(max(ages))
         text += f", {oldest} old" if youngest == oldest else f", {youngest} to {oldest} old"
