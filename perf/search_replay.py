@@ -40,7 +40,7 @@ from tritongemm.records.codec import (
 from tritongemm.selection.columns import Columns
 from tritongemm.selection.inputs import NAMES
 from tritongemm.selection.model import Served, model_for, model_of
-from tritongemm.tuning.search import GAIN, Search, spread_of
+from tritongemm.tuning.search import GAIN, Search, follow, spread_of
 
 DEVICE = "nvidia-h200"
 TIMINGS = Path(__file__).resolve().parent / "results" / DEVICE / "timings" / "bf16-fp16.npz"
@@ -104,18 +104,6 @@ def predictions(cache: Path) -> dict[str, Problems]:
             found.setdefault(name, {}).setdefault(problem_from_json(problem), {})[
                 config_from_json(config)] = (time_us, predicted)
     return found
-
-
-def follow(search: Search, times: dict[KernelConfig, float]) -> int:
-    """Runs a search to its end, one batch behind, as a sweep compiles ahead. Configs timed."""
-    timed, asked = 0, search.next()
-    while asked:
-        ahead = search.next()
-        for config in asked:
-            search.observe(config, times[config])
-            timed += 1
-        asked = [] if search.over else ahead or search.next()
-    return timed
 
 
 def replay(name: str, problem: GemmProblem, times: dict[KernelConfig, tuple[float, float]],

@@ -25,6 +25,7 @@ from tritongemm.tuning.search import (
     PARTS,
     Search,
     _normal_cdf,
+    follow,
     spread_of,
 )
 from tritongemm.tuning.sweep import sweep
@@ -69,18 +70,6 @@ class Truth:
     @property
     def best_us(self) -> float:
         return min(self.times.values())
-
-
-def follow(search: Search, times: dict[KernelConfig, float]) -> int:
-    """Answers until the search is over, one batch behind as a sweep is. How many were timed."""
-    timed, asked = 0, search.next()
-    while asked:
-        ahead = search.next()
-        for config in asked:
-            search.observe(config, times[config])
-            timed += 1
-        asked = [] if search.over else ahead or search.next()
-    return timed
 
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])

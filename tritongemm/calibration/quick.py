@@ -23,13 +23,12 @@ from tritongemm.calibration.calibrate import calibrate
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.errors import UsageError
-from tritongemm.kernels import violation
 from tritongemm.problem import GemmProblem
 from tritongemm.records.atomic import write_atomic
 from tritongemm.records.calibration import Calibration
 from tritongemm.records.codec import problem_key
 from tritongemm.selection.work import class_of
-from tritongemm.tuning.candidates import KernelPlanner, PruneReport
+from tritongemm.tuning.candidates import KernelPlanner, PruneReport, legal_among
 from tritongemm.tuning.sweep import SweepReport, sweep
 
 BUDGET_S = 480.0
@@ -117,15 +116,7 @@ class QuickPlanner(KernelPlanner):
     def legal(self, problem: GemmProblem, device: DeviceSpec, report: PruneReport
               ) -> list[KernelConfig]:
         """The legal configs of the pool."""
-        found = []
-        for config in self._pool(problem, device):
-            report.considered += 1
-            broken = violation(problem, config, device)
-            if broken is None:
-                found.append(config)
-            else:
-                report.removed[config.kernel, broken.rule] += 1
-        return found
+        return legal_among(self._pool(problem, device), problem, device, report)
 
     def by_promise(self, problem: GemmProblem, device: DeviceSpec, configs: list[KernelConfig]
                    ) -> list[KernelConfig]:

@@ -558,6 +558,21 @@ bool operands_of(PyObject* const* args, Operands& x) {
   return x.a && x.b;
 }
 
+// What offer and refuse begin with: generation, operation, a, b, d, out, alpha, beta, dtype_out.
+constexpr Py_ssize_t ASKED = 9;
+struct Asked {
+  int64_t found_in;
+  Operands operands;
+  Key key;
+  bool known;  // whether this table can hold the answer
+
+  explicit Asked(PyObject* const* args) : found_in(PyLong_AsLongLong(args[0])) {
+    Values values;
+    known = operands_of(args + 2, operands) &&
+            read(static_cast<int>(PyLong_AsLong(args[1])), operands, key, values);
+  }
+};
+
 void keep(const Key& key, Answer&& answer, int64_t found_in) {
   std::unique_lock<std::shared_mutex> lock(table_lock);
   if (found_in != generation) return;
@@ -566,49 +581,41 @@ void keep(const Key& key, Answer&& answer, int64_t found_in) {
   table[key] = std::make_shared<const Answer>(std::move(answer));
 }
 
-// offer(generation, operation, a, b, d, out, alpha, beta, dtype_out, plan, shape, strides, dtype,
-//       spans)
+// offer(*asked, plan, shape, strides, dtype, spans)
 PyObject* offer(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return translated([&]() -> PyObject* {
-    if (count != 14) throw std::invalid_argument("offer takes 14 arguments");
-    int64_t found_in = PyLong_AsLongLong(*args++);
-    Operands x;
-    Key key;
-    Values values;
-    if (!operands_of(args + 1, x) || !read(static_cast<int>(PyLong_AsLong(args[0])), x, key, values))
-      Py_RETURN_FALSE;
-    auto* plan = content<std::shared_ptr<const Plan>>(args[8], PLAN);
+    if (count != ASKED + 5) throw std::invalid_argument("offer takes 14 arguments");
+    Asked asked(args);
+    if (!asked.known) Py_RETURN_FALSE;
+    args += ASKED;
+    auto* plan = content<std::shared_ptr<const Plan>>(args[0], PLAN);
     if (!plan) throw py::error_already_set();
     Answer answer;
     answer.plan = *plan;
-    answer.shape = py::handle(args[9]).cast<std::vector<int64_t>>();
-    answer.strides = py::handle(args[10]).cast<std::vector<int64_t>>();
-    answer.dtype = reinterpret_cast<THPDtype*>(args[11])->scalar_type;
-    if (args[12] != Py_None) {
-      auto s = py::handle(args[12]).cast<std::tuple<int64_t, int64_t, int64_t, int64_t, bool>>();
+    answer.shape = py::handle(args[1]).cast<std::vector<int64_t>>();
+    answer.strides = py::handle(args[2]).cast<std::vector<int64_t>>();
+    answer.dtype = reinterpret_cast<THPDtype*>(args[3])->scalar_type;
+    if (args[4] != Py_None) {
+      auto s = py::handle(args[4]).cast<std::tuple<int64_t, int64_t, int64_t, int64_t, bool>>();
       answer.spans = {std::get<0>(s), std::get<1>(s), std::get<2>(s), std::get<3>(s),
                       std::get<4>(s)};
-    } else if (x.out) {
+    } else if (asked.operands.out) {
       throw std::invalid_argument("a call with out= needs spans");
     }
-    keep(key, std::move(answer), found_in);
+    keep(asked.key, std::move(answer), asked.found_in);
     Py_RETURN_TRUE;
   });
 }
 
-// refuse(generation, operation, a, b, d, out, alpha, beta, dtype_out, reason)
+// refuse(*asked, reason)
 PyObject* refuse(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return translated([&]() -> PyObject* {
-    if (count != 10) throw std::invalid_argument("refuse takes 10 arguments");
-    int64_t found_in = PyLong_AsLongLong(*args++);
-    Operands x;
-    Key key;
-    Values values;
-    if (!operands_of(args + 1, x) || !read(static_cast<int>(PyLong_AsLong(args[0])), x, key, values))
-      Py_RETURN_FALSE;
+    if (count != ASKED + 1) throw std::invalid_argument("refuse takes 10 arguments");
+    Asked asked(args);
+    if (!asked.known) Py_RETURN_FALSE;
     Answer answer;
-    answer.reason = reason_number(py::handle(args[8]).cast<std::string>());
-    keep(key, std::move(answer), found_in);
+    answer.reason = reason_number(py::handle(args[ASKED]).cast<std::string>());
+    keep(asked.key, std::move(answer), asked.found_in);
     Py_RETURN_TRUE;
   });
 }

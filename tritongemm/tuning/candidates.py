@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tritongemm import selection
@@ -121,6 +121,20 @@ class Planner(ABC):
         return Candidates(tuple(chosen), report, tuple(in_use))
 
 
+def legal_among(configs: Iterable[KernelConfig], problem: GemmProblem, device: DeviceSpec,
+                report: PruneReport) -> list[KernelConfig]:
+    """The legal ones of ``configs``; counts all, and the others by rule, in ``report``."""
+    found = []
+    for config in configs:
+        report.considered += 1
+        broken = violation(problem, config, device)
+        if broken is None:
+            found.append(config)
+        else:
+            report.removed[config.kernel, broken.rule] += 1
+    return found
+
+
 class KernelPlanner(Planner):
     """The candidates of the kernels that ``tritongemm.matmul`` runs, from the shipped spaces.
 
@@ -152,16 +166,9 @@ class KernelPlanner(Planner):
     def legal(self, problem: GemmProblem, device: DeviceSpec, report: PruneReport
               ) -> list[KernelConfig]:
         """See :class:`Planner`."""
-        found: list[KernelConfig] = []
-        for space in self.spaces:
-            for config in self._configs(space, problem.operands):
-                report.considered += 1
-                broken = violation(problem, config, device)
-                if broken is None:
-                    found.append(config)
-                else:
-                    report.removed[space.kernel, broken.rule] += 1
-        return found
+        return legal_among((config for space in self.spaces
+                            for config in self._configs(space, problem.operands)),
+                           problem, device, report)
 
     def by_promise(self, problem: GemmProblem, device: DeviceSpec, configs: list[KernelConfig]
                    ) -> list[KernelConfig]:
