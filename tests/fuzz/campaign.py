@@ -104,7 +104,7 @@ def campaign(plan: Plan, processes: int) -> Result:
                 total.add(share.result())
             except BrokenProcessPool:  # a crash ends them all, and each was at one of these
                 total.counts["process", "died", "wrong"] += 1
-                total.failures = [(seed, "a process died at this seed or beside it",
+                total.failures = [(seed, "a process died at this seed or at one that ran with it",
                                    repr(case_of(seed, plan.sizes))) for seed in seeds]
                 break
     return total

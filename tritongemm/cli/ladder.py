@@ -53,7 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                       help="run every CUDA rung that has a tuned table with that table's "
                            "parameters")
     what.add_argument("--ablate", action="store_true",
-                      help="run the Triton kernel without one of its techniques, each in turn")
+                      help="run the Triton kernel with one technique left out, once for each "
+                           "technique")
     what.add_argument("--experiment", metavar="NAME",
                       help="repeat an experiment of a published tutorial and print its "
                            "figures too: S1, S2, S2-sizes, S3 or S4; the experiment chooses rungs "

@@ -10,7 +10,7 @@ from tritongemm.models.program import Made, Program, Sizes
 
 
 class Adapted(nn.Module):
-    """A frozen linear layer and a low-rank one beside it (Hu et al., 2021)."""
+    """A frozen linear layer plus a trained low-rank one (Hu et al., 2021)."""
 
     def __init__(self, frozen: nn.Linear, rank: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Programs x modes -> CSV rows of the common schema: torch, its control and this package each.
 
 Every pass is a fresh process over the whole list, and the median row of each program, mode and
-provider is appended to the CSV; rows of the passes go to ``passes/`` beside it as they come.
+provider is appended to the CSV. Each pass writes its rows to ``passes/`` in the CSV's folder.
 """
 
 from __future__ import annotations
