@@ -155,8 +155,8 @@ _NOT_STRIDED = Declined("an operand is not strided, or has no storage")
 _NOT_IN_MEMORY = Declined("the values of an operand or of out= are not in memory")
 
 
-#: Addresses of CUDA memory are higher. A lower one may be an offset into a storage that was freed,
-#: whose address is 0.
+#: A lower address may be an offset into a storage that was freed, whose address is 0; then it is
+#: looked at. Addresses of CUDA memory are usually higher.
 _LOW = 1 << 33
 
 

@@ -114,7 +114,8 @@ def forget() -> None:
 
 
 def empty() -> None:
-    """Empties the table, if it is in use."""
+    """Empties the table, if it is in use; :mod:`~tritongemm.ops.execute` calls this whenever it
+    forgets its own calls, so after every change of settings."""
     if _looked:
         forget()
 
@@ -126,6 +127,5 @@ def _after_fork() -> None:
         _module.after_fork()
 
 
-settings.when_changed(empty)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
