@@ -68,7 +68,7 @@ def measured(path: str) -> list[tuple[str, float]]:
               "torch.mm of float64": lambda: torch.mm(*doubles)}
     if path == "torch":
         return [(name, time_us(call)) for name, call in theirs.items()]
-    with settings.override(interpret=True, native=path == "native"):
+    with settings.override(interpret=True, native="on" if path == "native" else "off"):
         if path == "native" and native.table() is None:
             raise SystemExit("there is no native dispatcher; build it: tritongemm native")
         found = [("tg.mm", time_us(lambda: tg.mm(a, b))),

@@ -27,6 +27,8 @@ INTERPRETING = settings.current().interpret
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true",
                      help="also the tests marked thorough, which `make test` leaves out")
+    parser.addoption("--native", action="store_true",
+                     help="with the native dispatcher, which is built first")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -40,7 +42,13 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", str(max(cores // workers, 1)))
     _home_of_the_tests()
     os.environ["TRITONGEMM_USER_DIR"] = str(HERE / "no-tables-of-a-user")
+    # Nothing is built in the background of a test.
+    os.environ["TRITONGEMM_NATIVE"] = "1" if config.getoption("--native") else "0"
     settings.reload()
+    if config.getoption("--native"):
+        from tritongemm.native import build
+
+        build()
 
 
 def _home_of_the_tests() -> None:

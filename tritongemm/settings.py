@@ -23,6 +23,7 @@ _CHECKOUT = _PACKAGE.parent / "configs"
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"", "0", "false", "no", "off"}
 POLICIES = ("auto", "own")
 FP32_MODES = ("split", "ieee")
+NATIVE_MODES = ("auto", "on", "off")
 LOG_LEVELS = ("off", "error", "warning", "info", "debug")
 
 
@@ -83,6 +84,15 @@ def _fp32(name: str, text: str) -> str:
                      f"{', '.join(FP32_MODES)}")
 
 
+def _native(name: str, text: str) -> str:
+    if text.lower() == "auto":
+        return "auto"
+    try:
+        return "on" if _flag(name, text) else "off"
+    except UsageError:
+        raise UsageError(f"{name}={text!r} is not a mode; use auto, 1 or 0") from None
+
+
 @dataclass(frozen=True, slots=True)
 class Variable:
     """One environment variable: its field in :class:`Settings`, default text, parser, meaning."""
@@ -127,9 +137,10 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("fp32", "TRITONGEMM_FP32", "split", _fp32,
              "float32 products where torch's precision is ieee: split: as three fp16 products of "
              "split operands, or on CUDA cores where that is faster; ieee: on CUDA cores only"),
-    Variable("native", "TRITONGEMM_NATIVE", "0", _flag,
-             "experimental: find and launch repeated products in C++, by the dispatcher that "
-             "`tritongemm native` builds"),
+    Variable("native", "TRITONGEMM_NATIVE", "auto", _native,
+             "find and launch repeated products in C++. auto: where there is a GPU; the library is "
+             "compiled once for each torch, in the background, if there is a C++ compiler. 1: also "
+             "elsewhere, from what `tritongemm native` built. 0: never"),
     Variable("interpret", "TRITON_INTERPRET", "0", _flag,
              "Triton's own: run kernels in its interpreter, on CPU tensors"),
     Variable("visible_devices", "CUDA_VISIBLE_DEVICES", "", _names,

@@ -251,6 +251,26 @@ def test_compiled_gradients_are_those_of_eager_calls(ours, dynamic):
     assert not COUNTERS["graph_break"]
 
 
+def test_a_compiled_gradient_of_a_weight_has_the_weights_order(ours):
+    """As torch's has: in the other one each step would transpose it in memory."""
+    strides = []
+
+    def forward(x, weight):
+        return tg.linear(x, weight)
+
+    def backend(module, inputs):
+        def compiled(graph, inputs):
+            outputs = next(node for node in graph.graph.nodes if node.op == "output").args[0]
+            strides.append([x.meta["val"].stride() for x in outputs if x is not None])
+            return graph.forward
+        return torch._dynamo.backends.common.aot_autograd(
+            fw_compiler=lambda graph, _: graph.forward, bw_compiler=compiled)(module, inputs)
+
+    x, weight = leaf(24, 16, dtype=torch.bfloat16), leaf(40, 16, dtype=torch.bfloat16)
+    torch.compile(forward, backend=backend)(x, weight).sum().backward()
+    assert strides == [[(16, 1), (16, 1)]]
+
+
 @pytest.mark.parametrize("shapes", [((0, 5), (6, 5)), ((3, 5), (0, 5)), ((2, 0, 5), (6, 5)),
                                     ((2, 3, 5), (0, 5)), ((3, 0), (6, 0))], ids=str)
 @pytest.mark.parametrize("activation", ("none", "relu", "gelu"))

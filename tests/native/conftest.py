@@ -137,7 +137,7 @@ def driver(library, monkeypatch):
                         lambda problem, config, device, geometry, where:
                         FakePlan(fake, problem, geometry))
     monkeypatch.setattr("tritongemm.ops.calls._alone", lambda: True)
-    with settings.override(interpret=True, native=True):
+    with settings.override(interpret=True, native="on"):
         assert native.table() is not None, package.obstacle()
         yield fake
     execute.clear_plans()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -12,8 +15,14 @@ pytest.importorskip("torch")
 from tritongemm import settings
 from tritongemm.cli import main
 from tritongemm.errors import CompileError
-from tritongemm.native import build, library, load, obstacle
+from tritongemm.native import background, build, failure, library, load, obstacle
 from tritongemm.native.compiler import digest_file
+from tritongemm.native.loading import wanted
+
+
+def never() -> None:
+    """Nothing is built in the background here."""
+    raise AssertionError("a build was waited for")
 
 
 class FakeCompiler:
@@ -35,7 +44,7 @@ def compiler(tmp_path, monkeypatch):
     fake = FakeCompiler()
     monkeypatch.setattr("tritongemm.native.compiler.subprocess.run", fake)
     monkeypatch.setattr("tritongemm.native.compiler.shutil.which", lambda name: f"/usr/bin/{name}")
-    with settings.override(cache_dir=tmp_path, native=True):
+    with settings.override(cache_dir=tmp_path, native="on"):
         yield fake
 
 
@@ -78,30 +87,104 @@ def test_a_library_that_others_may_write_is_not_loaded(compiler):
 
 def test_what_cannot_be_imported_is_one_warning(compiler, caplog):
     build()
-    assert load() is None and load() is None
+    assert load(never) is None and load(never) is None
     said = [r.getMessage() for r in caplog.records if "native dispatcher" in r.getMessage()]
     assert len(said) == 1 and "cannot be loaded" in said[0] and "--again" in said[0]
 
 
-def test_it_is_off_by_default():
-    assert not settings.current().native and load() is None
+def test_by_default_it_is_for_gpus():
+    default = next(x for x in settings.VARIABLES if x.field == "native").default
+    with settings.override(native=default, interpret=True):
+        assert not wanted() and load(never) is None
+    with settings.override(native="off"):
+        assert not wanted() and load(never) is None
 
 
-def test_doctor_says_whether_it_is_on(compiler, capsys):
+class Builder:
+    """In the place of the process that builds."""
+
+    def __init__(self, status: int = 0) -> None:
+        self.status, self.started = status, []
+
+    def __call__(self, command, **more):
+        self.started.append((command, more["env"]))
+        return self
+
+    def wait(self) -> int:
+        """Ends."""
+        return self.status
+
+
+@pytest.fixture
+def automatic(compiler, monkeypatch):
+    """auto, on a machine with a GPU, in a process that has not built yet."""
+    builder = Builder()
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(background, "_begun", False)
+    monkeypatch.setattr(background.subprocess, "Popen", builder)
+    with settings.override(native="auto"):
+        yield builder
+
+
+def test_auto_builds_once_in_the_background_and_says_when_it_is_done(automatic, caplog):
+    done = threading.Event()
+    assert load(done.set) is None and load(done.set) is None
+    assert done.wait(10) and len(automatic.started) == 1
+    command, environment = automatic.started[0]
+    assert environment["TRITONGEMM_CACHE_DIR"] == str(settings.cache_root())
+    assert json.loads(command[-1]) == sys.path
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_build_that_fails_is_not_begun_again_by_later_processes(automatic, compiler,
+                                                                  monkeypatch):
+    compiler.status, compiler.said = 1, "no torch\n"
+    with pytest.raises(CompileError):
+        build()
+    assert "no torch" in (failure() or "") and load(never) is None and not automatic.started
     from tritongemm.cli.doctor import _native
 
+    assert not _native().ok and "no torch" in _native().detail
+    compiler.status = 0
+    build()
+    assert failure() is None
+
+
+def test_without_a_compiler_auto_runs_in_python_and_builds_nothing(automatic, monkeypatch):
+    monkeypatch.setattr("tritongemm.native.compiler.shutil.which", lambda name: None)
+    assert load(never) is None and not automatic.started
+
+
+def test_the_builder_finds_the_package_from_any_folder(tmp_path, monkeypatch):
+    code = background._BUILDER.replace("import build; build()", "import build; print(build)")
+    done = subprocess.run([sys.executable, "-I", "-c", code, json.dumps(sys.path)], cwd=tmp_path,
+                          capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "function build" in done.stdout, done.stderr
+
+
+def test_doctor_says_whether_it_is_on(compiler, automatic):
+    from tritongemm.cli.doctor import _native
+
+    assert _native().ok and "not built yet" in _native().detail
+    with settings.override(native="auto", interpret=True):
+        assert _native().ok and "no GPU" in _native().detail
+    with settings.override(native="on"):
+        _is_named(_native)
+
+
+def _is_named(_native):
     assert "is not built" in _native().detail and _native().fix == "tritongemm native --again"
     build()
     assert _native().ok and _native().detail == str(library())
-    with settings.override(native=False):
+    with settings.override(native="off"):
         assert _native().ok and "off" in _native().detail
 
 
 def test_the_verb_says_where_it_is_and_that_it_is_off(compiler, capsys):
-    with settings.override(native=False):
+    with settings.override(native="off"):
         assert main(["native"]) == 0
     said = capsys.readouterr().out
-    assert str(library()) in said and "TRITONGEMM_NATIVE=1" in said
+    assert str(library()) in said and "TRITONGEMM_NATIVE=0" in said
 
 
 def test_an_unknown_argument_is_refused(capsys):

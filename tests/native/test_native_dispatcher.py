@@ -12,6 +12,7 @@ import torch.fx.experimental.proxy_tensor
 
 import tritongemm as tg
 from tritongemm import settings
+from tritongemm.errors import UnsupportedError, UsageError
 from tritongemm.integration import override as overriding
 from tritongemm.ops import execute, native
 
@@ -281,11 +282,72 @@ def test_a_refusal_for_overlapping_memory_is_of_that_call_alone(driver, monkeypa
     assert driver.by_python == 1
 
 
+REGISTERED = {
+    "mm": lambda: (drawn(33, 17), drawn(17, 40)),
+    "bmm": lambda: (drawn(3, 33, 17), drawn(3, 17, 40)),
+    "addmm": lambda: (drawn(40), drawn(33, 17), drawn(17, 40)),
+    "baddbmm": lambda: (drawn(3, 33, 40), drawn(3, 33, 17), drawn(3, 17, 40)),
+}
+
+
+@pytest.mark.parametrize("mode", ("plain", "no_grad", "inference"))
+@pytest.mark.parametrize("name", REGISTERED)
+def test_an_op_that_a_compiler_records_is_launched_natively(driver, name, mode):
+    op, operands = getattr(torch.ops.tritongemm, name), REGISTERED[name]()
+    if mode == "no_grad":
+        operands[-1].requires_grad_()
+    around = {"plain": torch.enable_grad, "no_grad": torch.no_grad,
+              "inference": torch.inference_mode}[mode]
+    with around():
+        first, second = twice(driver, lambda: op(*operands))
+    assert torch.equal(first, second) and not second.requires_grad
+
+
+def test_an_activation_of_a_recorded_op_is_part_of_what_is_looked_up(driver):
+    d, a, b = REGISTERED["addmm"]()
+    op = torch.ops.tritongemm.addmm
+    relu, total = twice(driver, lambda: op(d, a, b, activation="relu"))[1], op(d, a, b)
+    assert driver.by_python == 2
+    assert torch.equal(op(d, a, b), total) and torch.equal(relu, total.relu())
+    torch.testing.assert_close(op(d, a, b, beta=2, alpha=0.5), 0.5 * (a @ b) + 2 * d)
+    with pytest.raises(UsageError, match="swish"):
+        op(d, a, b, activation="swish")
+
+
+def test_a_recorded_op_keeps_its_gradient(driver):
+    a, b = drawn(33, 17), drawn(17, 40)
+    op = torch.ops.tritongemm.mm
+    twice(driver, lambda: op(a, b))
+    a.requires_grad_()
+    result = op(a, b)
+    assert result.requires_grad
+    result.sum().backward()
+    torch.testing.assert_close(a.grad, torch.ones(33, 40) @ b.T)
+
+
+def test_what_is_torchs_by_a_recorded_op_stays_so(driver):
+    a, b = drawn(33, 17, dtype=torch.float64), drawn(17, 40, dtype=torch.float64)
+    op = torch.ops.tritongemm.mm
+    assert torch.equal(op(a, b), a @ b) and torch.equal(op(a, b), a @ b)
+    with settings.override(strict=True), pytest.raises(UnsupportedError):
+        op(a, b)
+    assert (driver.by_python, driver.by_native) == (0, 0)
+
+
+def test_recorded_ops_stay_when_it_is_switched_off(driver):
+    a, b = drawn(33, 17), drawn(17, 40)
+    op = torch.ops.tritongemm.mm
+    twice(driver, lambda: op(a, b))
+    with settings.override(native="off"):
+        assert torch.equal(op(a, b), op(a, b))
+    assert driver.by_native == 1 and driver.by_python == 3
+
+
 def test_switching_it_off_empties_the_table_of_a_standing_override(driver):
     a, b = drawn(33, 17), drawn(17, 40)
     with tg.override(min_flops=0):
         twice(driver, lambda: torch.mm(a, b))
-        with settings.override(native=False, disable=True):
+        with settings.override(native="off", disable=True):
             assert torch.equal(torch.mm(a, b), a.mm(b))
         assert (driver.by_python, driver.by_native) == (1, 1)
 

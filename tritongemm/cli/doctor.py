@@ -307,14 +307,22 @@ def _cache() -> Check:
 def _native() -> Check:
     """Whether the native dispatcher is on, and can be loaded."""
     name = "native dispatcher"
-    if not settings.current().native:
-        return Check(name, True, "off; TRITONGEMM_NATIVE=1 turns it on")
+    if settings.current().native == "off":
+        return Check(name, True, "off: TRITONGEMM_NATIVE=0")
     try:
-        from tritongemm.native import library, obstacle
+        from tritongemm.native import failure, library, obstacle
+        from tritongemm.native.loading import wanted
 
-        reason = obstacle()
+        if not wanted():
+            return Check(name, True, "not used: there is no GPU")
+        reason, failed = obstacle(), failure()
     except ImportError as error:  # the line of what is missing has the fix
         return Check(name, False, str(error))
+    if failed is not None and not library().exists():
+        reason = failed
+    elif reason is not None and not library().exists() and settings.current().native == "auto":
+        return Check(name, True, "not built yet: the first product builds it in the background; "
+                                 "`tritongemm native` does so now")
     return Check(name, reason is None, str(library()) if reason is None else reason,
                  "tritongemm native --again")
 

@@ -21,6 +21,6 @@ def run(args: argparse.Namespace) -> int:
     start = time.perf_counter()
     path = build(again=args.again)
     print(f"built in {time.perf_counter() - start:.1f} s: {path}")
-    if not settings.current().native:
-        print("it is off: set TRITONGEMM_NATIVE=1 to use it")
+    if settings.current().native == "off":
+        print("it is off: TRITONGEMM_NATIVE=0")
     return 0

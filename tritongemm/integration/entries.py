@@ -24,11 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritongemm import settings
 from tritongemm.errors import UnsupportedError
 from tritongemm.ops import execute, native
 from tritongemm.ops.calls import NAMES, dtypes_reason
 from tritongemm.ops.execute import Declined, Op, fused, product, product_into
+from tritongemm.ops.native import Form
 from tritongemm.ops.untraced import untraced
 from tritongemm.problem import NOTHING_TO_MULTIPLY
 
@@ -42,9 +42,10 @@ OVERLOADS = {
     "baddbmm": ("baddbmm", "baddbmm.out", "baddbmm.dtype", "baddbmm.dtype_out", "baddbmm_"),
 }
 OPS = tuple(OVERLOADS)
-#: How ``native/dispatcher.cpp`` finds the operands of an overload: the numbers of its ``Form``.
-_FORMS = {"mm": 0, "mm.out": 1, "bmm": 0, "bmm.out": 1, "addmm": 2, "addmm.out": 3, "addmm_": 4,
-          "baddbmm": 2, "baddbmm.out": 3, "baddbmm_": 4}
+_FORMS = {"mm": Form.PRODUCT, "mm.out": Form.PRODUCT_OUT, "bmm": Form.PRODUCT,
+          "bmm.out": Form.PRODUCT_OUT, "addmm": Form.SUM, "addmm.out": Form.SUM_OUT,
+          "addmm_": Form.SUM_IN_PLACE, "baddbmm": Form.SUM, "baddbmm.out": Form.SUM_OUT,
+          "baddbmm_": Form.SUM_IN_PLACE}
 #: Different reasons that one entry counts apart; they may name shapes.
 _REASONS = 100
 _NUMBERS = (int, float, bool)
@@ -105,11 +106,6 @@ class Tally:
 tallies: dict[str, Tally] = {name: Tally() for names in OVERLOADS.values() for name in names}
 
 
-def dispatch_keys() -> tuple[str, ...]:
-    """Where kernels of this package run: CUDA, and the CPU in Triton's interpreter."""
-    return ("CUDA", "CPU") if settings.current().interpret else ("CUDA",)
-
-
 class Entries:
     """The entries of one operation, from here to :meth:`remove`.
 
@@ -139,7 +135,7 @@ class Entries:
             # Below this key there is nothing left to choose from.
             keyset = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
             module = self._native_for(name)
-            torchs = module and module.standing(name, key)
+            torchs = module and module.standing(f"aten::{name}", key)
             # In C++ small products are judged before they get here.
             least = 0.0 if module and policy.repeats else policy.products
             kernel = _kernel(op, name, policy, least, partial(original.call_boxed, keyset))
@@ -164,8 +160,8 @@ class Entries:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Warning only once for all operators")
             self._native.append((module, name, module.install(
-                name, key, _OPS[op].number, _FORMS[name], self.policy.products,
-                self.policy.repeats, torchs)))
+                f"aten::{name}", key, [("none", _OPS[op].number)], _FORMS[name],
+                self.policy.products, self.policy.repeats, torchs)))
         if self._finalizer is None:
             # At the end of the process before torch takes the Python kernels below them out:
             # finalizers run in the reverse order of their making.

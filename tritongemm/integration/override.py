@@ -23,9 +23,10 @@ from dataclasses import dataclass
 
 from tritongemm import settings
 from tritongemm.errors import UsageError
-from tritongemm.integration.entries import OPS, Entries, Policy, Watch, dispatch_keys, tallies
+from tritongemm.integration.entries import OPS, Entries, Policy, Watch, tallies
 from tritongemm.notebook import table
 from tritongemm.ops.blocks import Block
+from tritongemm.ops.execute import dispatch_keys
 from tritongemm.ops.untraced import untraced
 
 #: Flops, of four products of 256 x 256 x 256: below about this a product takes less than the
@@ -54,7 +55,7 @@ class override(Block):
         ops: of ``mm, bmm, addmm, baddbmm``; None: all of them.
         min_flops: products of fewer flops (2 * batch * M * N * K) stay torch's. None:
             :data:`DEFAULT_MIN_FLOPS`, or 0 where ``strict``; with the native dispatcher
-            (TRITONGEMM_NATIVE=1), of smaller ones only the first :data:`SMALL_REPEATS` alike.
+            (:mod:`tritongemm.native`), of smaller ones only the first :data:`SMALL_REPEATS` alike.
         strict: raise :class:`UnsupportedError`, naming the reason, in the place of every call that
             would go to torch. Also TRITONGEMM_STRICT=1, read when the override is made.
 

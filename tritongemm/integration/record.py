@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tritongemm.integration.entries import OPS, Policy, Watch, dispatch_keys
+from tritongemm.integration.entries import OPS, Policy, Watch
 from tritongemm.integration.override import DEFAULT_MIN_FLOPS, Request, enter, leave
 from tritongemm.ops.calls import NAMES
 from tritongemm.ops.declined import Declined
+from tritongemm.ops.execute import dispatch_keys
 from tritongemm.ops.operands import Operand, form_of, problem_of_form
 from tritongemm.problem import Epilogue
 from tritongemm.records.suites import Shape

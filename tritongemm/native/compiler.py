@@ -17,8 +17,9 @@ from pathlib import Path
 import filelock
 
 from tritongemm import settings
-from tritongemm.errors import CompileError
+from tritongemm.errors import CompileError, DataFileError
 from tritongemm.records.atomic import write_atomic
+from tritongemm.records.reading import read_text
 
 SOURCE = Path(__file__).with_name("dispatcher.cpp")
 #: The name under which the library is imported.
@@ -47,6 +48,23 @@ def digest_file(path: Path) -> Path:
     return path.with_suffix(".sha256")
 
 
+def _failure_file(target: Path) -> Path:
+    return target.with_suffix(".failed")
+
+
+def failure() -> str | None:
+    """Why the last build for this torch and this Python failed; None where none did."""
+    try:
+        return read_text(_failure_file(library()))
+    except (OSError, DataFileError):
+        return None
+
+
+def compiler_path() -> str | None:
+    """The C++ compiler that would be used; None where there is none on PATH."""
+    return next(filter(None, map(shutil.which, COMPILERS)), None)
+
+
 def command(compiler: str, target: Path) -> list[str]:
     """The command line that compiles and links the library."""
     import torch
@@ -68,12 +86,13 @@ def build(*, again: bool = False) -> Path:
         Its path.
 
     Raises:
-        CompileError: there is no C++ compiler, or it fails; with what it said last.
+        CompileError: there is no C++ compiler, or it fails; with what it said last, which
+            :func:`failure` gives from then on.
     """
     target = library()
     if target.exists() and not again:
         return target
-    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    compiler = compiler_path()
     if compiler is None:
         raise CompileError(f"no C++ compiler: none of {', '.join(COMPILERS)} is on PATH. Install "
                            "one; without it the Python path runs every call")
@@ -91,7 +110,10 @@ def build(*, again: bool = False) -> Path:
                                ) from error
         if done.returncode:
             last = "\n".join(done.stderr.strip().splitlines()[-12:])
-            raise CompileError(f"{compiler} could not compile {SOURCE.name}:\n{last}")
+            reason = f"{compiler} could not compile {SOURCE.name}:\n{last}"
+            write_atomic(_failure_file(target), reason)
+            raise CompileError(reason)
+        _failure_file(target).unlink(missing_ok=True)
         made.chmod(0o700)
         write_atomic(digest_file(target), hashlib.sha256(made.read_bytes()).hexdigest())
         made.replace(target)

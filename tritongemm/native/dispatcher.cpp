@@ -3,9 +3,10 @@
 // The Python path (tritongemm/ops) decides everything: which problem a call is, which config runs
 // it, what is torch's. It then offers the answer to this table. A later call that is alike in all
 // that the answer depends on is found here and launched, through either door: `run` for
-// tritongemm's own functions, `Entry` for aten's operations in torch's dispatcher, which calls it
-// without the interpreter lock. Whatever is not found here, and whatever fails here, goes to the
-// Python path, which is the reference for every behaviour.
+// tritongemm's own functions, `Entry` for operations in torch's dispatcher, aten's and the ops that
+// a compiler records (ops/registered.py), which calls it without the interpreter lock. Whatever is
+// not found here, and whatever fails here, goes to the Python path, which is the reference for
+// every behaviour.
 //
 // Thread safety: the table is read under a shared lock. A launch works on a copy of its parameters
 // on the stack, so that plans need no lock.
@@ -362,11 +363,12 @@ int reason_number(const std::string& text) {
 // ---- entries in torch's dispatcher --------------------------------------------------------------
 
 // How an overload has its operands on the stack.
-enum class Form { PRODUCT, PRODUCT_OUT, SUM, SUM_OUT, SUM_IN_PLACE };
+enum class Form { PRODUCT, PRODUCT_OUT, SUM, SUM_OUT, SUM_IN_PLACE, SUM_ACTIVATED };
 
 struct Slot {
-  int operation;
+  std::vector<std::pair<std::string, int>> operations;  // by activation; mostly one, "none"
   Form form;
+  bool autograd;  // stands at an autograd key: calls that torch has to record are not for it
   // Products (batch * M * N * K) below which a call is torch's; with `repeats`, only until a call
   // like it was seen so often.
   double least;
@@ -376,11 +378,26 @@ struct Slot {
   std::atomic<int64_t> taken{0};
   std::array<std::atomic<int64_t>, MAX_REASONS> declined{};
 
-  Slot(int operation, Form form, double least, int repeats, c10::SafeKernelFunction torchs,
-       c10::SafeKernelFunction python)
-      : operation(operation), form(form), least(least), repeats(repeats), torchs(std::move(torchs)),
-        python(std::move(python)) {}
+  Slot(std::vector<std::pair<std::string, int>> operations, Form form, bool autograd, double least,
+       int repeats, c10::SafeKernelFunction torchs, c10::SafeKernelFunction python)
+      : operations(std::move(operations)), form(form), autograd(autograd), least(least),
+        repeats(repeats), torchs(std::move(torchs)), python(std::move(python)) {}
+
+  // The operation with an activation, or -1.
+  int operation(const std::string& activation) const {
+    for (const auto& [name, number] : operations)
+      if (name == activation) return number;
+    return -1;
+  }
 };
+
+// Whether torch records what is done to x, or it carries a tangent or a lazy negative.
+bool recorded(const at::Tensor& x) {
+  if (!x.defined() || x.is_neg()) return true;
+  const auto* meta = x.unsafeGetTensorImpl()->autograd_meta();
+  if (!meta) return false;
+  return (x.requires_grad() && c10::GradMode::is_enabled()) || x._fw_grad(0).defined();
+}
 
 bool number(const c10::IValue& value, double& found) {
   if (value.isDouble()) found = value.toDouble();
@@ -415,6 +432,11 @@ struct Entry final : c10::OperatorKernel {
     } else if (s.form == Form::PRODUCT_OUT) {
       operands.out = &x[2].toTensor();
     }
+    int operation = s.operation(s.form == Form::SUM_ACTIVATED ? x[5].toStringRef() : "none");
+    known = known && operation >= 0;
+    if (s.autograd)
+      known = known && !recorded(*operands.a) && !recorded(*operands.b) &&
+              (!sum || !recorded(*operands.d));
     if (known && operands.b->dim()) {
       double products = static_cast<double>(operands.a->numel()) *
                         static_cast<double>(operands.b->size(-1));
@@ -424,7 +446,7 @@ struct Entry final : c10::OperatorKernel {
         verdict = Verdict::TORCHS;
       } else {
         Key key;
-        verdict = run(s.operation, operands, key, result, reason);
+        verdict = run(operation, operands, key, result, reason);
         if (verdict == Verdict::UNKNOWN && small && key.count && !seen_often(key, s.repeats)) {
           reason = FEWER_FLOPS;
           verdict = Verdict::TORCHS;
@@ -622,13 +644,7 @@ PyObject* refuse(PyObject*, PyObject* const* args, Py_ssize_t count) {
 
 // Whether nothing but the operands has a say in a call of plain tensors (ops/functions.py).
 bool plain(PyObject* object) {
-  if (!THPVariable_CheckExact(object)) return false;
-  const at::Tensor& x = THPVariable_Unpack(object);
-  if (x.is_neg()) return false;
-  const auto* meta = x.unsafeGetTensorImpl()->autograd_meta();
-  if (!meta) return true;
-  if (x.requires_grad() && c10::GradMode::is_enabled()) return false;
-  return !x._fw_grad(0).defined();
+  return THPVariable_CheckExact(object) && !recorded(THPVariable_Unpack(object));
 }
 
 bool nobody_else() {
@@ -666,17 +682,15 @@ PyObject* run_plain(PyObject*, PyObject* const* args, Py_ssize_t count) {
   });
 }
 
+// `name`: as aten::mm.out
 c10::OperatorHandle operation_of(const std::string& name) {
-  std::string base = "aten::" + name, overload;
   size_t dot = name.find('.');
-  if (dot != std::string::npos) {
-    base = "aten::" + name.substr(0, dot);
-    overload = name.substr(dot + 1);
-  }
+  std::string base = name.substr(0, dot);
+  std::string overload = dot == std::string::npos ? "" : name.substr(dot + 1);
   return c10::Dispatcher::singleton().findSchemaOrThrow(base.c_str(), overload.c_str());
 }
 
-// standing(name, key): the kernel that torch now runs for an overload of aten.
+// standing(name, key): the kernel that torch now runs for an overload.
 PyObject* standing(PyObject*, PyObject* args) {
   return translated([&]() -> PyObject* {
     auto given = py::reinterpret_borrow<py::tuple>(args);
@@ -686,23 +700,30 @@ PyObject* standing(PyObject*, PyObject* args) {
   });
 }
 
-// install(name, key, operation, form, least, repeats, torchs): an entry above the one that stands,
-// which is the Python path. `torchs`: what stood before that (standing()).
+// install(name, key, operations, form, least, repeats, torchs): an entry above the one that stands,
+// which is the Python path. `operations`: pairs of an activation and a number. `torchs`: what stood
+// before that (standing()); None: the Python path calls torch itself.
 PyObject* install(PyObject*, PyObject* args) {
   return translated([&]() -> PyObject* {
     auto given = py::reinterpret_borrow<py::tuple>(args);
     auto name = given[0].cast<std::string>();
     auto key = c10::parseDispatchKey(given[1].cast<std::string>());
-    auto* torchs = content<c10::SafeKernelFunction>(given[6].ptr(), KERNEL);
+    c10::SafeKernelFunction python = operation_of(name).getComputedKernelForDispatchKey(key);
+    c10::SafeKernelFunction* torchs = &python;
+    if (!given[6].is_none()) torchs = content<c10::SafeKernelFunction>(given[6].ptr(), KERNEL);
     if (!torchs) throw py::error_already_set();
+    size_t colons = name.find("::");
+    if (colons == std::string::npos) throw std::invalid_argument(name + " has no namespace");
     Installed installed;
     installed.slot = std::make_shared<Slot>(
-        given[2].cast<int>(), static_cast<Form>(given[3].cast<int>()), given[4].cast<double>(),
-        given[5].cast<int>(), *torchs, operation_of(name).getComputedKernelForDispatchKey(key));
-    installed.library = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key,
-                                                         __FILE__, __LINE__);
+        given[2].cast<std::vector<std::pair<std::string, int>>>(),
+        static_cast<Form>(given[3].cast<int>()),
+        c10::toFunctionalityKey(key) == c10::DispatchKey::AutogradFunctionality,
+        given[4].cast<double>(), given[5].cast<int>(), *torchs, python);
+    installed.library = std::make_unique<torch::Library>(
+        torch::Library::IMPL, name.substr(0, colons), key, __FILE__, __LINE__);
     installed.library->impl(
-        name.c_str(),
+        name.substr(colons + 2).c_str(),
         torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Entry>(installed.slot)));
     return capsule_of(std::move(installed), INSTALLED);
   });

@@ -6,11 +6,13 @@ import hashlib
 import importlib.machinery
 import importlib.util
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 from tritongemm import settings
 from tritongemm.errors import DataFileError
+from tritongemm.native.background import build_once
 from tritongemm.native.compiler import MODULE, digest_file, library
 from tritongemm.records.reading import read_text
 from tritongemm.records.sealed import own
@@ -23,14 +25,18 @@ _told: set[str] = set()
 _AGAIN = "Build it again: tritongemm native --again"
 
 
-def load() -> ModuleType | None:
-    """The module; None where TRITONGEMM_NATIVE is off, or where it cannot be loaded: of each
-    reason a warning is logged once."""
-    if not settings.current().native:
+def load(ready: Callable[[], None]) -> ModuleType | None:
+    """The module; None where it is off, or where it cannot be loaded: of each reason a warning is
+    logged once. Under TRITONGEMM_NATIVE=auto a library that is not there is built in the
+    background, and ``ready`` called when it is."""
+    if not wanted():
         return None
     path = library()
     if path in _loaded:
         return _loaded[path]
+    if settings.current().native == "auto" and not path.exists():
+        build_once(ready)
+        return None
     reason = obstacle()
     if reason is None:
         try:
@@ -41,6 +47,16 @@ def load() -> ModuleType | None:
         _told.add(reason)
         log.warning("tritongemm: no native dispatcher, the Python path runs every call: %s", reason)
     return None
+
+
+def wanted() -> bool:
+    """Whether TRITONGEMM_NATIVE asks for the dispatcher on this machine."""
+    import torch
+
+    current = settings.current()
+    if current.native == "auto":
+        return not current.interpret and torch.cuda.is_available()
+    return current.native == "on"
 
 
 def obstacle() -> str | None:

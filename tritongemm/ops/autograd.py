@@ -197,14 +197,14 @@ def _solid(x: Tensor) -> Tensor:
     return x.resolve_neg()
 
 
-def _grad_a(op: Op, grad: Tensor, b: Tensor, alpha: float, shape: torch.Size) -> Tensor:
+def _grad_a(op: Op, grad: Tensor, b: Tensor, alpha: float, form: formulas.Form) -> Tensor:
     return formulas.grad_a(partial(multiply, MATMUL, alpha=alpha), grad,
-                           b.mT if op.rule.flipped else b, shape)
+                           b.mT if op.rule.flipped else b, form)
 
 
-def _grad_b(op: Op, grad: Tensor, a: Tensor, alpha: float, shape: torch.Size) -> Tensor:
+def _grad_b(op: Op, grad: Tensor, a: Tensor, alpha: float, form: formulas.Form) -> Tensor:
     left, right = (grad, a) if op.rule.flipped else (a, grad)
-    return formulas.grad_b(partial(multiply, MATMUL, alpha=alpha), left, right, shape)
+    return formulas.grad_b(partial(multiply, MATMUL, alpha=alpha), left, right, form)
 
 
 def _tangent(op: Op, a: Tensor, b: Tensor, alpha: float, a_t: Tensor | None,
@@ -256,7 +256,7 @@ class Product(Function):
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
         """Keeps what the gradients need."""
         op, a, b, alpha = inputs
-        ctx.rest = op, alpha, a.shape, b.shape
+        ctx.rest = op, alpha, formulas.Form.of(a), formulas.Form.of(b)
         _, need_a, need_b, _ = ctx.needs_input_grad
         _keep(ctx, a, b, need_a, need_b)
 
@@ -265,9 +265,9 @@ class Product(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple:
         """dA and dB, where they are needed."""
         a, b = ctx.saved_tensors
-        op, alpha, shape_a, shape_b = ctx.rest
-        return (None, None if b is None else _grad_a(op, grad, b, alpha, shape_a),
-                None if a is None else _grad_b(op, grad, a, alpha, shape_b), None)
+        op, alpha, form_a, form_b = ctx.rest
+        return (None, None if b is None else _grad_a(op, grad, b, alpha, form_a),
+                None if a is None else _grad_b(op, grad, a, alpha, form_b), None)
 
     @staticmethod
     @untraced
@@ -300,7 +300,7 @@ class _EagerProduct(Function):
                 result: tuple[Tensor]) -> Tensor:
         """Keeps what the gradients need."""
         _, need_a, need_b, _, _ = ctx.needs_input_grad
-        ctx.rest = op, alpha, a.shape, b.shape
+        ctx.rest = op, alpha, formulas.Form.of(a), formulas.Form.of(b)
         ctx.save_for_backward(a if need_b else None, b if need_a else None)
         return result[0]
 
@@ -323,7 +323,7 @@ class Fused(Function):
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
         """Keeps what the gradients need: nothing of D but its shape."""
         op, d, a, b, beta, alpha = inputs
-        ctx.rest = op, alpha, a.shape, b.shape, beta, d.shape
+        ctx.rest = op, alpha, formulas.Form.of(a), formulas.Form.of(b), beta, d.shape
         _, ctx.need_d, need_a, need_b, _, _ = ctx.needs_input_grad
         _keep(ctx, a, b, need_a, need_b)
 
@@ -332,10 +332,10 @@ class Fused(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple:
         """dD, dA and dB, where they are needed."""
         a, b = ctx.saved_tensors
-        op, alpha, shape_a, shape_b, beta, shape_d = ctx.rest
+        op, alpha, form_a, form_b, beta, shape_d = ctx.rest
         return (None, formulas.grad_d(grad, shape_d, beta) if ctx.need_d else None,
-                None if b is None else _grad_a(op, grad, b, alpha, shape_a),
-                None if a is None else _grad_b(op, grad, a, alpha, shape_b), None, None)
+                None if b is None else _grad_a(op, grad, b, alpha, form_a),
+                None if a is None else _grad_b(op, grad, a, alpha, form_b), None, None)
 
     @staticmethod
     @untraced
@@ -382,7 +382,7 @@ class _EagerFused(Function):
                 alpha: float, result: tuple[Tensor]) -> Tensor:
         """Keeps what the gradients need."""
         _, ctx.need_d, need_a, need_b, _, _, _ = ctx.needs_input_grad
-        ctx.rest = op, alpha, a.shape, b.shape, beta, d.shape
+        ctx.rest = op, alpha, formulas.Form.of(a), formulas.Form.of(b), beta, d.shape
         ctx.save_for_backward(a if need_b else None, b if need_a else None)
         return result[0]
 

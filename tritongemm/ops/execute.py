@@ -25,7 +25,7 @@ from tritongemm.ops.plans import forget as forget_plans
 from tritongemm.ops.untraced import untraced
 from tritongemm.problem import ACTIVATIONS
 
-__all__ = ["Declined", "Op", "clear_plans", "fused", "product", "product_into"]
+__all__ = ["Declined", "Op", "clear_plans", "dispatch_keys", "fused", "product", "product_into"]
 
 
 class Op:
@@ -262,7 +262,14 @@ def clear_plans() -> None:
     _forget_calls()
 
 
+def dispatch_keys() -> tuple[str, ...]:
+    """The keys of torch's dispatcher at which kernels of this package run: CUDA, and the CPU in
+    Triton's interpreter."""
+    return ("CUDA", "CPU") if settings.current().interpret else ("CUDA",)
+
+
 calls.on_refusal.append(_forget_calls)
+native.on_ready.append(_forget_calls)
 settings.when_changed(_forget_calls)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,18 +20,43 @@ from tritongemm.activations import BY_NAME
 Multiply = Callable[[Tensor, Tensor], Tensor]
 
 
-def grad_a(multiply: Multiply, grad: Tensor, b: Tensor, shape: torch.Size) -> Tensor:
+class Form(NamedTuple):
+    """What the gradient of an operand needs to know of it.
+
+    Attributes:
+        shape: its own, before it broadcast.
+        columns_first: a matrix whose columns lie in memory one behind the other, as in the
+            transpose of a weight. Its gradient is made in that order too, as torch's is: in the
+            other order, whoever adds it to the weight's gradient would transpose it in memory.
+    """
+
+    shape: torch.Size
+    columns_first: bool
+
+    @classmethod
+    def of(cls, x: Tensor) -> Form:
+        """The form of an operand. A symbolic stride counts as rows first, so that a compiler adds
+        no guard."""
+        if x.dim() != 2:
+            return cls(x.shape, False)
+        row, column = x.stride()
+        return cls(x.shape, type(column) is int and column != 1 and type(row) is int and row == 1)
+
+
+def grad_a(multiply: Multiply, grad: Tensor, b: Tensor, form: Form) -> Tensor:
     """dC @ B^T, summed to A's shape where A broadcast."""
-    return multiply(grad, b.mT).sum_to_size(shape)
+    product = multiply(b, grad.mT).mT if form.columns_first else multiply(grad, b.mT)
+    return product.sum_to_size(form.shape)
 
 
-def grad_b(multiply: Multiply, a: Tensor, grad: Tensor, shape: torch.Size) -> Tensor:
+def grad_b(multiply: Multiply, a: Tensor, grad: Tensor, form: Form) -> Tensor:
     """A^T @ dC, summed to B's shape where B broadcast; of (dC, A) the transpose of that. A matrix B
     saw every row of a batch of A: together they are the inner extent of its gradient."""
-    if len(shape) == 2 < a.dim():
+    if len(form.shape) == 2 < a.dim():
         rows = math.prod(a.shape[:-1])  # -1 would be ambiguous where N is 0
         a, grad = a.reshape(rows, a.shape[-1]), grad.reshape(rows, grad.shape[-1])
-    return multiply(a.mT, grad).sum_to_size(shape)
+    product = multiply(grad.mT, a).mT if form.columns_first else multiply(a.mT, grad)
+    return product.sum_to_size(form.shape)
 
 
 def grad_d(grad: Tensor, shape: torch.Size, beta: float = 1.0) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from enum import IntEnum
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
 FEWER_FLOPS = "fewer flops than min_flops"
 #: In the order that ``dispatcher.cpp`` counts them in.
 _REASONS = [FEWER_FLOPS, NOTHING_TO_MULTIPLY, "other reasons"]
+
+
+class Form(IntEnum):
+    """How ``dispatcher.cpp`` finds the operands of an op; its enum of that name."""
+
+    PRODUCT, PRODUCT_OUT, SUM, SUM_OUT, SUM_IN_PLACE, SUM_ACTIVATED = range(6)
 
 
 class Bound(NamedTuple):
@@ -50,6 +57,10 @@ class Bound(NamedTuple):
 run: Callable[..., Tensor | None] | None = None
 #: Counts how often the table was emptied.
 generation = 0
+#: Called with the module, or None, whenever another one is in use.
+followers: list[Callable[[ModuleType | None], None]] = []
+#: Called when a library was built in the background, so that all calls are asked for again.
+on_ready: list[Callable[[], None]] = []
 _module: ModuleType | None = None
 _looked = False
 _lock = threading.RLock()
@@ -102,7 +113,7 @@ def forget() -> None:
     with _lock:
         before, limit = _module, 1
         try:
-            _module, limit = load(), settings.current().plan_cache_size
+            _module, limit = load(_ready), settings.current().plan_cache_size
         except UsageError:  # a variable that cannot be parsed; the call that reads it says so
             _module = None
         run = None if _module is None else _module.run
@@ -110,7 +121,15 @@ def forget() -> None:
             if native is not None:
                 native.set_reasons(_REASONS)
                 generation = native.clear(limit)
+        if _module is not before:
+            for follow in followers:
+                follow(_module)
         _looked = True
+
+
+def _ready() -> None:
+    for call in on_ready:
+        call()
 
 
 def empty() -> None:

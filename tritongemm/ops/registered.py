@@ -12,7 +12,9 @@ Defined with ``torch.library.Library``: a call costs a seventh of one through
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -21,8 +23,9 @@ from torch import Tensor
 from tritongemm import settings
 from tritongemm.activations import BY_NAME
 from tritongemm.errors import UnsupportedError, UsageError
-from tritongemm.ops import execute, formulas
+from tritongemm.ops import execute, formulas, native
 from tritongemm.ops.execute import Declined
+from tritongemm.ops.native import Form
 from tritongemm.ops.untraced import untraced
 
 aten = torch.ops.aten
@@ -113,16 +116,16 @@ def _keep_pair(ctx: Any, inputs: tuple, *more: Tensor) -> None:
     # While an op runs, torch's own bookkeeping is one more input behind these.
     need_a, need_b = ctx.needs_input_grad[len(inputs) - 2:len(inputs)]
     a, b = inputs[-2:]
-    ctx.shapes = a.shape, b.shape
+    ctx.forms = formulas.Form.of(a), formulas.Form.of(b)
     ctx.save_for_backward(a if need_b else None, b if need_a else None, *more)
 
 
 def _pair_gradients(ctx: Any, multiply: formulas.Multiply, a: Tensor | None, b: Tensor | None,
                     grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """dA and dB, where what they need was kept."""
-    shape_a, shape_b = ctx.shapes
-    return (None if b is None else formulas.grad_a(multiply, grad, b, shape_a),
-            None if a is None else formulas.grad_b(multiply, a, grad, shape_b))
+    form_a, form_b = ctx.forms
+    return (None if b is None else formulas.grad_a(multiply, grad, b, form_a),
+            None if a is None else formulas.grad_b(multiply, a, grad, form_b))
 
 
 def _register_product(name: str) -> None:
@@ -150,7 +153,7 @@ def _register_sum(name: str, product: str) -> None:
         elif BY_NAME[ctx.activation].of_result:
             _keep_pair(ctx, inputs, output)
         else:  # the sum is made again in backward: the kernel does not write it out
-            ctx.shapes = a.shape, b.shape
+            ctx.forms = formulas.Form.of(a), formulas.Form.of(b)
             ctx.save_for_backward(a, b, d)
 
     def backward(ctx: Any, grad: Tensor) -> tuple:
@@ -193,3 +196,31 @@ def _register() -> None:
 
 
 _register()
+
+#: Entries of the native dispatcher, each with its module.
+_native: list[tuple[ModuleType, object]] = []
+_OPERATIONS = {"mm": (Form.PRODUCT, {"none": execute.MM}),
+               "bmm": (Form.PRODUCT, {"none": execute.BMM}),
+               "addmm": (Form.SUM_ACTIVATED, execute.ADDMM),
+               "baddbmm": (Form.SUM, {"none": execute.BADDBMM})}
+
+
+def _follow(module: ModuleType | None) -> None:
+    """Answers known calls in C++, above the bodies of this file, in ``module`` alone: with and
+    without autograd, where there is nothing to record."""
+    while _native:
+        before, installed = _native.pop()
+        before.remove(installed)
+    if module is None:
+        return
+    for name, (form, ops) in _OPERATIONS.items():
+        numbers = [(activation, op.number) for activation, op in ops.items()]
+        for key in execute.dispatch_keys():
+            for place in (key, f"Autograd{key}"):
+                _native.append((module, module.install(f"tritongemm::{name}", place, numbers, form,
+                                                       0.0, 0, None)))
+
+
+native.followers.append(_follow)
+#: Before torch takes the bodies out at the end of the process.
+atexit.register(_follow, None)

@@ -59,7 +59,7 @@ PLANTED = (
             "acc.to(c.dtype.element_ty), mask=inside",
             "acc.to(tl.float16).to(c.dtype.element_ty), mask=inside"),
     Planted("a weight's gradient is not transposed", "ops/autograd.py",
-            "b.mT if op.rule.flipped else b, shape)", "b, shape)"),
+            "b.mT if op.rule.flipped else b, form)", "b, form)"),
     Planted("gradient without beta", "ops/formulas.py",
             "return scaled(grad.sum_to_size(shape), beta)", "return grad.sum_to_size(shape)"),
     Planted("known calls forget strides", "ops/execute.py",
