@@ -325,6 +325,16 @@ def test_a_recorded_op_keeps_its_gradient(driver):
     torch.testing.assert_close(a.grad, torch.ones(33, 40) @ b.T)
 
 
+def test_who_follows_late_hears_of_the_module_that_is_in_use(driver, monkeypatch):
+    heard = []
+    monkeypatch.setattr(native, "_followers", list(native._followers))
+    native.follow(heard.append)
+    assert heard == [native.table()]
+    with settings.override(native="off"):
+        assert native.table() is None
+    assert native.table() is not None and heard == [heard[0], None, heard[0]]
+
+
 def test_what_is_torchs_by_a_recorded_op_stays_so(driver):
     a, b = drawn(33, 17, dtype=torch.float64), drawn(17, 40, dtype=torch.float64)
     op = torch.ops.tritongemm.mm

@@ -57,8 +57,7 @@ class Bound(NamedTuple):
 run: Callable[..., Tensor | None] | None = None
 #: Counts how often the table was emptied.
 generation = 0
-#: Called with the module, or None, whenever another one is in use.
-followers: list[Callable[[ModuleType | None], None]] = []
+_followers: list[Callable[[ModuleType | None], None]] = []
 #: Called when a library was built in the background, so that all calls are asked for again.
 on_ready: list[Callable[[], None]] = []
 _module: ModuleType | None = None
@@ -122,9 +121,18 @@ def forget() -> None:
                 native.set_reasons(_REASONS)
                 generation = native.clear(limit)
         if _module is not before:
-            for follow in followers:
-                follow(_module)
+            for call in _followers:
+                call(_module)
         _looked = True
+
+
+def follow(call: Callable[[ModuleType | None], None]) -> None:
+    """Calls ``call`` with the module that is in use, if one is, and with the next one, or None,
+    whenever that changes."""
+    with _lock:
+        _followers.append(call)
+        if _module is not None:
+            call(_module)
 
 
 def _ready() -> None:

@@ -221,6 +221,6 @@ def _follow(module: ModuleType | None) -> None:
                                                        0.0, 0, None)))
 
 
-native.followers.append(_follow)
+native.follow(_follow)
 #: Before torch takes the bodies out at the end of the process.
 atexit.register(_follow, None)
