@@ -649,25 +649,33 @@ bool plain(PyObject* object) {
 
 bool nobody_else() {
   const auto& local = c10::impl::tls_local_dispatch_key_set();
-  return !at::impl::torch_function_mode_enabled() && !torch::jit::tracer::isTracing() &&
+  return !at::impl::torch_function_mode_enabled() &&
          !c10::impl::TorchDispatchModeTLS::any_modes_set() &&
          !local.included_.has(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) &&
          !at::autocast::is_autocast_enabled(at::kCUDA) &&
          !at::autocast::is_autocast_enabled(at::kCPU);
 }
 
-// run(operation, a, b[, d]): the result, or None where the Python path has to answer.
+// run(operation, a, b[, d[, beta, alpha]]): the result, or None where the Python path has to answer.
+// `below`: the call is already below autograd, autocast and modes.
+template <bool below>
 PyObject* run_plain(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return translated([&]() -> PyObject* {
-    if (count < 3 || !plain(args[1]) || !plain(args[2]) || (count > 3 && !plain(args[3])) ||
-        !nobody_else())
+    auto ours = [](PyObject* x) { return below ? THPVariable_CheckExact(x) : plain(x); };
+    if (count < 3 || !ours(args[1]) || !ours(args[2]) || (count > 3 && !ours(args[3])) ||
+        torch::jit::tracer::isTracing() || (!below && !nobody_else()))
       Py_RETURN_NONE;
     Operands x;
     x.a = &THPVariable_Unpack(args[1]);
     x.b = &THPVariable_Unpack(args[2]);
     if (count > 3) {
       x.d = &THPVariable_Unpack(args[3]);
-      x.beta = 1;
+      x.beta = count > 5 ? PyFloat_AsDouble(args[4]) : 1;
+      x.alpha = count > 5 ? PyFloat_AsDouble(args[5]) : 1;
+      if (PyErr_Occurred()) {  // an integer that no double holds
+        PyErr_Clear();
+        Py_RETURN_NONE;
+      }
     }
     at::Tensor result;
     Key key;
@@ -803,8 +811,10 @@ PyMethodDef methods[] = {
      nullptr},
     {"refuse", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(refuse)), METH_FASTCALL,
      nullptr},
-    {"run", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(run_plain)), METH_FASTCALL,
-     nullptr},
+    {"run", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(run_plain<false>)),
+     METH_FASTCALL, nullptr},
+    {"run_below", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(run_plain<true>)),
+     METH_FASTCALL, nullptr},
     {"standing", standing, METH_VARARGS, nullptr},
     {"install", install, METH_VARARGS, nullptr},
     {"remove", remove, METH_O, nullptr},

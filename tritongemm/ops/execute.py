@@ -63,6 +63,9 @@ ADDMM, LINEAR = (
 def product(op: Op, a: torch.Tensor, b: torch.Tensor,
             alpha: float = 1.0) -> torch.Tensor | Declined:
     """alpha * A @ B in memory of its own."""
+    if (alpha == 1.0 and (find := native.run_below) is not None
+            and (known := find(op.number, a, b)) is not None):
+        return known
     kind = a.dtype
     if kind is float32:  # known by the precision that torch is set to
         kind = precision_setting("cuda", "matmul")
@@ -76,7 +79,7 @@ def product(op: Op, a: torch.Tensor, b: torch.Tensor,
         return _NOT_IN_MEMORY
     call = op.hits.get(key)
     if call is None:
-        generation = native.generation
+        generation = native.generation()
         call = _learn(op, key, Operands(a, b, scaled=alpha != 1.0))
         result = call(a, b, pa, pb, alpha)
         if alpha == 1.0 and key in op.hits:
@@ -103,7 +106,7 @@ def product_into(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | N
         return _NOT_IN_MEMORY
     call = op.hits.get(key)
     if call is None:
-        generation = native.generation
+        generation = native.generation()
         call = _learn(op, key, Operands(a, b, out, dtype_out=dtype_out))
         result = call(a, b, pa, pb, 1.0, None, 0, 0.0, *(() if out is None else (out,)))
         if key in op.hits:
@@ -118,6 +121,9 @@ def product_into(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | N
 def fused(op: Op, d: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: float = 1.0,
           alpha: float = 1.0, out: torch.Tensor | None = None) -> torch.Tensor | Declined:
     """The op's activation of alpha * A @ B + beta * D; D is not read where beta is 0."""
+    if (out is None and (find := native.run_below) is not None
+            and (known := find(op.number, a, b, d, beta, alpha)) is not None):
+        return known
     kind = a.dtype
     if kind is float32:
         kind = precision_setting("cuda", "matmul")
@@ -133,7 +139,7 @@ def fused(op: Op, d: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: float
         return _NOT_IN_MEMORY
     call = op.hits.get(key)
     if call is None:
-        generation = native.generation
+        generation = native.generation()
         call = _learn_fused(op, key, d, a, b, beta, alpha, out)
         result = call(a, b, pa, pb, alpha, d, pd, beta, *(() if out is None else (out,)))
         if key in op.hits:

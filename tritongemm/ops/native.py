@@ -52,11 +52,12 @@ class Bound(NamedTuple):
     spans: tuple[int, int, int, int, bool] | None = None
 
 
-#: run(number of the op, a, b[, bias]) -> the result, or None where the Python path has to answer.
-#: None where the native dispatcher is off, and before the first call.
+#: run(number of the op, a, b[, d[, beta, alpha]]) -> the result, or None where the Python path has
+#: to answer. None where the native dispatcher is off, and before the first call.
 run: Callable[..., Tensor | None] | None = None
-#: Counts how often the table was emptied.
-generation = 0
+#: The same of a call that is already below autograd, autocast and modes.
+run_below: Callable[..., Tensor | None] | None = None
+_generation = 0
 _followers: list[Callable[[ModuleType | None], None]] = []
 #: Called when a library was built in the background, so that all calls are asked for again.
 on_ready: list[Callable[[], None]] = []
@@ -71,6 +72,13 @@ def table() -> ModuleType | None:
     if not _looked:
         forget()
     return _module
+
+
+def generation() -> int:
+    """How often the table was emptied. Asked before an answer is sought, so that one from before
+    a change does not get into the table."""
+    table()  # the first look empties it
+    return _generation
 
 
 def offer(found_in: int, number: int, call: Callable[..., object], result: Tensor | Declined,
@@ -103,23 +111,23 @@ def refuse(number: int, reason: str, a: Tensor, b: Tensor, d: Tensor | None = No
     """Calls like this are torch's, for a reason that any call with the same key has."""
     native = table()
     if native is not None:
-        native.refuse(generation, number, a, b, d, out, alpha, beta, None, reason)
+        native.refuse(_generation, number, a, b, d, out, alpha, beta, None, reason)
 
 
 def forget() -> None:
     """Empties the table, and follows TRITONGEMM_NATIVE."""
-    global _looked, _module, generation, run
+    global _looked, _module, _generation, run, run_below
     with _lock:
         before, limit = _module, 1
         try:
             _module, limit = load(_ready), settings.current().plan_cache_size
         except UsageError:  # a variable that cannot be parsed; the call that reads it says so
             _module = None
-        run = None if _module is None else _module.run
+        run, run_below = (None, None) if _module is None else (_module.run, _module.run_below)
         for native in dict.fromkeys((before, _module)):  # entries of an override may use the first
             if native is not None:
                 native.set_reasons(_REASONS)
-                generation = native.clear(limit)
+                _generation = native.clear(limit)
         if _module is not before:
             for call in _followers:
                 call(_module)
