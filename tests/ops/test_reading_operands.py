@@ -128,6 +128,13 @@ def test_an_axis_of_one_element_gets_a_stride_that_kernels_like():
     assert problem.align_a == 16 and problem.layout == "nn"
 
 
+def test_one_product_has_no_batch_to_step_through():
+    a, b, d = torch.empty(8, 16), torch.empty(16, 4), torch.empty(8, 4)
+    form = form_of(read(a), read(b), read(d), read(d))
+    assert [x[0] for x in (form.a, form.b, form.c, form.d)] == [0, 0, 0, 0]
+    assert (form.batch, form.parts) == (1, ((0, 0, 0, 0),))
+
+
 def test_offsets_of_several_launches_count_in_the_alignment():
     a = Operand((2, 1, 12, 8), (101, 0, 8, 1))
     form = form_of(a, Operand((3, 8, 8), (64, 8, 1)))

@@ -112,6 +112,12 @@ def test_a_sweep_in_which_nothing_ran_draws_no_map(tmp_path):
     assert plots.write_plots(load.nothing(), tmp_path, mean_of=maps) == []
 
 
+def test_a_cell_without_a_time_is_grey_and_a_dark_one_has_white_text(maps):
+    (panel, _), *_ = [plots.problem_heat(maps[0]).axes[:2]]
+    colours = {text.get_text().split("\n")[0]: text.get_color() for text in panel.texts}
+    assert colours == {"100%": "#111111", "67%": "#111111", "50%": "white", "wrong": "#999999"}
+
+
 def test_a_folder_that_cannot_be_written_is_a_clear_error(results, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataFileError, match="file"):
@@ -186,6 +192,11 @@ def test_the_environment_is_a_line_a_field_and_value(make_csv, tmp_path):
     assert shown.cells == (("torch", "2.13.0", "all"), ("triton", "3.6.0", "1"),
                            ("triton", "3.7.1", "1"))
     assert [line[0] for line in tables.runs_table(load.load([path])).cells] == [RUN, LATER]
+
+
+def test_a_record_is_flat_with_its_lists_joined():
+    assert tables.flatten({"a": {"b": 1, "c": {"d": None}}, "e": [1, "x"], "f": (), "g": True}) == [
+        ("a.b", "1"), ("a.c.d", ""), ("e", "1, x"), ("f", ""), ("g", "True")]
 
 
 def test_the_page_shows_figures_tables_environment_and_every_row(results, maps):
