@@ -31,8 +31,6 @@ AREAS = ("problem.py", "config.py", "records", "selection", "tuning", "report", 
 #: The tests that may notice.
 TESTS = ("records", "report", "selection", "kernels", "ops", "tuning", "calibration", "cli",
          "bench", "test_formats.py", "test_activations.py")
-#: Recorded seconds of tests a mutant: of its own folder first, then of all.
-OWN_S, ALL_S = 12.0, 12.0
 
 
 def main(words: list[str]) -> int:
@@ -48,6 +46,10 @@ def main(words: list[str]) -> int:
     _preload()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(2))  # the copy is put right again
     out = folder / f"sample-{args.seed}.jsonl"
+    if args.again and out.exists():
+        kept = [json.dumps(r) for r in _read(out) if r["verdict"] != "survived"]
+        out.replace(out.with_suffix(".before"))
+        out.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
     done = {(r["file"], r["before"], r["after"]) for r in _read(out)}
     end = time.monotonic() + 60 * args.minutes
     for mutant in sample(copy, args.sample, args.seed, args.only):
@@ -56,7 +58,7 @@ def main(words: list[str]) -> int:
             continue
         if time.monotonic() > end:
             break
-        outcome = attempt(copy, lines, mutant)
+        outcome = attempt(copy, lines, mutant, args.seconds)
         with out.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"name": mutant.name, "kind": mutant.kind, "file": mutant.file,
                                    "before": before, "after": after, **asdict(outcome)}) + "\n")
@@ -71,6 +73,11 @@ def _arguments(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--sample", type=int, default=300, help="mutants (default 300)")
     parser.add_argument("--seed", type=int, default=0, help="which (default 0)")
     parser.add_argument("--minutes", type=float, default=45, help="start none after (default 45)")
+    parser.add_argument("--seconds", type=float, default=10,
+                        help="of tests a mutant, twice: of its own folder and of others "
+                        "(default 10)")
+    parser.add_argument("--again", action="store_true",
+                        help="try once more those that survived, with more --seconds")
     parser.add_argument("--only", metavar="FILE[:LINE]", action="append", default=[],
                         help="of these files or lines alone, e.g. report/compare.py:225")
     parser.add_argument("--folder", help="keeps the copy, what covers what, and the outcomes; "
@@ -107,24 +114,25 @@ def sample(copy: Path, count: int, seed: int, only: list[str]) -> Iterator[Mutan
             yield one
 
 
-def attempt(copy: Path, lines: Lines, mutant: Mutant) -> Outcome:
-    """Plants it and runs the tests that cover its statement, of its own folder first."""
+def attempt(copy: Path, lines: Lines, mutant: Mutant, seconds: float) -> Outcome:
+    """Plants it and runs the tests that cover its statement, the quickest, which take ``seconds``
+    together; first those of its own folder, then as many of all others."""
     source = (copy / "tritongemm" / mutant.file).read_bytes()
     covering, own = lines.of_line(mutant, source), lines.of_folder(mutant)
     tried: set[int] = set()
-    seconds, count = 0.0, 0
+    took, count = 0.0, 0
     with planted(copy, mutant):
-        for tests, limit in ((covering & own or own, OWN_S), (covering, ALL_S)):
-            chosen = lines.cheapest(tests - tried, limit)
+        for tests in (covering & own or own, covering):
+            chosen = lines.cheapest(tests - tried, seconds)
             if not chosen:
                 continue
             tried.update(chosen)
             spent = sum(lines.seconds[i] for i in chosen)
             outcome = run(copy, [lines.tests[i] for i in chosen], 20 + 3 * spent)
-            seconds, count = seconds + outcome.seconds, count + outcome.tests
+            took, count = took + outcome.seconds, count + outcome.tests
             if outcome.verdict != "survived":
                 return outcome
-    return Outcome("survived", seconds=seconds, tests=count)
+    return Outcome("survived", seconds=took, tests=count)
 
 
 def texts(copy: Path, mutant: Mutant) -> tuple[str, str]:

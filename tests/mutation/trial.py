@@ -178,14 +178,16 @@ def run(copy: Path, tests: list[str], cpu_s: float, stop: bool = True) -> Outcom
             os._exit(0)
     os.close(write)
     status, ticks, moved = None, 0, begun
-    while status is None and time.monotonic() - moved < IDLE_S:
-        pid, found = os.waitpid(child, os.WNOHANG)
-        status = found if pid else None
-        time.sleep(0.05 if status is None else 0)
-        if time.monotonic() - moved > 1 and ticks != (ticks := _cpu_ticks(child)):
-            moved = time.monotonic()
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)
+    try:
+        while status is None and time.monotonic() - moved < IDLE_S:
+            pid, found = os.waitpid(child, os.WNOHANG)
+            status = found if pid else None
+            time.sleep(0.05 if status is None else 0)
+            if time.monotonic() - moved > 1 and ticks != (ticks := _cpu_ticks(child)):
+                moved = time.monotonic()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
     if status is None:
         os.waitpid(child, 0)
     os.set_blocking(read, False)

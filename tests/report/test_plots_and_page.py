@@ -194,6 +194,14 @@ def test_the_environment_is_a_line_a_field_and_value(make_csv, tmp_path):
     assert [line[0] for line in tables.runs_table(load.load([path])).cells] == [RUN, LATER]
 
 
+@pytest.mark.parametrize(("run", "says"), [
+    (RUN, "Measured 2026-01-01, 2 rows of 1 run."),
+    (LATER, "Measured 2026-01-01 to 2026-01-02, 2 rows of 2 runs.")])
+def test_the_days_of_the_runs_are_said(make_csv, run, says):
+    assert says in tables.facts(load.load([make_csv([make_row(ratio=1.0),
+                                                     make_row(128, ratio=1.0, run=run)])]))
+
+
 def test_a_record_is_flat_with_its_lists_joined():
     assert tables.flatten({"a": {"b": 1, "c": {"d": None}}, "e": [1, "x"], "f": (), "g": True}) == [
         ("a.b", "1"), ("a.c.d", ""), ("e", "1, x"), ("f", ""), ("g", "True")]

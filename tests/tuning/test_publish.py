@@ -209,6 +209,13 @@ def test_a_hostile_winner_is_an_error_naming_file_line_and_field(tmp_path, confi
     assert list(config_dir.rglob("*.json")) == []
 
 
+def test_a_table_names_the_newest_torch_that_made_it_whatever_its_triton(tmp_path):
+    publish([journal(tmp_path / "a.jsonl", {"torch": "2.13.0", "triton": "3.6.0"},
+                     {"torch": "2.11.0", "triton": "3.7.1", "problem": fakes.problem(32)})])
+    header = read_table(path_for(fakes.problem(64), "nvidia-h200")).header
+    assert (header.torch, header.triton) == ("2.13.0", "3.6.0")
+
+
 def test_the_counts_of_a_table_add_up_over_its_environments(tmp_path):
     old = [{"problem": fakes.problem(size), "torch": "2.11.0"} for size in (16, 32)]
     publish([journal(tmp_path / "a.jsonl", *map(dict, old))])
