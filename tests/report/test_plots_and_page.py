@@ -167,6 +167,12 @@ def test_a_page_of_many_rows_stays_under_6_mb(make_csv, monkeypatch):
     assert page_data.ROWS_LIMIT + frame < 6_000_000
 
 
+def test_the_intensity_is_flops_a_byte_of_compulsory_traffic(make_csv):
+    (found,) = plots.with_rate(load.load([make_csv([make_row(64, time_us=4.0)])]).headline)[
+        "intensity"]
+    assert found == pytest.approx(2 * 64**3 / (3 * 64 * 64 * 2), rel=1e-3)
+
+
 def test_the_axes_of_a_roofline_hold_what_matters(make_csv):
     rows = [make_row(1024 + i, 1024, 1024, time_us=4.0) for i in range(400)]
     rows += [make_row(1, 1, 1, time_us=4.0)]
