@@ -279,7 +279,8 @@ def test_the_tables_need_neither_torch_nor_a_plotting_library(results, tmp_path)
 
 @pytest.mark.parametrize("value, percent, rate", [
     (78.6, "79 %", "78.6"), (0.31, "0.3 %", "0.31"), (0.0, "0 %", "0"), (0.008, "0.008 %", "0.008"),
-    (1234.5, "1234 %", "1,234"), (float("nan"), "–", "–")])
+    (1234.5, "1234 %", "1,234"), (float("nan"), "–", "–"), (9.5, "10 %", "9.5"),
+    (100.0, "100 %", "100")])
 def test_numbers_of_any_size_stay_legible(value, percent, rate):
     assert (style.percent(value), style.rate(value)) == (percent, rate)
 
