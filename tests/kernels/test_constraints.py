@@ -439,3 +439,11 @@ def test_any_config_is_legal_or_says_why_not(problem, config, device: DeviceSpec
 def test_what_a_kernel_does_not_support_no_config_of_it_can_do(problem, config, device):
     if SPECS[config.kernel].supports(problem, device) is not None:
         assert violation(problem, config, device) is not None
+
+
+@pytest.mark.parametrize(("split", "legal"), [(1, True), (2, False)])
+def test_copies_and_the_parts_of_a_split_k_share_the_limit_of_scratch(split, legal):
+    problem = GemmProblem.contiguous(11000, 11000, 8001)  # parts of 968 MB, copies of 354 MB
+    config = KernelConfig("warp_specialized", 128, 128, 64, num_warps=8, num_stages=3,
+                          split_k=split, pad_operands=1)
+    assert (violation(problem, config, representative(90)) is None) == legal

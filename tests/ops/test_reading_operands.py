@@ -128,11 +128,22 @@ def test_an_axis_of_one_element_gets_a_stride_that_kernels_like():
     assert problem.align_a == 16 and problem.layout == "nn"
 
 
+def test_one_product_has_no_batch_to_step_through():
+    a, b, d = torch.empty(8, 16), torch.empty(16, 4), torch.empty(8, 4)
+    form = form_of(read(a), read(b), read(d), read(d))
+    assert [x[0] for x in (form.a, form.b, form.c, form.d)] == [0, 0, 0, 0]
+    assert (form.batch, form.parts) == (1, ((0, 0, 0, 0),))
+
+
 def test_offsets_of_several_launches_count_in_the_alignment():
     a = Operand((2, 1, 12, 8), (101, 0, 8, 1))
     form = form_of(a, Operand((3, 8, 8), (64, 8, 1)))
     assert len(form.parts) == 2
     assert problem_of_form(form, (0, 0, 0, 0), ("bf16",) * 3, "none", "ieee")[0].align_a == 2
+    b = Operand((2, 1, 8, 8), (102, 0, 8, 1))
+    problem, _ = problem_of_form(form_of(Operand((3, 12, 8), (96, 8, 1)), b), (0, 0, 0, 0),
+                                 ("bf16",) * 3, "none", "ieee")
+    assert (problem.align_a, problem.align_b, problem.align_c) == (16, 4, 16)
 
 
 def test_extents_beyond_32_bits_are_declined():

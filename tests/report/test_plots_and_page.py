@@ -112,6 +112,12 @@ def test_a_sweep_in_which_nothing_ran_draws_no_map(tmp_path):
     assert plots.write_plots(load.nothing(), tmp_path, mean_of=maps) == []
 
 
+def test_a_cell_without_a_time_is_grey_and_a_dark_one_has_white_text(maps):
+    (panel, _), *_ = [plots.problem_heat(maps[0]).axes[:2]]
+    colours = {text.get_text().split("\n")[0]: text.get_color() for text in panel.texts}
+    assert colours == {"100%": "#111111", "67%": "#111111", "50%": "white", "wrong": "#999999"}
+
+
 def test_a_folder_that_cannot_be_written_is_a_clear_error(results, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataFileError, match="file"):
@@ -161,6 +167,12 @@ def test_a_page_of_many_rows_stays_under_6_mb(make_csv, monkeypatch):
     assert page_data.ROWS_LIMIT + frame < 6_000_000
 
 
+def test_the_intensity_is_flops_a_byte_of_compulsory_traffic(make_csv):
+    (found,) = plots.with_rate(load.load([make_csv([make_row(64, time_us=4.0)])]).headline)[
+        "intensity"]
+    assert found == pytest.approx(2 * 64**3 / (3 * 64 * 64 * 2), rel=1e-3)
+
+
 def test_the_axes_of_a_roofline_hold_what_matters(make_csv):
     rows = [make_row(1024 + i, 1024, 1024, time_us=4.0) for i in range(400)]
     rows += [make_row(1, 1, 1, time_us=4.0)]
@@ -186,6 +198,19 @@ def test_the_environment_is_a_line_a_field_and_value(make_csv, tmp_path):
     assert shown.cells == (("torch", "2.13.0", "all"), ("triton", "3.6.0", "1"),
                            ("triton", "3.7.1", "1"))
     assert [line[0] for line in tables.runs_table(load.load([path])).cells] == [RUN, LATER]
+
+
+@pytest.mark.parametrize(("run", "says"), [
+    (RUN, "Measured 2026-01-01, 2 rows of 1 run."),
+    (LATER, "Measured 2026-01-01 to 2026-01-02, 2 rows of 2 runs.")])
+def test_the_days_of_the_runs_are_said(make_csv, run, says):
+    assert says in tables.facts(load.load([make_csv([make_row(ratio=1.0),
+                                                     make_row(128, ratio=1.0, run=run)])]))
+
+
+def test_a_record_is_flat_with_its_lists_joined():
+    assert tables.flatten({"a": {"b": 1, "c": {"d": None}}, "e": [1, "x"], "f": (), "g": True}) == [
+        ("a.b", "1"), ("a.c.d", ""), ("e", "1, x"), ("f", ""), ("g", "True")]
 
 
 def test_the_page_shows_figures_tables_environment_and_every_row(results, maps):
@@ -254,7 +279,8 @@ def test_the_tables_need_neither_torch_nor_a_plotting_library(results, tmp_path)
 
 @pytest.mark.parametrize("value, percent, rate", [
     (78.6, "79 %", "78.6"), (0.31, "0.3 %", "0.31"), (0.0, "0 %", "0"), (0.008, "0.008 %", "0.008"),
-    (1234.5, "1234 %", "1,234"), (float("nan"), "–", "–")])
+    (1234.5, "1234 %", "1,234"), (float("nan"), "–", "–"), (9.5, "10 %", "9.5"),
+    (100.0, "100 %", "100")])
 def test_numbers_of_any_size_stay_legible(value, percent, rate):
     assert (style.percent(value), style.rate(value)) == (percent, rate)
 

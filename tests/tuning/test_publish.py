@@ -197,7 +197,8 @@ def test_rows_of_two_environments_keep_their_own_provenance(tmp_path):
     ("device", "../../etc"), ("device", "NVIDIA H200"), ("device", None), ("arch", "90"),
     ("arch", True), ("run_id", "yesterday"), ("time_us", -1.0), ("time_us", None),
     ("time_us", "10"), ("torch", 2), ("triton", ""), ("margin_vs_second", -0.5),
-    ("space_hash", "x" * 200),
+    ("space_hash", "x" * 200), ("time_us", 1e12), ("margin_vs_second", 1e12),
+    ("ratio_vs_torch", 1e6), ("ratio_vs_torch", 1e-7),
 ])
 def test_a_hostile_winner_is_an_error_naming_file_line_and_field(tmp_path, config_dir, field,
                                                                  value):
@@ -206,6 +207,26 @@ def test_a_hostile_winner_is_an_error_naming_file_line_and_field(tmp_path, confi
         publish([path])
     assert (caught.value.path, caught.value.row, caught.value.field) == (str(path), 3, field)
     assert list(config_dir.rglob("*.json")) == []
+
+
+def test_a_table_names_the_newest_torch_that_made_it_whatever_its_triton(tmp_path):
+    publish([journal(tmp_path / "a.jsonl", {"torch": "2.13.0", "triton": "3.6.0"},
+                     {"torch": "2.11.0", "triton": "3.7.1", "problem": fakes.problem(32)})])
+    header = read_table(path_for(fakes.problem(64), "nvidia-h200")).header
+    assert (header.torch, header.triton) == ("2.13.0", "3.6.0")
+
+
+def test_the_counts_of_a_table_add_up_over_its_environments(tmp_path):
+    old = [{"problem": fakes.problem(size), "torch": "2.11.0"} for size in (16, 32)]
+    publish([journal(tmp_path / "a.jsonl", *map(dict, old))])
+    slower = [{**one, "time_us": 20.0} for one in old]
+    new = {"problem": fakes.problem(64)}
+    report = publish([journal(tmp_path / "b.jsonl", *slower, new, run=2)])
+    assert [*report.tables.values()] == [(1, 0, 2)]
+    faster = [{**one, "time_us": 5.0} for one in old]
+    report = publish([journal(tmp_path / "c.jsonl", *faster, {**new, "problem": fakes.problem(64),
+                                                              "time_us": 30.0}, run=3)])
+    assert [*report.tables.values()] == [(0, 2, 1)] and (report.added, report.replaced) == (0, 2)
 
 
 def test_a_kernel_that_is_not_known_is_an_error(tmp_path):

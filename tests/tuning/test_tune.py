@@ -16,11 +16,12 @@ from test_interrupts import wait_for
 import tritongemm.tuning.sweep as door
 from tritongemm import selection, settings
 from tritongemm.cli import main
+from tritongemm.config import KernelConfig
 from tritongemm.device import device_named
 from tritongemm.problem import GemmProblem
 from tritongemm.records.journal import read_journal
 from tritongemm.records.suites import Shape, read_suite, write_suite
-from tritongemm.tuning.gains import Product, products_of
+from tritongemm.tuning.gains import Gain, Product, markdown, products_of
 
 HERE = Path(__file__).resolve().parent
 H200 = device_named("nvidia-h200")
@@ -225,3 +226,14 @@ def test_equal_products_are_one_and_empty_ones_none():
     again = Shape(64, 64, 64, count=1, note="addmm; time_us=9.0")
     (one,) = products_of([shape, again, Shape(0, 64, 64)])
     assert (one.count, one.recorded_us) == (4, 6.0)
+
+
+# -- the page ---------------------------------------------------------------------------------
+
+def test_the_page_has_a_row_a_product_and_none_where_nothing_was_tuned():
+    one = Product(GemmProblem(64, 64, 64), 3)
+    gain = Gain(one, None, KernelConfig("tiled", 64, 64, 32), 20.0, 10.0, 20.0)
+    text = markdown("A title", [gain], [one], ["a line"])
+    assert "- a line\n" in text and "- 1 of 1 products tuned, 100.0 % of the flops of all" in text
+    assert text.count("\n| ") == 3 and text.endswith("rounds of one process.\n")
+    assert "|" not in markdown("A title", [], [one], [])

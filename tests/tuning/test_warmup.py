@@ -103,6 +103,17 @@ def test_a_build_that_fails_is_reported_and_the_others_are_made(faked):
     assert report.compiled > 0 and "1 builds failed" in str(report)
 
 
+@pytest.mark.parametrize(("workers", "expected"), [(3, 3), (None, 5)])
+def test_there_is_a_process_a_core_unless_a_number_is_given(faked, monkeypatch, workers, expected):
+    asked = []
+    monkeypatch.setattr(warming, "_WORTH_A_PROCESS", 0)
+    monkeypatch.setattr(warming.os, "sched_getaffinity", lambda pid: set(range(5)), raising=False)
+    monkeypatch.setattr(warming, "compile_all", lambda builds, arguments, *, target, workers,
+                        progress: asked.append(workers) or {})
+    tg.warmup(SHAPES[:1], device="nvidia-h200", workers=workers)
+    assert asked == [expected]
+
+
 def test_processes_do_the_same(monkeypatch, tmp_path):
     monkeypatch.setattr(warming, "BUILDER", "fakes:Builder")
     done = []
