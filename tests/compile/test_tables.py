@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
+import re
+from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from compiled import (
     compiled,
     disassembled,
+    disassembled_together,
     fault,
     local_accesses_in_loops,
     reads_too_soon,
@@ -52,10 +56,13 @@ def spill(binary: Binary, words_a_tile: int = 0) -> str | None:
     return f"{binary.symbol} spills in a loop: {found[:3]}" if found else None
 
 
-def hasty(binary: Binary) -> str | None:
-    """What a binary reads of an accumulator before its products are done, or None."""
-    found = reads_too_soon(disassembled(binary)) if "warp_specialized" in binary.symbol else None
-    return f"{binary.symbol} does not wait for its products: {found[:3]}" if found else None
+def hasty(binaries: Iterable[Binary], arch: int) -> list[str]:
+    """What warp-specialised binaries read of an accumulator before its products are done."""
+    multiplying = [x for x in binaries if "warp_specialized" in x.symbol]
+    texts = disassembled_together(multiplying, arch) if multiplying else []
+    return [f"{binary.symbol} does not wait for its products: {found[:3]}"
+            for binary, text in zip(multiplying, texts, strict=True)
+            if (found := reads_too_soon(text))]
 
 
 @pytest.mark.quick
@@ -93,14 +100,33 @@ def builds() -> list[tuple[GemmProblem, TunedRow, DeviceSpec]]:
 
 @pytest.mark.parametrize("first", range(0, len(builds()), ROWS))
 def test_every_row_builds_within_its_estimate_and_is_sound(first):
-    wrong = []
+    wrong, built = [], defaultdict(list)
     for problem, row, device in builds()[first:first + ROWS]:
         if (message := fault(problem, row.config, device)) is not None:
             wrong.append(message)
         else:
-            for binary in compiled(problem, row.config, device):
-                wrong += filter(None, (spill(binary), hasty(binary)))
+            built[device.arch] += compiled(problem, row.config, device)
+    for arch, binaries in built.items():
+        wrong += filter(None, map(spill, binaries))
+        wrong += hasty(binaries, arch)
     assert not wrong, "\n".join(wrong)
+
+
+def test_binaries_that_are_disassembled_together_have_the_instructions_of_each():
+    rows = [x for x in builds() if x[1].config.kernel == "warp_specialized"][:2]
+    device = rows[0][2]
+    binaries = [binary for problem, row, _ in rows
+                for binary in compiled(problem, row.config, device)
+                if "warp_specialized" in binary.symbol]
+    together = disassembled_together(binaries, device.arch)
+    for binary, text in zip(binaries, together, strict=True):
+        alone = instructions(disassembled(binary))
+        assert instructions(text) == alone and "HGMMA" in " ".join(alone)
+
+
+def instructions(text: str) -> list[str]:
+    """Instructions up to their first constant, which may be a label."""
+    return re.findall(r"^\s+/\*\w+\*/\s+(.*?)\s*(?:[`;]|-?0x)", text, re.MULTILINE)
 
 
 def test_an_accumulator_that_is_read_too_soon_is_seen():
