@@ -18,7 +18,7 @@ from tritongemm import plugins, settings
 from tritongemm.config import KernelConfig
 from tritongemm.problem import GemmProblem
 from tritongemm.records.codec import problem_from_json
-from tritongemm.records.journal import DoneKeys, done_among
+from tritongemm.records.resume import DoneKeys, done_among
 from tritongemm.tuning.loop import Loop
 from tritongemm.tuning.progress import Progress
 from tritongemm.tuning.sweep import sweep
