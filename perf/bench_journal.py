@@ -54,7 +54,7 @@ def write(path: Path, rows: int) -> float:
 
 def resume(path: Path) -> None:
     """Resumes the journal and prints its time and memory."""
-    from tritongemm.records.journal import read_done
+    from tritongemm.records.resume import read_done
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start, cpu = time.perf_counter(), time.process_time()

@@ -6,15 +6,13 @@ under ``tritongemm.override``. An OpInfo's skips and decorators are about torch,
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 
 import pytest
 import torch
 from torch.autograd import forward_ad
-
-# Torch's test helpers import expecttest, of the extra [test].
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import tritongemm as tg
@@ -22,10 +20,6 @@ from tritongemm.errors import UnsupportedError
 
 NAMES = ("matmul", "__rmatmul__", "mm", "mv", "dot", "bmm", "addmm", "addbmm", "baddbmm",
          "nn.functional.linear", "einsum", "tensordot", "inner", "linalg.multi_dot")
-#: The OpInfos, and those of the same names that are left out: `addmm` "decomposed" has the samples
-#: of addmm with alpha = beta = 1, and torch's table gives it no gradients; `bmm`
-#: "triton_optimized" draws outer products for torch's own override of bmm, without gradients.
-OPS = {info.name: info for info in op_db if info.name in NAMES and not info.variant_test_name}
 FUNCTIONS = {"matmul": tg.matmul, "mm": tg.mm, "mv": tg.mv, "dot": tg.dot, "bmm": tg.bmm,
              "addmm": tg.addmm, "baddbmm": tg.baddbmm, "nn.functional.linear": tg.linear,
              "__rmatmul__": lambda a, b, **strict: tg.matmul(b, a, **strict)}
@@ -40,18 +34,34 @@ WITHOUT_MATRICES = {"mv", "dot", "inner"}
 Run = Callable[..., torch.Tensor]
 
 
+@functools.cache
+def op_infos() -> dict:
+    """The OpInfos by name. The module that has them is imported here, because that takes seconds.
+
+    Left out: `addmm` "decomposed" has the samples of addmm with alpha = beta = 1, and torch's table
+    gives it no gradients; `bmm` "triton_optimized" draws outer products for torch's own override of
+    bmm, without gradients.
+    """
+    # Torch's test helpers import expecttest, of the extra [test].
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return {info.name: info for info in op_db
+            if info.name in NAMES and not info.variant_test_name}
+
+
 def held(name: str, door: str, aspect: str, device: str, dtype: torch.dtype,
          limit: int | None = None) -> int:
     """Holds the samples of an OpInfo against float64; how many products kernels made of them."""
     torch.manual_seed(0)
-    samples = list(OPS[name].sample_inputs(device, dtype, requires_grad=False))
+    info = op_infos()[name]
+    samples = list(info.sample_inputs(device, dtype, requires_grad=False))
     tg.override_report(clear=True)
     for sample in _spread(samples, limit):
         if name == "linalg.multi_dot" and dtype == torch.float16:
             sample = sample.transform(_halved)  # five matrices of up to 9 leave float16's range
         if aspect == "noncontiguous":
             sample = sample.noncontiguous()
-        call = _Call(OPS[name].op, sample)
+        call = _Call(info.op, sample)
         run = call.torch if door == "override" else call.by(FUNCTIONS[name])
         with tg.override(min_flops=0) if door == "override" else nullcontext():
             got = list(_aspects(aspect, run, call.tensors))

@@ -26,7 +26,7 @@ def _cases():
                 for lazy in ((False, True) if rung.name == "warp_tiled_async" else (False,)):
                     first = config == rung.variants[0] and rung.name in (
                         "naive", "padded", "warp_tiled", "warp_tiled_async")
-                    quick = first and rung.name in ("naive", "warp_tiled")
+                    quick = first and aligned and rung.name in ("naive", "warp_tiled")
                     yield pytest.param(rung, config, aligned, lazy,
                                        marks=() if quick else pytest.mark.thorough if first
                                        else pytest.mark.slow,

@@ -48,7 +48,9 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="lists processes by /proc")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda s: s.name)
+@pytest.mark.parametrize("number", [
+    signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.thorough)],
+    ids=lambda s: s.name)
 def test_a_bench_that_is_ended_leaves_whole_rows_and_no_process(tmp_path, number):
     # What a shell starts in the background ignores Ctrl-C, and so does all that it starts.
     process = subprocess.Popen([sys.executable, "-m", "tritongemm", *WORDS], cwd=tmp_path,

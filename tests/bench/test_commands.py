@@ -128,7 +128,7 @@ def test_host_rows_end_to_end(tmp_path, capsys):
 def test_fresh_shapes_are_benched_as_a_suite_of_their_own(tmp_path):
     pytest.importorskip("torch")
     out = tmp_path / "fresh.csv"
-    main(["bench", "--fresh", "5", "--family", "odd", "--count", "6", "--max-extent", "600",
+    main(["bench", "--fresh", "5", "--family", "odd", "--count", "2", "--max-extent", "600",
           "--dtype", "fp32", "--device", "cpu", "--providers", "torch", "--budget", "0.05",
           "--out", str(out)])
     assert {r["suite"] for r in read_rows(out)} == {"odd-fresh-5"}

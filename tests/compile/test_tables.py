@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
+import re
+from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from compiled import (
     compiled,
     disassembled,
+    disassembled_together,
     fault,
     local_accesses_in_loops,
     reads_too_soon,
@@ -23,8 +27,8 @@ from tritongemm.records.tables import TunedRow, read_table
 
 TABLES = tuple(sorted(p for p in (settings.config_root() / "tuned").glob("*/*.json")
                       if not p.name.startswith("ladder-")))
-#: Builds of a test: more than a thousand are shared out among workers (``pytest -n``).
-ROWS = 50
+#: Tests that the builds, more than a thousand, are dealt to, for the workers (``pytest -n``).
+SHARES = 30
 
 
 @functools.cache
@@ -52,10 +56,13 @@ def spill(binary: Binary, words_a_tile: int = 0) -> str | None:
     return f"{binary.symbol} spills in a loop: {found[:3]}" if found else None
 
 
-def hasty(binary: Binary) -> str | None:
-    """What a binary reads of an accumulator before its products are done, or None."""
-    found = reads_too_soon(disassembled(binary)) if "warp_specialized" in binary.symbol else None
-    return f"{binary.symbol} does not wait for its products: {found[:3]}" if found else None
+def hasty(binaries: Iterable[Binary], arch: int) -> list[str]:
+    """What warp-specialised binaries read of an accumulator before its products are done."""
+    multiplying = [x for x in binaries if "warp_specialized" in x.symbol]
+    texts = disassembled_together(multiplying, arch) if multiplying else []
+    return [f"{binary.symbol} does not wait for its products: {found[:3]}"
+            for binary, text in zip(multiplying, texts, strict=True)
+            if (found := reads_too_soon(text))]
 
 
 @pytest.mark.quick
@@ -79,8 +86,8 @@ def test_every_row_is_legal():
 
 @functools.cache
 def builds() -> list[tuple[GemmProblem, TunedRow, DeviceSpec]]:
-    """A row for each build of all tables, those of a config side by side. Rows whose launches
-    differ in nothing but what divides their extents are built once, for whichever table."""
+    """A row for each build of all tables, by config. Rows whose launches differ in nothing but what
+    divides their extents are built once, for whichever table."""
     found = {}
     for path in TABLES:
         for problem, row, device in rows_of(path):
@@ -91,16 +98,35 @@ def builds() -> list[tuple[GemmProblem, TunedRow, DeviceSpec]]:
     return sorted(found.values(), key=lambda x: str(x[1].config))
 
 
-@pytest.mark.parametrize("first", range(0, len(builds()), ROWS))
-def test_every_row_builds_within_its_estimate_and_is_sound(first):
-    wrong = []
-    for problem, row, device in builds()[first:first + ROWS]:
+@pytest.mark.parametrize("share", range(SHARES))
+def test_every_row_builds_within_its_estimate_and_is_sound(share):
+    wrong, built = [], defaultdict(list)
+    for problem, row, device in builds()[share::SHARES]:
         if (message := fault(problem, row.config, device)) is not None:
             wrong.append(message)
         else:
-            for binary in compiled(problem, row.config, device):
-                wrong += filter(None, (spill(binary), hasty(binary)))
+            built[device.arch] += compiled(problem, row.config, device)
+    for arch, binaries in built.items():
+        wrong += filter(None, map(spill, binaries))
+        wrong += hasty(binaries, arch)
     assert not wrong, "\n".join(wrong)
+
+
+def test_binaries_that_are_disassembled_together_have_the_instructions_of_each():
+    rows = [x for x in builds() if x[1].config.kernel == "warp_specialized"][:2]
+    device = rows[0][2]
+    binaries = [binary for problem, row, _ in rows
+                for binary in compiled(problem, row.config, device)
+                if "warp_specialized" in binary.symbol]
+    together = disassembled_together(binaries, device.arch)
+    for binary, text in zip(binaries, together, strict=True):
+        alone = instructions(disassembled(binary))
+        assert instructions(text) == alone and "HGMMA" in " ".join(alone)
+
+
+def instructions(text: str) -> list[str]:
+    """Instructions up to their first constant, which may be a label."""
+    return re.findall(r"^\s+/\*\w+\*/\s+(.*?)\s*(?:[`;]|-?0x)", text, re.MULTILINE)
 
 
 def test_an_accumulator_that_is_read_too_soon_is_seen():

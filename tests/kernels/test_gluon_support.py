@@ -43,12 +43,16 @@ def test_a_known_version_is_trusted(version, triton):
 
 
 @pytest.mark.parametrize("version", ["3.10.0", "4.0.0", "3.5.1", "main"])
-def test_an_unknown_version_gets_the_other_kernels(version, triton):
+def test_an_unknown_version_is_not_trusted(version, triton):
     triton(version)
     assert version in gluon_support.obstacle()
     for kernel, problem in GLUON.items():
         broken = violation(problem, SPECS[kernel].default(problem, H200), H200)
         assert broken.rule == "gluon" and version in broken.message
+
+
+def test_selection_has_the_other_kernels_for_an_unknown_version(triton):
+    triton("3.10.0")
     for size in (16, 512, 4096):
         problem = GemmProblem.contiguous(size, 4096, 1024, layout="nt")
         assert selection.choose(problem, H200).config.kernel not in GLUON

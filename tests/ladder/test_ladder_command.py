@@ -67,6 +67,7 @@ def test_host_rungs_end_to_end(tmp_path, capsys):
     assert "The ladder at 24" in said and "cpu_reordered" in said
 
 
+@pytest.mark.thorough
 def test_triton_rungs_are_proved_in_the_interpreter(tmp_path):
     if obstacle := interpreter_obstacle():
         pytest.skip(obstacle)

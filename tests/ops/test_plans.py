@@ -120,7 +120,8 @@ def test_each_new_choice_is_logged_once(plans, logged):
     assert all(part in lines[0] for part in ("8x6x4 fp32 nn", str(choice.config), choice.source))
 
 
-@pytest.mark.parametrize(("level", "shown"), [("info", True), ("warning", False), ("off", False)])
+@pytest.mark.parametrize(("level", "shown"), [
+    ("info", True), ("off", False), pytest.param("warning", False, marks=pytest.mark.thorough)])
 def test_the_log_goes_to_standard_error_at_the_level_asked_for(level, shown):
     import subprocess
     import sys

@@ -18,7 +18,8 @@ from tritongemm.errors import DataFileError
 from tritongemm.problem import GemmProblem
 from tritongemm.records import journal as journal_module
 from tritongemm.records.codec import config_to_json, problem_to_json
-from tritongemm.records.journal import REMEMBERED, Journal, read_done, read_journal
+from tritongemm.records.journal import Journal, read_journal
+from tritongemm.records.resume import REMEMBERED, read_done
 
 ENV = {"torch": "2.13.0", "triton": "3.7.1", "gpu": "NVIDIA H200"}
 HEADER = {"environment": ENV, "run_id": "20261121T052300Z-1a2b3c"}

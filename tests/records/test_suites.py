@@ -62,7 +62,7 @@ SHAPES = st.builds(
     st.sampled_from(("odd", "llm_x")))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
 @given(st.lists(SHAPES, min_size=1, max_size=5))
 def test_what_is_written_is_read(tmp_path, shapes):
     write_suite(tmp_path / "a.csv", shapes)

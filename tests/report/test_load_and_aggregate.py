@@ -251,7 +251,7 @@ def test_a_pipe_is_refused_rather_than_waited_for(tmp_path):
         load.load([tmp_path / "pipe.csv"])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=12), st.randoms())
 def test_summary_does_not_depend_on_row_order_and_counts_every_row(tmp_path_factory, ratios,
                                                                   random):

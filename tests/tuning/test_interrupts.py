@@ -110,7 +110,8 @@ def test_kill_9_while_a_worker_hangs_leaves_no_worker(tmp_path):
     wait_for(lambda: not any(running(pid) for pid in offspring))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [
+    signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)])
 def test_an_interrupt_ends_the_sweep_with_a_whole_journal_and_no_child(tmp_path, number):
     process = start(tmp_path)
     wait_for(lambda: len(begun(tmp_path)) >= 4)

@@ -18,7 +18,7 @@ from tritongemm import plugins, settings
 from tritongemm.config import KernelConfig
 from tritongemm.problem import GemmProblem
 from tritongemm.records.codec import problem_from_json
-from tritongemm.records.journal import DoneKeys, done_among
+from tritongemm.records.resume import DoneKeys, done_among
 from tritongemm.tuning.loop import Loop
 from tritongemm.tuning.progress import Progress
 from tritongemm.tuning.sweep import sweep
@@ -150,7 +150,7 @@ class _FedLoop(Loop):
         self._feed = feed
 
     def _open_tasks(self) -> None:
-        self._problems += self._feed.take()
+        self.problems.add(self._feed.take())
         super()._open_tasks()
 
     def _over(self) -> bool:
@@ -164,7 +164,7 @@ class _FedLoop(Loop):
 
     def _advance_tasks(self) -> None:
         if self._feed.cut:
-            for task in self._tasks:
+            for task in self.problems.tasks:
                 task.deadline = time.monotonic()
         super()._advance_tasks()
 

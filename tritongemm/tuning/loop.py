@@ -1,9 +1,8 @@
 """The sweep's loop: one thread that watches pipes and clocks, and never waits for one child.
 
-Problems are opened in order, a few ahead; their configs go to the compile pool, all at once or in
-the batches that a search asks for; a device takes what is built as it comes, its own problem first,
-the next one while stragglers compile. A problem whose configs are all settled, or whose search
-expects no more, gets its finalists measured interleaved with torch.
+A device takes what is built as it comes, of its own problem first, of the next one while stragglers
+compile; the finalists of a problem are measured interleaved with torch. What is built, and when a
+problem is over, ``open_problems`` says.
 """
 
 from __future__ import annotations
@@ -13,40 +12,25 @@ import math
 import signal
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import NamedTuple
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
-from tritongemm.errors import DeviceError, TritonGemmError
 from tritongemm.problem import GemmProblem
-from tritongemm.records.codec import problem_key
-from tritongemm.tuning.candidates import Candidates, PruneReport
+from tritongemm.tuning.candidates import Candidates
 from tritongemm.tuning.device_workers import DeviceWorker, DeviceWorkers
+from tritongemm.tuning.open_problems import Context, OpenProblems, stop_if_asked
+from tritongemm.tuning.options import Options
 from tritongemm.tuning.progress import OnDevice, Progress, Snapshot
-from tritongemm.tuning.search import BATCH, Search
 from tritongemm.tuning.sweep_journal import RowSink, SweepJournal
-from tritongemm.tuning.task import ProblemReport, Task
-from tritongemm.workers.child import resolve
+from tritongemm.tuning.task import Task
 from tritongemm.workers.compile_pool import CompilePool
-from tritongemm.workers.messages import (
-    COARSE,
-    COMPILE,
-    FINAL,
-    SETUP,
-    Call,
-    Outcome,
-    Request,
-    failure,
-)
+from tritongemm.workers.messages import COARSE, FINAL, SETUP, Call, Outcome, Request
 from tritongemm.workers.worker import Event, Failed, Finished, Returned
 
-#: Problems opened beyond one a device, so that compiling never runs dry.
-_AHEAD = 6
 #: Configs handed to a device at once.
 _BATCH = 16
 #: Making operands and references may take this many times a config's limit.
@@ -62,52 +46,26 @@ class Assignment(NamedTuple):
     configs: tuple[KernelConfig, ...]
 
 
-@dataclass(frozen=True)
-class Options:
-    """How a sweep runs; see :func:`tritongemm.tuning.sweep.sweep`. ``gain`` is what a search must
-    still expect to go on; None: every candidate is measured."""
-
-    devices: tuple[int | None, ...] | None
-    budget_s: float | None
-    compile_workers: int
-    per_config_timeout_s: float
-    compile_timeout_s: float
-    finalists: int
-    seed: int
-    measurer: str
-    measurer_arguments: Mapping[str, object]
-    builder: str
-    gain: float | None = None
-    share_budget: bool = True
-
-
 class Loop:
     """One run over ``problems``; :meth:`run` once."""
 
     def __init__(self, problems: Sequence[GemmProblem],
                  candidates: Callable[[GemmProblem, DeviceSpec], Candidates], space_hash: str,
                  journal: Path | RowSink, options: Options, progress: Progress) -> None:
-        self._problems = list(dict.fromkeys(problems))
-        self._candidates, self._space_hash = candidates, space_hash
+        self._space_hash = space_hash
         self._where, self._options, self.progress = journal, options, progress
-        self._builder = resolve(options.builder)
         self._devices = DeviceWorkers(options.measurer,
                           {"seed": options.seed, **options.measurer_arguments},
                           options.devices, progress.say)
         self._spec: DeviceSpec | None = None
         self._pool: CompilePool | None = None
         self._journal: SweepJournal | None = None
-        self._tasks: list[Task] = []
-        self._next = 0
         self._started = time.monotonic()
-        self._deadline = (self._started + options.budget_s
-                          if options.budget_s is not None else None)
+        self.problems = OpenProblems(
+            problems, candidates, options, progress,
+            self._started + options.budget_s if options.budget_s is not None else None)
         self._interrupted = False
         self._shown = 0.0
-        self.reports: list[ProblemReport] = []
-        self.prune = PruneReport()
-        self.failures: Counter[str] = Counter()
-        self.measured = self.resumed = 0
         self.stopped = ""
         self.wall_s = 0.0
 
@@ -148,7 +106,7 @@ class Loop:
                 while True:
                     if self._interrupted:
                         raise KeyboardInterrupt
-                    if self._tasks or self._pool is None:
+                    if self.problems.tasks or self._pool is None:
                         self._devices.start()
                     if self._pool is not None:
                         self._open_tasks()
@@ -162,7 +120,8 @@ class Loop:
                 self._close()
 
     def _over(self) -> bool:
-        return not self._tasks and (self._next == len(self._problems) or self._out_of_time())
+        return not self.problems.tasks and (not self.problems.unopened
+                                            or self.problems.out_of_time())
 
     def _close(self) -> None:
         self.wall_s = time.monotonic() - self._started
@@ -172,7 +131,7 @@ class Loop:
         self.progress.close()
         if self._journal is not None:
             self._journal.close()
-        if self._next < len(self._problems) and self._out_of_time():
+        if self.problems.unopened and self.problems.out_of_time():
             self.stopped = "budget"
 
     @contextlib.contextmanager
@@ -209,6 +168,7 @@ class Loop:
         self._pool = CompilePool(options.builder, {"device": identity.spec},
                                  workers=options.compile_workers,
                                  timeout_s=options.compile_timeout_s)
+        self.problems.begin(Context(identity.spec, self._journal, self._pool))
 
     def _watch(self) -> None:
         """Waits for news from any child, takes it, and ends what has taken too long."""
@@ -228,194 +188,23 @@ class Loop:
                 for event in devices.read(device):
                     self._handle(device, event)
             elif pool is not None:
-                self._handle_built(pool.read(compilers[connection]))
+                self.problems.take_built(pool.read(compilers[connection]))
         for device, event in devices.check():
             self._handle(device, event)
         if pool is not None:
-            self._handle_built(pool.check())
+            self.problems.take_built(pool.check())
         self._begin()
         for device in devices:
             if device.lost:  # another device takes over its problems
-                for task in self._tasks:
+                for task in self.problems.tasks:
                     task.owner = None if task.owner is device else task.owner
         self._show()
 
-    # -- problems -------------------------------------------------------------------------------
-
-    def _out_of_time(self) -> bool:
-        return self._deadline is not None and time.monotonic() >= self._deadline
-
     def _open_tasks(self) -> None:
-        pool = self._pool
-        assert pool is not None
-        while self._next < len(self._problems) and not self._out_of_time():
-            count = len(self._tasks)
-            working = len(self._devices)
-            if count > working and (pool.queued >= pool.workers or count >= working + _AHEAD):
-                return
-            self._open(self._problems[self._next])
-            self._next += 1
-
-    def _open(self, problem: GemmProblem) -> None:
-        assert self._spec is not None and self._journal is not None and self._pool is not None
-        found = self._candidates(problem, self._spec)
-        self.prune.add(found.report)
-        todo = [c for c in found.configs if not self._journal.done(problem, c)]
-        self.resumed += len(found.configs) - len(todo)
-        if self._journal.searched_to(problem, self._options.gain) or (
-                found.configs and not todo and self._journal.finished(problem)):
-            self._report(ProblemReport(problem, note="measured before"))
-            return
-        search = self._search(problem, found, set(todo)) if todo else None
-        task = Task(problem, len(found.configs), coarse=self._journal.coarse(problem),
-                    search=search)
-        self._tasks.append(task)
-        if search is not None:
-            self._ask(task)
-        else:
-            for config in todo:
-                self._build(task, config)
-
-    def _search(self, problem: GemmProblem, found: Candidates, todo: set[KernelConfig]
-                ) -> Search | None:
-        """The problem's search, which knows what earlier runs measured; None: all is measured."""
-        if self._options.gain is None:
-            return None
-        assert self._spec is not None and self._journal is not None
-        search = Search.of(problem, self._spec, found.configs, found.in_use, self._options.gain)
-        for config in found.configs:
-            if config not in todo:
-                search.observe(config, self._journal.time_us(problem, config))
-        return search
-
-    def _ask(self, task: Task) -> None:
-        """Asks the task's search for more while devices and compilers would run out of it."""
-        assert self._pool is not None and task.search is not None
-        enough = max(BATCH, self._pool.workers)
-        while not task.search.over and len(task.building) + len(task.ready) < enough:
-            more = task.search.next()
-            for config in more:
-                self._build(task, config)
-            if not more:
-                break
-        if task.search.over or not task.outstanding:
-            self._forget(task)  # what was asked for is not worth its time any more
-            task.ended = True
-
-    def _build(self, task: Task, config: KernelConfig) -> None:
-        """Hands a config to the compile pool, unless its binaries are known."""
-        assert self._spec is not None and self._pool is not None
-        key = f"{problem_key(task.problem)} {config.config_id}"
-        if hasattr(self._builder, "key"):
-            try:
-                key = self._builder.key(task.problem, config, self._spec)
-            except TritonGemmError as error:
-                self._settle(task, config, COMPILE, failure(error, COMPILE))
-                return
-            if self._builder.stored(key):
-                task.ready.append(config)
-                return
-        known = self._pool.want((task, config), key, task.problem, config)
-        task.building.add(config)
-        if known is not None:
-            self._built(task, config, known)
-
-    def _handle_built(self, answers: list) -> None:
-        for (task, config), outcome in answers:
-            self._built(task, config, outcome)
-
-    def _built(self, task: Task, config: KernelConfig, outcome: Outcome) -> None:
-        if config not in task.building:
-            return  # it was left out meanwhile
-        task.building.discard(config)
-        if outcome.ok:
-            task.built[config] = outcome.values
-            task.ready.append(config)
-        else:
-            self._settle(task, config, COMPILE, outcome)
+        self.problems.open(len(self._devices))
 
     def _advance_tasks(self) -> None:
-        """Cuts problems whose time is up; moves on those that are through a stage."""
-        now = time.monotonic()
-        for task in list(self._tasks):
-            if self._out_of_time() or (task.deadline is not None and now >= task.deadline):
-                self._cut(task)
-            if task.search is not None and not task.ended:
-                self._ask(task)
-            if not task.coarse_over or task.final_groups:
-                continue
-            if not task.ranking():
-                group = task.next_finalists(self._options.finalists)
-                if group:
-                    task.final_groups.append(group)
-                    continue
-            self._finish(task)
-
-    def _cut(self, task: Task) -> None:
-        """Leaves out what no device has begun."""
-        if task.searching:
-            task.skipped += max(1, task.expected - task.settled - len(task.measuring))
-        elif task.search is None:
-            task.skipped += len(task.building) + len(task.ready)
-        self._forget(task)
-        task.ended = True
-
-    def _forget(self, task: Task) -> None:
-        assert self._pool is not None
-        if task.building:
-            self._pool.drop(lambda ticket: ticket[0] is task)  # type: ignore[index]
-        task.building.clear()
-        task.ready.clear()
-
-    def _abandon(self, task: Task, outcome: Outcome, asked: Assignment) -> None:
-        """The problem itself cannot be measured: every config left gets its outcome."""
-        task.note = f"{outcome.status}: {outcome.reason}"
-        task.final_groups.clear()
-        left = [*task.ready, *task.building]
-        if asked.stage == COARSE:
-            left += [config for config in asked.configs if config in task.measuring]
-        self._forget(task)
-        task.ended = True
-        for config in left:
-            self._settle(task, config, COARSE, outcome)
-        task.coarse.clear()
-
-    def _finish(self, task: Task) -> None:
-        assert self._journal is not None
-        self._tasks.remove(task)
-        report = task.report()
-        if report.winner is not None:
-            searched = task.search is not None and not report.skipped
-            self._journal.winner(report, self._options.gain if searched else None)
-        elif not report.skipped:
-            self._journal.left_out(report)
-        self._report(report)
-
-    def _report(self, report: ProblemReport) -> None:
-        self.reports.append(report)
-        self.progress.closed(report, len(self.reports), len(self._problems))
-
-    def _settle(self, task: Task, config: KernelConfig, stage: str, outcome: Outcome) -> None:
-        """Journals one outcome, first of all."""
-        assert self._journal is not None
-        _stop_if_asked(outcome)
-        if stage == COARSE:
-            outcome = Outcome(outcome.status, outcome.reason,
-                              {**task.built.pop(config, {}), **outcome.values})
-        self._journal.result(task.problem, config, stage, outcome)
-        if stage != FINAL and task.search is not None:
-            time_us = outcome.values.get("time_us") if outcome.ok else None
-            task.search.observe(config, None if time_us is None
-                                else float(time_us))  # type: ignore[arg-type]
-        self.measured += stage != FINAL
-        task.measured += stage != FINAL
-        if not outcome.ok:
-            task.failures[outcome.status] += 1
-            self.failures[outcome.status] += 1
-        if stage == FINAL:
-            task.finals[config] = outcome
-        elif stage == COARSE and outcome.ok and "time_us" in outcome.values:
-            task.coarse.append((float(outcome.values["time_us"]), config))  # type: ignore
+        self.problems.advance()
 
     # -- devices --------------------------------------------------------------------------------
 
@@ -428,7 +217,7 @@ class Loop:
 
     def _task_for(self, device: DeviceWorker) -> Task | None:
         """Its own problem while there is something to measure; else the earliest other."""
-        free = [t for t in self._tasks if not t.busy and t.owner in (None, device)
+        free = [t for t in self.problems.tasks if not t.busy and t.owner in (None, device)
                 and (t.ready or (t.coarse_over and t.final_groups))]
         return min(free, key=lambda t: t is not device.task, default=None)
 
@@ -453,11 +242,12 @@ class Loop:
 
     def _share_budget(self, task: Task) -> None:
         """Time is shared out evenly among the problems that have had none."""
-        if self._deadline is not None and self._options.share_budget:
-            waiting = sum(t.owner is None for t in self._tasks) + 1
-            waiting += len(self._problems) - self._next
+        deadline = self.problems.deadline
+        if deadline is not None and self._options.share_budget:
+            waiting = sum(t.owner is None for t in self.problems.tasks) + 1
+            waiting += self.problems.unopened
             now = time.monotonic()
-            task.deadline = now + (self._deadline - now) / math.ceil(
+            task.deadline = now + (deadline - now) / math.ceil(
                 waiting / len(self._devices))
 
     def _handle(self, device: DeviceWorker, event: Event) -> None:
@@ -469,7 +259,7 @@ class Loop:
             self._finished(device, task, asked, event.rest)
         elif isinstance(event, Failed) and (event.index == SETUP or asked.stage == FINAL):
             device.broken = True
-            _stop_if_asked(event.outcome)
+            stop_if_asked(event.outcome)
             self._devices.note(device, event.outcome)
             self._broken(task, asked, event)
         elif event.index == SETUP:
@@ -481,7 +271,7 @@ class Loop:
                      if asked.stage == FINAL else [(asked.configs[event.index], found)])
             for config, outcome in pairs:
                 task.measuring.discard(config)
-                self._settle(task, config, asked.stage, outcome)
+                self.problems.settle(task, config, asked.stage, outcome)
                 self._devices.note(device, outcome)
 
     def _finished(self, device: DeviceWorker, task: Task, asked: Assignment,
@@ -516,10 +306,13 @@ class Loop:
             elif asked.stage == FINAL:
                 task.final_groups.append(configs)
         elif len(configs) == 1:
-            self._settle(task, configs[0], FINAL, event.outcome)
+            self.problems.settle(task, configs[0], FINAL, event.outcome)
         else:
             # One of them did it. Alone with torch, each still has its paired ratio.
             task.final_groups.extend((config,) for config in configs)
+
+    def _abandon(self, task: Task, outcome: Outcome, asked: Assignment) -> None:
+        self.problems.abandon(task, outcome, asked.configs if asked.stage == COARSE else ())
 
     # -- display --------------------------------------------------------------------------------
 
@@ -528,22 +321,18 @@ class Loop:
         if now - self._shown < _WAIT_S:
             return
         self._shown = now
-        elapsed, total = now - self._started, len(self._problems)
-        whole = len(self.reports) + sum(
-            t.settled / t.expected for t in self._tasks if t.total and t.expected)
+        elapsed, problems = now - self._started, self.problems
+        total = len(problems)
+        whole = len(problems.reports) + sum(
+            t.settled / t.expected for t in problems.tasks if t.total and t.expected)
         eta = elapsed * (total - whole) / whole if whole > 0 else None
-        if self._deadline is not None:
-            left = max(0.0, self._deadline - now)
+        if problems.deadline is not None:
+            left = max(0.0, problems.deadline - now)
             eta = left if eta is None else min(eta, left)
         on = [OnDevice(d.name, str(t.problem), t.settled, t.expected, t.best_us, t.torch_us,
                        t.search.gain_left if t.search is not None else None)
-              for d in self._devices if (t := d.task) is not None and t in self._tasks]
-        self.progress.update(Snapshot(len(self.reports), total, self.measured, self.failures,
+              for d in self._devices if (t := d.task) is not None and t in problems.tasks]
+        self.progress.update(Snapshot(len(problems.reports), total, problems.measured,
+                                      problems.failures,
                                       self._pool.outstanding if self._pool else 0, elapsed, eta,
                                       on))
-
-
-def _stop_if_asked(outcome: Outcome) -> None:
-    if outcome.stop:
-        raise DeviceError(f"a worker met a fault of this machine: {outcome.reason}. Mend it and "
-                          "go on with --resume; nothing that was journalled is lost")

@@ -19,7 +19,8 @@ from tritongemm.problem import GemmProblem
 from tritongemm.records.run import new_run_id
 from tritongemm.records.suites import Shape
 from tritongemm.tuning.candidates import Candidates, KernelPlanner, PruneReport
-from tritongemm.tuning.loop import Loop, Options
+from tritongemm.tuning.loop import Loop
+from tritongemm.tuning.options import Options
 from tritongemm.tuning.progress import Progress
 from tritongemm.tuning.search import GAIN
 from tritongemm.tuning.sweep_journal import RowSink, check_journal
@@ -172,11 +173,12 @@ def sweep(problems: Iterable[GemmProblem], journal: str | os.PathLike[str] | Row
         gain=gain if search == "model" else None, share_budget=share_budget)
     loop = loop_type(list(problems), candidates, space_hash, where, options, progress or Progress())
     loop.run()
+    found = loop.problems
     return SweepReport(
         run_id=loop.run_id, journal=None if isinstance(where, RowSink) else where,
-        device=loop.device, problems=tuple(loop.reports),
-        prune=loop.prune, measured=loop.measured, resumed=loop.resumed,
-        failures=dict(Counter(loop.failures)), wall_s=loop.wall_s, gpu_busy_s=loop.gpu_busy_s,
+        device=loop.device, problems=tuple(found.reports),
+        prune=found.prune, measured=found.measured, resumed=found.resumed,
+        failures=dict(Counter(found.failures)), wall_s=loop.wall_s, gpu_busy_s=loop.gpu_busy_s,
         gpu_waited_s=loop.gpu_waited_s, compile_s=loop.compile_s, stopped=loop.stopped)
 
 

@@ -15,13 +15,9 @@ from tritongemm.errors import DataFileError, UsageError
 from tritongemm.kernels.revision import kernel_revision
 from tritongemm.problem import GemmProblem
 from tritongemm.records.codec import config_to_json, problem_to_json
-from tritongemm.records.journal import (
-    REMEMBERED,
-    SCHEMA_VERSION,
-    DoneKeys,
-    Journal,
-    done_among,
-)
+from tritongemm.records.journal import Journal
+from tritongemm.records.journal_format import SCHEMA_VERSION
+from tritongemm.records.resume import REMEMBERED, DoneKeys, done_among
 from tritongemm.records.run import new_run_id, utc_now
 from tritongemm.tuning.task import ProblemReport
 from tritongemm.workers.messages import COARSE, COMPILE, Outcome
