@@ -1,7 +1,7 @@
-"""The native dispatcher: repeated products found and launched in C++ (``dispatcher.cpp``).
+"""The native dispatcher: looks up and launches repeated products in C++ (``dispatcher.cpp``).
 
-It is off by default (``TRITONGEMM_NATIVE=1`` turns it on) and built for the installed torch by
-``tritongemm native``. Without it everything runs through the Python path, and behaves alike.
+It is off by default (``TRITONGEMM_NATIVE=1`` turns it on). ``tritongemm native`` builds it for the
+installed torch. Without it every call runs through the Python path, with the same results.
 """
 
 from tritongemm.native.compiler import build, library

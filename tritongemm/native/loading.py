@@ -1,4 +1,4 @@
-"""Loads the native dispatcher, or says why there is none."""
+"""Loads the native dispatcher, or logs why it cannot be loaded."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tritongemm.records.sealed import own
 
 log = logging.getLogger("tritongemm")
 
-#: By path; never unloaded.
+#: Loaded modules by path; they are never unloaded.
 _loaded: dict[Path, ModuleType] = {}
 _told: set[str] = set()
 _AGAIN = "Build it again: tritongemm native --again"
 
 
 def load() -> ModuleType | None:
-    """The module; None where TRITONGEMM_NATIVE is off, or where it cannot be loaded: of each
-    reason a warning is logged once."""
+    """The module; None if TRITONGEMM_NATIVE is off or the library cannot be loaded. Each reason is
+    logged once, as a warning."""
     if not settings.current().native:
         return None
     path = library()
@@ -44,8 +44,8 @@ def load() -> ModuleType | None:
 
 
 def obstacle() -> str | None:
-    """Why the library may not be loaded, or None. It is code: only this user may have written
-    it, and it must be what was built."""
+    """Why the library must not be loaded, or None. Because it is executable code, only this user
+    may be able to write to its folder, and its SHA-256 must match the build's."""
     path = library()
     for place in (path, path.parent):
         try:
