@@ -88,17 +88,17 @@ class Plan:
         are further operands, by name.
         """
         if d is None and self._reads_d:
-            raise LaunchError(f"{self.problem} adds a D, and this call brings none")
-        _check_brought(self.operands, others)
+            raise LaunchError(f"{self.problem} adds a D, and this call passes none")
+        _check_passed(self.operands, others)
         self.at((a.data_ptr(), b.data_ptr(), c.data_ptr(), 0 if d is None else d.data_ptr(),
                  alpha, beta, *(others[x].data_ptr() for x in self.operands[len(PRODUCT):])))
 
 
-def _check_brought(operands: Sequence[str], others: Mapping[str, torch.Tensor]) -> None:
+def _check_passed(operands: Sequence[str], others: Mapping[str, torch.Tensor]) -> None:
     """Raises LaunchError if a call does not pass an operand that the launches read."""
     for name in operands[len(PRODUCT):]:
         if name not in others:
-            raise LaunchError(f"the kernel reads {name!r}, and this call brings none")
+            raise LaunchError(f"the kernel reads {name!r}, and this call passes none")
 
 
 def _launching(launchers: Sequence[Launcher], scratch_bytes: int,
@@ -175,12 +175,12 @@ class InterpretedPlan:
 
         size = scratch_of(self._launches)
         scratch = torch.full((max(size // 4, 1),), float("nan"), dtype=torch.float32)
-        _check_brought(self.operands, others)
+        _check_passed(self.operands, others)
         operands = {"a": a, "b": b, "c": c, SCRATCH: scratch, **others}
         if d is not None:
             operands["d"] = d
         elif epilogue_of(self.problem.epilogue).reads_d:
-            raise LaunchError(f"{self.problem} adds a D, and this call brings none")
+            raise LaunchError(f"{self.problem} adds a D, and this call passes none")
         for launch in self._launches:
             interpret(launch, operands, {"alpha": alpha, "beta": beta})
 
