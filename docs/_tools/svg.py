@@ -90,7 +90,7 @@ def bars(title: str, notes: Sequence[str], labels: Sequence[str],
     parts += [text(16, 50 + 18 * i, note, size=12, fill="#555555")
               for i, note in enumerate(notes)]
     if len(series) > 1:
-        widths = [40 + 8 * len(name) for name, _, _ in series]
+        widths = [28 + 6.7 * len(name) for name, _, _ in series]
         x = left if sum(widths) <= width + 70 else 16
         for (name, colour, _), space in zip(series, widths, strict=True):
             parts += [rect(x, top - 25, 12, 12, fill=colour), text(x + 17, top - 14, name, size=12)]
