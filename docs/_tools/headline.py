@@ -1,7 +1,11 @@
 """The README's chart and headline table, made from the committed CSVs.
 
-    python docs/_tools/headline.py            # writes docs/images/speedup.svg and both tables
+    python docs/_tools/headline.py            # writes docs/images/speedup.svg, tables and notes
     python docs/_tools/headline.py --check    # exits with 1 where a file would change
+
+A CSV in ``perf/results/DEVICE`` with rows of ``cublaslt-tuned`` beside rows of ``tritongemm``
+(``tritongemm bench SUITE --providers torch,tritongemm,cublaslt-tuned``) adds bars, a column and a
+note for that device.
 """
 
 from __future__ import annotations
@@ -14,10 +18,11 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 if __name__ == "__main__":
     sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
+import pandas as pd  # noqa: E402
 import svg  # noqa: E402
 
 from tritongemm.report import aggregate, tables  # noqa: E402
-from tritongemm.report.load import Results, load  # noqa: E402
+from tritongemm.report.load import Results, csv_paths, load  # noqa: E402
 from tritongemm.report.markdown import write_between  # noqa: E402
 
 #: Suite -> (label of the chart, what its shapes are). The order is that of the table.
@@ -37,11 +42,15 @@ FAMILIES = {
     "stream_k": ("Random, any integer", "random extents, any integer, as in the Stream-K paper"),
 }
 RESULTS = ROOT / "perf" / "results"
-#: Device -> (name, colour, its CSVs). All rows are bf16; the layout is nt, or the suite's own.
+#: Device -> (name, colours of its bars over torch and over autotuned cuBLASLt, its CSVs). All rows
+#: are bf16; the layout is nt, or the suite's own.
 DEVICES = {
-    "nvidia-h200": ("H200", svg.BLUE, ("bf16-nt.csv", "bf16-suites.csv")),
-    "nvidia-h100-80gb-hbm3": ("H100", svg.ORANGE, ("bf16-nt.csv", "bf16-layouts.csv")),
+    "nvidia-h200": ("H200", (svg.BLUE, svg.LIGHT_BLUE), ("bf16-nt.csv", "bf16-suites.csv")),
+    "nvidia-h100-80gb-hbm3": ("H100", (svg.ORANGE, svg.LIGHT_ORANGE),
+                              ("bf16-nt.csv", "bf16-layouts.csv")),
 }
+#: cuBLASLt with every candidate of its heuristics timed.
+AUTOTUNED = "cublaslt-tuned"
 #: Suites that are measured in their own layouts; the others count in nt.
 OWN_LAYOUT = ("training", "batched")
 
@@ -51,12 +60,57 @@ def summaries() -> tuple[dict[str, dict[str, dict]], dict[str, Results]]:
     found, results = {}, {}
     for device, (_, _, files) in DEVICES.items():
         loaded = load([RESULTS / device / name for name in files])
-        rows = loaded.headline
-        kept = rows["suite"].isin(OWN_LAYOUT) | (rows["layout"] == "nt")
-        frame = aggregate.summary(rows[kept & rows["suite"].isin(list(FAMILIES))], by=("suite",))
+        frame = aggregate.summary(_of_families(loaded.headline), by=("suite",))
         found[device] = {row["suite"]: row for row in frame.to_dict("records")}
         results[device] = loaded
     return found, results
+
+
+def _of_families(rows: pd.DataFrame) -> pd.DataFrame:
+    """The bf16 rows of :data:`FAMILIES`, in nt or the suite's own layouts."""
+    kept = rows["suite"].isin(OWN_LAYOUT) | (rows["layout"] == "nt")
+    return rows[kept & rows["suite"].isin(list(FAMILIES)) & (rows["dtype"] == "bf16")]
+
+
+def over_autotuned() -> dict[str, dict[str, tuple[float, int]]]:
+    """Device -> suite -> (median speed-up over autotuned cuBLASLt, shapes), where it was measured.
+
+    The speed-up of a shape is the quotient of the two providers' ratios to torch, which one run
+    measured in the same rounds.
+    """
+    found: dict[str, dict[str, tuple[float, int]]] = {}
+    for device in DEVICES:
+        paths, _ = csv_paths([RESULTS / device])
+        pairs = []
+        for path in paths:
+            if AUTOTUNED.encode() not in path.read_bytes():  # faster than parsing every CSV
+                continue
+            rows = _of_families(load([path]).headline)
+            rows = rows[(rows["status"] == "ok") & rows["ratio_vs_torch"].notna()]
+            rival = rows[rows["provider"] == AUTOTUNED]
+            if rival.empty:
+                continue
+            key = ["suite", "layout", "problem", "run_id"]
+            pairs.append(rows[rows["provider"] == "tritongemm"].merge(
+                rival, on=key, suffixes=("", "_rival")))
+        if not pairs:
+            continue
+        rows = pd.concat(pairs).drop_duplicates(["suite", "layout", "problem"], keep="last")
+        speedup = (rows["ratio_vs_torch"] / rows["ratio_vs_torch_rival"]).groupby(
+            rows["suite"].astype(str))
+        found[device] = {suite: (float(some.median()), len(some)) for suite, some in speedup}
+    return found
+
+
+def note(tuned: dict[str, dict[str, tuple[float, int]]]) -> str:
+    """What the results say about cuBLASLt after autotuning, one sentence."""
+    if not tuned:
+        return "No committed result compares with cuBLASLt after autotuning."
+    measured = "; ".join(f"{DEVICES[device][0]}: {sum(n for _, n in suites.values())} shapes of "
+                         + ", ".join(f"`{suite}`" for suite in FAMILIES if suite in suites)
+                         for device, suites in tuned.items())
+    return ("Autotuned cuBLASLt is cuBLASLt with every candidate of its heuristics timed for each "
+            f"shape ({measured}).")
 
 
 def software(results: dict[str, Results]) -> str:
@@ -68,31 +122,47 @@ def software(results: dict[str, Results]) -> str:
     return lines.pop().removeprefix("Software: ").removesuffix(".")
 
 
-def chart(found: dict[str, dict[str, dict]], versions: str) -> str:
+def chart(found: dict[str, dict[str, dict]], versions: str,
+          tuned: dict[str, dict[str, tuple[float, int]]]) -> str:
     """The bar chart of median speed-ups."""
-    series = [(name, colour, [found[device].get(suite, {}).get("median") for suite in FAMILIES])
-              for device, (name, colour, _) in DEVICES.items()]
+    series = []
+    for device, (name, (colour, light), _) in DEVICES.items():
+        series.append((name + (", over torch" if tuned else ""), colour,
+                       [found[device].get(suite, {}).get("median") for suite in FAMILIES]))
+        if device in tuned:
+            series.append((f"{name}, over autotuned cuBLASLt", light,
+                           [tuned[device].get(suite, (None, 0))[0] for suite in FAMILIES]))
     return svg.bars(
-        "Median speed-up over torch.matmul, bf16",
+        "Median speed-up over torch.matmul" + (" and autotuned cuBLASLt" if tuned else "")
+        + ", bf16",
         ["torch's time / tritongemm's time on the GPU; torch uses the faster of cuBLAS and "
          "cuBLASLt. Cold L2.",
          f"NVIDIA H200 141 GB and H100 SXM 80 GB; {versions}.",
-         "cuBLASLt with every candidate timed (autotuned) is not in the committed CSVs."],
+         "Autotuned cuBLASLt: every candidate of its heuristics timed for each shape." if tuned
+         else "cuBLASLt with every candidate timed (autotuned) is not in the committed CSVs."],
         [label for label, _ in FAMILIES.values()], series, unit="x", reference=1.0,
-        reference_label="torch.matmul")
+        reference_label="1.00: as fast" if tuned else "torch.matmul")
 
 
-def table(found: dict[str, dict[str, dict]], root: str = "") -> str:
+def table(found: dict[str, dict[str, dict]], tuned: dict[str, dict[str, tuple[float, int]]]) -> str:
     """The Markdown table of both devices."""
-    lines = ["| suite | shapes are | count | H200 median | lowest | highest | slower than torch "
-             "| H100 median | lowest |",
-             "|---|---|---:|---:|---:|---:|---:|---:|---:|"]
+    head = ("| suite | shapes are | count | H200 median | lowest | highest | slower than torch "
+            "| H100 median | lowest |")
+    rule = "|---|---|---:|---:|---:|---:|---:|---:|---:|"
+    for device in tuned:
+        head += f" {DEVICES[device][0]} median over autotuned cuBLASLt (shapes) |"
+        rule += "---:|"
+    lines = [head, rule]
     h200, h100 = (found[device] for device in DEVICES)
     for suite, (_, meaning) in FAMILIES.items():
         one, other = h200[suite], h100[suite]
-        lines.append(f"| `{suite}` | {meaning} | {one['timed']} | {one['median']:.2f} | "
-                     f"{one['min']:.2f} | {one['max']:.2f} | {one['slower']} | "
-                     f"{other['median']:.2f} | {other['min']:.2f} |")
+        row = (f"| `{suite}` | {meaning} | {one['timed']} | {one['median']:.2f} | "
+               f"{one['min']:.2f} | {one['max']:.2f} | {one['slower']} | "
+               f"{other['median']:.2f} | {other['min']:.2f} |")
+        for suites in tuned.values():
+            median, count = suites.get(suite, (None, 0))
+            row += f" {median:.2f} ({count}) |" if median is not None else "  |"
+        lines.append(row)
     return "\n".join(lines)
 
 
@@ -101,18 +171,23 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; 1 if out of date")
     args = parser.parse_args()
     found, results = summaries()
-    drawing = chart(found, software(results))
+    tuned = over_autotuned()
+    drawing = chart(found, software(results), tuned)
     image = ROOT / "docs" / "images" / "speedup.svg"
-    pages = [ROOT / "README.md", ROOT / "docs" / "index.md"]
+    readme, gaps = ROOT / "README.md", ROOT / "docs" / "gaps.md"
+    parts = [(readme, "headline", table(found, tuned)),
+             (ROOT / "docs" / "index.md", "headline", table(found, tuned)),
+             (readme, "autotuned", note(tuned)), (gaps, "autotuned", note(tuned))]
     if args.check:
-        stale = [path for path in pages if table(found) not in path.read_text(encoding="utf-8")]
+        stale = [path for path, name, text in parts
+                 if f"<!-- tritongemm:{name} -->\n{text}\n" not in path.read_text("utf-8")]
         stale += [image] if not image.exists() or image.read_text() != drawing else []
         for path in stale:
             print(f"out of date: {path.relative_to(ROOT)}; run python docs/_tools/headline.py")
         return 1 if stale else 0
     image.write_text(drawing, encoding="utf-8")
-    for path in pages:
-        write_between(path, "headline", table(found))
+    for path, name, text in parts:
+        write_between(path, name, text)
     return 0
 
 

@@ -11,6 +11,7 @@ from html import escape
 
 BLUE, ORANGE, GREEN, GREY, INK, PALE = ("#0072B2", "#D55E00", "#009E73", "#8a8a8a", "#1a1a1a",
                                         "#e8f1f8")
+LIGHT_BLUE, LIGHT_ORANGE = "#7fb8d8", "#eaae7f"
 _FONT = "font-family='DejaVu Sans, Helvetica, Arial, sans-serif'"
 
 
@@ -89,10 +90,11 @@ def bars(title: str, notes: Sequence[str], labels: Sequence[str],
     parts += [text(16, 50 + 18 * i, note, size=12, fill="#555555")
               for i, note in enumerate(notes)]
     if len(series) > 1:
-        x = left
-        for name, colour, _ in series:
+        widths = [28 + 6.7 * len(name) for name, _, _ in series]
+        x = left if sum(widths) <= width + 70 else 16
+        for (name, colour, _), space in zip(series, widths, strict=True):
             parts += [rect(x, top - 25, 12, 12, fill=colour), text(x + 17, top - 14, name, size=12)]
-            x += 40 + 8 * len(name)
+            x += space
     for i, label in enumerate(labels):
         y = top + i * step
         parts.append(text(left - 8, y + bar * len(series) / 2 + 4, label, size=12, anchor="end"))

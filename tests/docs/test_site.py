@@ -82,6 +82,37 @@ def test_the_chart_and_tables_of_the_readme_are_those_of_the_csvs(tool, monkeypa
     assert headline.main() == 0
 
 
+def test_rows_of_autotuned_cublaslt_add_bars_a_column_and_a_note(tool, monkeypatch, tmp_path):
+    headline = tool("headline")
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "report"))
+    from made_rows import LATER, make_row, write_csv
+
+    for device in headline.DEVICES:
+        write_csv(tmp_path / device / "bf16.csv", [
+            make_row(m=m, ratio=1.2, suite="square", device=device) for m in (128, 256)])
+    one, other = headline.DEVICES
+    rows = [make_row(m=m, ratio=ratio, suite="square", device=one, provider=provider, run=LATER)
+            for m, ours, tuned in ((128, 1.1, 1.0), (256, 1.5, 1.2), (512, 1.2, 1.0))
+            for provider, ratio in (("tritongemm", ours), (headline.AUTOTUNED, tuned))]
+    failed = make_row(m=640, suite="square", device=one, provider=headline.AUTOTUNED, run=LATER,
+                      status="constraint")
+    write_csv(tmp_path / one / "autotuned.csv", [*rows, failed])
+    monkeypatch.setattr(headline, "RESULTS", tmp_path)
+    monkeypatch.setattr(headline, "FAMILIES", {"square": headline.FAMILIES["square"]})
+    monkeypatch.setattr(headline, "DEVICES", {
+        device: (*headline.DEVICES[device][:2], ("bf16.csv",)) for device in (one, other)})
+
+    found, _ = headline.summaries()
+    tuned = headline.over_autotuned()
+    assert tuned == {one: {"square": (pytest.approx(1.2), 3)}}
+    assert headline.note(tuned).endswith("(H200: 3 shapes of `square`).")
+    assert headline.table(found, tuned).splitlines()[2].endswith("| 1.20 | 1.20 | 1.20 (3) |")
+    drawing = headline.chart(found, "torch 2.11", tuned)
+    assert drawing.count("1.20x") == 3 and "H200, over autotuned cuBLASLt" in drawing
+    assert "H100, over autotuned cuBLASLt" not in drawing
+    assert "not in the committed CSVs" not in drawing
+
+
 def test_absolute_links_of_the_readme_lead_into_the_repository():
     text, url = (ROOT / "README.md").read_text(encoding="utf-8"), repo_url()
     assert f"repository: {url}\n" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")

@@ -142,7 +142,7 @@ def test_what_lies_around_d_is_not_read(config):
 def test_a_call_without_its_d_is_refused(config):
     problem = GemmProblem.contiguous(40, 48, 96, epilogue="bias")
     one = draw(problem)[0]
-    with pytest.raises(LaunchError, match="adds a D, and this call brings none"):
+    with pytest.raises(LaunchError, match="adds a D, and this call passes none"):
         bind_config(problem, config, DEVICE)(one.a, one.b, one.out)
 
 

@@ -214,9 +214,9 @@ def test_what_a_launch_declares_beyond_a_product_is_packed_by_its_name(scaled):
 
 def test_a_call_that_does_not_bring_what_a_launch_reads_is_refused(scaled):
     a, b, c = torch.ones(16, 128), torch.ones(128, 24), torch.ones(16, 24)
-    with pytest.raises(LaunchError, match="the kernel reads 'offsets', and this call brings none"):
+    with pytest.raises(LaunchError, match="the kernel reads 'offsets', and this call passes none"):
         scaled(a, b, c, scale_a=torch.ones(1))
-    with pytest.raises(Declined, match="reads scale_a, offsets, which this call does not bring"):
+    with pytest.raises(Declined, match="reads scale_a, offsets, which this call does not pass"):
         calls._at(SimpleNamespace(parts=((0, 0, 0, 0),)), scaled)
     assert FakeLauncher.calls == []
 

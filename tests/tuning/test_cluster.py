@@ -125,7 +125,7 @@ def test_each_kind_of_device_has_its_rows_and_what_does_not_fit_is_named(local, 
 def test_a_scheduler_that_dies_leaves_the_rows_and_says_so(local, tmp_path):
     local.worker("a")
     said = Said(lambda done: local.scheduler.kill() if done == 2 else None)
-    with pytest.raises(DeviceError, match="is gone; .* go on with --resume"):
+    with pytest.raises(DeviceError, match="is gone; .* continue with --resume"):
         run(local, tmp_path / "j.jsonl", progress=said, each_s=0.1)
     assert len(winners(tmp_path / "j.jsonl")) >= 2
 

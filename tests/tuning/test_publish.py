@@ -164,7 +164,7 @@ def test_publishing_twice_changes_nothing(tmp_path):
     publish([path])
     before = path_for(fakes.problem(64), "nvidia-h200").read_bytes()
     report = publish([path])
-    assert report.kept[0].reason == "it is this very row"
+    assert report.kept[0].reason == "it is the same row"
     assert path_for(fakes.problem(64), "nvidia-h200").read_bytes() == before
 
 

@@ -1,4 +1,4 @@
-"""The selection's model: what fits and trains it from sweep journals, and what judges it.
+"""Fits and trains the selection's model from sweep journals, and evaluates it.
 
 Nothing heavy is imported by importing the package.
 """

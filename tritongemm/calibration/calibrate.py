@@ -1,13 +1,13 @@
-"""Sweep journals -> the constants of the selection's model, by least squares on logarithms.
+"""Fits the constants of the selection's model to sweep journals, by least squares on logarithms.
 
-Coarse times are lengthened first by what such configs lose in rounds (``sustained.py``). What the
-constants still miss is learned by a network (``training.py``), written beside them with the
-problems and torch's time in the same rounds.
+Coarse times are first scaled by the slowdown that such configs show under sustained power
+(``sustained.py``). A network learns the remaining error of the constants (``training.py``). The
+calibration holds the constants, the network, the problems and torch's time in the same rounds.
 
-Damped Gauss-Newton over the logarithms of the constants, each held near its usual value by a
-prior, so that what the timings do not show stays where it was. Each problem may be off by a
-factor of its own (clocks, power): what is fitted is above all the order of its configs. Fast
-configs weigh more than slow ones, which nobody would choose.
+Damped Gauss-Newton over the logarithms of the constants. A prior holds each constant near its
+typical value, so that constants which the timings do not determine keep it. Each problem has a free
+factor (clocks, power), so that the fit concerns mainly the order of its configs. Fast configs have
+more weight than slow ones, which are never chosen.
 """
 
 from __future__ import annotations
@@ -40,27 +40,28 @@ from tritongemm.records.calibration import (
 from tritongemm.selection.inputs import NAMES
 from tritongemm.selection.network import Network
 
-#: Of a problem's own factor, and of a timing near the best about the model.
+#: Standard deviations, as logarithms: of a problem's factor, and of a timing near the best around
+#: the model.
 _PROBLEM_SPREAD, _NOISE = 0.02, 0.08
 _ITERATIONS = 30
-#: A config that is slower than the best of every problem by more than this, as a logarithm, is
-#: chosen for none: leaving half of all out costs no choice that leave-one-out can see, and saves
-#: most of the time of choosing.
+#: A config that is slower than the best by more than this for every problem, as a logarithm, is not
+#: a candidate. That removes half of the configs and most of the time of a choice, and changes no
+#: result of leave-one-out.
 _NEARLY_BEST = 0.065
-#: Fewer problems than this show a network none of what tells problems apart: fp32's 19, left out in
-#: turn, are chosen for at 0.947 of the best at the worst without one, at 0.906 with one.
+#: With fewer problems no network is trained: for the 19 of fp32, leave-one-out gives a worst choice
+#: of 0.947 of the best speed without a network and 0.906 with one.
 _LEAST_PROBLEMS = 100
-#: How far behind the best a config still counts for the order of the candidates.
+#: Scale of the weight exp(-behind / _AS_GOOD) that orders the candidates.
 _AS_GOOD = 0.03
-#: Timings that a config's own factor is taken to have had before it is seen.
+#: Weight of the prior factor 1 of a config, as a number of timings.
 _FACTOR_PRIOR = 4.0
 
 
 def fit(table: TimingTable) -> Fit:
-    """Fits the constants, then the factors of single configs to what is left.
+    """Fits the constants, then the factors of single configs to the residuals.
 
-    A timing depends on few of the constants, so the normal equations are summed timing by timing;
-    what a problem's own factor explains is taken out of them problem by problem.
+    A timing depends on few constants, so the normal equations are summed timing by timing. The
+    factor of each problem is eliminated from them.
     """
     squared = (np.exp(-table.behind) / _NOISE) ** 2
     count, keys, prior = len(table.problems), len(table.usual), _PROBLEM_SPREAD ** -2
@@ -107,7 +108,7 @@ def fit(table: TimingTable) -> Fit:
 
 
 def _factors(table: TimingTable, constants: np.ndarray) -> dict[str, float]:
-    """Measured over predicted of each config, drawn towards 1 where it was seen seldom."""
+    """Measured / predicted time of each config, shrunk towards 1 where there are few timings."""
     weight = np.exp(-2 * table.behind)
     miss = table.log_time - table.log_predicted(constants)
     miss = miss - table.mean_of_problem(miss, weight)
@@ -120,13 +121,12 @@ def _factors(table: TimingTable, constants: np.ndarray) -> dict[str, float]:
 
 
 def predicted(table: TimingTable, fitted: Fit) -> np.ndarray:
-    """Predicted times of the table's rows, microseconds, by the constants alone."""
+    """The predicted times of the table's rows in microseconds, by the constants alone."""
     return np.asarray(table.terms(fitted).total_us)
 
 
 def learned(table: TimingTable, fitted: Fit) -> NetworkRecord | None:
-    """The network of what ``fitted`` misses of the table's rows; None: they are of too few
-    problems."""
+    """A network trained on the residuals of ``fitted``; None if the table has too few problems."""
     if len(np.unique(table.problem)) < _LEAST_PROBLEMS:
         return None
     return train(NAMES, table.inputs(fitted),
@@ -134,7 +134,7 @@ def learned(table: TimingTable, fitted: Fit) -> NetworkRecord | None:
 
 
 def corrected(table: TimingTable, fitted: Fit, network: NetworkRecord | None) -> np.ndarray:
-    """Predicted times of the table's rows with what the network corrects, microseconds."""
+    """The predicted times of the table's rows with the network's correction, microseconds."""
     if network is None:
         return predicted(table, fitted)
     return predicted(table, fitted) * np.exp(Network(network)(table.inputs(fitted)))
@@ -142,11 +142,11 @@ def corrected(table: TimingTable, fitted: Fit, network: NetworkRecord | None) ->
 
 def candidates_of(configs: Sequence[KernelConfig], behind: np.ndarray
                   ) -> tuple[KernelConfig, ...]:
-    """The configs that were the best of some problem, or nearly; those of many problems first, by
-    the sum of exp(-behind / :data:`_AS_GOOD`).
+    """The configs that were the best for some problem, or nearly, sorted by the sum of exp(-behind
+    / :data:`_AS_GOOD`), largest first.
 
     Args:
-        configs: of timings; behind: logarithm of each time over its problem's best.
+        configs: the config of each timing. behind: log(time / best time of its problem).
     """
     found: dict[KernelConfig, float] = {}
     for row in np.flatnonzero(behind <= _NEARLY_BEST):
@@ -157,13 +157,13 @@ def candidates_of(configs: Sequence[KernelConfig], behind: np.ndarray
 
 def neighbours_of(problems: Iterable[GemmProblem], measured: DeviceTimings
                   ) -> tuple[Neighbour, ...]:
-    """Measured problems, with torch's time where ``measured`` has it."""
+    """The measured problems, with torch's time if ``measured`` has it."""
     ratios = {p: measured.vs_torch.get(p) for p in problems}
     return tuple(Neighbour(p, None if r is None else round(r, 4)) for p, r in ratios.items())
 
 
 def near_the_best(misses: np.ndarray, behind: np.ndarray) -> float:
-    """Root mean square of the misses of configs within 1.3 of their problem's best."""
+    """RMS of the errors of configs within 1.3 of their problem's best."""
     return round(float(np.sqrt((misses[behind < math.log(1.3)] ** 2).mean())), 4)
 
 
@@ -185,12 +185,12 @@ def section_of(table: TimingTable, units: tuple[str, ...], measured: DeviceTimin
 
 def calibrate(journals: Iterable[str | os.PathLike[str]], device: str | None = None,
               path: str | os.PathLike[str] | None = None) -> tuple[Path, Calibration]:
-    """Fits every group of units that the journals hold, and writes the device's calibration.
+    """Fits every group of units in the journals, and writes the device's calibration.
 
-    Sections of units that the journals do not hold stay as they are.
+    Sections for other units stay as they are.
 
     Raises:
-        DataFileError: a journal or calibration that cannot be used, or not writable.
+        DataFileError: a journal or calibration cannot be used, or the file is not writable.
         UsageError: journals of several devices and no ``device`` to choose one.
     """
     measured = sustained(read_timings(journals, device))
@@ -201,10 +201,10 @@ def calibrate(journals: Iterable[str | os.PathLike[str]], device: str | None = N
 
 def write(device: DeviceSpec, path: str | os.PathLike[str], sections: Iterable[Section]
           ) -> tuple[Path, Calibration]:
-    """Writes a calibration of ``sections``, made now; others that the file has stay."""
+    """Writes a calibration with ``sections``; other sections of the file stay."""
     path = Path(path)
     if path.exists():
-        read_calibration(path)  # one that cannot be kept is refused before minutes of fitting
+        read_calibration(path)  # an unusable file is refused before minutes of fitting
     made = list(sections)
     with atomic.locked(path):
         if path.exists():

@@ -1,13 +1,14 @@
-"""What choosing without measuring costs on shapes that nothing was made from: drawn, then measured.
+"""Measures the regret of selection on freshly drawn shapes, on which nothing was tuned.
 
-Two runs, each a sweep with a journal of its own, so that both resume and keep to a budget. The wide
-run times many configs of each drawn shape: the best by the selection's estimate, the best of each
-class of configs, and some at random, so that what the model thinks little of has its chance. The
-second run, in a new process, measures the fastest of them again, interleaved with the selection's
-own choice and torch: the best of these rounds is the best that there is, and the choice is judged
-in the same rounds.
+There are two runs. Each is a sweep with its own journal, so that both can resume and have a budget.
+The wide run times many configs of each drawn shape: the best by the selection's estimate, the best
+of each class of configs, and some at random, so that configs which the model underrates are
+measured too. The second run, in a new process, measures the fastest of them again, interleaved with
+the selection's choice and torch. The regret compares the choice with the best config of these
+rounds.
 
-On an H200 a config takes some 16 ms of the wide run and a shape one second more over both runs.
+On an H200 a config takes about 16 ms in the wide run, and a shape about one second more over both
+runs.
 """
 
 from __future__ import annotations
@@ -39,12 +40,14 @@ from tritongemm.tuning.sweep import sweep
 from tritongemm.workers.messages import COARSE, FINAL
 
 SHAPES, SIDES, MULTIPLE = 60, (128, 8192), 8
-#: The wide run's configs of a shape: the best by estimate, the best of each class, at random; the
-#: last two among those estimated at no more than so many times the best.
+#: Configs of a shape in the wide run: the best by estimate, the best of each class, random ones.
+#: The last two are taken from those whose estimate is at most HOPELESS times the best.
 TOP, RANDOM, HOPELESS = 48, 12, 1.6
-#: The fastest of the wide run that are measured again, and the second run's rounds, device seconds.
+#: Number of the wide run's fastest configs that are measured again, and device seconds of the
+#: second run's rounds.
 AGAIN, _AGAIN_S, _WIDE_S = 5, 0.6, 0.1
-#: Of a config in the wide run, and of a shape over both runs, on an H200, for the forecast.
+#: Seconds for a config in the wide run, and for a shape over both runs, on an H200; for the
+#: forecast.
 _CONFIG_S, _SHAPE_S = 0.016, 1.3
 #: The second run's share of a budget.
 _AGAIN_SHARE = 0.25
@@ -52,8 +55,8 @@ _AGAIN_SHARE = 0.25
 
 def draw(seed: int, count: int = SHAPES, *, dtype: str = "bf16", layout: str = "nt",
          known: Iterable[GemmProblem] = ()) -> list[GemmProblem]:
-    """``count`` problems, each side log-uniform in :data:`SIDES`; every other one aligned, its
-    sides multiples of :data:`MULTIPLE`. None has the extents of a ``known`` one.
+    """Draws ``count`` problems, each side log-uniform in :data:`SIDES`. Every other problem is
+    aligned: its sides are multiples of :data:`MULTIPLE`. None has the extents of a ``known`` one.
 
     Raises:
         UsageError: a count below 1.
@@ -75,11 +78,11 @@ def draw(seed: int, count: int = SHAPES, *, dtype: str = "bf16", layout: str = "
 
 def drawn_for(device: DeviceSpec, seed: int, count: int = SHAPES, *, dtype: str = "bf16",
               layout: str = "nt") -> list[GemmProblem]:
-    """As :func:`draw`, clear of what the calibration and the tuned tables that serve the device
-    hold.
+    """Like :func:`draw`, but without problems that the device's calibration or tuned tables
+    contain.
 
     Raises:
-        UsageError: no calibration serves the device, so that there is nothing to judge.
+        UsageError: no calibration serves the device, so there is nothing to evaluate.
     """
     one = GemmProblem.contiguous(1024, 1024, 1024, dtype=dtype, layout=layout)
     section = model_for(one, device).section
@@ -121,7 +124,7 @@ class Again:
                          for problem, times in times_of(journal, COARSE).items()}
 
     def __call__(self, problem: GemmProblem, device: DeviceSpec) -> Candidates:
-        """The candidates of one problem; none where the wide run did not come to it."""
+        """The candidates of one problem; none if the wide run did not reach it."""
         fastest = self._fastest.get(problem)
         if fastest is None:
             return _candidates((), 0)
@@ -137,20 +140,20 @@ def _candidates(configs: Iterable[KernelConfig], considered: int) -> Candidates:
 
 
 def chosen_by_model(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
-    """What the selection takes for a problem with no row of its own."""
+    """The selection's choice for a problem without a tuned row."""
     return selection.choose(problem, device).config
 
 
 def chosen_by_nearest(problem: GemmProblem, device: DeviceSpec) -> KernelConfig | None:
-    """What the nearest tuned row would give, or None."""
+    """The config of the nearest tuned row, or None."""
     near = nearest(problem, device)
     return None if near is None else near[1].config
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a run will take: shapes, their configs in the wide run, seconds on an H200 with the
-    kernels compiled, distinct binaries."""
+    """The expected cost of a run: shapes, configs in the wide run, seconds on an H200 with compiled
+    kernels, distinct binaries."""
 
     shapes: int
     configs: int
@@ -159,7 +162,7 @@ class Forecast:
 
 
 def forecast(problems: Sequence[GemmProblem], device: DeviceSpec, wide: Wide) -> Forecast:
-    """Counts; touches no GPU."""
+    """Computes the :class:`Forecast`; needs no GPU."""
     from tritongemm.kernels.compile import binary_key, launches_of
 
     configs, keys = 0, set()
@@ -173,7 +176,7 @@ def forecast(problems: Sequence[GemmProblem], device: DeviceSpec, wide: Wide) ->
 
 
 def journals(path: str | os.PathLike[str]) -> tuple[Path, Path]:
-    """The journals of the wide and of the second run, beside each other."""
+    """The paths of the journals of the wide and of the second run."""
     path = Path(path)
     return (path.with_name(f"{path.stem}-wide{path.suffix}"),
             path.with_name(f"{path.stem}-again{path.suffix}"))
@@ -182,12 +185,12 @@ def journals(path: str | os.PathLike[str]) -> tuple[Path, Path]:
 def measure(problems: Sequence[GemmProblem], journal: str | os.PathLike[str], *, wide: Wide,
             budget_s: float | None = None, resume: bool = False, seed: int = 0,
             progress: Callable[[], Progress] = Progress, **options: object) -> None:
-    """Both runs; what a budget leaves out is left out of the judgement as well.
+    """Runs both sweeps. Shapes that the budget leaves out are also left out of the evaluation.
 
     Args:
         budget_s: seconds for both runs together.
-        resume: go on where journals of the same environment end.
-        progress: makes what each run shows.
+        resume: continue journals of the same environment.
+        progress: makes the display of each run.
         options: of :func:`~tritongemm.tuning.sweep.sweep`.
 
     Raises:
@@ -208,9 +211,9 @@ def measure(problems: Sequence[GemmProblem], journal: str | os.PathLike[str], *,
 
 def judge(problems: Sequence[GemmProblem], journal: str | os.PathLike[str],
           device: DeviceSpec) -> list[Regret]:
-    """Judges the selection by the second run's rounds, problem by problem.
+    """Evaluates the selection by the second run's rounds, problem by problem.
 
-    A choice so slow that it was no finalist is judged by its coarse time of the same run.
+    A choice that was too slow to become a finalist is judged by its coarse time in the same run.
 
     Raises:
         DataFileError: a journal that cannot be used.

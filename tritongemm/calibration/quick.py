@@ -1,10 +1,10 @@
-"""A calibration in minutes, for a device that nothing was measured on: ``calibrate --quick``.
+"""A calibration in minutes for a device without measurements: ``calibrate --quick``.
 
-What is measured is chosen so that it informs most. Problems are drawn from the families of the
-shipped suites, interleaved, so that whatever the budget cuts off leaves a spread. The configs of
-each are half those that the model of usual constants expects most of, half drawn over kernels and
-tiles, from one pool for all problems: what differs between problems then shows on the same
-configs, and one binary serves several problems.
+Problems are drawn from the families of the shipped suites and interleaved, so that the sample stays
+balanced wherever the budget ends it. For each problem, half of the configs are those that the model
+with typical constants expects to be fastest, and half are drawn over kernels and tiles. All
+problems share one pool of configs, so that differences between problems show on the same configs,
+and several problems use the same binary.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ from tritongemm.tuning.candidates import KernelPlanner, PruneReport, legal_among
 from tritongemm.tuning.sweep import SweepReport, sweep
 
 BUDGET_S = 480.0
-#: Of the budget; the rest is for starting and for the fit.
+#: Share of the budget for sweeping; the rest is for start-up and the fit.
 _FOR_SWEEPING = 0.92
-#: Suite -> problems drawn from its family. More than eight minutes measure on most devices: the
-#: sweep stops with its budget.
+#: Suite -> number of problems drawn from its family. More than most devices measure in eight
+#: minutes: the sweep ends with its budget.
 FAMILIES = {"aligned_random": 48, "llm_prefill": 48, "llm_decode": 48, "square": 20,
             "stream_k": 16, "wide_k": 16, "odd": 16, "training": 16, "low_rank": 12, "split_k": 12,
             "batched": 12}
 _SEED = 1126
-#: What a linear layer does comes most often.
+#: Products of linear layers are the most frequent.
 _LAYOUTS = ("nt", "nn", "nt", "tn", "nt", "tt")
-#: Larger ones take seconds for every config on a small device.
+#: Larger problems take seconds per config on a small device.
 _MOST_FLOPS, _MOST_BYTES = 2e12, 2**31
-#: Configs of each problem, and how many of them are measured again in rounds with torch.
+#: Configs of each problem, and number of finalists that are measured again in rounds with torch.
 CONFIGS, FINALISTS = 12, 3
-#: The pool: so many of the configs expected fastest for each of so many problems, and so many of
-#: each kernel at random.
+#: Size of the pool: the number of anchor problems, the configs expected fastest for each of them,
+#: and random configs of each kernel.
 _ANCHORS, _OF_ANCHOR, _OF_KERNEL = 24, 24, 24
 
 
 @dataclass(frozen=True)
 class QuickReport:
-    """What ``calibrate --quick`` did: the sweep, the file, and what it holds."""
+    """The result of ``calibrate --quick``: the sweep, the file, and its contents."""
 
     sweep: SweepReport
     path: Path
@@ -61,10 +61,10 @@ class QuickReport:
 
 
 def quick_problems(dtype: str = "bf16", seed: int = _SEED) -> list[GemmProblem]:
-    """The problems, families interleaved, each family evenly over the whole list."""
+    """The problems, with each family spread evenly over the list."""
     placed: list[tuple[float, GemmProblem]] = []
     for family, count in FAMILIES.items():
-        # Neighbours in a drawn family share a model or a row: every few of more are taken.
+        # Neighbours in a family share a model or a row, so an evenly spaced subset is taken.
         shapes = draw(family, seed, 5 * count)
         random.Random(f"{family} {seed}").shuffle(shapes)
         found = 0
@@ -81,8 +81,8 @@ def quick_problems(dtype: str = "bf16", seed: int = _SEED) -> list[GemmProblem]:
 
 
 def spread(by_promise: Sequence[KernelConfig], count: int, seed: str) -> list[KernelConfig]:
-    """``count`` configs: alternately the next most promising one, and one drawn at random from the
-    kernels and tiles that were drawn least."""
+    """``count`` configs: alternately the next by estimated time, and a random one from the kernels
+    and tiles that were drawn least."""
     rng = random.Random(seed)
     promising = list(by_promise)
     drawn = rng.sample(promising, len(promising))
@@ -105,7 +105,7 @@ class QuickPlanner(KernelPlanner):
     """The candidates of a quick calibration.
 
     Args:
-        anchors: problems whose most promising configs make up most of the pool.
+        anchors: problems whose best configs by estimate make up most of the pool.
     """
 
     def __init__(self, anchors: Sequence[GemmProblem], count: int = CONFIGS) -> None:
@@ -120,7 +120,7 @@ class QuickPlanner(KernelPlanner):
 
     def by_promise(self, problem: GemmProblem, device: DeviceSpec, configs: list[KernelConfig]
                    ) -> list[KernelConfig]:
-        """See :func:`spread`; the first ``count`` are what is measured."""
+        """See :func:`spread`; the first ``count`` are measured."""
         ordered = super().by_promise(problem, device, configs)
         first = spread(ordered, self._count, problem_key(problem))
         return [*first, *(config for config in ordered if config not in first)]
@@ -142,11 +142,11 @@ class QuickPlanner(KernelPlanner):
 
 
 def remember(device: DeviceSpec) -> Path | None:
-    """Writes a device file with what the driver says, so that ``calibrate`` and ``--device-name``
-    know the device. None: there is one.
+    """Writes a device file from the driver's data, so that ``calibrate`` and ``--device-name`` know
+    the device. Returns its path; None if there is one already.
 
     Raises:
-        DataFileError: not writable.
+        DataFileError: the file is not writable.
     """
     if device.slug in devices.known_devices():
         return None
@@ -165,13 +165,13 @@ def quick(journal: str | os.PathLike[str], *, budget_s: float = BUDGET_S, dtype:
     """Sweeps for ``budget_s`` seconds, fits, and writes the device's calibration.
 
     Args:
-        journal: of the sweep; a new file.
-        path: of the calibration; None: where selection reads it.
+        journal: the sweep's journal; a new file.
+        path: the calibration's file; None: where selection reads it.
         problems: by default :func:`quick_problems`.
-        options: of :func:`tritongemm.tuning.sweep.sweep`.
+        options: options of :func:`tritongemm.tuning.sweep.sweep`.
 
     Raises:
-        UsageError: a bad budget. And as ``sweep`` and ``calibrate`` do.
+        UsageError: a bad budget. Otherwise as ``sweep`` and ``calibrate``.
     """
     if not 0 < budget_s < float("inf"):
         raise UsageError(f"budget_s={budget_s} is not a positive number of seconds")

@@ -1,14 +1,15 @@
-"""What choosing without measuring costs: leave-one-out over the problems of sweep journals.
+"""The regret of selection (speed lost by choosing without measuring): leave-one-out over sweep
+journals.
 
-For every measured problem the model is fitted to the timings of other problems alone, and its
-choice among the problem's measured configs is looked up in the journal: best time / chosen time,
-1 where the choice is the best. Times are the coarse stage's, lengthened by what such configs lose
-in rounds (``sustained.py``). The nearest tuned row, made of the other problems' best configs,
-is judged the same way. Problems of equal extents are left out together, whatever their dtype.
-With transfer learning (``transfer.py``) the model learns from the sibling's timings too, of other
-problems alone; the sibling's constants are as shipped.
+For every measured problem the model is fitted to the timings of the other problems only. The time
+of its choice among the problem's measured configs is looked up in the journal; the result is best
+time / chosen time, 1 for the best choice. Times are those of the coarse stage, scaled by the
+slowdown under sustained power (``sustained.py``). The nearest tuned row, from a table of the other
+problems' best configs, is evaluated in the same way. Problems of equal extents are left out
+together, whatever their dtype. With transfer learning (``transfer.py``) the model also learns from
+the sibling's timings of the other problems; the sibling's constants are the shipped ones.
 
-The shipped calibration can be judged too (:func:`shipped`), on journals that it has not learned.
+:func:`shipped` evaluates the shipped calibration, on journals that it was not trained on.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from tritongemm.selection.columns import Columns
 from tritongemm.selection.model import model_for
 from tritongemm.selection.policy import AS_GOOD, nearest_row
 
-#: Seed of the order in which problems are dealt into folds.
+#: Seed of the assignment of problems to folds.
 _SEED = 0
 COLUMNS = ("batch", "m", "n", "k", "dtype", "layout", "precision", "align_a", "align_b",
            "align_c", "configs", "best_config", "best_us", "model_config", "model_us",
@@ -48,10 +49,10 @@ COLUMNS = ("batch", "m", "n", "k", "dtype", "layout", "precision", "align_a", "a
 
 @dataclass(frozen=True)
 class Regret:
-    """One problem: the best measured config, and what each way of choosing would have taken.
+    """One problem: the best measured config, and the config that each way of choosing selects.
 
-    ``model`` and ``nearest`` are None where that way has no answer: no other problem, or none
-    near enough.
+    ``model`` and ``nearest`` are None if that way selects nothing: there is no other problem, or
+    none near enough.
     """
 
     problem: GemmProblem
@@ -62,13 +63,14 @@ class Regret:
     nearest: Timing | None
 
     def share(self, timing: Timing | None) -> float | None:
-        """Best time over the chosen config's: the share of the speed that the choice reaches."""
+        """Best time / the chosen config's time: the share of the best speed that the choice
+        reaches."""
         return None if timing is None else self.best.time_us / timing.time_us
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Shares of one way of choosing over problems: how many, geometric mean, worst."""
+    """The shares of one way of choosing: number of problems, geometric mean, worst."""
 
     count: int
     mean: float
@@ -76,7 +78,7 @@ class Summary:
 
     @classmethod
     def of(cls, shares: Sequence[float]) -> Summary:
-        """Of ``shares``; all 0 where there are none."""
+        """The summary of ``shares``; all fields are 0 if there are none."""
         if not shares:
             return cls(0, 0.0, 0.0)
         return cls(len(shares), math.exp(sum(map(math.log, shares)) / len(shares)), min(shares))
@@ -84,11 +86,11 @@ class Summary:
 
 def regret(journals: Iterable[str | os.PathLike[str]], device: str | None = None,
            folds: int | None = None) -> list[Regret]:
-    """Judges the model and the nearest row on the problems of ``journals``.
+    """Evaluates the model and the nearest row on the problems of ``journals``.
 
     Args:
-        folds: parts into which the problems are dealt, each left out at a time; None: as many as
-            there are extents, so that one is left out at a time (days: a fit and a training each).
+        folds: number of parts of the problems, each of which is left out once; None: one part for
+            each set of extents (takes days: each part needs a fit and a training).
 
     Raises:
         UsageError: fewer than two folds. DataFileError: a bad journal.
@@ -100,7 +102,7 @@ def regret(journals: Iterable[str | os.PathLike[str]], device: str | None = None
 
 def regret_with_sibling(journals: Iterable[str | os.PathLike[str]], device: str,
                         folds: int | None = None) -> list[Regret]:
-    """Judges the model of ``device`` that is trained on its sibling's journals too, and the
+    """Evaluates the model of ``device`` that is trained on its sibling's journals too, and the
     nearest row, as :func:`regret` does.
 
     Raises:
@@ -117,8 +119,8 @@ def _check(folds: int | None) -> None:
 
 
 def shipped(journals: Iterable[str | os.PathLike[str]], device: str | None = None) -> list[Regret]:
-    """Judges the calibration that serves the device, its own or its sibling's, on the problems of
-    ``journals``, nothing left out and nothing fitted: by timings that it has not learned from.
+    """Evaluates the calibration that the device uses, its own or its sibling's, on the problems of
+    ``journals``, without fitting. The journals should not be those that it was trained on.
 
     Raises:
         UsageError: no calibration serves the device. DataFileError: a bad journal or calibration.
@@ -146,21 +148,21 @@ def shipped(journals: Iterable[str | os.PathLike[str]], device: str | None = Non
 
 
 def _first(expected: np.ndarray, place: np.ndarray) -> int | None:
-    """Which of the configs is chosen: of those about as good as the least expected time the
-    first by its place; None: none is one to choose."""
+    """The index of the chosen config: among those within ``AS_GOOD`` of the least expected time,
+    the first by ``place``. None if there is no candidate."""
     if not np.isfinite(expected).any():
         return None
     as_good = np.flatnonzero(expected <= AS_GOOD * expected.min())
     return int(as_good[np.argmin(place[as_good])])
 
 
-#: Of a device's timings, those left out by index: their expected times, microseconds, and the
-#: candidates, from all others.
+#: Maps the indices of the left-out timings to their expected times in microseconds and the
+#: candidates, both from all other timings.
 _Prediction = Callable[[np.ndarray], tuple[np.ndarray, tuple[KernelConfig, ...]]]
 
 
 def _alone(measured: DeviceTimings) -> _Prediction:
-    """The model is fitted to the other timings."""
+    """Predicts with a model fitted to the other timings."""
     table = TimingTable(measured.timings, measured.device)
 
     def predict(left_out: np.ndarray) -> tuple[np.ndarray, tuple[KernelConfig, ...]]:
@@ -172,7 +174,8 @@ def _alone(measured: DeviceTimings) -> _Prediction:
 
 
 def _with_sibling(transfer: Transfer) -> _Prediction:
-    """The model learns from the device's other timings, and from its sibling's of other extents."""
+    """Predicts with a model trained on the device's other timings and on its sibling's timings of
+    other extents."""
     target, source = transfer.target, transfer.source
 
     def predict(left_out: np.ndarray) -> tuple[np.ndarray, tuple[KernelConfig, ...]]:
@@ -222,14 +225,15 @@ def _extents(of: GemmProblem | TunedRow) -> tuple[int, ...]:
 
 
 def _row(best: Timing) -> TunedRow:
-    """The row of a table that is made of ``best``."""
+    """The table row that ``best`` makes."""
     return TunedRow.of(best.problem, best.config, time_us=best.time_us, margin_vs_second=None,
                        run_id="-")
 
 
 def _nearest(problem: GemmProblem, device: DeviceSpec, measured: list[Timing],
              tuned: Sequence[tuple[Path, TunedRow]]) -> Timing | None:
-    """The choice of a table of the other problems' best configs, of those with its path."""
+    """The choice of a table of the other problems' best configs, of those that belong to the same
+    table."""
     times = {t.config: t for t in measured}
     path = path_for(problem, device.slug)
     header = TableHeader.of(problem, device=device.slug, arch=device.arch, space_hash="-",
@@ -243,7 +247,7 @@ def _nearest(problem: GemmProblem, device: DeviceSpec, measured: list[Timing],
 def summaries(found: Sequence[Regret]) -> dict[str, tuple[Summary, Summary]]:
     """Kind of problem -> (model, nearest row), ``all`` last.
 
-    Both are taken over the problems where both have an answer, so that they compare.
+    Both cover the problems for which both ways select a config, so that they are comparable.
     """
     kinds: dict[str, list[Regret]] = {}
     for one in found:
@@ -269,7 +273,8 @@ def kind_of(problem: GemmProblem) -> str:
 
 
 def write_csv(path: str | os.PathLike[str], found: Sequence[Regret]) -> Path:
-    """One row a problem, columns :data:`COLUMNS`; times in microseconds, shares of the best.
+    """Writes one row for each problem, columns :data:`COLUMNS`: times in microseconds, shares of
+    the best speed.
 
     Raises:
         DataFileError: not writable.

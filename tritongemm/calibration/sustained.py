@@ -1,10 +1,10 @@
-"""Timings as they are where products follow each other and the card's power bounds them.
+"""Corrects coarse timings for sustained load, where the card's power limit lowers the clock.
 
-The coarse stage times a config for a moment, mostly at the full clock. In rounds of finalists a
-large product lowers the clock, and what a config loses by that is its own: clusters of eight lose 2
-to 4 % more than clusters of two in the mean, 12 at the most
-(perf/results/nvidia-h200/exploratory/sustained.txt). What one loses against the others of its
-rounds is learned from all finalists, and every coarse timing lengthened by it.
+The coarse stage times a config briefly, mostly at the full clock. In the rounds of finalists a
+large product lowers the clock, by an amount that depends on the config: clusters of eight lose 2 to
+4 % more than clusters of two in the mean, 12 % at most
+(perf/results/nvidia-h200/exploratory/sustained.txt). A network learns from all finalists how much a
+config loses relative to the others in its rounds, and every coarse timing is scaled by that.
 """
 
 from __future__ import annotations
@@ -22,19 +22,21 @@ from tritongemm.device import DeviceSpec
 from tritongemm.selection.inputs import NAMES
 from tritongemm.selection.network import Network
 
-#: Of the networks: of problems left out it says as much as 128, of rows inside sectors more.
+#: Size of the networks. On held-out problems 64 hidden units predict as well as 128, and better for
+#: rows that begin inside L2 sectors.
 _SIZE = Size(hidden=64, rounds=60, decay=0.1)
-#: How far behind the best a config still counts much for where its problem's times stay.
+#: Scale, as a logarithm, of the weight of a config behind the best in the mean that is kept
+#: unchanged.
 _NEAR = 0.03
-#: As a logarithm; all but nine of 37,423 finalists gained or lost less against the others.
+#: Limit on the correction, as a logarithm: all but nine of 37,423 finalists gained or lost less.
 _MOST = 0.12
 
 
 def sustained(measured: DeviceTimings) -> DeviceTimings:
-    """``measured`` with the times of configs as the rounds of finalists have them among each other.
+    """``measured`` with coarse times scaled so that configs compare as in the rounds of finalists.
 
-    A problem's times stay where they are in the mean of its fastest configs. Where there are too
-    few finalists to learn from, all stay.
+    The weighted mean over a problem's fastest configs stays unchanged. With too few finalists to
+    learn from, all times stay unchanged.
     """
     return replace(measured, timings=tuple(
         t for _, part in measured.parts() for t in _lengthened(part)))
@@ -54,7 +56,7 @@ def _lengthened(part: DeviceTimings) -> Sequence[Timing]:
 
 
 def _learned(finals: Sequence[Final], device: DeviceSpec) -> Network | None:
-    """What a config loses in rounds, as a logarithm and up to a summand of its problem's."""
+    """The loss of a config in rounds, as a logarithm, up to a constant of its problem."""
     if not finals:
         return None
     table = TimingTable([Timing(f.problem, f.config, f.coarse_us) for f in finals], device)

@@ -1,4 +1,4 @@
-"""Timings as columns, for fitting: what the selection's model makes of each, and its time."""
+"""Timings as columns, for fitting: the model's work and rates for each timing, and its time."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from tritongemm.selection.model import (
 )
 from tritongemm.selection.work import NUMBERS, Static, counts, statics
 
-#: How far a constant may lie from its usual value: standard deviation of the logarithm.
+#: Prior of a constant: the standard deviation of its logarithm around the typical value.
 _SPREAD = {"dram_gbps": 0.15, "l2_gbps": 0.5, "sm_gbps": 0.5, "peak_share": 0.2}
 _SPREAD_ELSE = 0.7
-#: Of a constant, as a logarithm, for a slope.
+#: Step of a constant's logarithm for numerical derivatives.
 STEP = 1e-4
 
 
@@ -42,7 +42,7 @@ class Fit:
 
 
 class TimingTable:
-    """Timings as columns: counts of work, where each rate's constant stands, and the times."""
+    """Timings as columns: counts of work, the index of each rate's constant, and the times."""
 
     def __init__(self, timings: Sequence[Timing], device: DeviceSpec) -> None:
         self.columns = Columns([t.config for t in timings])
@@ -83,7 +83,8 @@ class TimingTable:
         self.num_sms = device.num_sms
 
     def rows(self, chosen: Any) -> TimingTable:
-        """The rows of an index or mask, with the same constants and numbers of problems."""
+        """The rows that an index array or a mask selects, with the same constants and problem
+        numbers."""
         part = object.__new__(TimingTable)
         part.__dict__.update(self.__dict__)
         part.work = SimpleNamespace(**{k: v[chosen] for k, v in vars(self.work).items()})
@@ -94,7 +95,8 @@ class TimingTable:
         return part
 
     def log_predicted(self, constants: np.ndarray, column: int | None = None) -> np.ndarray:
-        """Logarithm of the predicted times; ``column``: that rate a small step up."""
+        """The logarithms of the predicted times; ``column``: with that rate increased by a small
+        step."""
         work: Any = self.work
         return np.log(predict(work, self._rates(constants, column)).total_us)
 
@@ -105,14 +107,14 @@ class TimingTable:
         return predict(work, self._rates(fitted.constants), factors)
 
     def inputs(self, fitted: Fit) -> np.ndarray:
-        """What a network sees of the rows."""
+        """The network's inputs for the rows."""
         work: Any = self.work
         return inputs_of(fixed_inputs(self.columns, work), self.columns, self.problems,
                          self.problem, work, bounds_of(work, self._rates(fitted.constants)),
                          self.terms(fitted), self.num_sms)
 
     def mean_of_problem(self, values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        """Of each row, the weighted mean of ``values`` over the rows of its problem."""
+        """For each row, the weighted mean of ``values`` over the rows of its problem."""
         count = len(self.problems)
         means = np.bincount(self.problem, weights * values, count) / np.maximum(
             np.bincount(self.problem, weights, count), 1e-9)

@@ -1,5 +1,5 @@
-"""What sweep journals, packed ones among them, hold of one device: timings of configs, and the
-rounds of finalists."""
+"""Reads the timings of one device from sweep journals (also packed ones): coarse times of configs,
+and the rounds of finalists."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tritongemm.problem import GemmProblem
 from tritongemm.records.journal import read_decoded
 from tritongemm.workers.messages import COARSE, FINAL
 
-#: Units whose kernels run alike, so that one section of the calibration serves both. Any other
-#: unit has a section of its own.
+#: Units whose kernels run alike and share one section of the calibration. Any other unit has its
+#: own section.
 TOGETHER = (("bf16", "fp16"),)
 
 
@@ -43,14 +43,14 @@ class Final:
 
     @property
     def rounds(self) -> tuple[str, GemmProblem]:
-        """What those that ran in the same rounds have in common."""
+        """The key of the rounds: finalists with the same key ran in the same rounds."""
         return self.run_id, self.problem
 
 
 @dataclass(frozen=True)
 class DeviceTimings:
-    """What journals hold for one device: the fastest coarse time of each problem and config, the
-    finalists, and of problems with a winner torch's time over the winner's (``vs_torch``)."""
+    """The timings of one device: the fastest coarse time of each problem and config, the finalists,
+    and, for problems with a winner, torch's time / the winner's (``vs_torch``)."""
 
     device: DeviceSpec
     timings: tuple[Timing, ...]
@@ -60,7 +60,7 @@ class DeviceTimings:
     vs_torch: Mapping[GemmProblem, float]
 
     def parts(self) -> Iterator[tuple[tuple[str, ...], DeviceTimings]]:
-        """The units of each section that there are timings of, and what is of them."""
+        """The units of each section with timings, and these timings."""
         alone = {t.problem.unit for t in self.timings}.difference(*TOGETHER)
         for units in (*TOGETHER, *((unit,) for unit in sorted(alone))):
             timings = tuple(t for t in self.timings if t.problem.unit in units)
@@ -75,7 +75,7 @@ def times_of(journal: str | os.PathLike[str], stage: str = COARSE, sweep: str | 
 
     Args:
         stage: ``coarse`` or ``final``.
-        sweep: of a packed journal only the runs of the journal of this name, e.g.
+        sweep: for a packed journal, only the runs of the journal with this name, e.g.
             ``bf16_nt_weak-full``.
 
     Raises:
@@ -96,8 +96,8 @@ def times_of(journal: str | os.PathLike[str], stage: str = COARSE, sweep: str | 
 
 def read_timings(journals: Iterable[str | os.PathLike[str]], device: str | None = None
                  ) -> DeviceTimings:
-    """The timings of ``journals``; only those of ``device`` (a slug) if given. Of products alone:
-    what an epilogue reads and computes is none of what a calibration learns.
+    """The timings of ``journals``; only those of ``device`` (a slug) if given. Problems with an
+    epilogue are skipped: the model does not predict the cost of epilogues.
 
     Raises:
         DataFileError: a journal that cannot be read or holds no timing.

@@ -1,11 +1,12 @@
 """Trains the networks that correct the selection's model (``selection/network.py``).
 
 AdamW over mini-batches, one cycle of the learning rate (Smith and Topin, Super-Convergence,
-arXiv:1708.07120), Huber's loss, timings far behind their problem's best weighing less. The same
-timings, torch and processor give the same network. One thread trains: several wait for each other
-in every step, long where other processes have their cores. Chosen by leaving out a
-fifth of 2,281 problems (perf/results/nvidia-h200/exploratory/learned.txt): one network chooses at
-0.981 of the best, the mean of three at 0.984 to 0.985; half the rounds, 0.981.
+arXiv:1708.07120), Huber loss, less weight for timings far behind their problem's best. The same
+timings, torch and processor give the same network. Training uses one thread: several would
+synchronise in every step, which is slow on busy cores. The number of networks and rounds was chosen
+by holding out a fifth of 2,281 problems (perf/results/nvidia-h200/exploratory/learned.txt): one
+network's choices reach 0.981 of the best speed, the mean of three 0.984 to 0.985; with half the
+rounds 0.981.
 """
 
 from __future__ import annotations
@@ -23,41 +24,42 @@ from tritongemm.selection.network import normed
 if TYPE_CHECKING:
     import torch
 
-#: Fewer timings than this teach nothing but themselves.
+#: Least number of timings for a network; fewer only lead to overfitting.
 LEAST = 1000
 _MEMBERS, _BATCH, _RATE = 3, 1024, 5e-3
-#: A timing e times the best's counts exp(-this).
+#: A timing of e times the best has the weight exp(-_BEHIND).
 _BEHIND = 2.0
-#: An input that hardly moves teaches nothing of what it does: by this scale it says nothing.
+#: An input with a standard deviation below _CONSTANT is divided by _UNSEEN, so that it has no
+#: effect.
 _CONSTANT, _UNSEEN = 1e-3, 1e6
-#: Beyond this, as a logarithm, a miss counts by its size and not by its square.
+#: Threshold of the Huber loss: larger errors, as logarithms, count linearly.
 _HUBER = 0.1
 
 
 class Size(NamedTuple):
-    """Of a network and its training: units of each hidden layer, rounds over the timings, and the
-    decay of weights."""
+    """Size of a network and its training: units of each hidden layer, epochs, and weight decay."""
 
     hidden: int
     rounds: int
     decay: float
 
 
-#: Of the networks that correct the model.
+#: Size of the networks that correct the model.
 CORRECTION = Size(hidden=128, rounds=120, decay=5e-2)
 
 
 def train(names: tuple[str, ...], inputs: np.ndarray, misses: np.ndarray, behind: np.ndarray,
           size: Size = CORRECTION, alike: np.ndarray | None = None) -> NetworkRecord | None:
-    """The networks for ``misses``, the logarithms of measured over predicted time; None for fewer
-    than :data:`LEAST`.
+    """Trains networks on ``misses``, which are log(measured / predicted time); None for fewer than
+    :data:`LEAST` timings.
 
     Args:
-        names: of the inputs.
-        inputs: [timings, inputs], as ``selection.inputs`` makes them.
-        behind: logarithm of each time over its problem's best.
-        alike: of each timing, the number of those whose misses are known up to a summand that they
-            have in common; what they differ by is learned. None: misses are learned as they are.
+        names: names of the inputs.
+        inputs: [timings, inputs], as ``selection.inputs`` computes them.
+        behind: log(time / best time of its problem) of each timing.
+        alike: the group number of each timing, if ``misses`` are known only up to a constant of
+            their group; differences within a group are then learned. None: ``misses`` are learned
+            as they are.
     """
     if len(misses) < LEAST:
         return None
@@ -111,7 +113,7 @@ def _one_thread() -> Iterator[None]:
 
 
 class _Batches:
-    """Mini-batches of rows in a new order each time; rows that are alike stay together."""
+    """Mini-batches of rows in a new random order each time; rows of one group stay together."""
 
     def __init__(self, count: int, alike: np.ndarray | None) -> None:
         import torch
@@ -136,7 +138,7 @@ class _Batches:
                    else torch.cat([self._parts[one] for one in some.tolist()]))
 
     def about_their_mean(self, misses: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """``misses`` of ``rows``, less the mean of those that are alike."""
+        """``misses`` of ``rows`` minus the mean of their group."""
         import torch
 
         if self._of is None:
@@ -147,5 +149,5 @@ class _Batches:
 
 
 def _halves(values: torch.Tensor) -> tuple[float, ...]:
-    """In the precision that the file keeps."""
+    """The values in the precision of the calibration file."""
     return tuple(values.detach().half().flatten().tolist())

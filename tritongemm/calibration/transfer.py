@@ -1,11 +1,12 @@
-"""Transfer learning: a device that was measured little learns from its sibling as well.
+"""Transfer learning: a device with few measurements also learns from its sibling's.
 
 The source is the sibling, another device of the architecture with a calibration; the target is the
-device. The target keeps the source's constants, with its own memory (``selection/sibling.py``), and
-a network learns what these miss from the timings of both, each in the terms of its own device: what
-the source shows of configs and problems, and what differs on the target. Of 414 problems of an
-H100, with a fifth left out at a time, choices reach 0.977 of the best speed, and 0.970 by the
-source's calibration alone: perf/results/nvidia-h100-80gb-hbm3/regret-beside-the-h200.csv.
+device. The target uses the source's constants with its own memory bandwidth
+(``selection/sibling.py``), and a network learns their residuals from the timings of both devices,
+each predicted for its own device. So it learns configs and problems from the source, and the
+differences from the target. For 414 problems of an H100, with a fifth held out at a time, choices
+reach 0.977 of the best speed, and 0.970 with the source's calibration alone:
+perf/results/nvidia-h100-80gb-hbm3/regret-beside-the-h200.csv.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ from tritongemm.selection.sibling import sibling_of
 
 
 class TrainingSet(NamedTuple):
-    """What a network learns from, a row each timing.
+    """The training data of a network, one row for each timing.
 
     Attributes:
-        inputs: [timings, inputs] of the network.
-        misses, behind: logarithms of the time over the prediction, and over its problem's best.
+        inputs: [timings, inputs], the network's inputs.
+        misses, behind: log(time / prediction), and log(time / best time of its problem).
     """
 
     timings: tuple[Timing, ...]
@@ -54,7 +55,7 @@ class TrainingSet(NamedTuple):
     behind: np.ndarray
 
     def rows(self, chosen: np.ndarray) -> TrainingSet:
-        """Those of an index."""
+        """The rows that an index array selects."""
         return TrainingSet(tuple(self.timings[i] for i in chosen), self.inputs[chosen],
                            self.misses[chosen], self.behind[chosen])
 
@@ -66,29 +67,30 @@ class TrainingSet(NamedTuple):
                            np.concatenate([self.behind, other.behind]))
 
     def problems(self) -> tuple[GemmProblem, ...]:
-        """Each once, in the order of its first timing."""
+        """The distinct problems, in the order of their first timing."""
         return tuple(dict.fromkeys(t.problem for t in self.timings))
 
     def candidates(self) -> tuple[KernelConfig, ...]:
-        """What a choice is made among."""
+        """The configs that selection would choose among."""
         return candidates_of([t.config for t in self.timings], self.behind)
 
     def network(self) -> NetworkRecord | None:
-        """The network that is trained on it; None: there are too few timings."""
+        """A network trained on this set; None if there are too few timings."""
         return train(NAMES, self.inputs, self.misses, self.behind)
 
     def missed_by(self, record: NetworkRecord | None) -> np.ndarray:
-        """What is still missed with what a network corrects."""
+        """The residuals that remain with the correction of a network."""
         return self.misses if record is None else self.misses - Network(record)(self.inputs)
 
 
 class Transfer(NamedTuple):
-    """What a device has to learn from, with its sibling, of some units.
+    """The timings of a device and of its sibling for some units.
 
     Attributes:
-        measured: the device's timings, in the order of ``target``; run_ids: of both devices.
-        section: the sibling's, as it is on the device.
-        target, source: of the device, and of the sibling.
+        measured: the device's timings, in the order of ``target``.
+        run_ids: of both devices.
+        section: the sibling's, adapted to the device.
+        target, source: the training sets of the device and of the sibling.
     """
 
     measured: DeviceTimings
@@ -99,7 +101,8 @@ class Transfer(NamedTuple):
 
 
 def training_set_of(timings: Sequence[Timing], served: Served) -> TrainingSet:
-    """The training set of ``timings``, problem by problem, by the constants of a section."""
+    """The training set of ``timings``, problem by problem, with residuals of a section's
+    constants."""
     by_problem: dict[GemmProblem, list[Timing]] = {}
     for timing in timings:
         by_problem.setdefault(timing.problem, []).append(timing)
@@ -117,11 +120,11 @@ def training_set_of(timings: Sequence[Timing], served: Served) -> TrainingSet:
 
 def transfers_from_sibling(journals: Iterable[str | os.PathLike[str]], device: str
                            ) -> tuple[DeviceSpec, DeviceSpec, list[Transfer]]:
-    """(device, sibling, what there is to learn) of journals of both.
+    """(device, sibling, transfers) from journals of both.
 
     Raises:
-        DataFileError: a journal or calibration that cannot be used, no timing of one of the two.
-        UsageError: the device has no sibling, or its calibration nothing of these units.
+        DataFileError: a journal or calibration that cannot be used, or no timing of one of the two.
+        UsageError: the device has no sibling, or the sibling's calibration has none of these units.
     """
     journals = list(journals)
     target = sustained(read_timings(journals, device))
@@ -145,7 +148,7 @@ def transfers_from_sibling(journals: Iterable[str | os.PathLike[str]], device: s
 
 
 def transferred_section(transfer: Transfer) -> Section:
-    """The sibling's section with what a network learned from both."""
+    """The sibling's section with a network trained on the timings of both."""
     both = transfer.source.joined_with(transfer.target)
     network = both.network()
     return replace(
@@ -160,8 +163,8 @@ def transferred_section(transfer: Transfer) -> Section:
 def calibrate_with_sibling(journals: Iterable[str | os.PathLike[str]], device: str,
                            path: str | os.PathLike[str] | None = None
                            ) -> tuple[Path, Calibration]:
-    """Learns from journals of ``device`` (a slug) and of its sibling, and writes what serves the
-    device from then on. What :func:`transfers_from_sibling` raises."""
+    """Trains on journals of ``device`` (a slug) and of its sibling, and writes the device's
+    calibration. Raises what :func:`transfers_from_sibling` raises."""
     target, sibling, found = transfers_from_sibling(journals, device)
     return write(target, path or calibration_path(target.slug, sibling.slug),
                  map(transferred_section, found))

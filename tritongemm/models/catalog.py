@@ -11,22 +11,22 @@ from tritongemm.errors import UsageError
 if TYPE_CHECKING:
     from tritongemm.models.program import Program
 
-#: Modules of this package, each with ``PROGRAMS``; to add one, write a file and name it here.
+#: Modules of this package, each with ``PROGRAMS``. A new file must be listed here.
 FILES = ("gpt2", "llama", "qwen_moe", "bert", "siglip", "whisper", "unet", "lora", "recommender",
          "physics", "policy", "tensor_parallel")
 
 
 def programs() -> dict[str, Program]:
-    """Every program by its name, in the order of :data:`FILES`. It imports torch."""
+    """Every program by its name, in the order of :data:`FILES`. Imports torch."""
     return {program.name: program for name in FILES
             for program in importlib.import_module(f"tritongemm.models.{name}").PROGRAMS}
 
 
 def chosen(names: Sequence[str]) -> list[Program]:
-    """The programs called ``names`` or that begin with one of them; all for none.
+    """The programs whose names are, or begin with, one of ``names``; all if ``names`` is empty.
 
     Raises:
-        UsageError: a name that no program begins with.
+        UsageError: no program begins with one of the names.
     """
     known = programs()
     for name in names:

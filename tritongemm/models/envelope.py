@@ -1,8 +1,10 @@
-"""How far results may be from torch's: outputs by a float64 reference, losses by two libraries.
+"""Limits on the difference from torch: of outputs by a float64 reference, of losses by torch's two
+libraries.
 
-As in ``perf/train_gpt2.py``, the bar is a multiple of torch's own: an output's error is held to
-twice that of torch's worse library, a loss's difference to twice the largest between torch's two
-libraries so far. A floor keeps a lucky pair, or a single library, from being the bar.
+As in ``perf/train_gpt2.py``, the limits are multiples of torch's own errors. An output's error may
+be twice that of torch's less accurate library (cuBLAS or cuBLASLt). A loss may differ by twice the
+largest difference between the two libraries so far. A floor applies if the two happen to agree, or
+if there is only one.
 """
 
 from __future__ import annotations
@@ -16,14 +18,14 @@ import torch
 from torch import Tensor
 
 LIMIT = 2.0
-#: Relative to the loss. bf16: perf/train_gpt2.py allows 0.005 of a loss of 10.8. float32: AdamW
-#: divides gradients by their own size, so that rounding reaches weights by the learning rate.
+#: Floors, relative to the loss. bf16: perf/train_gpt2.py allows 0.005 at a loss of 10.8. float32:
+#: AdamW normalises gradients, so that rounding changes weights by up to the learning rate.
 LOSS_FLOOR = {"bf16": 5e-4, "fp32": 2e-5}
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Errors / their limits; at most 1 passes."""
+    """Errors divided by their limits; a ratio of at most 1 passes."""
 
     largest: float
     rms: float | None = None
@@ -31,12 +33,12 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Whether it passes; NaN does not."""
+        """Whether all ratios pass; NaN does not pass."""
         return self.largest <= 1 and (self.rms is None or self.rms <= 1)
 
 
 def rounding(dtype: str, precision: str) -> float:
-    """The unit of a result's rounding: bf16's, TF32's (10 bits) or float32's."""
+    """The unit roundoff of a result: that of bf16, TF32 (10 bits) or float32."""
     if dtype == "bf16":
         return torch.finfo(torch.bfloat16).eps
     return 2.0**-10 if precision == "tf32" else torch.finfo(torch.float32).eps
@@ -44,8 +46,8 @@ def rounding(dtype: str, precision: str) -> float:
 
 def of_outputs(ours: Sequence[Tensor], theirs: Sequence[Sequence[Tensor]],
                reference: Sequence[Tensor], eps: float) -> Verdict:
-    """Judges output tensors by their largest error and its RMS, both relative to the reference's
-    RMS; the floor is ``eps``, of the largest and of the RMS of the reference."""
+    """Judges output tensors by their largest and their RMS error, both relative to the reference's
+    RMS. The floors are ``eps`` times the reference's largest and RMS value."""
     size = _rms(reference)
     peak = max(float(x.abs().max()) for x in reference) / size
     found = _errors(ours, reference, size)
@@ -62,7 +64,7 @@ def of_outputs(ours: Sequence[Tensor], theirs: Sequence[Sequence[Tensor]],
 
 def of_losses(ours: Sequence[float], theirs: Sequence[Sequence[float]],
               floor: float) -> Verdict:
-    """Judges the losses of steps against those of the first of ``theirs``."""
+    """Judges the losses of the steps against those of ``theirs[0]``."""
     first = theirs[0]
     apart = [max((abs(other[i] - first[i]) for other in theirs[1:]), default=0.0)
              for i in range(len(first))]
@@ -77,7 +79,7 @@ def of_losses(ours: Sequence[float], theirs: Sequence[Sequence[float]],
 
 
 def _share(found: float, allowed: float) -> float:
-    """found / allowed; infinite where one is no number."""
+    """found / allowed; infinite if either is NaN."""
     if not (math.isfinite(found) and math.isfinite(allowed)):
         return math.inf
     return found / allowed if allowed > 0 else (0.0 if found == 0 else math.inf)
@@ -90,7 +92,7 @@ def _rms(tensors: Sequence[Tensor]) -> float:
 
 def _errors(found: Sequence[Tensor], reference: Sequence[Tensor],
             size: float) -> tuple[float, float]:
-    """(largest, RMS) of the difference, over ``size``; a NaN stays one."""
+    """(largest, RMS) of the difference, divided by ``size``; NaN is kept."""
     apart = [x.double() - y for x, y in zip(found, reference)]
     largest = [float(x.abs().max()) for x in apart]
     if any(map(math.isnan, largest)):

@@ -1,4 +1,4 @@
-"""What the measuring process is asked: one program and its modes. It loads no torch."""
+"""The request to the measuring process: one program and its modes. Does not import torch."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ class ProgramJob:
     """One program to measure.
 
     Attributes:
-        program: its name.
-        modes: those wanted; the program runs those that it can.
+        program: name of the program.
+        modes: the requested modes; the program runs those that it supports.
         tiny: small sizes, for the CPU.
-        seed: of weights, inputs and orders.
-        budget_s: time of a mode's rounds.
+        seed: seed of weights, inputs and the order of measurements.
+        budget_s: seconds for the rounds of a mode.
         min_flops: as for ``tritongemm.override``.
-        rank, port: this process's among those of the job, and where they meet; 0: not yet.
+        rank, port: rank of this process in the job, and the port of the process group; 0: not yet
+            known.
     """
 
     program: str

@@ -21,7 +21,7 @@ class Attention(nn.Module):
     """Multi-head attention, with queries of ``width`` and keys and values of ``context``.
 
     Args:
-        bias: of all four projections.
+        bias: whether all four projections have a bias.
     """
 
     def __init__(self, width: int, heads: int, *, context: int | None = None, bias: bool = True,
@@ -85,8 +85,8 @@ class GroupedAttention(nn.Module):
     """Llama's attention: no biases, rotary embeddings, fewer heads of keys than of queries.
 
     Args:
-        past: tokens in the cache of keys and values; a forward adds one more each time to the
-            same place, so that every step does the same work.
+        past: tokens in the KV cache. Each forward writes one more token to the same position, so
+            that every step does the same work.
     """
 
     def __init__(self, width: int, heads: int, groups: int, size: int, *, length: int,
@@ -133,7 +133,8 @@ class GatedMLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """A layer of Llama: attention and ``mlp``, each behind an RMS norm and beside a residual."""
+    """A layer of Llama: attention and ``mlp``, each after an RMS norm and with a residual
+    connection."""
 
     def __init__(self, width: int, attention: nn.Module, mlp: nn.Module) -> None:
         super().__init__()

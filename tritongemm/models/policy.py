@@ -1,4 +1,4 @@
-"""Small MLPs of reinforcement learning, which the host holds up: an actor, and SAC's critics."""
+"""Small MLPs of reinforcement learning, bound by the host: an actor, and SAC's critics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a program is: its sizes, fixed before anything is measured, and how it is made from them."""
+"""Definition of a program: its sizes, fixed before any measurement, and a function that builds
+it."""
 
 from __future__ import annotations
 
@@ -17,12 +18,12 @@ MODES = ("eager", "compiled", "fused", "graph")
 
 @dataclass(frozen=True)
 class Made:
-    """A program made from its sizes, on torch's default device in float32.
+    """A program built from its sizes, on torch's default device in float32.
 
     Attributes:
         model: its forward takes ``inputs`` and returns the output, or the loss of a training.
-        inputs: one set of them, the same for every provider; floating ones take the program's
-            dtype.
+        inputs: one set of inputs, the same for every provider; floating-point ones are cast to the
+            program's dtype.
     """
 
     model: torch.nn.Module
@@ -34,17 +35,18 @@ class Program:
     """A program of published widths and sequence lengths.
 
     Attributes:
-        name: of the row.
+        name: name of the program in CSV rows.
         what: the model, and where its sizes are published.
         sizes: widths, layers, sequence length and batch.
-        tiny: the same names for the CPU, small.
-        make: sizes -> the module with random weights and its inputs; torch's generator is seeded.
+        tiny: the same keys with small values, for the CPU.
+        make: sizes -> the module with random weights, and its inputs. The caller seeds torch's
+            generator.
         training: a step is forward, backward and AdamW; else forward without gradients.
-        dtype: of weights and inputs: ``bf16`` or ``fp32``.
+        dtype: dtype of weights and inputs: ``bf16`` or ``fp32``.
         autocast: forward runs in bf16 autocast over float32 weights.
-        precision: of float32 products: ``ieee`` or ``tf32``.
-        modes: those of :data:`MODES` that it can run in.
-        ranks: GPUs, a process each.
+        precision: precision of float32 products: ``ieee`` or ``tf32``.
+        modes: the modes of :data:`MODES` that it supports.
+        ranks: number of GPUs, with one process each.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Four layers of Qwen3-30B-A3B: a mixture of 128 experts, of which each token takes 8.
+"""Four layers of Qwen3-30B-A3B: a mixture of 128 experts, of which each token uses 8.
 
 Two ways of running the experts: a loop over them, as transformers does, whose sizes depend on the
 data; and padded batches of a fixed capacity (Lepikhin et al., GShard, 2020), which can be captured.
@@ -18,7 +18,7 @@ class Experts(nn.Module):
     """[batch, length, width] -> the same, through ``chosen`` of ``experts`` gated MLPs.
 
     Args:
-        capacity: tokens an expert takes; 0: all that choose it, in a loop.
+        capacity: most tokens of an expert; 0: no limit, experts run in a loop.
     """
 
     def __init__(self, width: int, hidden: int, experts: int, chosen: int,
@@ -54,7 +54,7 @@ class Experts(nn.Module):
         flat = experts.flatten()
         order = flat.argsort(stable=True)
         ordered = flat[order]
-        # The place of each among those of its expert; what does not fit is dropped.
+        # Position of each token among those of its expert; tokens beyond the capacity are dropped.
         first = torch.searchsorted(ordered, torch.arange(count, device=rows.device))
         place = torch.arange(len(flat), device=rows.device) - first[ordered]
         fits = place < self.capacity

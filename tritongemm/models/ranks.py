@@ -1,7 +1,7 @@
-"""A program of several GPUs: one process each, all measuring the same job in step.
+"""A program on several GPUs: one process per GPU, all measuring the same job synchronously.
 
-Every rank runs the same code. What depends on a clock is decided by rank 0, whose times all ranks
-take: so they make the same number of steps and rounds, and their collectives match.
+Every rank runs the same code. All ranks use the times of rank 0, so that they make the same
+decisions, run the same number of steps and rounds, and their collectives match.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from tritongemm.bench.target import Target
     from tritongemm.models.job import ProgramJob
 
-#: Seconds after which a collective that no other rank joins raises.
+#: Seconds after which a collective that other ranks do not join raises an error.
 _COLLECTIVE_S = 300
 _JOB_S = 3600.0
 
 
 def free_port() -> int:
-    """A port of this machine that nothing listens on."""
+    """A free port of this machine."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return found.getsockname()[1]
@@ -39,7 +39,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def joined(rank: int, count: int, port: int, cuda: bool) -> Iterator[None]:
-    """This process in a group of ``count``: NCCL on GPUs, gloo on the CPU."""
+    """Joins this process to a group of ``count``: NCCL on GPUs, gloo on the CPU."""
     import torch.distributed as distributed
 
     distributed.init_process_group(
@@ -52,7 +52,8 @@ def joined(rank: int, count: int, port: int, cuda: bool) -> Iterator[None]:
 
 
 class SharedTimer(HostTimer):
-    """A host timer whose items begin and end on all ranks together; times are rank 0's."""
+    """A host timer whose items begin and end on all ranks together; the times are those of rank
+    0."""
 
     def __init__(self, drain: Callable[[], None] | None = None,
                  least_us: float | None = None) -> None:
@@ -72,7 +73,7 @@ class SharedTimer(HostTimer):
 
 @contextlib.contextmanager
 def followers(count: int, target: Target, job: ProgramJob) -> Iterator[None]:
-    """The ranks from 1 on, in processes that measure ``job`` while the block does.
+    """Runs the ranks from 1 on in processes that measure ``job`` during the block.
 
     Raises:
         DeviceError: one of them could not start, or failed.

@@ -38,7 +38,8 @@ class Recommender(nn.Module):
 
 
 def make(sizes: Sizes) -> Made:
-    """Random features, embeddings and clicks; the look-up of embeddings is no product."""
+    """Random features, embeddings and clicks. The embedding look-up is left out: it is not a matrix
+    product."""
     batch = sizes["batch"]
     return Made(Recommender(sizes), (
         torch.randn(batch, sizes["dense"]),

@@ -1,4 +1,5 @@
-"""Programs x modes -> CSV rows of the common schema: torch, its control and this package each.
+"""Measures programs in their modes into CSV rows of the common schema: torch, its control, and this
+package.
 
 Every pass is a fresh process over the whole list, and the median row of each program, mode and
 provider is appended to the CSV. Each pass writes its rows to ``passes/`` in the CSV's folder.
@@ -36,13 +37,13 @@ class ModelsPlan:
 
     Attributes:
         programs: in order.
-        modes: those of :data:`~tritongemm.models.program.MODES` that are wanted.
+        modes: the requested modes of :data:`~tritongemm.models.program.MODES`.
         out: the CSV to append to.
-        tiny: small sizes, which the CPU can run.
-        processes: fresh processes over the list.
+        tiny: use small sizes, which the CPU can run.
+        processes: number of passes over the list, each in a fresh process.
         seed: pass i uses seed + i.
-        budget_s: seconds of rounds of one program in one mode.
-        timeout_s: seconds after which its process is ended.
+        budget_s: seconds for the rounds of one program in one mode.
+        timeout_s: seconds for a program, after which its process is ended.
         device: as :func:`tritongemm.bench.target.resolve` takes it.
         min_flops: as for ``tritongemm.override``; None: its default, or 0 where ``tiny``.
     """
@@ -70,14 +71,14 @@ class ModelsPlan:
             raise UsageError(f"none of these programs runs in {' or '.join(self.modes)}")
 
     def work(self) -> list[tuple[Program, str]]:
-        """Each program with each of its modes that is wanted."""
+        """Each program with each of its requested modes."""
         return [(program, mode) for program in self.programs for mode in program.modes
                 if mode in self.modes]
 
 
 @dataclass(frozen=True)
 class Event:
-    """One step of the work: a mode of a program, with its rows or why there are none."""
+    """Progress: a mode of a program, with its rows or the reason why there are none."""
 
     done: int
     total: int
@@ -90,12 +91,12 @@ class Event:
 
 @dataclass(frozen=True)
 class ModelsReport:
-    """What was measured.
+    """The result of :func:`measure_programs`.
 
     Attributes:
-        rows: the median rows, as the CSV has them.
-        left_out: (program, mode, reason) of what has no row.
-        control: torch against torch.
+        rows: the median rows, as in the CSV.
+        left_out: (program, mode, reason) for each mode without a row.
+        control: the comparison of torch with torch.
     """
 
     out: Path
@@ -115,14 +116,14 @@ class _Run:
     progress: Callable[[Event], None]
     run_id: str = field(default_factory=new_run_id)
     left_out: list[tuple[str, str, str]] = field(default_factory=list)
-    #: Program -> the columns of its problem: a mode whose process is lost needs them.
+    #: Program -> the columns of its problem, for rows of a mode whose process was lost.
     problems: dict[str, dict[str, object]] = field(default_factory=dict)
 
     def run(self) -> ModelsReport:
         plan, started = self.plan, utc_now()
-        append_rows(plan.out, [])  # a file that cannot take rows is found before hours of them
+        append_rows(plan.out, [])  # fails here, not after hours, if the file cannot be written
         self._sidecar(plan.out.parent, started, None)
-        # What is not timed has no scatter to take a median of.
+        # Without times there is nothing to take a median of.
         passes = plan.processes if self.hello.timed else 1
         found = []
         for index in range(passes):

@@ -1,7 +1,7 @@
-"""What runs in the measuring process: one program at a time, every mode and provider of it.
+"""The measuring process: measures one program at a time, in every mode and with every provider.
 
 Torch and this package run the same module on the same inputs. A time is the wall time of a step,
-from an idle device to an idle device, so that the host counts as it does for a user.
+from an idle device to an idle device, so that it includes host time, as for a user.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ from tritongemm.records.control import BASELINE, CONTROL
 OURS = "tritongemm"
 #: Columns of the rows of a job, by (mode, provider).
 Columns = dict[tuple[str, str], dict[str, object]]
-#: Wall time that one item of a round lasts at least, microseconds: a synchronisation is under 1 %.
+#: Least wall time of one item of a round, microseconds, so that a synchronisation takes under 1 %
+#: of it.
 ITEM_US = 20_000.0
-#: Steps before anything is timed or captured: plans, libraries' heuristics, compilers.
+#: Warm-up steps before timing or capture: plans, libraries' heuristics, compilers.
 WARM_STEPS = 3
 #: Steps whose losses are compared.
 LOSS_STEPS = {False: 8, True: 3}
-#: Rounds that choose torch's library.
+#: Rounds that decide between torch's libraries.
 _CHOICE = Rounds(pilot=2, least=5, most=5, least_in_budget=3)
 
 
@@ -68,8 +69,8 @@ class Session:
                            environment.fingerprint(record))
 
     def measure(self, job: ProgramJob) -> Columns:
-        """The rows of ``job``. A mode that fails has one row, which says why; a program that
-        cannot run at all has one without a problem.
+        """The rows of ``job``. A mode that fails has one row with the reason; a program that cannot
+        run at all has one row without a problem.
 
         Raises:
             DeviceError: the device is lost; this process must be replaced.
@@ -86,7 +87,7 @@ class Session:
             return self._measure(program, job, ranks.SharedTimer)
 
     def _lead(self, program: Program, job: ProgramJob) -> Columns:
-        """Starts the other ranks, which measure the same job in step with this one."""
+        """Measures with the other ranks, which run the same job synchronously."""
         if self.target.kind == "cuda" and torch.cuda.device_count() < program.ranks:
             raise UnsupportedError(f"{program.name} needs {program.ranks} GPUs; torch sees "
                                    f"{torch.cuda.device_count()}")
@@ -104,7 +105,7 @@ class Session:
                 run = _Run(program, job, stepper, self.target, timer or HostTimer)
             except DeviceError:
                 raise
-            except Exception as error:  # out of memory, say: it has no product to name
+            except Exception as error:  # for example out of memory: no product is known
                 self._check_device(error)
                 return {(job.modes[0], OURS): _fields(Measurement.failed(error))}
             for mode in (m for m in program.modes if m in job.modes):
@@ -114,7 +115,7 @@ class Session:
                     columns.update(run.columns(mode))
                 except DeviceError:
                     raise
-                except Exception as error:  # the mode's row says why
+                except Exception as error:  # reported in the mode's row
                     self._check_device(error)
                     columns[mode, OURS] = {**run.problem, **_fields(Measurement.failed(error))}
                 stepper.forget()
@@ -138,7 +139,7 @@ class _Run:
         self.cuda = where.kind == "cuda"
         self.timer = timer
         self.libraries = available_libraries(torch.device(where.torch_device))
-        with recording(job.min_flops) as seen:  # in eager mode, whose products all modes make
+        with recording(job.min_flops) as seen:  # eager mode: all modes run the same products
             stepper.eager()
         flops, taken = seen.flops()
         self.share = taken / flops if flops else None
@@ -166,10 +167,10 @@ class _Run:
         return found
 
     def _mode(self, mode: str) -> _Result:
-        """Proves one mode and times it."""
+        """Checks the results of one mode, then times it."""
         made = self._steps(mode)
         verdict = self._judge(made)
-        # What was proved in a graph is what is replayed; else steps are the same functions.
+        # In a graph, the checked graph itself is replayed; otherwise the same functions are called.
         peaks = self._peaks(made) if self.cuda and mode != "graph" else {}
         if not self.target.timed or not verdict.ok:
             return _Result(None, "", verdict, peaks)
@@ -191,7 +192,8 @@ class _Run:
     # -- what is run ------------------------------------------------------------------------------
 
     def _steps(self, mode: str) -> dict[str, _Step]:
-        """By torch's library (``torch`` where there is one), then ours: steps that are warm."""
+        """Warmed-up steps: with each of torch's libraries (``torch`` if there is only one), then
+        ours."""
         steps: dict[str, _Step] = {}
         for name in (*(library or BASELINE for library in self.libraries), OURS):
             context = self._context(name)
@@ -213,7 +215,7 @@ class _Run:
         return lambda: blas_library("" if name == BASELINE else name)
 
     def _judge(self, made: dict[str, _Step]) -> envelope.Verdict:
-        """This package's results, held to those of torch's libraries."""
+        """Compares this package's results with those of torch's libraries."""
         theirs = [name for name in made if name != OURS]
         if self.program.training:
             losses = {}
@@ -233,7 +235,7 @@ class _Run:
                                    eps)
 
     def _peaks(self, made: dict[str, _Step]) -> dict[str, int]:
-        """The most memory of one step, bytes, by provider."""
+        """The peak memory of one step in bytes, by provider."""
         peaks = {}
         for name, one in made.items():
             with one.context():
@@ -247,7 +249,7 @@ class _Run:
 
 @dataclass(frozen=True)
 class _Step:
-    """A step: ``call`` makes it, ``read`` makes it and returns its loss or output."""
+    """A step: ``call`` runs it, ``read`` runs it and returns its loss or output."""
 
     call: Callable[[], object]
     read: Callable[[], object]
@@ -272,5 +274,5 @@ def _fields(measurement: Measurement) -> dict[str, object]:
 
 
 def open_session(spec: SessionSpec) -> Session:
-    """What :class:`tritongemm.bench.measuring.MeasuringProcess` opens."""
+    """The opener for :class:`tritongemm.bench.measuring.MeasuringProcess`."""
     return Session(spec)

@@ -1,4 +1,5 @@
-"""One program made on a device: its step eager, compiled and captured; its weights put back."""
+"""One program on a device: its step in eager mode, compiled and captured, and a reset of its
+weights."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from tritongemm.models.program import Program, Sizes
 
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-#: Of AdamW: small and constant, so that no loss jumps within a few steps.
+#: Learning rate of AdamW: small and constant, so that losses do not jump within a few steps.
 LEARNING_RATE = 1e-5
 
 
@@ -22,8 +23,8 @@ class Stepper:
     """The program's module, inputs and optimizer.
 
     Args:
-        device: as torch writes it.
-        seed: of weights and inputs.
+        device: torch's name of the device.
+        seed: seed of weights and inputs.
     """
 
     def __init__(self, program: Program, sizes: Sizes, device: str, seed: int) -> None:
@@ -55,7 +56,7 @@ class Stepper:
     def step(self, mode: str, *, ours: bool) -> Callable[[], object]:
         """A step of ``mode``, as a function that returns the loss or the output.
 
-        In mode ``fused`` only ``ours`` has the graph pass: torch compiles as it does by itself.
+        In mode ``fused`` only ``ours`` uses the graph pass; torch compiles without it.
         """
         if mode == "eager":
             return self.eager
@@ -71,7 +72,7 @@ class Stepper:
 
             forward = torch.compile(self.model, dynamic=False,
                                     backend=backend_without_codegen())
-        else:  # no compiler for the CPU is needed to trace and differentiate
+        else:  # tracing and differentiation need no compiler for the CPU
             forward = torch.compile(self.model, dynamic=False, backend="aot_eager")
         return lambda: self._step(forward)
 
@@ -94,7 +95,7 @@ class Stepper:
     def captured(self, warm: int) -> tuple[Callable[[], object], Callable[[], Tensor]]:
         """A whole step in a CUDA graph, after ``warm`` steps: (replay, replay and result).
 
-        Optimizers of all graphs are one, whose state is on the device.
+        All graphs share one optimizer, whose state is on the device.
         """
         if self._trained and not self._optimizer.defaults["capturable"]:  # type: ignore
             self._optimizer = self._new_optimizer(capturable=True)
@@ -105,7 +106,7 @@ class Stepper:
                 self.eager()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        # They live and die together: see measure/graph.py on cuBLAS workspaces.
+        # Freed together: see measure/graph.py on cuBLAS workspaces.
         self._graphs.append(graph)
         with torch.cuda.graph(graph):
             result = self.eager()
@@ -116,7 +117,7 @@ class Stepper:
         return graph.replay, read
 
     def reset(self) -> None:
-        """Weights and optimizer as at the start, in place: graphs hold their addresses."""
+        """Resets weights and optimizer in place, because graphs hold their addresses."""
         with torch.no_grad():
             for parameter, first in zip(self._trained, self._initial):
                 parameter.copy_(first)
@@ -135,7 +136,7 @@ class Stepper:
             return model(*inputs)
 
     def forget(self) -> None:
-        """Lets go of compiled code and graphs, and of an optimizer made for graphs."""
+        """Drops compiled code and graphs, and an optimizer made for graphs."""
         torch._dynamo.reset()
         for graph in self._graphs:
             graph.reset()

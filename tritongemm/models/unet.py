@@ -1,6 +1,6 @@
 """The transformer blocks of Stable Diffusion 1.5's UNet: attention and linears at four widths.
 
-Convolutions are left out: they are no matrix products of torch's.
+Convolutions are left out: they do not call torch.matmul.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Block(nn.Module):
 
 
 class Blocks(nn.Module):
-    """Down and up again: blocks at each level, widths and pixels as the UNet's latents have."""
+    """The blocks of the UNet's down and up path, with the widths and pixels of its latents."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""The native dispatcher: repeated products found and launched in C++ (``dispatcher.cpp``).
+"""The native dispatcher: looks up and launches repeated products in C++ (``dispatcher.cpp``).
 
-``TRITONGEMM_NATIVE=auto``, the default, uses it where there is a GPU: what is not built for the
-installed torch is built in the background, for this process and later ones. Without it everything
-runs through the Python path, and behaves alike.
+``TRITONGEMM_NATIVE=auto``, the default, uses it if there is a GPU. A library that is not built for
+the installed torch is built in the background, for this process and later ones. Without it every
+call runs through the Python path, with the same results.
 """
 
 from tritongemm.native.compiler import build, failure, library

@@ -1,7 +1,7 @@
 """Compiles ``dispatcher.cpp`` for the torch and the Python of this process.
 
-torch's C++ interface changes from one minor version to the next, so the library is kept in the
-cache folder under a key of its source, torch's version and Python's.
+torch's C++ interface changes from one minor version to the next, so the library is stored in the
+cache folder under a hash of its source, torch's version and Python's version.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _key() -> str:
 
 
 def library() -> Path:
-    """Where the library of this torch and this Python is, or will be."""
+    """The path of the library for this torch and this Python, whether or not it exists."""
     return settings.cache_root() / "native" / _key() / f"{MODULE}.so"
 
 
@@ -80,14 +80,14 @@ def command(compiler: str, target: Path) -> list[str]:
 
 
 def build(*, again: bool = False) -> Path:
-    """Compiles the library, unless it is there; ``again``: in any case. Takes about 20 s.
+    """Compiles the library if it does not exist, or, with ``again``, in any case. Takes about 20 s.
 
     Returns:
         Its path.
 
     Raises:
-        CompileError: there is no C++ compiler, or it fails; with what it said last, which
-            :func:`failure` gives from then on.
+        CompileError: there is no C++ compiler, or it fails; the message ends with its last lines,
+            and :func:`failure` returns it from then on.
     """
     target = library()
     if target.exists() and not again:
@@ -99,7 +99,7 @@ def build(*, again: bool = False) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (filelock.FileLock(target.with_suffix(".lock")),
           tempfile.TemporaryDirectory(dir=target.parent) as folder):
-        if target.exists() and not again:  # another process has made it meanwhile
+        if target.exists() and not again:  # another process has built it meanwhile
             return target
         made = Path(folder, target.name)
         try:

@@ -1,12 +1,11 @@
-// Known products in C++: a table from what a call depends on to its plan, and the launch.
+// The native dispatcher: a table that maps the key of a call to its plan, and the launch.
 //
-// The Python path (tritongemm/ops) decides everything: which problem a call is, which config runs
-// it, what is torch's. It then offers the answer to this table. A later call that is alike in all
-// that the answer depends on is found here and launched, through either door: `run` for
-// tritongemm's own functions, `Entry` for operations in torch's dispatcher, aten's and the ops that
-// a compiler records (ops/registered.py), which calls it without the interpreter lock. Whatever is
-// not found here, and whatever fails here, goes to the Python path, which is the reference for
-// every behaviour.
+// The Python path (tritongemm/ops) makes all decisions: which problem a call is, which config runs
+// it, what goes to torch. It then adds the result to this table. A later call with the same key is
+// found and launched here. There are two entry points: `run` for tritongemm's own functions, and
+// `Entry` for operations in torch's dispatcher (aten's, and those that a compiler records:
+// ops/registered.py), which torch calls without the interpreter lock. A call that is not found, or
+// whose launch fails, goes to the Python path, which is the reference for all behaviour.
 //
 // Thread safety: the table is read under a shared lock. A launch works on a copy of its parameters
 // on the stack, so that plans need no lock.
@@ -57,7 +56,7 @@ struct LaunchConfig {
 using LaunchKernel = int (*)(const LaunchConfig*, void* kernel, void** parameters, void** extra);
 using ReplaceAddress = int (*)(void* map, void* address);
 
-// What a call brings, by index: addresses of a, b, c, d; alpha, beta; the address of scratch.
+// Values of a call, by index: addresses of a, b, c, d; alpha, beta; the address of scratch.
 constexpr int A = 0, B = 1, C = 2, D = 3, ALPHA = 4, BETA = 5, SCRATCH = 6, VALUES = 7;
 struct Values {
   uint64_t address[VALUES] = {};
@@ -69,7 +68,7 @@ struct Patch {
   int64_t added;
 };
 
-// Torch's allocator; on CUDA also one that a program has put in its place.
+// Torch's allocator; on CUDA also a pluggable one that a program installed.
 c10::Allocator* allocator_of(c10::Device device) {
   return device.is_cuda() ? at::detail::getCUDAHooks().getCUDADeviceAllocator()
                           : c10::GetAllocator(device.type());
@@ -91,10 +90,11 @@ struct Plan {
   std::vector<Launch> launches;
   int64_t scratch_bytes = 0;
 
-  // False where the driver refused a launch, or there is no memory for scratch: the Python path
-  // computes C anew. Throws where that cannot be: D is C, and a launch before may have written it.
+  // False if the driver refused a launch or there is no memory for scratch: the Python path then
+  // computes C again. Throws if that is impossible because D is C and an earlier launch may have
+  // written it.
   bool run(Values& values, void* stream, c10::Device device) const {
-    at::DataPtr scratch;  // back to the allocator at once: reused in the order of this stream
+    at::DataPtr scratch;  // freed at once: the allocator reuses it in stream order
     if (scratch_bytes) {
       try {
         scratch = allocator_of(device)->allocate(scratch_bytes);
@@ -179,7 +179,7 @@ struct Spans {
   bool in_place = false;  // D may be C itself
 };
 
-// An answer: a plan, or with `plan` null why the call is torch's.
+// An entry: a plan, or, with `plan` null, the reason why the call goes to torch.
 struct Answer {
   std::shared_ptr<const Plan> plan;
   int reason = 0;
@@ -193,7 +193,7 @@ using Table = std::unordered_map<Key, std::shared_ptr<const Answer>, Hash>;
 std::shared_mutex& table_lock = *new std::shared_mutex;
 Table& table = *new Table;
 size_t table_limit = 4096;
-// Of the answers: one that was found before the table was emptied must not get into it.
+// Generation of the table: an entry resolved before the table was emptied must not be added to it.
 int64_t generation = 0;
 
 // Whether axes have names, in a torch that has those (up to 2.12).
@@ -206,8 +206,8 @@ bool named(const T&, long) {
   return false;
 }
 
-// Whether sizes, strides and an address say all of a tensor. Not of one whose storage was freed: the
-// address of a view into it is an offset.
+// Whether sizes, strides and an address describe the tensor completely. False for a freed storage:
+// the address of a view into it is only an offset.
 bool usable(const at::Tensor& x) {
   return x.defined() && x.layout() == at::kStrided && !x.is_nested() && x.has_storage() &&
          x.unsafeGetTensorImpl()->storage_initialized() && x.dim() <= MAX_RANK &&
@@ -235,7 +235,8 @@ uint64_t address_of(const at::Tensor& x) {
 bool fill(int operation, const Operands& x, Key& key, Values& values) {
   if (!usable(*x.a) || !usable(*x.b) || (x.d && !usable(*x.d)) || (x.out && !usable(*x.out)))
     return false;
-  // First: a lazy copy, whose memory A or D may share, gets its own now.
+  // Must come first: it gives a lazy (copy-on-write) tensor, which A or D may share, its own
+  // memory.
   values.address[C] = x.out ? reinterpret_cast<uint64_t>(x.out->mutable_data_ptr()) : 0;
   values.address[A] = address_of(*x.a);
   values.address[B] = address_of(*x.b);
@@ -259,12 +260,13 @@ bool fill(int operation, const Operands& x, Key& key, Values& values) {
   return true;
 }
 
-// Fills in the key and the addresses; false for what this table does not hold, with an empty key.
+// Fills in the key and the addresses. False, with an empty key, for calls that this table cannot
+// hold.
 bool read(int operation, const Operands& x, Key& key, Values& values) {
   bool known = false;
   try {
     known = fill(operation, x, key, values);
-  } catch (const c10::Error&) {  // a tensor without an address; the Python path says why
+  } catch (const c10::Error&) {  // a tensor without an address; the Python path reports why
   }
   if (!known) key.count = 0;
   return known;
@@ -280,7 +282,7 @@ bool overlap(uint64_t x, int64_t x_bytes, uint64_t y, int64_t y_bytes) {
   return x < y + y_bytes && y < x + x_bytes;
 }
 
-// Factors that the Python path would take without looking at them again (ops/execute.judge).
+// Factors that the Python path accepts without a further check (ops/execute.judge).
 bool usual(double alpha, double beta) {
   auto within = [](double x) { return std::abs(x) >= 0x1p-126 && std::abs(x) <= 0x1p62; };
   return within(alpha) && (beta == 0 || within(beta));
@@ -327,14 +329,14 @@ Verdict answered(int operation, const Operands& x, Key& key, at::Tensor& result,
   return Verdict::DONE;
 }
 
-// `key` is left empty where this table cannot hold the call. Needs no interpreter lock.
+// `key` stays empty if this table cannot hold the call. Needs no interpreter lock.
 Verdict run(int operation, const Operands& x, Key& key, at::Tensor& result, int& reason) {
   Verdict verdict = answered(operation, x, key, result, reason);
   if (verdict != Verdict::DONE) result = at::Tensor();
   return verdict;
 }
 
-// How often small products without an answer were seen.
+// Call counts of small products that have no entry yet.
 constexpr size_t MAX_SEEN = 65536;
 std::mutex& seen_lock = *new std::mutex;
 std::unordered_map<Key, int, Hash>& seen = *new std::unordered_map<Key, int, Hash>;
@@ -362,19 +364,19 @@ int reason_number(const std::string& text) {
 
 // ---- entries in torch's dispatcher --------------------------------------------------------------
 
-// How an overload has its operands on the stack.
+// The order of an overload's operands on the stack.
 enum class Form { PRODUCT, PRODUCT_OUT, SUM, SUM_OUT, SUM_IN_PLACE, SUM_ACTIVATED };
 
 struct Slot {
   std::vector<std::pair<std::string, int>> operations;  // by activation; mostly one, "none"
   Form form;
-  bool autograd;  // stands at an autograd key: calls that torch has to record are not for it
-  // Products (batch * M * N * K) below which a call is torch's; with `repeats`, only until a call
-  // like it was seen so often.
+  bool autograd;  // registered at an autograd key: a call that torch must record is not for it
+  // A call with fewer multiply-adds (batch * M * N * K) goes to torch; with `repeats`, only until a
+  // call with the same key was seen that often.
   double least;
   int repeats;
   c10::SafeKernelFunction torchs, python;
-  std::atomic<bool> removed{false};  // `python` goes next
+  std::atomic<bool> removed{false};  // about to release `python`
   std::atomic<int64_t> taken{0};
   std::array<std::atomic<int64_t>, MAX_REASONS> declined{};
 
@@ -580,13 +582,13 @@ bool operands_of(PyObject* const* args, Operands& x) {
   return x.a && x.b;
 }
 
-// What offer and refuse begin with: generation, operation, a, b, d, out, alpha, beta, dtype_out.
+// First arguments of offer and refuse: generation, operation, a, b, d, out, alpha, beta, dtype_out.
 constexpr Py_ssize_t ASKED = 9;
 struct Asked {
   int64_t found_in;
   Operands operands;
   Key key;
-  bool known;  // whether this table can hold the answer
+  bool known;  // whether this table can hold the call
 
   explicit Asked(PyObject* const* args) : found_in(PyLong_AsLongLong(args[0])) {
     Values values;
@@ -598,7 +600,7 @@ struct Asked {
 void keep(const Key& key, Answer&& answer, int64_t found_in) {
   std::unique_lock<std::shared_mutex> lock(table_lock);
   if (found_in != generation) return;
-  if (table.size() >= table_limit)  // as the Python path: a quarter leaves
+  if (table.size() >= table_limit)  // as in the Python path: drop a quarter
     for (size_t i = 0; i <= table_limit / 4 && !table.empty(); ++i) table.erase(table.begin());
   table[key] = std::make_shared<const Answer>(std::move(answer));
 }
@@ -642,7 +644,8 @@ PyObject* refuse(PyObject*, PyObject* const* args, Py_ssize_t count) {
   });
 }
 
-// Whether nothing but the operands has a say in a call of plain tensors (ops/functions.py).
+// Whether only the operands decide a call of plain tensors: no mode, transform or autocast is
+// active (ops/functions.py).
 bool plain(PyObject* object) {
   return THPVariable_CheckExact(object) && !recorded(THPVariable_Unpack(object));
 }
@@ -656,8 +659,8 @@ bool nobody_else() {
          !at::autocast::is_autocast_enabled(at::kCPU);
 }
 
-// run(operation, a, b[, d[, beta, alpha]]): the result, or None where the Python path has to answer.
-// `below`: the call is already below autograd, autocast and modes.
+// run(operation, a, b[, d[, beta, alpha]]): the result, or None if the Python path must run the
+// call. `below`: the call is already below autograd, autocast and modes.
 template <bool below>
 PyObject* run_plain(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return translated([&]() -> PyObject* {
@@ -681,7 +684,7 @@ PyObject* run_plain(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Key key;
     int reason = 0, operation = static_cast<int>(PyLong_AsLong(args[0]));
     Verdict verdict = Verdict::UNKNOWN;
-    {  // the driver waits where its queue is full, perhaps for a callback in Python
+    {  // a full launch queue blocks, perhaps on a callback in Python
       py::gil_scoped_release unlocked;
       verdict = run(operation, x, key, result, reason);
     }
@@ -698,7 +701,7 @@ c10::OperatorHandle operation_of(const std::string& name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(base.c_str(), overload.c_str());
 }
 
-// standing(name, key): the kernel that torch now runs for an overload.
+// standing(name, key): the kernel currently registered for an overload, such as aten::mm.out.
 PyObject* standing(PyObject*, PyObject* args) {
   return translated([&]() -> PyObject* {
     auto given = py::reinterpret_borrow<py::tuple>(args);
@@ -708,9 +711,9 @@ PyObject* standing(PyObject*, PyObject* args) {
   });
 }
 
-// install(name, key, operations, form, least, repeats, torchs): an entry above the one that stands,
-// which is the Python path. `operations`: pairs of an activation and a number. `torchs`: what stood
-// before that (standing()); None: the Python path calls torch itself.
+// install(name, key, operations, form, least, repeats, torchs): registers an entry on top of the
+// current one, which is the Python path. `operations`: pairs of an activation and a number.
+// `torchs`: the kernel registered before that (standing()); None: the Python path calls torch.
 PyObject* install(PyObject*, PyObject* args) {
   return translated([&]() -> PyObject* {
     auto given = py::reinterpret_borrow<py::tuple>(args);
@@ -737,7 +740,7 @@ PyObject* install(PyObject*, PyObject* args) {
   });
 }
 
-// remove(installed): what stood before stands again.
+// remove(installed): restores the entry registered before.
 PyObject* remove(PyObject*, PyObject* capsule) {
   return translated([&]() -> PyObject* {
     auto* installed = content<Installed>(capsule, INSTALLED);
@@ -748,7 +751,7 @@ PyObject* remove(PyObject*, PyObject* capsule) {
   });
 }
 
-// counts(installed) -> (taken, {reason: declined}), set back to nothing.
+// counts(installed) -> (taken, {reason: declined}); resets both to zero.
 PyObject* counts(PyObject*, PyObject* capsule) {
   return translated([&]() -> PyObject* {
     auto* installed = content<Installed>(capsule, INSTALLED);
@@ -766,7 +769,7 @@ PyObject* counts(PyObject*, PyObject* capsule) {
   });
 }
 
-// clear(limit) -> generation. Forgets every answer; `limit`: the answers to keep from now on.
+// clear(limit) -> generation. Drops all entries; `limit`: the most entries from now on.
 PyObject* clear(PyObject*, PyObject* limit) {
   return translated([&]() -> PyObject* {
     std::unique_lock<std::shared_mutex> lock(table_lock);
@@ -790,7 +793,7 @@ PyObject* after_fork(PyObject*, PyObject*) {
   new (&table_lock) std::shared_mutex;
   new (&reasons_lock) std::mutex;
   new (&seen_lock) std::mutex;
-  new (&seen) std::unordered_map<Key, int, Hash>;  // the parent may have been changing its own
+  new (&seen) std::unordered_map<Key, int, Hash>;  // the parent may have been changing it
   table.clear();
   Py_RETURN_NONE;
 }

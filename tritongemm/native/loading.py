@@ -1,4 +1,4 @@
-"""Loads the native dispatcher, or says why there is none."""
+"""Loads the native dispatcher, or logs why it cannot be loaded."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from tritongemm.records.sealed import own
 
 log = logging.getLogger("tritongemm")
 
-#: By path; never unloaded.
+#: Loaded modules by path; they are never unloaded.
 _loaded: dict[Path, ModuleType] = {}
 _told: set[str] = set()
 _AGAIN = "Build it again: tritongemm native --again"
 
 
 def load(ready: Callable[[], None]) -> ModuleType | None:
-    """The module; None where it is off, or where it cannot be loaded: of each reason a warning is
-    logged once. Under TRITONGEMM_NATIVE=auto a library that is not there is built in the
-    background, and ``ready`` called when it is."""
+    """The module; None if TRITONGEMM_NATIVE is off or the library cannot be loaded. Each reason is
+    logged once, as a warning. Under TRITONGEMM_NATIVE=auto a library that does not exist is built
+    in the background; ``ready`` is called when it does."""
     if not wanted():
         return None
     path = library()
@@ -60,8 +60,8 @@ def wanted() -> bool:
 
 
 def obstacle() -> str | None:
-    """Why the library may not be loaded, or None. It is code: only this user may have written
-    it, and it must be what was built."""
+    """Why the library must not be loaded, or None. Because it is executable code, only this user
+    may be able to write to its folder, and its SHA-256 must match the build's."""
     path = library()
     for place in (path, path.parent):
         try:

@@ -1,1 +1,1 @@
-"""What users call: torch's rules -> problems -> selection -> plans."""
+"""The functions that users call. A call passes torch's rules, then problem, selection and plan."""

@@ -1,7 +1,7 @@
-"""Autocast, as torch does it for these functions: its lists, its dtype, its eligibility.
+"""Autocast as torch applies it to these functions: the same lists, dtype and eligibility.
 
-torch casts in its dispatcher; a kernel that is launched here is not seen there. The copies are
-not kept for a second use as torch keeps those of leaves: nothing made of operands outlives a call.
+torch casts in its dispatcher, which a kernel launched here bypasses. torch caches the casts of leaf
+tensors; this module does not, because nothing derived from operands may outlive a call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LOWERED = {
 
 
 def cast(name: str, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """``tensors`` as torch's autocast hands them to function ``name``; differentiable."""
+    """``tensors`` as torch's autocast passes them to function ``name``; differentiable."""
     kind = tensors[0].device.type
     if name not in _LOWERED.get(kind, ()) or not torch.is_autocast_enabled(kind):
         return tensors

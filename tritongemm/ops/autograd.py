@@ -1,10 +1,10 @@
-"""Gradients of products, every one a product by this package's kernels.
+"""Gradients of products. Each gradient is itself a product on this package's kernels.
 
-The formulas are those of :mod:`tritongemm.ops.formulas`. Both functions can be differentiated
-again, forward and backward, and mapped over by ``torch.func.vmap``: one batched product.
+The formulas are in :mod:`tritongemm.ops.formulas`. Both functions support higher derivatives in
+forward and reverse mode, and ``torch.func.vmap``, which runs one batched product.
 
-An activation is not part of a function here: its gradient needs the sum that it was applied to,
-so that sum is kept and torch's activation follows it.
+The activation is not part of these autograd functions: its gradient needs the pre-activation, so
+the kernel writes that, and torch's activation runs after it.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def fused(op: Op, d: Tensor, a: Tensor, b: Tensor, beta: float = 1.0,
 
 
 def eager_product(op: Op, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor | Declined:
-    """:func:`product` of matrices or batches, outside of transforms and forward mode."""
+    """:func:`product` of matrices or batches, outside of ``torch.func`` transforms and forward
+    mode."""
     result = run_product(op.plain, a, b, alpha)
     if isinstance(result, Declined):
         return result
@@ -82,7 +83,8 @@ def eager_product(op: Op, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor | 
 
 def eager_fused(op: Op, d: Tensor, a: Tensor, b: Tensor, beta: float = 1.0,
                 alpha: float = 1.0) -> Tensor | Declined:
-    """:func:`fused` of matrices or batches, outside of transforms and forward mode."""
+    """:func:`fused` of matrices or batches, outside of ``torch.func`` transforms and forward
+    mode."""
     result = run_fused(op.plain, d, a, b, beta, alpha)
     if isinstance(result, Declined):
         return result
@@ -90,10 +92,11 @@ def eager_fused(op: Op, d: Tensor, a: Tensor, b: Tensor, beta: float = 1.0,
 
 
 def _applied(function: type[Function], *arguments: object) -> Tensor | Declined:
-    """A function of this module; what its steps refuse has passed through torch as an error.
+    """Applies a function of this module. A :class:`Declined` raised inside it arrives here as an
+    exception.
 
-    Under two levels of forward mode it is torch's: ``save_for_forward`` keeps operands without the
-    tangents of the outer level, so that a second derivative would lack terms.
+    Declines nested forward mode: ``save_for_forward`` keeps operands without the tangents of the
+    outer level, so a second derivative would lack terms.
     """
     if _forward_levels() > 1:
         return Declined("forward mode is nested: an autograd function has tangents of one level")
@@ -104,8 +107,8 @@ def _applied(function: type[Function], *arguments: object) -> Tensor | Declined:
 
 
 def _wrong_sample(op: Op, a: Tensor, b: Tensor, d: Tensor | None = None) -> Declined | None:
-    """Why torch refuses these operands, which under vmap are those of one sample. The product of
-    all samples is a batched one: it would take ranks and broadcast where ``op`` does not."""
+    """Why torch refuses these operands (under vmap: those of one sample). The batched product of
+    all samples would otherwise accept ranks and broadcasting that ``op`` does not."""
     reason = ranks_reason(op.rule, a, b, d)
     if reason is not None:
         return Declined(reason)
@@ -117,7 +120,7 @@ def _wrong_sample(op: Op, a: Tensor, b: Tensor, d: Tensor | None = None) -> Decl
 
 
 def _taken(result: Tensor | Declined) -> Tensor:
-    """A result, inside of a function. Raises Declined where there is none."""
+    """``result``, inside an autograd function. Raises it if it is a :class:`Declined`."""
     if isinstance(result, Declined):
         raise result.fresh()
     return result
@@ -130,12 +133,12 @@ def _activated(op: Op, result: Tensor | Declined) -> Tensor | Declined:
 
 
 def _transformed() -> bool:
-    """Whether a transform of ``torch.func``, or forward mode, is at work."""
+    """Whether a ``torch.func`` transform or forward mode is active."""
     return forward_ad._current_level >= 0 or _transforms()
 
 
 def _forward_levels() -> int:
-    """Levels of forward mode that are at work: ``torch.func``'s, and ``dual_level``."""
+    """The number of active levels of forward mode, from ``torch.func`` and from ``dual_level``."""
     levels = sum(layer.key() == _JVP for layer in get_interpreter_stack() or ())
     return levels or int(forward_ad._current_level >= 0)
 
@@ -158,22 +161,23 @@ def _of_vectors(op: Op, a: Tensor, b: Tensor, alpha: float) -> Tensor | Declined
 
 
 def recording() -> bool:
-    """Whether torch records here and now what is done to tensors that require gradients; inference
-    mode, unlike ``no_grad``, wins over an ``enable_grad`` inside it."""
+    """Whether autograd records operations at this point. Inference mode, unlike ``no_grad``,
+    overrides an ``enable_grad`` inside it."""
     return torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
 
 
 def wanted(*tensors: Tensor) -> bool:
-    """Whether a function of them must be differentiable here and now."""
+    """Whether autograd must record a function of ``tensors``."""
     return recording() and any(x.requires_grad for x in tensors) or _transformed()
 
 
 @untraced
 def multiply(op: Op, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
-    """alpha * A @ B inside a formula: by a kernel, else by torch; differentiable where wanted.
+    """alpha * A @ B inside a gradient formula: by a kernel, else by torch; differentiable if
+    needed.
 
     Raises:
-        UnsupportedError: it would be torch's, under TRITONGEMM_STRICT=1.
+        UnsupportedError: torch would run it, and TRITONGEMM_STRICT=1 is set.
     """
     a, b = _solid(a), _solid(b)
     if type(a) not in _PLAIN or type(b) not in _PLAIN or _dispatch_modes():
@@ -191,7 +195,7 @@ def multiply(op: Op, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
 
 
 def _solid(x: Tensor) -> Tensor:
-    """``x`` with its values in memory: no lazy negative, no lazy zeros."""
+    """``x`` with its values in memory: a lazy negative bit and lazy zeros are resolved."""
     if x._is_zerotensor():
         return torch.zeros(x.shape, dtype=x.dtype, device=x.device)
     return x.resolve_neg()
@@ -209,21 +213,21 @@ def _grad_b(op: Op, grad: Tensor, a: Tensor, alpha: float, form: formulas.Form) 
 
 def _tangent(op: Op, a: Tensor, b: Tensor, alpha: float, a_t: Tensor | None,
              b_t: Tensor | None) -> Tensor | None:
-    """alpha * (dA @ B + A @ dB), of those tangents that there are."""
+    """alpha * (dA @ B + A @ dB); a missing tangent counts as zero."""
     terms = [multiply(op, x, y, alpha) for x, y in ((a_t, b), (a, b_t))
              if x is not None and y is not None]
     return sum(terms[1:], terms[0]) if terms else None
 
 
 def _keep(ctx: Any, a: Tensor, b: Tensor, need_a: bool, need_b: bool) -> None:
-    """Keeps each operand where the gradient of the other one needs it, and both for a tangent."""
+    """Saves A if dB is needed and B if dA is needed, and both for a tangent."""
     ctx.save_for_backward(a if need_b else None, b if need_a else None)
     ctx.save_for_forward(a, b)
 
 
 def _mapped(x: Tensor, axis: int | None, rank: int) -> Tensor:
-    """``x`` with the axis that vmap adds in front, then as many axes of 1 as ``rank``, the rank of
-    one sample, asks for; what is not mapped broadcasts as it is."""
+    """``x`` with vmap's axis moved to the front, followed by axes of length 1 up to ``rank``, the
+    rank of one sample. A tensor that is not mapped broadcasts unchanged."""
     if axis is None:
         return x
     x = x.movedim(axis, 0)
@@ -231,7 +235,8 @@ def _mapped(x: Tensor, axis: int | None, rank: int) -> Tensor:
 
 
 def _mapped_pair(op: Op, a: Tensor, b: Tensor, axes: tuple) -> tuple[Op, Tensor, Tensor, int]:
-    """The product of one sample as one of all samples, and its rank for one sample."""
+    """The product of one sample, rewritten as one product of all samples, and the rank of one
+    sample's result."""
     rank = max(a.dim() - (axes[0] is not None), b.dim() - (axes[1] is not None))
     if op.rule.flipped and axes[1] is None:
         return op, _mapped(a, axes[0], rank), b, rank  # the samples fold into rows
@@ -240,7 +245,7 @@ def _mapped_pair(op: Op, a: Tensor, b: Tensor, axes: tuple) -> tuple[Op, Tensor,
 
 
 def _matmul(op: Op) -> Op:
-    """``matmul``, forced where ``op`` is."""
+    """``matmul``, forced if ``op`` is."""
     return MATMUL.forced if op.rule.forced else MATMUL
 
 
@@ -288,11 +293,12 @@ class Product(Function):
 
 
 class _EagerProduct(Function):
-    """:class:`Product` outside of transforms and forward mode, of a result that is already there.
+    """:class:`Product` outside of transforms and forward mode, for a result that is already
+    computed.
 
-    An error in a function costs more than a declined call may, so the product is asked for before.
-    And a forward of one step costs 3 us: torch binds the arguments of a function with a
-    ``setup_context`` by ``inspect.signature``, which takes 15.
+    The product runs before the autograd function, because an exception inside one is too slow for a
+    declined call. A combined ``forward`` costs 3 us; with a separate ``setup_context`` torch binds
+    the arguments through ``inspect.signature``, which costs 15 us.
     """
 
     @staticmethod
@@ -321,7 +327,7 @@ class Fused(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        """Keeps what the gradients need: nothing of D but its shape."""
+        """Saves what the gradients need: of D only its shape."""
         op, d, a, b, beta, alpha = inputs
         ctx.rest = op, alpha, formulas.Form.of(a), formulas.Form.of(b), beta, d.shape
         _, ctx.need_d, need_a, need_b, _, _ = ctx.needs_input_grad
@@ -360,7 +366,7 @@ class Fused(Function):
              b: Tensor, beta: float, alpha: float) -> tuple[Tensor, int]:
         """One product of all samples, D with it."""
         if in_dims[2:4] == (None, None):
-            reason = judge(alpha, beta)  # the sum below would take any factor
+            reason = judge(alpha, beta)  # the sum below would accept any factor
             if reason is not None:
                 raise reason
             d = _mapped(d, in_dims[1], max(a.dim(), b.dim()))
@@ -369,7 +375,7 @@ class Fused(Function):
                 return result.expand(d.shape[0], *result.shape).contiguous(), 0
             return result + formulas.scaled(d, beta), 0
         op, a, b, rank = _mapped_pair(op, a, b, in_dims[2:4])
-        if op.rule.flipped and in_dims[1] is not None:  # a mapped bias is no vector
+        if op.rule.flipped and in_dims[1] is not None:  # a mapped bias is not a vector
             op, b = _matmul(op), b.mT
         return _taken(fused(op, _mapped(d, in_dims[1], rank), a, b, beta, alpha)), 0
 
@@ -393,6 +399,6 @@ class _EagerFused(Function):
         return *Fused.backward(ctx, grad), None
 
 
-#: What applies them, without the step that looks for transforms.
+#: Their ``apply`` without torch's Python wrapper, which checks for transforms.
 _apply_product = super(Function, _EagerProduct).apply
 _apply_fused = super(Function, _EagerFused).apply

@@ -1,9 +1,9 @@
-"""Blocks that ask for something process-wide: ``with`` blocks and decorators.
+"""``with`` blocks and decorators for process-wide settings.
 
 A decorated generator, coroutine or asynchronous generator is inside the block while its body runs,
-from each resumption to the next ``yield`` or ``await`` that suspends it. What runs meanwhile is
-outside. (``contextlib.ContextDecorator`` alone holds a block while such a function is called, which
-runs nothing of its body.)
+from each resumption to the next ``yield`` or ``await`` that suspends it. Code that runs between is
+outside. (``contextlib.ContextDecorator`` would hold the block only while the function is called,
+before its body starts.)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 class Block(ContextDecorator):
-    """A ``with`` block that may be entered any number of times, in any threads, and left in any
+    """A ``with`` block that may be entered repeatedly, from several threads, and left in any
     order."""
 
     def __enter__(self) -> Any:
@@ -61,7 +61,7 @@ class Block(ContextDecorator):
 
 
 class _Resumed:
-    """An awaitable, each step of which is inside a block."""
+    """An awaitable whose every step runs inside a block."""
 
     def __init__(self, block: Block, awaitable: Awaitable[Any]) -> None:
         self._block, self._awaitable = block, awaitable
@@ -71,7 +71,7 @@ class _Resumed:
 
 
 def _resumed(block: Block, body: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-    """``body``, each step of which is inside ``block``."""
+    """``body``; every step of it runs inside ``block``."""
     step: Callable[[], Any] = functools.partial(body.send, None)
     while True:
         with block:

@@ -1,6 +1,6 @@
-"""From operands to a callable: what may run, which problem it is, and the closure that runs it.
+"""From operands to a callable: checks, the problem, and the closure that launches.
 
-Everything here happens once for each kind of call; the closures are what a repeated call costs.
+Everything here runs once for each kind of call. A repeated call runs only the closure.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from tritongemm.ops.plan import PRODUCT, Plan
 from tritongemm.ops.plans import AnyPlan, Key, plans
 from tritongemm.problem import Epilogue, GemmProblem
 
-#: call(a, b, address of a, address of b, alpha, d, address of d, beta[, out]) -> the result, or why
-#: it is torch's
+#: call(a, b, address of a, address of b, alpha, d, address of d, beta[, out]) -> the result, or the
+#: reason why torch must run it
 Call = Callable[..., torch.Tensor | Declined]
 
 #: The formats of operands, by torch's dtype.
 NAMES = {torch_dtype(name): name for name in OPERAND_FORMATS}
-#: precision_setting("cuda", "matmul"): torch's own property costs 3 us, this one under 1 (H200).
+#: precision_setting("cuda", "matmul"): torch's property takes 3 us, this getter less than 1 us
+#: (host of an H200).
 precision_setting = torch._C._get_fp32_precision_getter
 
 
@@ -45,11 +46,11 @@ class Rule(NamedTuple):
     """How an operation reads its operands.
 
     Attributes:
-        ranks: of A and B; None: any, by ``matmul``'s rules.
-        flipped: B is given as [N, K], as ``linear`` has it.
+        ranks: ranks of A and B; None: any that ``matmul`` accepts.
+        flipped: B is passed as [N, K], as in ``linear``.
         broadcasts: whether the batches of A and B may differ.
         activation: applied to the result.
-        forced: runs also what is torch's by choice.
+        forced: also run products that the policy gives to torch (``strict``).
     """
 
     name: str
@@ -61,7 +62,7 @@ class Rule(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """The tensors of a call; ``added``: D is added, where without it is only checked."""
+    """The tensors of a call. ``added``: D is added; if false, D is checked but not read."""
 
     a: torch.Tensor
     b: torch.Tensor
@@ -73,10 +74,10 @@ class Operands(NamedTuple):
 
 
 def bind(rule: Rule, x: Operands) -> Call:
-    """The callable for operands like these.
+    """The callable for operands with these properties.
 
     Raises:
-        Declined: torch runs them.
+        Declined: torch must run them.
     """
     dtype_out = x.dtype_out or x.a.dtype
     _check(rule, x, dtype_out)
@@ -92,7 +93,7 @@ def problem_of(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None
     """The :class:`GemmProblem` of ``matmul(a, b)``.
 
     Raises:
-        UnsupportedError: operands that no kernel of this package takes.
+        UnsupportedError: no kernel of this package accepts such operands.
     """
     rule, x = Rule("matmul", forced=True), Operands(a, b, out)
     try:
@@ -103,12 +104,12 @@ def problem_of(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None
 
 
 def _check(rule: Rule, x: Operands, dtype_out: torch.dtype) -> None:
-    """Raises Declined for what no kernel takes, whatever its extents."""
+    """Raises Declined for operands that no kernel accepts, whatever their extents."""
     a, b, d, out = x.a, x.b, x.d, x.out
     if settings.current().disable:
         raise Declined("TRITONGEMM_DISABLE is set")
     if torch._C._get_tracing_state() is not None:
-        raise DeclinedNow("torch.jit.trace records torch's own calls only")
+        raise DeclinedNow("torch.jit.trace can record only torch's own calls")
     if a.dtype not in NAMES or a.dtype != b.dtype:
         raise Declined(dtypes_reason(a, b))
     if dtype_out not in (a.dtype, torch.float32):
@@ -129,14 +130,14 @@ def _check(rule: Rule, x: Operands, dtype_out: torch.dtype) -> None:
     if reason is not None:
         raise Declined(reason)
     if 1 in (a.dim(), b.dim()) and not rule.forced:
-        # Bound by memory, which torch's gemv reads as fast as can be.
+        # Memory-bound: torch's gemv already reads at the memory's bandwidth.
         raise DeclinedByChoice(VECTORS_ARE_TORCHS)
 
 
 def ranks_reason(rule: Rule, a: torch.Tensor, b: torch.Tensor,
                  d: torch.Tensor | None = None) -> str | None:
-    """Why operands of these ranks and batches, or a bias of this shape, are wrong for ``rule``, as
-    they are in torch; None: they are not."""
+    """Why torch's function of ``rule`` refuses operands of these ranks and batches, or a bias of
+    this shape; None if it accepts them."""
     ranks = (a.dim(), b.dim())
     if rule.ranks is not None and ranks != rule.ranks or rule.flipped and b.dim() != 2:
         return f"ranks are {ranks[0]} and {ranks[1]}"
@@ -148,7 +149,7 @@ def ranks_reason(rule: Rule, a: torch.Tensor, b: torch.Tensor,
 
 
 def dtypes_reason(a: torch.Tensor, b: torch.Tensor) -> str:
-    """Why operands are torch's of whose types there is no kernel."""
+    """The reason for operands whose dtypes no kernel supports."""
     return f"dtypes are {a.dtype} and {b.dtype}"
 
 
@@ -166,7 +167,7 @@ def _problem(rule: Rule, x: Operands, form: Form,
     addend = form.addend
     if addend == "none" and x.scaled:
         addend = "scale"
-    # A fresh result and its rows are as aligned as torch's allocator makes them, 512 bytes.
+    # torch's allocator aligns a new result, and so its rows, to 512 bytes.
     bases = (x.a.data_ptr(), x.b.data_ptr(), 0 if x.out is None else x.out.data_ptr(),
              0 if x.d is None else x.d.data_ptr())
     dtypes = NAMES[x.a.dtype], NAMES[x.b.dtype], NAMES[dtype_out]
@@ -175,7 +176,8 @@ def _problem(rule: Rule, x: Operands, form: Form,
 
 
 def _precision_of(a: torch.Tensor) -> str:
-    """Of a product of A: float32 on CUDA obeys torch's setting, then ``TRITONGEMM_FP32``."""
+    """The precision of a product of A: float32 on CUDA obeys torch's setting, then
+    ``TRITONGEMM_FP32``."""
     if a.dtype is not torch.float32 or not a.is_cuda:
         return "ieee"
     if precision_setting("cuda", "matmul") == "tf32":
@@ -184,13 +186,13 @@ def _precision_of(a: torch.Tensor) -> str:
 
 
 def _fresh(form: Form, key: Key, plan: AnyPlan, dtype: torch.dtype) -> Call:
-    """A call that allocates its result. (``empty_strided`` parses its arguments in half the time
-    that ``empty`` takes.)"""
+    """A call that allocates its result. (``empty_strided`` parses its arguments in half the time of
+    ``empty``.)"""
     shape, strides, device, empty = form.shape, gapless(form.shape), key[2], torch.empty_strided
     if isinstance(plan, Plan) and len(form.parts) == 1 and _alone():
         at = _at(form, plan)
 
-        def call(a, b, pa, pb, alpha=1.0, d=None, pd=0, beta=0.0):  # the hot one: no loop
+        def call(a, b, pa, pb, alpha=1.0, d=None, pd=0, beta=0.0):  # the hot path: no loop
             c = empty(shape, strides, dtype=dtype, device=device)
             try:
                 at((pa, pb, c.data_ptr(), pd, alpha, beta))
@@ -208,8 +210,8 @@ def _fresh(form: Form, key: Key, plan: AnyPlan, dtype: torch.dtype) -> Call:
 
 
 def _into(rule: Rule, x: Operands, form: Form, key: Key, plan: AnyPlan) -> Call:
-    """A call that writes ``out``, through a temporary where that shares memory with an operand:
-    the result is as if it did not."""
+    """A call that writes ``out``. If ``out`` shares memory with an operand, the call writes a
+    temporary first, so that the result is the same as without sharing."""
     assert x.out is not None
     write = _guarded(form, key, plan)
     added, scaled, dtype_out = x.added, x.scaled, x.dtype_out  # `call` must not hold the tensors
@@ -253,10 +255,10 @@ def _guarded(form: Form, key: Key, plan: AnyPlan) -> Callable[..., Declined | No
 
 
 def _rescued(form: Form, key: Key, error: Exception, *call: Any) -> Declined | None:
-    """After a launch that failed: None where the call has run all the same, else why it is torch's.
+    """Handles a failed launch: None if the call ran with another plan, else why torch must run it.
 
-    Without the memory for its scratch a call runs, this time, with a plan that takes none; a
-    launch that the driver refuses sends the problem to torch from now on.
+    If there is no memory for its scratch, this call runs with a plan that needs none. If the driver
+    refuses the launch, the problem goes to torch from now on.
     """
     if isinstance(error, LaunchError):
         reason = plans.refuse(key, error)
@@ -272,7 +274,7 @@ def _rescued(form: Form, key: Key, error: Exception, *call: Any) -> Declined | N
     return None
 
 
-#: Called when a problem is refused for good: known calls of it are looked up again.
+#: Called when a problem is refused permanently, to forget the cached calls of it.
 on_refusal: list[Callable[[], None]] = []
 
 
@@ -295,16 +297,16 @@ def _write(form: Form, plan: AnyPlan) -> Callable[..., None]:
 
 
 def _alone() -> bool:
-    """Whether there is one device, which then is the current one."""
+    """Whether there is only one device, which is then always the current one."""
     return torch.cuda.device_count() == 1
 
 
 def _at(form: Form, plan: Plan) -> Callable[..., None]:
-    """The plan at the values of :data:`PRODUCT`; several launches where the batch has several
-    strides. Raises Declined for a plan that reads more than that."""
+    """A function that launches the plan on the values of :data:`PRODUCT`, several times if the
+    batch has no single stride. Raises Declined if the plan reads other operands as well."""
     if plan.operands != PRODUCT:
         raise Declined(f"the kernel reads {', '.join(plan.operands[len(PRODUCT):])}, which this "
-                       "call does not bring")
+                       "call does not pass")
     if len(form.parts) == 1:
         return plan.at
     problem = plan.problem
@@ -319,7 +321,7 @@ def _at(form: Form, plan: Plan) -> Callable[..., None]:
 
 
 def _by_view(form: Form, plan: Any) -> Callable[..., None]:
-    """A plan that takes tensors, such as the interpreter's, called with views of the operands."""
+    """Calls a plan that takes tensors (the interpreter's) with views of the operands."""
     m, n, k = form.m, form.n, form.k
 
     def view(x: torch.Tensor, rows: int, cols: int, strides: Strides, offset: int):

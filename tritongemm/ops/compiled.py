@@ -1,6 +1,7 @@
-"""The functions as a compiler meets them: registered ops, which it records and differentiates.
+"""The functions under ``torch.compile``: registered ops, which a compiler records and
+differentiates.
 
-Written for Dynamo to trace: plain statements, no exceptions, no caches.
+Dynamo traces this module, so it has plain statements, no exceptions and no caches.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from tritongemm.ops.calls import NAMES, Rule
 
 
 def run(rule: Rule, tensors: tuple[Tensor, ...], numbers: tuple[float, ...]) -> Tensor | None:
-    """The product of A and B, or with ``numbers`` (beta, alpha) the sum of D, A and B; None where
-    no op is for it."""
-    # A registered gradient knows neither torch.func nor forward mode. Dynamo guards what is read of
-    # a module, so that a graph made outside of forward mode is not used inside.
+    """A @ B, or with ``numbers`` (beta, alpha) beta * D + alpha * A @ B; None if no registered op
+    covers the call."""
+    # A registered gradient supports neither torch.func nor forward mode. Dynamo guards on what is
+    # read of a module, so a graph traced outside of forward mode is not used inside it.
     if _transformed() or forward_ad._current_level >= 0:
         return None
     tensors = cast(rule.name, tensors)
@@ -30,7 +31,7 @@ def run(rule: Rule, tensors: tuple[Tensor, ...], numbers: tuple[float, ...]) -> 
     a, b = tensors[-2:]
     d = tensors[0] if numbers else None
     if rule.flipped and d is not None and d.dim() != 1:
-        return None  # it is added to the batch, not to the rows that this folds into
+        return None  # D has the batch's shape, not that of the folded rows
     ranks = (a.dim(), b.dim())
     if 0 in ranks or 1 in ranks or rule.ranks is not None and ranks != rule.ranks:
         return None
@@ -56,14 +57,14 @@ def _transformed() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
-#: What torch.compiler.assume_constant_result does, without loading Dynamo: it guards transforms by
-#: itself, and no node of the graph is made of the question.
+#: Same effect as torch.compiler.assume_constant_result, without importing Dynamo. Dynamo guards on
+#: transforms itself, so the check needs no node in the graph.
 _transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _takes(tensors: tuple[Tensor, ...]) -> bool:
-    """Whether the registered ops are for such operands; others stay torch's, which a compiler
-    knows more about."""
+    """Whether the registered ops accept such operands. Others stay torch calls, which a compiler
+    can optimize further."""
     first = tensors[0]
     if not (first.is_cuda or settings.current().interpret) or first.dtype not in NAMES:
         return False
@@ -72,13 +73,13 @@ def _takes(tensors: tuple[Tensor, ...]) -> bool:
 
 def _folded(a: Tensor, b: Tensor, d: Tensor | None, numbers: tuple[float, ...],
             activation: str) -> Tensor:
-    """[..., M, K] @ [K, N], the batch folded into the rows."""
+    """[..., M, K] @ [K, N] with the batch folded into the rows."""
     rows = a.reshape(-1, a.shape[-1])
     if d is not None:
         result = torch.ops.tritongemm.addmm(d, rows, b, beta=numbers[0], alpha=numbers[1],
                                             activation=activation)
     elif activation == "none":
         result = torch.ops.tritongemm.mm(rows, b)
-    else:  # nothing is added: D is not read where beta is 0
+    else:  # beta is 0: D is not read
         result = torch.ops.tritongemm.addmm(b[0], rows, b, beta=0, activation=activation)
     return result.reshape(a.shape[:-1] + b.shape[1:])

@@ -1,4 +1,4 @@
-"""Why a call is torch's."""
+"""Reasons why a call goes to torch."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from __future__ import annotations
 class Declined(Exception):
     """A call that goes to torch, with the reason. Never leaves this package.
 
-    A call returns it in the place of its result, for an exception costs as much as finding out what
-    is known of the call. It is raised by the steps that learn a call, once, and inside of autograd
-    functions, which have no other way to end.
+    A call returns it instead of a result, because raising an exception takes as long as looking up
+    the call. It is raised only while a new kind of call is bound, and inside autograd functions,
+    which cannot return it.
 
     Attributes:
-        lasting: every call like this one is declined, so the answer may be kept.
-        by_choice: a kernel could run it; ``strict`` makes it do so.
+        lasting: every call with the same key is declined, so the answer may be cached.
+        by_choice: a kernel could run the call, and does under ``strict``.
     """
 
     lasting = True
@@ -24,12 +24,12 @@ class Declined(Exception):
 
 
 class DeclinedNow(Declined):
-    """This time: another call like this one may run."""
+    """Declines this call only: the next call with the same key may run."""
 
     lasting = False
 
 
 class DeclinedByChoice(Declined):
-    """torch is at least as good."""
+    """Declines because torch is expected to be at least as fast."""
 
     by_choice = True

@@ -1,13 +1,14 @@
-"""Products by this package's kernels, or the reason why they are torch's: no autograd, no
-autocast, no modes.
+"""Runs products on this package's kernels, or returns the reason why torch must run them. No
+autograd, no autocast, no modes.
 
-A call is known by a flat key of all that its launch depends on, straight from the tensors; behind
-the key lies a closure that allocates, fills in addresses and launches. Problem, selection and plan
-are asked for when a key is new.
+A call is looked up by a flat key of everything that its launch depends on, read directly from the
+tensors. The key maps to a closure that allocates, fills in addresses and launches. Problem,
+selection and plan are computed only for a new key.
 
-What is torch's is returned as a :class:`Declined`, never raised: callers ask which they got.
+A product that torch must run is returned as a :class:`Declined`, never raised; callers check for
+it.
 
-The operands are plain tensors without a lazy negative bit, as they are below torch's dispatcher.
+Operands are plain tensors without a lazy negative bit, as below torch's dispatcher.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ __all__ = ["Declined", "Op", "clear_plans", "dispatch_keys", "fused", "product",
 
 
 class Op:
-    """A :class:`Rule` and the calls by it that are known: key -> callable.
+    """A :class:`Rule` and the cache of its calls: key -> callable.
 
     Attributes:
-        forced: the same for products that are torch's by choice.
-        number: of the operation in the native dispatcher.
-        plain: the same without the activation.
+        forced: the same op, which also runs products that the policy gives to torch.
+        number: the op's number in the native dispatcher.
+        plain: the same op without the activation.
     """
 
     __slots__ = ("forced", "hits", "number", "plain", "rule")
@@ -62,12 +63,12 @@ ADDMM, LINEAR = (
 @untraced
 def product(op: Op, a: torch.Tensor, b: torch.Tensor,
             alpha: float = 1.0) -> torch.Tensor | Declined:
-    """alpha * A @ B in memory of its own."""
+    """alpha * A @ B in newly allocated memory."""
     if (alpha == 1.0 and (find := native.run_below) is not None
             and (known := find(op.number, a, b)) is not None):
         return known
     kind = a.dtype
-    if kind is float32:  # known by the precision that torch is set to
+    if kind is float32:  # torch's precision setting is part of the key
         kind = precision_setting("cuda", "matmul")
     try:
         pa, pb = a.data_ptr(), b.data_ptr()
@@ -151,7 +152,7 @@ def fused(op: Op, d: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: float
 
 
 def _out_key(out: torch.Tensor | None) -> tuple | None:
-    """What a call depends on in its ``out``, but what it shares with the operands."""
+    """The part of the key that describes ``out``, without memory that it shares with operands."""
     if out is None:
         return None
     return out.shape, out.stride(), out.dtype, out.device, out.data_ptr() & 15
@@ -161,13 +162,13 @@ _NOT_STRIDED = Declined("an operand is not strided, or has no storage")
 _NOT_IN_MEMORY = Declined("the values of an operand or of out= are not in memory")
 
 
-#: A lower address may be an offset into a storage that was freed, whose address is 0; then it is
-#: looked at. Addresses of CUDA memory are usually higher.
+#: An address below this may be an offset into a freed storage, whose base address is 0, and is
+#: checked. Addresses of CUDA memory are usually higher.
 _LOW = 1 << 33
 
 
 def _without_memory(*tensors: torch.Tensor | None) -> bool:
-    """Whether one has elements and no memory: torch's lazy zeros, or a storage that was freed."""
+    """Whether a tensor has elements but no memory: torch's lazy zeros, or a freed storage."""
     return any(x is not None and x.numel() and x.device.type != "meta"
                and not (x.data_ptr() and x.untyped_storage().data_ptr()) for x in tensors)
 
@@ -177,17 +178,18 @@ def _learn_fused(op: Op, key: tuple, d: torch.Tensor, a: torch.Tensor, b: torch.
     operands = Operands(a, b, out, d, added=beta != 0.0, scaled=alpha != 1.0)
     if alpha == 1.0 and beta in (0.0, 1.0):
         return _learn(op, key, operands)
-    reason = judge(alpha, beta)  # a problem that is torch's needs no plan
+    reason = judge(alpha, beta)  # a declined problem needs no plan
     return _learn(op, key, operands, judged=True) if reason is None else _refusing(reason)
 
 
-#: The least and the largest number that a kernel takes for a factor: float32's normal ones.
+#: Least and largest magnitude of a factor that kernels accept: the range of normal float32 numbers.
 _LEAST, _MOST = torch.finfo(float32).tiny, torch.finfo(float32).max
 
 
 def judge(alpha: float, beta: float) -> Declined | None:
-    """Why factors are torch's: alpha = 0, where it reads neither A nor B, so that no NaN of theirs
-    is seen, a beta that is 0 as float32 alone, and what it refuses. None: they are not."""
+    """Why torch must handle these factors; None if kernels can. Declined are alpha = 0 (torch then
+    reads neither A nor B, so that their NaN do not spread), a beta that underflows to 0 in float32,
+    and factors that torch refuses."""
     for name, factor in (("alpha", alpha), ("beta", beta)):
         if type(factor) is int and factor.bit_length() > 63:
             return Declined(f"{name} does not fit 64 bits")
@@ -197,7 +199,7 @@ def judge(alpha: float, beta: float) -> Declined | None:
 
 
 def _judging(call: Call) -> Call:
-    """``call`` for any factors like those of its key. Usual ones are not looked at twice."""
+    """``call`` with a check of its factors; ordinary ones pass with one comparison."""
     least, most = _LEAST, 2.0**62
 
     def judged(a, b, pa, pb, alpha, d, pd, beta, out=None):
@@ -214,10 +216,10 @@ def _judging(call: Call) -> Call:
 
 
 def _learn(op: Op, key: tuple, operands: Operands, judged: bool = False) -> Call:
-    """The callable of a new key, kept from now on, unless the answer may change.
+    """The callable of a new key. It is cached unless the answer may change.
 
-    It is kept with those that were known when this began, and so forgotten with them, should
-    another thread change the settings meanwhile.
+    It goes into the table that was current at the start, so that it is dropped with that table if
+    another thread changes the settings meanwhile.
     """
     hits = op.hits
     try:
@@ -232,8 +234,8 @@ def _learn(op: Op, key: tuple, operands: Operands, judged: bool = False) -> Call
 
 
 def _keep(hits: dict[tuple, Call], key: tuple, call: Call) -> Call:
-    """Adds a call. The oldest quarter leaves a full table: a hit keeps no record of itself, and
-    the plan that a dropped call needs again is still known."""
+    """Adds a call. If the table is full, its oldest quarter is dropped first: hits are not recorded
+    (no LRU order), and the plan of a dropped call is still cached."""
     with _lock:
         limit = settings.current().plan_cache_size
         if len(hits) >= limit:
@@ -244,7 +246,7 @@ def _keep(hits: dict[tuple, Call], key: tuple, call: Call) -> Call:
 
 
 def _refusing(reason: Declined) -> Call:
-    """A call that is torch's for ``reason``."""
+    """A call that always returns ``reason``."""
     reason = reason.fresh()
     return lambda *_: reason
 
@@ -263,7 +265,7 @@ def _after_fork() -> None:
 
 @untraced
 def clear_plans() -> None:
-    """Forgets every plan, so that newly published tables and changed settings are seen."""
+    """Forgets every plan, so that newly published tables and changed settings take effect."""
     forget_plans()
     _forget_calls()
 

@@ -1,4 +1,5 @@
-"""``tritongemm.explain``: what a call would run, where the choice came from, and its roof."""
+"""``tritongemm.explain``: what a call would run, the source of the choice, and the roofline
+time."""
 
 from __future__ import annotations
 
@@ -26,17 +27,17 @@ _ALTERNATIVES = 5
 
 @dataclass(frozen=True)
 class Explanation:
-    """A choice laid open. ``str()`` is what ``tritongemm explain`` prints.
+    """The explanation of a choice. ``str()`` gives what ``tritongemm explain`` prints.
 
     Attributes:
-        source: as :class:`~tritongemm.selection.Choice`, or ``torch`` where no kernel runs the
-            problem.
-        estimate: the model's prediction, term by term; no measurement.
-        roof_time_us: the least time that the device's peaks allow; None: no peaks on record.
-        measured_us: of the tuned row, where the choice is exact.
-        foreign: what the row was made with where that is another Triton than this one's.
-        not_calibrated: why no measurement supports the estimate; empty where one does.
-        float32: of float32 operands, how the product is computed; of others None.
+        source: as in :class:`~tritongemm.selection.policy.Choice`, or ``torch`` if no kernel runs
+            the problem.
+        estimate: the model's prediction, term by term; not a measurement.
+        roof_time_us: the least time that the device's peaks allow; None if no peaks are known.
+        measured_us: the time of the tuned row, if the choice is exact.
+        foreign: the Triton version that made the row, if it is not the installed one.
+        not_calibrated: why no measurement supports the estimate; empty if one does.
+        float32: how the product of float32 operands is computed; None for other dtypes.
     """
 
     problem: GemmProblem
@@ -56,16 +57,16 @@ class Explanation:
 
     @property
     def tiles(self) -> int | None:
-        """Tiles of C, the parts of a split K or of a cluster's counted each."""
+        """Tiles of C, each part of a split K or cluster K counted."""
         return self.estimate.tiles if self.estimate else None
 
     @property
     def waves(self) -> int | None:
-        """Rounds in which the SMs take the tiles."""
+        """Waves of tiles over the SMs."""
         return self.estimate.waves if self.estimate else None
 
     def fields(self) -> list[tuple[str, str]]:
-        """(name, text) of what is known of the choice."""
+        """(name, text) of each line of the explanation."""
         p = self.problem
         found = [("problem", str(p)),
                  ("alignment", f"A {p.align_a}, B {p.align_b}, C {p.align_c} bytes"),
@@ -134,10 +135,10 @@ def explain(*what: object, device: str | None = None, **options: object) -> Expl
     Args:
         what: two tensors A and B; or the sizes M, N and K of contiguous operands, with the
             ``options`` ``batch, dtype, layout, precision`` and ``epilogue``; or a problem.
-            ``precision`` None is that of a call where torch's own setting is ``ieee``: for float32
-            as ``TRITONGEMM_FP32`` says.
+            ``precision=None`` is the precision of a call while torch's own setting is ``ieee``; for
+            float32 ``TRITONGEMM_FP32`` decides.
         device: a device of ``configs/devices`` such as ``nvidia-h200``, or a part of its name;
-            None: the one of the tensors, or the current one.
+            None: the device of the tensors, or the current one.
 
     Raises:
         UsageError: other arguments. ProblemError: a problem that cannot exist.
@@ -164,7 +165,7 @@ def explain(*what: object, device: str | None = None, **options: object) -> Expl
 
 def explain_problem(problem: GemmProblem, device: DeviceSpec) -> Explanation:
     """What a call of ``problem`` on ``device`` would run; needs no GPU and no torch."""
-    roof = roof_time_us(problem, device)  # None for a device without peaks on record
+    roof = roof_time_us(problem, device)  # None if the device's peaks are unknown
     roof_us, bound = (roof.time_us, roof.bound) if roof else (None, None)
     try:
         if 0 in (problem.batch, problem.m, problem.n, problem.k):
@@ -177,11 +178,11 @@ def explain_problem(problem: GemmProblem, device: DeviceSpec) -> Explanation:
                    if c != choice.config)[:_ALTERNATIVES]
     row = choice.row if choice.source == "exact" else None
     if row is not None and row.epilogue != problem.epilogue:
-        row = None  # it was timed without the epilogue: that is no time of this problem
+        row = None  # the row was timed without the epilogue: not a time of this problem
     note = choice.note
     faster = torch_wins(problem, choice, device)
     if faster:
-        note += f"; {faster}, so a call that is not strict is torch's"
+        note += f"; {faster}, so a call that is not strict goes to torch"
     elif choice.vs_torch is not None and choice.vs_torch < TORCH_WINS:
         note += f"; torch's kernel takes {choice.vs_torch:.2f} of the time of ours"
     return Explanation(
@@ -193,7 +194,7 @@ def explain_problem(problem: GemmProblem, device: DeviceSpec) -> Explanation:
 
 
 def _foreign(row: TunedRow | None) -> str:
-    """What made ``row``, where that is another Triton than the one installed."""
+    """The Triton version that made ``row``, if it is not the installed one."""
     from tritongemm.kernels.triton_version import triton_version
 
     if row is None:

@@ -1,4 +1,5 @@
-"""How a float32 product is computed: the path that a config takes, its error bound, the switch."""
+"""How a float32 product is computed: the path of a config, its error bound, and the setting that
+changes it."""
 
 from __future__ import annotations
 
@@ -19,9 +20,10 @@ class Float32Path:
     Attributes:
         name: ``split``, ``ieee``, ``tf32`` or ``torch``.
         how: what multiplies and sums.
-        bound: of |C - exact| elementwise over |A| |B|, to first order; None: torch's.
-        limit: what the check of ``measure/numerics.py`` holds results to, as multiples of
-            sqrt(K) rms(a) rms(b): (by maximum, by root mean square); None: torch's.
+        bound: elementwise bound of |C - exact| / (|A| |B|), to first order; None for torch's
+            kernels.
+        limit: the limits of the check in ``measure/numerics.py``, as multiples of sqrt(K) rms(a)
+            rms(b): (maximum error, RMS error); None for torch's kernels.
         switch: how to get another path.
     """
 
@@ -54,15 +56,16 @@ _TO_OWN = "TRITONGEMM_POLICY=own or strict=True: kernels of this package only"
 
 
 def default_precision(dtype: str) -> str:
-    """The precision of a product of operands of ``dtype`` where torch's own setting is ``ieee``."""
+    """The precision of a product with operands of ``dtype`` while torch's own setting is
+    ``ieee``."""
     return "fp16x3" if dtype == "fp32" and settings.current().fp32 == "split" else "ieee"
 
 
 def float32_path(problem: GemmProblem, config: KernelConfig | None, device: DeviceSpec,
                  torchs: bool = False) -> Float32Path | None:
-    """The path of ``config``, or torch's; None where the operands are not float32.
+    """The path of ``config``, or torch's; None if the operands are not float32.
 
-    A config of a kernel that does not split runs a problem of precision ``fp16x3`` as ``ieee``.
+    A kernel that does not split operands runs a problem of precision ``fp16x3`` as ``ieee``.
     """
     if problem.dtype_a != "fp32":
         return None
@@ -75,7 +78,7 @@ def float32_path(problem: GemmProblem, config: KernelConfig | None, device: Devi
     elif asked.name == "tf32":
         name, switch = "tf32", _NO_TF32
     else:
-        # What is asked for is ieee, or the split is not worth its pass over the operands here.
+        # Either the setting is ieee, or the split does not pay for its pass over the operands.
         name, switch = "ieee", _TO_SPLIT if asked.name == "ieee" else _TO_IEEE
     mode = asked if name != "ieee" else COMPUTES["ieee"]
     unit = asked.error_unit(problem.c.format.eps, problem.k)

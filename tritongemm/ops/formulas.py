@@ -1,9 +1,9 @@
-"""The gradients of a product and of an activation, over any inner product.
+"""The gradients of a product and of an activation, in terms of any ``multiply``.
 
 C = alpha A B + beta D has dA = alpha dC B^T, dB = alpha A^T dC, dD = beta dC (Giles, "An extended
-collection of matrix derivative results", 2008, 2.2). ``multiply(x, y)`` is whatever makes alpha
-times the product of two operands as ``matmul`` does: a kernel, a registered op, or torch in float64
-where the formulas themselves are on trial. Transposed operands are strided views, not copies.
+collection of matrix derivative results", 2008, 2.2). ``multiply(x, y)`` computes alpha times the
+product of two operands by ``matmul``'s rules: a kernel, a registered op, or torch in float64 where
+tests check the formulas. Transposed operands are strided views, not copies.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ def grad_a(multiply: Multiply, grad: Tensor, b: Tensor, form: Form) -> Tensor:
 
 
 def grad_b(multiply: Multiply, a: Tensor, grad: Tensor, form: Form) -> Tensor:
-    """A^T @ dC, summed to B's shape where B broadcast; of (dC, A) the transpose of that. A matrix B
-    saw every row of a batch of A: together they are the inner extent of its gradient."""
+    """A^T @ dC, summed to B's shape where B broadcast; with (dC, A) as arguments, its transpose. If
+    B is a matrix and A a batch, the rows of all of A's matrices are summed over: they are folded
+    into the inner extent."""
     if len(form.shape) == 2 < a.dim():
         rows = math.prod(a.shape[:-1])  # -1 would be ambiguous where N is 0
         a, grad = a.reshape(rows, a.shape[-1]), grad.reshape(rows, grad.shape[-1])
@@ -65,8 +66,8 @@ def grad_d(grad: Tensor, shape: torch.Size, beta: float = 1.0) -> Tensor:
 
 
 def scaled(x: Tensor, factor: float) -> Tensor:
-    """``x`` times a number, which mostly is 1. (As a scalar: ``x * factor`` has tangents of float64
-    where ``x`` has no axis.)"""
+    """``x`` times a number, usually 1. (As a scalar: ``x * factor`` has float64 tangents if ``x``
+    is 0-dimensional.)"""
     return x if factor == 1 else torch.ops.aten.mul.Scalar(x, factor)
 
 
@@ -74,8 +75,8 @@ def grad_activation(name: str, grad: Tensor, result: Tensor, total: Callable[[],
     """The gradient of an activation's argument.
 
     Args:
-        result: what the activation gave, where its gradient is of that.
-        total: makes the argument itself, where the gradient cannot do without.
+        result: the activation's result, used if its gradient is a function of the result.
+        total: computes the activation's argument, called only if the gradient needs it.
     """
     one = BY_NAME[name]
     return one.gradient(grad, result if one.of_result else total())

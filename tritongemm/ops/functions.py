@@ -1,9 +1,10 @@
-"""``tritongemm.matmul`` and its kin: torch's functions, by this package's kernels where they can.
+"""``tritongemm.matmul`` and related functions: torch's functions, on this package's kernels where
+possible.
 
-The fast path of a call of plain tensors is :mod:`tritongemm.ops.execute`, or where it needs a
-gradient :mod:`tritongemm.ops.autograd`. Everything else takes :func:`_slow_path`: modes and
-sub-classes are torch's, autocast casts as torch's does, a compiler gets registered ops. What is
-declined on the way is torch's call with the same arguments, so that its result, warning or error is
+The fast path of a call with plain tensors is :mod:`tritongemm.ops.execute`, or, if it needs a
+gradient, :mod:`tritongemm.ops.autograd`. Everything else takes :func:`_slow_path`: modes and
+sub-classes go to torch, autocast casts as torch does, a compiler gets registered ops. A declined
+call is passed to torch's function with the same arguments, so the result, warning or error is
 torch's.
 """
 
@@ -48,7 +49,7 @@ from tritongemm.ops.untraced import uncompiled, untraced
 _FUNCTIONALIZE = TransformType.Functionalize
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _NUMBERS = frozenset((int, float))
-#: Torch up to 2.12 has tensors whose axes have names, which its own functions check and hand on.
+#: Up to 2.12 torch has named tensors, whose names its own functions check and propagate.
 _NAMED = hasattr(torch.Tensor, "has_names")
 _any_autocast = torch._C._is_any_autocast_enabled
 _compiling = torch.compiler.is_dynamo_compiling
@@ -58,16 +59,16 @@ _transforms = torch._C._are_functorch_transforms_active
 
 def matmul(input: Tensor, other: Tensor, *, out: Tensor | None = None,
            strict: bool = False) -> Tensor:
-    """A @ B as ``torch.matmul``: vectors, matrices and batches, which broadcast without a copy.
+    """A @ B as ``torch.matmul``: vectors, matrices and batches. Batches broadcast without a copy.
 
     Args:
         input: [K], [M, K] or [..., M, K].
         other: [K], [K, N] or [..., K, N].
-        out: where the result goes, as torch takes it.
+        out: the output tensor, as in torch.
         strict: raise, naming the reason, instead of calling torch. Also TRITONGEMM_STRICT=1.
 
     Raises:
-        UnsupportedError: only when strict. Whatever torch raises for wrong arguments.
+        UnsupportedError: only when strict. Wrong arguments raise what torch raises.
     """
     return _multiplied(torch.matmul, MATMUL, input, other, None, out, strict)
 
@@ -85,14 +86,14 @@ def bmm(input: Tensor, mat2: Tensor, out_dtype: torch.dtype | None = None, *,
 
 
 def mv(input: Tensor, vec: Tensor, *, out: Tensor | None = None, strict: bool = False) -> Tensor:
-    """[M, K] @ [K] as ``torch.mv``, which runs it unless ``strict`` asks for a kernel: it is bound
-    by memory, which torch reads as fast as can be."""
+    """[M, K] @ [K] as ``torch.mv``. torch runs it unless ``strict`` is set: the product is
+    memory-bound, and torch already reads at the memory's bandwidth."""
     return _multiplied(torch.mv, MV, input, vec, None, out, strict)
 
 
 def dot(input: Tensor, tensor: Tensor, *, out: Tensor | None = None,
         strict: bool = False) -> Tensor:
-    """[K] @ [K] as ``torch.dot``, which runs it unless ``strict`` asks for a kernel."""
+    """[K] @ [K] as ``torch.dot``. torch runs it unless ``strict`` is set."""
     return _multiplied(torch.dot, DOT, input, tensor, None, out, strict)
 
 
@@ -101,8 +102,8 @@ def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, out_dtype: torch.dtype | No
           strict: bool = False) -> Tensor:
     """beta * input + alpha * mat1 @ mat2 as ``torch.addmm``, by one kernel.
 
-    ``input`` broadcasts to [M, N] and is not read where beta is 0. Torch's deprecated orders of
-    arguments, (beta, input, mat1, mat2) and (beta, input, alpha, mat1, mat2), are taken with a
+    ``input`` broadcasts to [M, N] and is not read where beta is 0. Torch's deprecated argument
+    orders, (beta, input, mat1, mat2) and (beta, input, alpha, mat1, mat2), are accepted with a
     warning. Otherwise as :func:`matmul`.
     """
     if older or out_dtype is not None and isinstance(out_dtype, Tensor):
@@ -127,8 +128,8 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *,
            activation: Activation = "none", strict: bool = False) -> Tensor:
     """activation(input @ weight.T + bias) as ``torch.nn.functional.linear``, by one kernel.
 
-    Where a gradient is needed torch's own activation follows the kernel: its gradient needs the
-    sum that it is applied to.
+    If a gradient is needed, torch's activation runs after the kernel, because its gradient needs
+    the pre-activation.
 
     Args:
         input: [..., K].
@@ -167,10 +168,10 @@ def _activated_linear(activation: str, *operands: Tensor) -> Tensor:
 
 @untraced
 def _fast_path(a: Tensor, b: Tensor) -> Callable[..., Tensor | Declined] | None:
-    """What multiplies two plain tensors while no mode, transform or autocast is active: kernels, or
-    kernels with a gradient. None: the call takes the slow path."""
+    """The function that multiplies two plain tensors, with or without a gradient, if no mode,
+    transform or autocast is active; None if the call must take the slow path."""
     if (type(a) in _PLAIN and type(b) in _PLAIN
-            and not has_torch_function_variadic(a, b)  # it sees function modes
+            and not has_torch_function_variadic(a, b)  # also true under a function mode
             and not _dispatch_modes() and not _transforms() and not _any_autocast()
             and forward_ad._current_level < 0 and not a.is_neg() and not b.is_neg()
             and not (_NAMED and (a.has_names() or b.has_names()))):
@@ -183,8 +184,8 @@ def _fast_path(a: Tensor, b: Tensor) -> Callable[..., Tensor | Declined] | None:
 @untraced
 def _adding(run: Callable[..., Tensor | Declined],
             d: Tensor) -> Callable[..., Tensor | Declined] | None:
-    """What computes a product plus ``d``, given what computes the product; None as for
-    :func:`_fast_path`."""
+    """The function that computes a product plus ``d``, given the one that computes the product;
+    None as for :func:`_fast_path`."""
     if type(d) not in _PLAIN or d.is_neg() or _NAMED and d.has_names():
         return None
     if run is not product or d.requires_grad and autograd.recording():
@@ -239,7 +240,8 @@ def _added(theirs: Callable[..., Tensor], op: Op, d: Tensor, a: Tensor, b: Tenso
 
 def _older(theirs: Callable[..., Tensor], op: Op, arguments: tuple, strict: bool,
            **options: Any) -> Tensor:
-    """A sum whose arguments are in one of torch's deprecated orders; else torch's error."""
+    """A sum whose arguments are in one of torch's deprecated orders; any other order raises torch's
+    error."""
     if len(arguments) == 4:
         (beta, d, a, b), alpha = arguments, 1
     elif len(arguments) == 5:
@@ -257,27 +259,28 @@ def _older(theirs: Callable[..., Tensor], op: Op, arguments: tuple, strict: bool
 
 
 def _writable(out: Tensor) -> bool:
-    """Whether a kernel may write it, as far as it is no matter of shape and strides."""
+    """Whether a kernel may write ``out``, apart from its shape and strides."""
     return (type(out) in _PLAIN and not out.requires_grad and not out.is_neg()
             and not (_NAMED and out.has_names())
             and (not out.is_inference() or torch.is_inference_mode_enabled()))
 
 
 def _written(out: Tensor) -> Tensor:
-    """``out`` after a kernel wrote it: autograd must know, if it kept it for a gradient."""
+    """``out`` after a kernel wrote it, with its version increased, so that autograd notices if it
+    had saved it."""
     torch.autograd.graph.increment_version(out)
     return out
 
 
 def _given(out_dtype: torch.dtype | None, out: Tensor | None) -> dict[str, object]:
-    """Those arguments that were given, by name: torch's functions tell None from nothing, and
-    their errors name what they got."""
+    """The arguments that were passed, by name: torch's functions distinguish None from a missing
+    argument, and their errors name what was passed."""
     return {name: value for name, value in (("out_dtype", out_dtype), ("out", out))
             if value is not None}
 
 
 def _factors(beta: float, alpha: float) -> dict[str, object]:
-    """Those factors that are not what torch takes for them anyway."""
+    """The factors that differ from torch's defaults, by name."""
     return {name: value for name, value in (("beta", beta), ("alpha", alpha))
             if type(value) is not int or value != 1}
 
@@ -286,13 +289,14 @@ def _factors(beta: float, alpha: float) -> dict[str, object]:
 def _slow_path(theirs: Callable[[], Tensor], op: Op, tensors: tuple[Tensor, ...], strict: bool,
            out: Tensor | None = None, out_dtype: torch.dtype | None = None,
            numbers: tuple[float, ...] = ()) -> Tensor:
-    """Any call: by a compiler's ops, by kernels, or else ``theirs``, or an error when strict.
+    """Runs any call: by registered ops under a compiler, by kernels, or by ``theirs``; an error
+    when strict.
 
     Args:
-        tensors: A and B; with ``numbers``, beta and alpha, D before them.
+        tensors: A and B; or D, A and B with ``numbers``, which are beta and alpha.
 
     Raises:
-        UnsupportedError: it would be theirs, and is to be strict.
+        UnsupportedError: torch would run the call, and it is strict.
     """
     if torch.compiler.is_compiling():
         result = None
@@ -300,7 +304,7 @@ def _slow_path(theirs: Callable[[], Tensor], op: Op, tensors: tuple[Tensor, ...]
             result = compiled.run(op.rule, tensors, numbers)
         if result is None and (strict or settings.current().strict):
             raise UnsupportedError(f"tritongemm.{op.rule.name} would compile as torch's: no "
-                                   "registered op is for such a call")
+                                   "registered op covers such a call")
         return theirs() if result is None else result
     result = _run_eager(op, tensors, out, out_dtype, numbers)
     if not isinstance(result, Declined):
@@ -315,7 +319,7 @@ def _slow_path(theirs: Callable[[], Tensor], op: Op, tensors: tuple[Tensor, ...]
 @untraced
 def _run_eager(op: Op, tensors: tuple[Tensor, ...], out: Tensor | None,
                 out_dtype: torch.dtype | None, numbers: tuple[float, ...]) -> Tensor | Declined:
-    """By kernels, unless only torch can make the call."""
+    """Runs the call by kernels, unless only torch can run it."""
     reason = _torch_only(tensors if out is None else (*tensors, out))
     if reason is not None:
         return Declined(reason)
@@ -341,13 +345,14 @@ def _run_eager(op: Op, tensors: tuple[Tensor, ...], out: Tensor | None,
 
 
 def _torch_only(tensors: tuple[object, ...]) -> str | None:
-    """Why torch must make the call: a sub-class, a mode, a transform. None: it need not."""
+    """Why torch must run the call: a sub-class, a mode, a transform; None if there is no such
+    reason."""
     if any(type(x) not in _PLAIN for x in tensors):
         return "operands are " + " and ".join(type(x).__name__ for x in tensors)
     if _NAMED and any(x.has_names() for x in tensors):  # type: ignore[attr-defined]
         return "axes have names"
     modes = [mode for mode in _get_current_function_mode_stack()
-             if not isinstance(mode, DeviceContext)]  # a default device makes tensors, no more
+             if not isinstance(mode, DeviceContext)]  # a default device affects only factories
     if modes or _dispatch_modes():
         return "a torch function or dispatch mode is active"
     if _transforms() and any(layer.key() == _FUNCTIONALIZE for layer in get_interpreter_stack()):

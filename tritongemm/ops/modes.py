@@ -1,10 +1,10 @@
-"""Ways to run that hold inside a ``with`` block or a decorated function: a budget of SMs, rows
-independent of the batch, how float32 is computed.
+"""Modes that apply inside a ``with`` block or a decorated function: a budget of SMs, batch
+invariance, how float32 is computed.
 
-Each is a setting of the whole process (``TRITONGEMM_NUM_SMS``, ``TRITONGEMM_BATCH_INVARIANT``,
+Each mode is a setting of the whole process (``TRITONGEMM_NUM_SMS``, ``TRITONGEMM_BATCH_INVARIANT``,
 ``TRITONGEMM_FP32``); blocks of several threads and coroutines may overlap
-(:func:`tritongemm.settings.request`). Entering and leaving a block forgets the plans, which are
-made again from stored binaries: set it around a program's phase rather than around a call.
+(:func:`tritongemm.settings.request`). Entering and leaving a block clears the plans, which are then
+rebuilt from cached binaries: put a block around a phase of a program, not around a single call.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tritongemm.ops.untraced import untraced
 
 
 class _Mode(Block):
-    """A block that asks for settings."""
+    """A block that requests settings."""
 
     _asked: dict[str, object]
 
@@ -32,12 +32,12 @@ class _Mode(Block):
 
 
 class sm_budget(_Mode):
-    """Products fill at most ``num_sms`` SMs, so that another kernel has the rest; None: all.
+    """Products use at most ``num_sms`` SMs and leave the rest to other kernels; None: all SMs.
 
-    Persistent kernels launch at most that many programs, and selection counts waves with them and
-    takes kernels that keep to it wherever one does (a cluster does one tile: it keeps to it where
-    all of them fit). Copies of unaligned operands and the passes over a split K are short and not
-    bound by it.
+    Persistent kernels launch at most that many programs. Selection counts waves with that many SMs
+    and prefers kernels that stay within the budget (a kernel with one tile per cluster does if all
+    its clusters fit at once). Copies of unaligned operands and the passes over a split K are short
+    and not limited.
 
     Raises:
         UsageError: not an integer of at least 1.
@@ -53,9 +53,9 @@ class sm_budget(_Mode):
 class batch_invariant(_Mode):
     """A row of ``a @ b`` has the same bits however many rows ``a`` has.
 
-    One config serves every M of an N, K, dtype, layout and alignment; none splits K by M. It holds
-    for ``a`` stored row by row; a call that goes to torch is not bound by it, which ``strict``
-    rules out.
+    One config is used for every M of a given N, K, dtype, layout and alignment, and no split of K
+    depends on M. This holds for a row-major ``a``. It does not hold for a call that goes to torch;
+    ``strict=True`` raises an error instead.
     """
 
     def __init__(self, enabled: bool = True) -> None:
@@ -66,8 +66,8 @@ class fp32_compute(_Mode):
     """How float32 products run where torch's own precision setting is ``ieee``.
 
     ``split``, the default: as three fp16 tensor-core products of operands that are split into two
-    fp16 parts each, or on CUDA cores where that is faster. Each element of C is within
-    (K + 4) 2^-23 of |A| |B| of the exact one, twice the bound of K float32 multiply-adds;
+    fp16 parts each, or on CUDA cores where that is faster. The error of each element of C is at
+    most (K + 4) 2^-23 times the element of |A| |B|, twice the bound of K float32 multiply-adds;
     docs/accuracy.md has the measured errors. Results differ in bits from cuBLAS SGEMM's. ``ieee``:
     on CUDA cores only. Where torch allows TF32, TF32 runs.
 

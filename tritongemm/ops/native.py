@@ -1,7 +1,7 @@
-"""What the Python path has answered, offered to the native dispatcher (:mod:`tritongemm.native`).
+"""Fills the native dispatcher (:mod:`tritongemm.native`) with calls that the Python path resolved.
 
-The Python path stays the reference: the native table holds only calls that it has answered, with
-the same key, and is emptied whenever the Python path forgets its own.
+The Python path is the reference: the native table holds only calls that it has resolved, under the
+same key, and is emptied whenever the Python path clears its own cache.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ class Form(IntEnum):
 
 
 class Bound(NamedTuple):
-    """What a call of the Python path launches, as the native table keeps it.
+    """What a call of the Python path launches, in the form that the native table stores.
 
     Attributes:
         plan: one launch for the whole call, on the only device.
-        shape, strides, dtype: of a fresh result.
-        spans: bytes of A, B, C and D, and whether D may be C itself; None for a fresh result.
+        shape, strides, dtype: of a newly allocated result.
+        spans: bytes of A, B, C and D, and whether D may be C itself; None for a newly allocated
+            result.
     """
 
     plan: Plan
@@ -52,8 +53,8 @@ class Bound(NamedTuple):
     spans: tuple[int, int, int, int, bool] | None = None
 
 
-#: run(number of the op, a, b[, d[, beta, alpha]]) -> the result, or None where the Python path has
-#: to answer. None where the native dispatcher is off, and before the first call.
+#: run(number of the op, a, b[, d[, beta, alpha]]) -> the result, or None if the Python path must
+#: run the call. None while the native dispatcher is off, and before the first call.
 run: Callable[..., Tensor | None] | None = None
 #: The same of a call that is already below autograd, autocast and modes.
 run_below: Callable[..., Tensor | None] | None = None
@@ -67,8 +68,8 @@ _lock = threading.RLock()
 
 
 def table() -> ModuleType | None:
-    """The native dispatcher, or None where it is off. Looks at the settings at the first call, as
-    the Python path does."""
+    """The native dispatcher, or None if it is off. Reads the settings at the first call, as the
+    Python path does."""
     if not _looked:
         forget()
     return _module
@@ -84,15 +85,14 @@ def generation() -> int:
 def offer(found_in: int, number: int, call: Callable[..., object], result: Tensor | Declined,
           a: Tensor, b: Tensor, d: Tensor | None = None, out: Tensor | None = None,
           alpha: float = 1.0, beta: float = 0.0, dtype_out: torch.dtype | None = None) -> None:
-    """Offers the answer to a call like this, of the op with this ``number``. ``call`` has run once,
-    so the tensor maps of its launches are made. ``found_in``: the generation in which the answer
-    was sought."""
+    """Adds a call of the op with this ``number`` to the native table. ``call`` has run once, so its
+    tensor maps exist. ``found_in``: the generation of the table when the call was looked up."""
     native = table()
     if native is None:
         return
     bound: Bound | None = getattr(call, "bound", None)
     if isinstance(result, Declined):
-        # Of a call that has a plan the reason lies in how this call's memory overlaps.
+        # A call with a plan was declined because of how its memory overlaps.
         if result.lasting and bound is None:
             native.refuse(found_in, number, a, b, d, out, alpha, beta, dtype_out, str(result))
         return
@@ -100,7 +100,7 @@ def offer(found_in: int, number: int, call: Callable[..., object], result: Tenso
         return
     try:
         plan = native.plan(*bound.plan.native_launches())
-    except LaunchError:  # this time another plan ran, without scratch
+    except LaunchError:  # this call ran another plan, without scratch
         return
     native.offer(found_in, number, a, b, d, out, alpha, beta, dtype_out, plan, bound.shape,
                  bound.strides, bound.dtype, bound.spans)
@@ -108,7 +108,7 @@ def offer(found_in: int, number: int, call: Callable[..., object], result: Tenso
 
 def refuse(number: int, reason: str, a: Tensor, b: Tensor, d: Tensor | None = None,
            out: Tensor | None = None, alpha: float = 1.0, beta: float = 0.0) -> None:
-    """Calls like this are torch's, for a reason that any call with the same key has."""
+    """Adds a declined call; the reason holds for every call with the same key."""
     native = table()
     if native is not None:
         native.refuse(_generation, number, a, b, d, out, alpha, beta, None, reason)
@@ -124,7 +124,7 @@ def forget() -> None:
         except UsageError:  # a variable that cannot be parsed; the call that reads it says so
             _module = None
         run, run_below = (None, None) if _module is None else (_module.run, _module.run_below)
-        for native in dict.fromkeys((before, _module)):  # entries of an override may use the first
+        for native in dict.fromkeys((before, _module)):  # an override may use the first
             if native is not None:
                 native.set_reasons(_REASONS)
                 _generation = native.clear(limit)
@@ -149,8 +149,8 @@ def _ready() -> None:
 
 
 def empty() -> None:
-    """Empties the table, if it is in use; :mod:`~tritongemm.ops.execute` calls this whenever it
-    forgets its own calls, so after every change of settings."""
+    """Empties the table, if it is in use. :mod:`~tritongemm.ops.execute` calls this whenever it
+    clears its own cache, which includes every change of settings."""
     if _looked:
         forget()
 

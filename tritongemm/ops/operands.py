@@ -1,8 +1,8 @@
-"""How a call is read as one product: extents and strides alone, no tensor and no copy.
+"""Reads a call as one batched product: from extents and strides alone, without a tensor or a copy.
 
-A batch that broadcasts has stride 0; leading axes of A that go on from its rows are rows; a
-transposed operand is its strides. So folding, broadcasting and the gradients' transposed problems
-cost nothing, and a kernel needs an operand's address only.
+A broadcast batch has stride 0, leading axes of A that continue its rows become rows, and a
+transposed operand has swapped strides. So folding, broadcasting and the transposed products of
+gradients cost nothing, and a kernel needs only the operand's address.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tritongemm.kernels.launch import Geometry
 from tritongemm.ops.declined import Declined
 from tritongemm.problem import MAX_EXTENT, NOTHING_TO_MULTIPLY, GemmProblem, divisor_of
 
-#: Launches that one call may be cut into, where its batch has no single stride.
+#: Limit on the launches of one call whose batch has no single stride.
 MAX_PARTS = 8
 
 VECTORS_ARE_TORCHS = "products with a vector are torch's"
@@ -25,7 +25,7 @@ Strides = tuple[int, int, int]
 
 
 class Operand(NamedTuple):
-    """A tensor as far as reading it goes: extents, strides in elements."""
+    """Extents of a tensor, and its strides in elements."""
 
     shape: Sequence[int]
     stride: Sequence[int]
@@ -35,9 +35,9 @@ class Form(NamedTuple):
     """A call as C[batch, M, N] = A[batch, M, K] @ B[batch, K, N] (and D as C).
 
     Attributes:
-        shape: of the result, as torch has it.
+        shape: shape of the result in torch.
         a, b, c, d: (batch, row, column) strides in elements.
-        parts: one launch each: element offsets of A, B, C and D.
+        parts: for each launch, the element offsets of A, B, C and D.
     """
 
     m: int
@@ -53,7 +53,8 @@ class Form(NamedTuple):
 
     @property
     def addend(self) -> str:
-        """What D is to an epilogue: ``none``, a ``bias`` of every row, or one to ``add``."""
+        """The epilogue's operand: ``none``, ``bias`` (the same for every row) or ``add`` (a
+        matrix)."""
         if self.d is None:
             return "none"
         return "bias" if self.d[:2] == (0, 0) and self.d[2] else "add"
@@ -75,7 +76,7 @@ def form_of(a: Operand, b: Operand, out: Operand | None = None, d: Operand | Non
     Args:
         a: [K], [M, K] or [..., M, K].
         b: [K], [K, N] or [..., K, N].
-        out: of the result's shape; None: gapless.
+        out: has the result's shape; None: the result is contiguous.
         d: broadcasts to the result.
 
     Raises:
@@ -136,7 +137,8 @@ def _broadcast(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...] | No
 
 
 def expanded(x: Operand, shape: Sequence[int]) -> tuple[int, ...] | None:
-    """Strides of ``x`` as ``shape``, 0 where it broadcasts; None where it does not."""
+    """Strides of ``x`` expanded to ``shape``, 0 along broadcast axes; None if it does not
+    broadcast."""
     missing = len(shape) - len(x.shape)
     if missing < 0:
         return None
@@ -155,7 +157,7 @@ def gapless(shape: Sequence[int]) -> tuple[int, ...]:
 
 def _with_vectors(out: Operand, shape: tuple[int, ...], row: bool, column: bool,
                   ) -> tuple[int, ...]:
-    """Strides of ``out`` with the axes of 1 that a vector operand leaves out."""
+    """Strides of ``out`` with the axes of length 1 that a vector operand drops."""
     if tuple(out.shape) != shape:
         raise Declined(f"out= is of shape {tuple(out.shape)}, the result of shape {shape}")
     strides = list(out.stride)
@@ -167,8 +169,9 @@ def _with_vectors(out: Operand, shape: tuple[int, ...], row: bool, column: bool,
 
 
 def _fold_rows(rows: _Axis, axes: list[_Axis]) -> tuple[_Axis, list[_Axis]]:
-    """Batch axes that B does not see become rows: those that go on from the rows, and, in place
-    of fewer rows, the longest one (rows share a tile's load of B; a batch loads it again)."""
+    """Batch axes along which B broadcasts become rows: those that continue the rows, and the
+    longest one if it is longer than the rows (rows share a tile's load of B; a batch loads B
+    again)."""
     left: list[_Axis] = []
     for axis in reversed(axes):
         if axis.b == 0 and rows.size == 1:
@@ -185,7 +188,7 @@ def _fold_rows(rows: _Axis, axes: list[_Axis]) -> tuple[_Axis, list[_Axis]]:
 
 
 def _merge(axes: list[_Axis]) -> list[_Axis]:
-    """Neighbours that one stride steps through in every operand are one axis."""
+    """Merges neighbouring axes that every operand traverses with a single stride."""
     merged: list[_Axis] = []
     for axis in axes:
         if merged and merged[-1][1:] == tuple(axis.size * s for s in axis[1:]):
@@ -195,7 +198,7 @@ def _merge(axes: list[_Axis]) -> list[_Axis]:
 
 
 def _cut(axes: list[_Axis]) -> tuple[_Axis, tuple[tuple[int, int, int, int], ...]]:
-    """The axis that is the kernel's batch, the longest one; the others are launches."""
+    """The longest axis, which becomes the kernel's batch; the others become separate launches."""
     if not axes:
         return _Axis(1, 0, 0, 0, 0), ((0, 0, 0, 0),)
     chosen = max(axes, key=lambda axis: axis.size)
@@ -211,8 +214,8 @@ def _cut(axes: list[_Axis]) -> tuple[_Axis, tuple[tuple[int, int, int, int], ...
 
 
 def _settled(rows: int, cols: int, row: int, col: int) -> tuple[int, int]:
-    """(row, column) strides where an axis of one element, which no address depends on, has the
-    stride that is best for a kernel: 1 if the other is not, else a whole number of 16 bytes."""
+    """(row, column) strides, where an axis of one element gets the stride that suits kernels best
+    (no address depends on it): 1 if the other stride is not 1, else a multiple of 16 bytes."""
     if rows > 1 and cols > 1:
         return row, col
     if rows == 1 and cols == 1:
@@ -228,23 +231,23 @@ def span_bytes(x: Operand, size: int) -> int:
 
 
 def repeats(x: Operand) -> bool:
-    """Whether an axis steps over the same memory again (what torch refuses in an ``out``)."""
+    """Whether several elements share memory (torch refuses such an ``out``)."""
     return any(stride == 0 and extent > 1 for extent, stride in zip(x.shape, x.stride))
 
 
 def problem_of_form(form: Form, bases: Sequence[int], dtypes: tuple[str, str, str], epilogue: str,
                     precision: str) -> tuple[GemmProblem, Geometry]:
-    """The problem of a form, and its strides.
+    """The problem of a form, and the geometry of its operands.
 
     Args:
-        bases: addresses of A, B, C and D; only their last bits matter.
+        bases: addresses of A, B, C and D; only their alignment matters.
         dtypes: names of the formats of A, B and C; D has C's.
     """
     size_a, size_b, size_out = (format_of(name).itemsize for name in dtypes)
     a, b, c, d = bases
     letter_a, align_a = _stored(form, 0, form.a, form.m, form.k, a, size_a)
     letter_b, align_b = _stored(form, 1, form.b, form.k, form.n, b, size_b)
-    gaps = form.c[2] != 1 and form.n > 1  # kernels that want C's rows gapless know it by this 1
+    gaps = form.c[2] != 1 and form.n > 1  # align 1 tells kernels that C's rows are not contiguous
     align_c = 1 if gaps else _rows(form, 2, form.c, form.m, form.n, c, size_out)
     problem = GemmProblem(form.m, form.n, form.k, form.batch, *dtypes, letter_a + letter_b,
                           align_a, align_b, align_c, epilogue, precision)
@@ -267,7 +270,8 @@ def _stored(form: Form, index: int, strides: Strides, rows: int, cols: int, base
 
 def _rows(form: Form, index: int, strides: Strides, rows: int, cols: int, base: int,
           size: int) -> int:
-    """The alignment of every row's first element; of one element where a row has gaps."""
+    """The alignment of every row's first element, in bytes; the size of an element if rows have
+    gaps."""
     batch, row, col = strides
     if col != 1 and cols > 1:
         return size

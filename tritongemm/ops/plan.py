@@ -1,7 +1,7 @@
-"""A plan: a config bound to a problem and a geometry, ready to launch. The one hot path.
+"""A plan: a config bound to a problem and a geometry, ready to launch. This is the hot path.
 
-Everything a launch depends on is fixed in the plan but the operands' addresses and the stream;
-a plan never synchronises and allocates nothing but its scratch, from torch's allocator.
+A plan fixes everything that a launch depends on except the operands' addresses and the stream. It
+never synchronises, and allocates only its scratch, from torch's allocator.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from tritongemm.kernels.driver import Launcher
 
 Values = tuple[int | float, ...]
-#: What every call of a product brings, in order: addresses (of D 0, where there is none) and two
-#: numbers.
+#: What every call of a product passes, in order: addresses (0 for a missing D) and two numbers.
 PRODUCT = ("a", "b", "c", "d", "alpha", "beta")
 
 
 def _operands(launches: Sequence[Launch]) -> tuple[str, ...]:
-    """The names of what ``launches`` are given, in order: a product's, then what else they read."""
+    """The names of the values passed to ``launches``, in order: a product's, then further
+    operands."""
     return tuple(dict.fromkeys((*PRODUCT, *(x for one in launches for x in one.operands()))))
 
 
 def scratch_of(launches: Sequence[Launch]) -> int:
-    """Bytes of scratch that a call of ``launches`` takes."""
+    """Bytes of scratch that a call of ``launches`` needs."""
     return max(launch.scratch_bytes for launch in launches)
 
 
@@ -44,11 +44,10 @@ class Plan:
     """Launches ``config`` for ``problem`` on CUDA device ``index``.
 
     Attributes:
-        operands: what it is given, in order: :data:`PRODUCT`, then the names of what else its
-            launches declare (scales, offsets).
-        at: at(values) launches on one tuple of addresses and numbers, in the order of
-            ``operands``. The device must be the current one. Raises LaunchError,
-            torch.OutOfMemoryError.
+        operands: the names of the plan's values, in order: :data:`PRODUCT`, then the further
+            operands that its launches declare (scales, offsets).
+        at: at(values) launches with a tuple of addresses and numbers, in the order of ``operands``.
+            The device must be the current one. Raises LaunchError, torch.OutOfMemoryError.
 
     Raises:
         ConstraintError: the config is illegal. CompileError, LaunchError: it cannot be built.
@@ -84,31 +83,31 @@ class Plan:
                  **others: torch.Tensor) -> None:
         """Launches on torch's current stream of the plan's device. Raises LaunchError.
 
-        ``d``, alpha and beta are read where the problem's epilogue takes them: a bias [N], or a
-        matrix already expanded to C's shape, with the strides of the plan's geometry. ``others``
-        are the operands beyond those of a product, by name.
+        ``d``, alpha and beta are read if the problem's epilogue uses them. ``d`` is a bias [N], or
+        a matrix already expanded to C's shape, with the strides of the plan's geometry. ``others``
+        are further operands, by name.
         """
         if d is None and self._reads_d:
-            raise LaunchError(f"{self.problem} adds a D, and this call brings none")
-        _check_brought(self.operands, others)
+            raise LaunchError(f"{self.problem} adds a D, and this call passes none")
+        _check_passed(self.operands, others)
         self.at((a.data_ptr(), b.data_ptr(), c.data_ptr(), 0 if d is None else d.data_ptr(),
                  alpha, beta, *(others[x].data_ptr() for x in self.operands[len(PRODUCT):])))
 
 
-def _check_brought(operands: Sequence[str], others: Mapping[str, torch.Tensor]) -> None:
-    """Raises LaunchError where a call does not bring what the launches read."""
+def _check_passed(operands: Sequence[str], others: Mapping[str, torch.Tensor]) -> None:
+    """Raises LaunchError if a call does not pass an operand that the launches read."""
     for name in operands[len(PRODUCT):]:
         if name not in others:
-            raise LaunchError(f"the kernel reads {name!r}, and this call brings none")
+            raise LaunchError(f"the kernel reads {name!r}, and this call passes none")
 
 
 def _launching(launchers: Sequence[Launcher], scratch_bytes: int,
                index: int) -> Callable[[Values], None]:
-    """``Plan.at``: a closure, for it is what every call goes through. The values that it is given
-    are a launcher's as they are, with the address of scratch behind them where there is any.
+    """``Plan.at``: a closure, because every call goes through it. It passes its values to the
+    launchers unchanged, followed by the address of the scratch if there is any.
 
-    Scratch is given back to torch's allocator at once: it is reused in the order of this stream
-    only, so later work on this stream cannot overtake the launches that read it.
+    Scratch is returned to torch's allocator at once. That is safe: the allocator reuses it in
+    stream order, so later work on this stream runs after the launches that read it.
     """
     stream_of = torch._C._cuda_getCurrentRawStream
     if len(launchers) == 1 and not scratch_bytes:
@@ -133,8 +132,9 @@ def _scratch(size: int, index: int) -> torch.Tensor:
 
 @contextlib.contextmanager
 def kept_scratch() -> Iterator[list[torch.Tensor]]:
-    """A list that gets the scratch of every launch inside the block, so that a study can read what
-    the kernels left there. For one thread: plans of others are seen too."""
+    """A list that collects the scratch of every launch inside the block, so that a test can read
+    what the kernels wrote there. Use it from one thread: plans of other threads are collected
+    too."""
     global _scratch
     kept: list[torch.Tensor] = []
     allocate = _scratch
@@ -175,12 +175,12 @@ class InterpretedPlan:
 
         size = scratch_of(self._launches)
         scratch = torch.full((max(size // 4, 1),), float("nan"), dtype=torch.float32)
-        _check_brought(self.operands, others)
+        _check_passed(self.operands, others)
         operands = {"a": a, "b": b, "c": c, SCRATCH: scratch, **others}
         if d is not None:
             operands["d"] = d
         elif epilogue_of(self.problem.epilogue).reads_d:
-            raise LaunchError(f"{self.problem} adds a D, and this call brings none")
+            raise LaunchError(f"{self.problem} adds a D, and this call passes none")
         for launch in self._launches:
             interpret(launch, operands, {"alpha": alpha, "beta": beta})
 
@@ -200,17 +200,18 @@ def make_plan(problem: GemmProblem, config: KernelConfig, device: DeviceSpec, ge
 
 def bind_config(problem: GemmProblem, config: KernelConfig,
                 device: DeviceSpec) -> BoundConfig:
-    """``config`` as a callable (a, b, out, d=None, alpha=1.0, beta=1.0, **others) for any operands
-    of ``problem``, however strided; ``others`` are those beyond a product's, by name.
+    """``config`` as a callable (a, b, out, d=None, alpha=1.0, beta=1.0, **others) for operands of
+    ``problem`` with any strides; ``others`` are further operands, by name.
 
     Raises:
-        ConstraintError, CompileError, LaunchError: when it is bound, not when it is called.
+        ConstraintError, CompileError, LaunchError: raised here, not by the call.
     """
     return BoundConfig(problem, config, device)
 
 
 class BoundConfig:
-    """A config that makes its plans as it meets strides; ``report`` is that of the first."""
+    """A config that makes one plan for each set of strides; ``report`` is that of the first
+    plan."""
 
     def __init__(self, problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> None:
         self._problem, self._config, self._device = problem, config, device
@@ -236,8 +237,8 @@ class BoundConfig:
 
 def geometry_of(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor,
                 d: torch.Tensor | None = None, **others: torch.Tensor) -> Geometry:
-    """The strides of A [M, K] or [batch, M, K], B and C alike, of D, which may be a bias [N], and
-    of what else is brought."""
+    """The strides of A [M, K] or [batch, M, K], of B and C likewise, of D, which may be a bias [N],
+    and of further operands."""
     views = tuple((name, View(x.stride(), divisor_of(x.data_ptr())))
                   for name, x in sorted(others.items()))
     g = Geometry(*strides_of(a), *strides_of(b), *strides_of(c),
@@ -246,14 +247,14 @@ def geometry_of(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor,
 
 
 def strides_of(x: torch.Tensor) -> tuple[int, int, int]:
-    """(batch, row, column) strides of a matrix, whose batch stride is 0, or of a batch."""
+    """(batch, row, column) strides of a batch, or of a matrix, whose batch stride is 0."""
     batch, row, column = x.stride() if x.dim() == 3 else (0, *x.stride())
     return batch, row, column
 
 
 def strides_of_d(d: torch.Tensor) -> tuple[int, int, int, int]:
-    """(batch, row, column) strides of D, 0 along the axes that it has not, and the bytes up to 16
-    that its base and outer strides are aligned to."""
+    """(batch, row, column) strides of D, 0 along missing axes, and the alignment of its base and
+    outer strides in bytes, at most 16."""
     batch, row, column = (0,) * (3 - d.dim()) + d.stride()
     size = d.element_size()
     if column > 1:

@@ -1,4 +1,4 @@
-"""The plans that were made: one for each problem, geometry and device, made once and bounded."""
+"""The cache of plans: one for each problem, geometry and device, bounded in number."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ Key = tuple[GemmProblem, Geometry, torch.device]
 
 
 class Plans:
-    """Plans by everything that a launch depends on, the least recently asked for first out.
+    """An LRU cache of plans, keyed by everything that a launch depends on.
 
-    A problem that no plan can be made for is kept too, as the reason why.
+    A problem for which no plan can be made is cached too, with the reason.
     """
 
     def __init__(self) -> None:
@@ -41,20 +41,20 @@ class Plans:
         self._building = threading.Lock()
 
     def get(self, key: Key, *, scratch: bool = True, forced: bool = False) -> AnyPlan:
-        """The plan of ``key``; with ``scratch`` false, one that takes no memory of its own; with
-        ``forced``, one where torch's kernel is known to be faster as well.
+        """The plan of ``key``. ``scratch=False``: a plan that needs no scratch memory.
+        ``forced=True``: a plan even if torch's kernel is known to be faster.
 
         Raises:
-            Declined: no kernel runs it, none could be built, or none may be built now.
+            Declined: no kernel supports the problem, none could be built, or none may be built now.
         """
         place = (*key, scratch, forced)
         with self._lock:
-            known = self._plans  # what is made after a clear() of what was before goes with that
+            known = self._plans  # a clear() meanwhile also drops what is added to this table
             found = known.get(place)
             if found is not None:
                 known.move_to_end(place)
         if found is None:
-            with self._building:  # one compile at a time; a second thread finds it made
+            with self._building:  # one compile at a time; a waiting thread then finds the plan
                 found = known.get(place)
                 if found is None:
                     found = _make(*key, scratch, forced)
@@ -64,8 +64,9 @@ class Plans:
         return found
 
     def refuse(self, key: Key, error: LaunchError) -> Declined:
-        """From now on ``key`` goes to torch: the driver refused the launch. Says so once."""
-        reason = str(error)  # a kept log record must not keep the error's frames
+        """Sends ``key`` to torch from now on, because the driver refused the launch. Logs it
+        once."""
+        reason = str(error)  # a stored log record must not keep the error's frames alive
         _warn(key[0], reason)
         remember(device_of(key[2]).slug, str(key[0]), reason)
         for ways in product((True, False), repeat=2):
@@ -73,18 +74,18 @@ class Plans:
         return Declined(reason)
 
     def _keep(self, known: OrderedDict, place: tuple, plan: AnyPlan | Declined) -> None:
-        """Adds one, and drops what is over the bound."""
+        """Adds a plan, and drops the least recently used ones over the limit."""
         with self._lock:
             known[place] = plan
             while len(known) > settings.current().plan_cache_size:
                 known.popitem(last=False)
 
     def clear(self) -> None:
-        """Forgets them all."""
+        """Drops all plans."""
         self._plans = OrderedDict()
 
     def after_fork(self) -> None:
-        """Starts empty, with new locks, in a child process: the parent's may be held."""
+        """Starts empty, with new locks, in a child process: the parent's locks may be held."""
         self.__init__()  # type: ignore[misc]
 
     def __len__(self) -> int:
@@ -95,7 +96,8 @@ plans = Plans()
 
 
 def device_of(where: torch.device) -> DeviceSpec:
-    """The :class:`DeviceSpec` of a tensor's device, with the SMs that may be filled."""
+    """The :class:`DeviceSpec` of a tensor's device, with the number of SMs that the budget
+    allows."""
     if where.type != "cuda":
         return interpreter_device()
     return within_budget(
@@ -125,7 +127,7 @@ def _make(problem: GemmProblem, geometry: Geometry, where: torch.device,
             config = _without_scratch(problem, device, geometry, choice.config)
         try:
             plan = make_plan(problem, config, device, geometry, where)
-        except CompileError:  # where this ruled a kind of kernel out, another one is chosen now
+        except CompileError:  # if this disabled a kernel, another one is selected now
             again = choose(problem, device)
             if again.config.kernel == config.kernel or not scratch:
                 raise
@@ -133,7 +135,7 @@ def _make(problem: GemmProblem, geometry: Geometry, where: torch.device,
             plan = make_plan(problem, config, device, geometry, where)
     except UnsupportedError as error:
         return Declined(str(error))
-    except Exception as error:  # no compiler, a damaged table, another Triton: torch still works
+    except Exception as error:  # no compiler, a damaged table, an unknown Triton: torch still works
         reason = str(error)
         if not isinstance(error, TritonGemmError):
             reason = f"{type(error).__name__}: {reason}"
@@ -147,8 +149,8 @@ def _make(problem: GemmProblem, geometry: Geometry, where: torch.device,
 
 def _without_scratch(problem: GemmProblem, device: DeviceSpec, geometry: Geometry,
                      config: KernelConfig) -> KernelConfig:
-    """The most promising config that takes no scratch: no split K, no copies of operands, no parts
-    of float32 operands, which then run on CUDA cores. Raises UnsupportedError."""
+    """The config with the least estimate that needs no scratch: no split K, no copies of operands,
+    no split float32 operands (these then run on CUDA cores). Raises UnsupportedError."""
     for other in chain([config], candidates(problem, device)):
         if not scratch_of(launches_of(problem, other, device, geometry)):
             if other != config:
@@ -170,12 +172,12 @@ def _say_capturing() -> None:
 
 @functools.lru_cache(maxsize=4096)
 def _say(problem: str, device: str, config: str, source: str, note: str) -> None:
-    """Logs a choice the first time; the same one for other strides says nothing new."""
+    """Logs a choice the first time; the same choice for other strides is not logged again."""
     log.info("tritongemm: %s -> %s (%s; %s)", problem, config, source, note)
 
 
 def forget() -> None:
-    """Every plan, and what was said about them."""
+    """Drops every plan, and the record of what was logged."""
     plans.clear()
     _say.cache_clear()
     _say_capturing.cache_clear()

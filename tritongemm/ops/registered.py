@@ -1,13 +1,13 @@
 """The products as ops that a compiler records: ``torch.ops.tritongemm.mm, bmm, addmm, baddbmm``.
 
-Schemas are aten's, and ``addmm`` has an activation. Eagerly an op runs a kernel of this package and
-calls aten for what is declined; shapes, errors and strides of its fake are aten's, symbolic ones
-included. Gradients are products by the same ops, in forward order: they can be differentiated
-again. Forward mode and ``torch.func`` are for ``tritongemm.matmul`` and its kin: torch's
-registration of gradients knows neither (PyTorch issue 179652).
+Schemas are aten's; ``addmm`` also takes an activation. In eager mode an op runs a kernel of this
+package, or calls aten if the call is declined. Its fake implementation is aten's, so shapes,
+strides and errors match, symbolic ones included. Gradients are products by the same ops, so they
+can be differentiated again. Forward mode and ``torch.func`` work with ``tritongemm.matmul`` and
+related functions only: torch's registration of gradients supports neither (PyTorch issue 179652).
 
-Defined with ``torch.library.Library``: a call costs a seventh of one through
-``torch.library.custom_op`` (1.3 and 11.4 us on the CPU), 5.4 us with its gradient registered.
+Defined with ``torch.library.Library``, whose calls take 1.3 us of host time, 5.4 us with a
+registered gradient; ``torch.library.custom_op`` takes 11.4 us.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def _baddbmm(self: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1,
 def _declined(reason: Declined, op: execute.Op,
               ours: Callable[[execute.Op], Tensor | Declined],
               theirs: Callable[[], Tensor]) -> Tensor:
-    """A call that ``op`` declined: theirs, or under TRITONGEMM_STRICT=1 ours where only a choice
-    spoke against it. Raises UnsupportedError under that setting otherwise."""
+    """Runs a call that ``op`` declined: by torch, or, under TRITONGEMM_STRICT=1 and if only the
+    policy declined it, by our kernel. Otherwise raises UnsupportedError under that setting."""
     if not settings.current().strict:
         return theirs()
     if reason.by_choice:
@@ -112,8 +112,8 @@ def _activation(name: str) -> Callable[[Tensor], Tensor]:
 
 
 def _keep_pair(ctx: Any, inputs: tuple, *more: Tensor) -> None:
-    """Keeps A and B, the last inputs, each where the gradient of the other one needs it."""
-    # While an op runs, torch's own bookkeeping is one more input behind these.
+    """Saves A and B, the last inputs, each if the gradient of the other one needs it."""
+    # While an op runs, torch passes one more input of its own after these.
     need_a, need_b = ctx.needs_input_grad[len(inputs) - 2:len(inputs)]
     a, b = inputs[-2:]
     ctx.forms = formulas.Form.of(a), formulas.Form.of(b)
@@ -122,14 +122,14 @@ def _keep_pair(ctx: Any, inputs: tuple, *more: Tensor) -> None:
 
 def _pair_gradients(ctx: Any, multiply: formulas.Multiply, a: Tensor | None, b: Tensor | None,
                     grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """dA and dB, where what they need was kept."""
+    """dA and dB; None for one whose operand was not saved."""
     form_a, form_b = ctx.forms
     return (None if b is None else formulas.grad_a(multiply, grad, b, form_a),
             None if a is None else formulas.grad_b(multiply, a, grad, form_b))
 
 
 def _register_product(name: str) -> None:
-    """The gradient of ``mm`` or ``bmm``."""
+    """Registers the gradient of ``mm`` or ``bmm``."""
     def setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
         _keep_pair(ctx, inputs)
 
@@ -142,7 +142,7 @@ def _register_product(name: str) -> None:
 
 
 def _register_sum(name: str, product: str) -> None:
-    """The gradient of ``addmm`` or ``baddbmm``, whose own products are by ``product``."""
+    """Registers the gradient of ``addmm`` or ``baddbmm``, which uses the op ``product``."""
     def setup(ctx: Any, inputs: tuple, keyword_only_inputs: dict, output: Tensor) -> None:
         d, a, b = inputs
         ctx.shape_d, ctx.beta = d.shape, keyword_only_inputs["beta"]
@@ -152,7 +152,7 @@ def _register_sum(name: str, product: str) -> None:
             _keep_pair(ctx, inputs)
         elif BY_NAME[ctx.activation].of_result:
             _keep_pair(ctx, inputs, output)
-        else:  # the sum is made again in backward: the kernel does not write it out
+        else:  # backward recomputes the pre-activation: the kernel does not store it
             ctx.forms = formulas.Form.of(a), formulas.Form.of(b)
             ctx.save_for_backward(a, b, d)
 
@@ -176,7 +176,7 @@ def _register_sum(name: str, product: str) -> None:
                                     lib=_library)
 
 
-#: Lives as long as the process: torch drops an op with the library that defined it.
+#: Must live as long as the process: torch removes an op when its library is destroyed.
 _library = torch.library.Library("tritongemm", "FRAGMENT")
 
 

@@ -1,12 +1,12 @@
-"""Functions that Dynamo leaves alone: it neither inlines them nor compiles what they call.
+"""Marks functions that Dynamo must neither inline nor compile, nor what they call.
 
-A compiled function runs this package's Python as it is where Dynamo gives a frame up: around a
-``with`` block it cannot trace, under a transform of ``torch.func``, in a kernel that torch's
-dispatcher calls. Without these marks Dynamo would then compile each frame on the way, down to the
-selection's arithmetic. What it should trace, the public functions, has no mark.
+Where Dynamo skips a frame (around a ``with`` block that it cannot trace, under a ``torch.func``
+transform, in a kernel that torch's dispatcher calls), a compiled function runs this package's
+Python code. Without these marks Dynamo would then compile every frame below, down to the arithmetic
+of selection. The public functions, which it should trace, have no mark.
 
-``torch.compiler.disable`` does the same, loads Dynamo, and adds a Python call to each call. The
-marks cost a call nothing.
+``torch.compiler.disable`` does the same, but imports Dynamo and adds a Python call to each call.
+These marks add no cost to a call.
 """
 
 from __future__ import annotations
@@ -29,21 +29,22 @@ def untraced(function: _Function) -> _Function:
 
 
 def uncompiled(function: _Function) -> _Function:
-    """Marks a function that Dynamo may inline where it traces a caller, and does not compile by
-    itself, nor what it calls."""
+    """Marks a function that Dynamo may inline into a traced caller, but must not compile on its
+    own, nor what it calls."""
     if _skip is not None:
         _skip(function.__code__)
     return function
 
 
 def _skipping() -> Callable[[Any], None] | None:
-    """What makes Dynamo skip a code object and all frames below it (torch 2.10 to 2.13)."""
+    """The function that makes Dynamo skip a code object and all frames below it (torch 2.10 to
+    2.13)."""
     try:
         eval_frame = torch._C._dynamo.eval_frame
         strategy = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP,
                                                  eval_frame._FrameAction.SKIP)
         mark = eval_frame.set_code_exec_strategy
-    except AttributeError:  # another torch: Dynamo compiles the frames, or gives them up
+    except AttributeError:  # another torch: Dynamo compiles these frames, or skips them itself
         return None
     return lambda code: mark(code, strategy)
 

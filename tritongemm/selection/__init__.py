@@ -1,5 +1,5 @@
-"""Chooses a config for a problem: a tuned row of the device or its sibling, the calibrated model,
-the nearest row, or the rule default."""
+"""Chooses a config for a problem: a tuned row of the device or of its sibling, the calibrated
+model, the nearest row, or the rule default."""
 
 from __future__ import annotations
 

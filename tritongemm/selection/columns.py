@@ -1,9 +1,9 @@
 """Many configs as arrays, one array a parameter, and the kind of a problem.
 
-To choose among thousands of configs, their work is counted on arrays (``work.py``). What a config
-does with a problem depends mostly on what divides the extents, on layouts, alignments and dtypes:
-the *kind* of the problem. That part is computed config by config, once for each kind. The extents
-enter as arithmetic on the arrays.
+Selection compares thousands of configs, so ``work.py`` counts their work on arrays. Most of what a
+config does for a problem depends on the divisors of the extents, the layouts, the alignments and
+the dtypes: the *kind* of the problem. That part is computed once for each config and kind. The
+extents enter as arithmetic on the arrays.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ SIZES = ("block_m", "block_n", "block_k", "num_warps", "num_stages", "group_m", 
          "epilogue_subtile", "cluster_k", "cluster_m", "cluster_n")
 WAYS = ("swap_ab", "pad_operands", "dependent_launch", "pingpong")
 _parameters = attrgetter(*SIZES, *WAYS)
-#: Bits of a sector of the L2, 32 bytes: a larger divisor of the rows changes nothing for a kernel.
+#: Bits of an L2 sector (32 bytes). Kernels run alike for all row lengths that are multiples of it.
 _SECTOR_BITS = 8 * 32
-#: Derived arrays that a ``Columns`` keeps at a time: three or four for each kind of problem, and a
-#: model's layers are mostly of one kind.
+#: Limit on the derived arrays that a ``Columns`` caches: three or four for each kind of problem,
+#: and most layers of a model have the same kind.
 _KEPT = 32
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ class Columns:
             raise AttributeError(name) from None
 
     def take(self, index: Any) -> Columns:
-        """The configs of an index or mask."""
+        """The configs that an index array or a mask selects."""
         part = object.__new__(Columns)
         part.configs = self.configs[index]
         part._set(self._values[:, index])
@@ -75,8 +75,8 @@ class Columns:
 
 
 def kind_of(problem: GemmProblem) -> GemmProblem:
-    """The smallest problem of ``problem``'s kind, which stands for all of them: the same but for
-    its extents, with the same divisors of each leading dimension of A, B and C."""
+    """The smallest problem of ``problem``'s kind, used as the key of the kind. It differs from
+    ``problem`` in the extents only; each leading dimension of A, B and C keeps its divisors."""
     most = _SECTOR_BITS // min(bits_of(dtype) for dtype in (
         problem.dtype_a, problem.dtype_b, problem.dtype_out))
     n, k = math.gcd(problem.n, most), math.gcd(problem.k, most)

@@ -1,6 +1,6 @@
-"""The inputs of the network, for each config and problem: the problem, the config, traits of the
-kernel, counts of work, and the terms that the constants give. No kernel has an input of its own.
-Numbers that span decades enter as logarithms.
+"""The inputs of the network for a config and a problem: the problem, the config, traits of the
+kernel, counts of work, and the terms that the constants predict. There is no input for a single
+kernel. Numbers that span orders of magnitude enter as logarithms.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from tritongemm.kernels.footprint import bits_of
 from tritongemm.problem import GemmProblem, divisor_of
 from tritongemm.selection.columns import SIZES, Columns
 
-#: Traits of a kernel, 0 or 1 each. The first four tell each of the shipped kernels from the others
-#: and are linearly independent over them, so that a network can give each its own offset.
+#: Traits of a kernel, 0 or 1 each. The first four distinguish the shipped kernels and are linearly
+#: independent over them, so that a network can learn an offset for each kernel.
 _TRAITS = ("copy_engine", "producer_warps", "tensor_cores", "k_over_threads", "persistent")
 #: Traits that are positive numbers: they enter as logarithms.
 _AMOUNTS = ("programs_per_sm", "registers", "in_flight_kib", "products", "bits_a", "bits_b")
-#: Parameters of a config that choose between ways of working: each value beside the first is an
-#: input.
+#: Categorical parameters of a config, one-hot without the first value: one input for each other
+#: value.
 _WAYS = {"swap_ab": (1, 2), "pad_operands": (1, 2), "dependent_launch": (1, 2), "pingpong": (1,)}
 #: Counts of work that no other input holds.
 _COUNTS = ("tiles", "waves", "per_sm", "steps", "step_flops", "sm_bytes", "l2_bytes", "dram_bytes",
@@ -29,10 +29,11 @@ _TERMS = ("fill_us", "k_loop_us", "unit_us", "store_us", "split_us", "pad_us")
 _BOUNDS = ("unit", "pace", "sm", "l2", "dram")
 _OF_PROBLEM = ("m", "n", "k", "batch", "align_a", "align_b", "align_c", "lead_a", "lead_b",
                "lead_c", "a_turned", "b_turned")
-#: The largest power of two that is told apart in a tile's sides (what is stored and swizzled in
-#: powers of two is slower at other widths) and in the bytes from row to row: two lines of the L2.
+#: Largest power of two that the inputs distinguish as a divisor of a tile's sides (stores and
+#: swizzles work in powers of two and are slower at other widths), and of the bytes from row to row
+#: (two L2 lines).
 _MOST_SIDE, _MOST_LEAD = 128, 256
-#: The inputs that the config and the kind of the problem decide.
+#: The inputs that depend only on the config and the kind of the problem.
 _FIXED = (*_TRAITS, *_AMOUNTS, *SIZES, "block_m_power", "block_n_power",
           *(f"{name}.{value}" for name, values in _WAYS.items() for value in values))
 #: The name of each input.
@@ -41,8 +42,8 @@ NAMES = (*_FIXED, *_OF_PROBLEM, "rows_used", "cols_used", "tiles_down", "tiles_a
 
 
 def fixed_inputs(configs: Columns, work: Any) -> np.ndarray:
-    """[configs, inputs] in float32: the first of :data:`NAMES`, which the config and the kind of
-    the problem decide. ``work``: as for :func:`inputs_of`, of problems of the kind."""
+    """[configs, inputs] in float32: the first of :data:`NAMES`, which depend only on the config and
+    the kind of the problem. ``work``: as for :func:`inputs_of`, of problems of that kind."""
     sides = np.stack([configs.of["block_m"], configs.of["block_n"]])
     return _joined([
         *(getattr(work, name) for name in _TRAITS),
@@ -58,11 +59,12 @@ def inputs_of(fixed: np.ndarray, configs: Columns, problems: Sequence[GemmProble
     """[configs, inputs] in float32, the inputs in the order of :data:`NAMES`.
 
     Args:
-        fixed: of :func:`fixed_inputs`.
-        which: [configs]: the index of each config's problem.
+        fixed: the result of :func:`fixed_inputs`.
+        which: [configs], the index of each config's problem.
         work: the fields of :class:`~tritongemm.selection.work.Work`, as arrays.
-        bounds: what bounds the K loop, each in microseconds, as ``model.bounds_of`` orders them.
-        terms: the ``Estimate`` that is to be corrected, of arrays.
+        bounds: the lower bounds of the K loop's time, microseconds, in the order of
+            ``model.bounds_of``.
+        terms: the ``Estimate`` (of arrays) that the network corrects.
     """
     block_m, block_n = configs.of["block_m"], configs.of["block_n"]
     of = np.array([_of_problem(p) for p in problems], float)[which].T
@@ -91,8 +93,8 @@ def _joined(columns: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _of_problem(problem: GemmProblem) -> tuple[int, ...]:
-    """Extents, where 0 counts as 1; alignments, then the largest divisor of the bytes from row to
-    row, of A, B and C; whether A and B are stored transposed."""
+    """Extents (0 counts as 1); for A, B and C the alignments, then the power of two that divides
+    the bytes from row to row; whether A and B are stored transposed."""
     lead_a, lead_b = problem.leading_dimensions()
     extents = (max(x, 1) for x in (problem.m, problem.n, problem.k, problem.batch))
     leads = ((lead_a, problem.dtype_a), (lead_b, problem.dtype_b), (problem.n, problem.dtype_out))

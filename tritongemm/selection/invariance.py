@@ -1,13 +1,13 @@
-"""Batch invariance: one config for every M, so that a row of the result has the same bits whatever
-rows are computed with it.
+"""Batch invariance: one config for every M, so that the bits of a result row do not depend on the
+other rows of the call.
 
 A row of C is a sum over K. Its bits do not change if the same instructions compute each step of the
-sum in the same order. So the config is the same for every M. It has no split K (the number of parts
-may depend on M; those of a cluster depend on K alone), no copy of unaligned operands (the bound on
-scratch depends on M) and no swapped operands (which a narrow or uneven side needs).
+sum in the same order. So the config is the same for every M. It excludes split K (the number of
+parts may depend on M; cluster K is allowed, because its parts depend on K alone), copies of
+unaligned operands (the scratch limit depends on M) and swapped operands (they pay only for some M).
 
-The choice depends on N, K, dtypes, layout and alignment. The predicted times are averaged over a
-few sizes of M that stand for all.
+The choice depends on N, K, dtypes, layout and alignment. Predicted times are averaged over a few
+representative values of M.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tritongemm.selection.model import model_for
 from tritongemm.selection.work import keeps_to_the_budget
 from tritongemm.settings import config_root
 
-#: The sizes of M that predicted times are averaged over. The largest stands for all in the key.
+#: The values of M that predicted times are averaged over. The cache key uses the largest.
 STAND_INS = (1, 64, 512, 4096)
 
 
@@ -48,8 +48,9 @@ def forget() -> None:
 
 
 def _of_every_m(problem: GemmProblem) -> GemmProblem:
-    """``problem`` with the M that stands for all, and the alignment that A and C have at every M: a
-    single row is aligned as its base address, several only as their leading dimension allows."""
+    """``problem`` with the M of the cache key, and the alignment of A and C that holds at every M:
+    one row is as aligned as its base address, several rows only as far as their leading dimension
+    is."""
     a, c = problem.a.format, problem.c.format
     rows = divisor_of(a.bytes_of(problem.k)) if problem.layout[0] == "n" else a.bytes_of(1)
     return replace(problem, m=STAND_INS[-1], align_a=min(problem.align_a, rows),
@@ -59,7 +60,7 @@ def _of_every_m(problem: GemmProblem) -> GemmProblem:
 @functools.lru_cache(maxsize=1024)
 def _config_for(problem: GemmProblem, device: DeviceSpec, root: str,
                 no_gluon: str | None) -> tuple[KernelConfig, str]:
-    """``root`` and ``no_gluon`` are part of the cache's key: the choice depends on both."""
+    """``root`` and ``no_gluon`` are in the cache key because the choice depends on both."""
     problems = [replace(problem, m=m) for m in STAND_INS]
     model = model_for(problem, device)
     whole = [c for c in shipped.configs(problem)
@@ -79,6 +80,6 @@ def _config_for(problem: GemmProblem, device: DeviceSpec, root: str,
 
 
 def _runs(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> bool:
-    """Whether the config is legal, or breaks only the rule against wasteful tiles."""
+    """Whether the config is legal, or violates only the rule against wasteful tiles."""
     broken = violation(problem, config, device)
     return broken is None or broken.rule == WASTE

@@ -1,28 +1,30 @@
-"""The predicted time of a config for a problem: a sum of terms that a person can check.
+"""The predicted time of a config for a problem: a sum of terms that can be checked by hand.
 
 launch + fill + K loop + units + store + pass over a split K + copies of unaligned operands, and a
-correction: what a network learned that this sum misses (``network.py``). ``work.py`` counts the
-work. The constants come from a calibration of the device, which ``tritongemm calibrate`` fits to a
-sweep's timings; without one, from the datasheet's peaks and usual shares of them. The K loop takes
-as long as the slowest of its bounds: the rate of the unit at this tile, the pace of the dependent
-steps of one program, what an SM loads, what the L2 delivers, what the memory delivers.
+correction by a small network (``network.py``). ``work.py`` counts the work. The constants come from
+a calibration of the device, which ``tritongemm calibrate`` fits to a sweep's timings; without one,
+from the datasheet's peaks and typical shares of them. The K loop takes about as long as the slowest
+of its bounds: the compute rate of the unit at this tile, the latency of one program's dependent
+steps, the loads of an SM, the bandwidth of the L2, the bandwidth of the memory.
 
 Constants, by owner:
     memory: dram_gbps, l2_gbps, sm_gbps (into one SM), split_us and split_gbps (the pass over a
         split K), pad_us, pad_gbps, pad_kelement_us_<alignment> (the copies).
-    a kernel: fill_us (from launch to the first product), latency_us (of a load: a program's step
-        waits for it once in ``num_stages``), store_kib_us_<how> (that an SM stores),
-        load_kelement_us_<alignment> (thousand elements that a scheduler's warps load), spill_us
-        (a register of a warp that does not fit, a step), dependent_drag (share by which sharing
-        the device with the end of the predecessor lengthens the K loop).
-    Times of launches have another constant, ``..._dependent``, for configs of dependent launch.
-    a class of configs: peak_share (of the unit's rate that the tile reaches), pace_us (least time
-        of a program's step), unit_us (start and end of a unit). A class that was not measured has
-        constants interpolated from the classes with the next smaller and larger width.
+    a kernel: fill_us (from launch to the first product), latency_us (of a load; a program waits for
+        it once in ``num_stages`` steps), store_kib_us_<how> (an SM stores one KiB),
+        load_kelement_us_<alignment> (the warps of one scheduler load 1,000 elements), spill_us (one
+        spilled register of a warp, for each step), dependent_drag (relative slowdown of the K loop
+        while the end of the preceding kernel shares the device).
+    Launch times have a second constant, ``..._dependent``, for configs with programmatic dependent
+    launch.
+    a class of configs: peak_share (share of the unit's peak rate that the tile reaches), pace_us
+        (least time of a program's step), unit_us (start and end of a unit of work). The constants
+        of a class that was not measured are interpolated between the classes with the next smaller
+        and larger tile width.
 
-A calibration says what it was made from. A problem of other formats or another compute mode, and a
-config of another kernel, is not calibrated: its terms come from the usual constants, without a
-correction (:func:`not_calibrated` says why).
+A calibration lists the formats, compute modes and kernels that it was fitted to. Any other problem
+or config is not calibrated: its terms use typical constants and no correction
+(:func:`not_calibrated` gives the reason).
 """
 
 from __future__ import annotations
@@ -61,12 +63,12 @@ from tritongemm.selection.work import (
 
 log = logging.getLogger("tritongemm")
 
-#: Microseconds of an empty kernel in a CUDA graph on Hopper.
+#: Time of an empty kernel in a CUDA graph on Hopper, microseconds.
 LAUNCH_US = 1.5
-#: Order of the norm that joins the bounds of the K loop: near the slowest of them, and somewhat
-#: above it where two are close.
+#: Order p of the p-norm that combines the bounds of the K loop: close to their maximum, and
+#: somewhat above it where two bounds are close.
 _SHARPNESS = 4.0
-#: Used where a device has no peaks on record, so that the order still means something.
+#: Peaks of a device without entries in ``configs/devices``, so that configs can still be ranked.
 _UNKNOWN_TFLOPS, _UNKNOWN_GBPS = {"fp32": 50.0}, 2000.0
 
 
@@ -138,8 +140,8 @@ def keys_of(config: KernelConfig, work: Work | Static) -> tuple[Key, ...]:
 
 
 def scales(problem: GemmProblem, device: DeviceSpec) -> Rates:
-    """The factors that turn constants into rates: the unit's peak of one SM, and GB/s into bytes
-    per microsecond."""
+    """The factors that turn constants into rates: the unit's peak for one SM, and bytes per
+    microsecond for one GB/s."""
     flops = _peak_tflops(device, problem.unit) * 1e6 / device.num_sms
     return Rates(1.0, flops, 1.0, 1.0, 1.0, 1e3, 1e3, 1e3, 1.0, 1.0, 1.0,
                  1.0, 1.0, 1.0, 1e3, 1.0, 1e3, 1.0)
@@ -150,10 +152,10 @@ def _peak_tflops(device: DeviceSpec, unit: str) -> float:
 
 
 def predict(work: Work, rates: Rates, factor: float = 1.0) -> Estimate:
-    """The terms. Arithmetic only, so that fields may be numbers or arrays of numbers.
+    """The terms of a prediction. Pure arithmetic, so that fields may be numbers or arrays.
 
     Args:
-        factor: measured over predicted time of what the product's kernel does.
+        factor: measured / predicted time of the product's kernel, without split and copies.
     """
     p = _SHARPNESS
     k_loop = sum(bound ** p for bound in bounds_of(work, rates)) ** (1.0 / p)
@@ -168,8 +170,8 @@ def predict(work: Work, rates: Rates, factor: float = 1.0) -> Estimate:
 
 
 def bounds_of(work: Work, rates: Rates) -> tuple[float, ...]:
-    """The bounds of the K loop, in microseconds: the unit, the pace of dependent steps, what an SM
-    loads, what the L2 delivers, what the memory delivers."""
+    """The lower bounds of the K loop's time, microseconds: compute rate, dependent steps, loads of
+    an SM, L2 bandwidth, memory bandwidth."""
     return (work.per_sm * work.steps * work.step_flops / rates.flops,
             work.waves * work.steps * (rates.pace_us + rates.latency_us / work.stages),
             work.sm_bytes / rates.sm_bytes, work.l2_bytes / rates.l2_bytes,
@@ -178,8 +180,8 @@ def bounds_of(work: Work, rates: Rates) -> tuple[float, ...]:
 
 def usual(key: Key, config: KernelConfig, static: Static, device: DeviceSpec,
           unit: str) -> float:
-    """A constant where no calibration holds it: usual shares of the datasheet's peaks, and times
-    as they are on Hopper."""
+    """A constant that no calibration provides: a typical share of the datasheet's peak, or a time
+    measured on Hopper."""
     name = key[1]
     gbps = device.memory_gbps or _UNKNOWN_GBPS
     if name.removesuffix("_dependent") in _USUAL_US:
@@ -201,7 +203,7 @@ def usual(key: Key, config: KernelConfig, static: Static, device: DeviceSpec,
 
 _USUAL_US = {"fill_us": 0.8, "latency_us": 0.6, "unit_us": 0.5, "split_us": 2.0, "pad_us": 2.0,
              "spill_us": 0.01, "dependent_drag": 0.01}
-#: Of the memory's datasheet bandwidth.
+#: Share of the memory's datasheet bandwidth.
 _USUAL_SHARE = {"dram_gbps": 0.85, "l2_gbps": 1.2, "split_gbps": 1.0, "pad_gbps": 0.7}
 _USUAL_LOAD_US = {"align16": 0.008, "align8": 0.04, "align4": 0.12, "align2": 0.4}
 _USUAL_STORE_US = {"engine": 0.01, "align16": 0.01, "align8": 0.03, "align4": 0.03,
@@ -211,8 +213,8 @@ _USUAL_PAD_US = {"align16": 1e-5, "align8": 2e-4, "align4": 2e-4, "align2": 3e-4
 
 def _usual_share(config: KernelConfig, footprint: Footprint, device: DeviceSpec,
                  unit: str) -> float:
-    """The share of the rate of ``unit`` that a tile can reach: small tiles feed tensor cores too
-    slowly, and CUDA cores have the rate of fp32."""
+    """The share of the rate of ``unit`` that a tile can reach: small tiles keep tensor cores
+    waiting for operands, and CUDA cores run at the fp32 rate."""
     if not footprint.tensor_cores:
         own = 0.5 if footprint.k_over_threads else min(0.8, 0.25 + 0.01 * accumulators(config))
         return own * _peak_tflops(device, "fp32") / _peak_tflops(device, unit)
@@ -236,8 +238,8 @@ def _any_width(name: str) -> str:
 
 def _by_width(constants: Mapping[str, Mapping[str, float]]
               ) -> dict[Key, list[tuple[int, float]]]:
-    """For classes that differ only in the tile's width, (width, value) of each constant, the
-    narrowest first, by (:func:`_any_width`, constant)."""
+    """Groups classes that differ only in the tile's width: (:func:`_any_width`, constant) ->
+    [(width, value)], narrowest first."""
     found: dict[Key, list[tuple[int, float]]] = {}
     for name, values in constants.items():
         if width := re.search(r"x(\d+)x", name):
@@ -247,15 +249,14 @@ def _by_width(constants: Mapping[str, Mapping[str, float]]
 
 
 class Model:
-    """The model of problems of one kind of unit on one device. It caches the constants it looked
-    up.
+    """The model of the problems that run on one kind of unit of a device. Caches constants.
 
     Attributes:
-        section: its calibration; None: usual constants.
+        section: the calibration; None: typical constants.
         where: name of the device whose timings calibrated it.
-        neighbours: the measured problems; None: none.
-        candidates: the configs that were the best of a measured problem, or nearly, those of many
-            problems first; empty where a calibration does not list any.
+        neighbours: the measured problems; None if there are none.
+        candidates: configs that were the best, or nearly, for a measured problem; those that won
+            the most problems first. Empty if the calibration lists none.
     """
 
     def __init__(self, section: Section | None, where: str, device: DeviceSpec, unit: str,
@@ -280,7 +281,7 @@ class Model:
         return "fill_us" + early in self.section.constants.get(config.kernel, {})
 
     def place(self, config: KernelConfig) -> int:
-        """Its place among the candidates; behind all of them if it is none."""
+        """The position of ``config`` in ``candidates``; their number if it is not one of them."""
         return self._places.get(config, len(self._places))
 
     def estimate(self, problem: GemmProblem, config: KernelConfig) -> Estimate:
@@ -297,7 +298,7 @@ class Model:
 
     def _estimates(self, problem: GemmProblem, configs: Columns,
                    index: np.ndarray | None = None) -> Estimate:
-        """The terms of many configs, as arrays. What the calibration did not measure has no
+        """The terms of many configs, as arrays. Configs that were not measured get no
         correction."""
         terms, inputs = self._uncorrected(problem, configs, index)
         if self._network is None or not len(configs if index is None else index):
@@ -317,8 +318,8 @@ class Model:
 
     def _uncorrected(self, problem: GemmProblem, configs: Columns, index: np.ndarray | None = None
                      ) -> tuple[Estimate, Callable[[], np.ndarray]]:
-        """The terms of many configs without the correction, and a function that makes the inputs
-        of a network."""
+        """The terms of many configs without the correction, and a function that computes the
+        network's inputs."""
         works: Any = counts(problem, configs, self._device, index)
         kind = kind_of(problem)
         classes = configs.kept(("classes",), lambda: [class_of(c) for c in configs.configs])
@@ -341,9 +342,8 @@ class Model:
         return terms, inputs
 
     def _between(self, key: Key, width: int) -> float | None:
-        """A constant of a class that was not measured: interpolated between the classes that
-        differ only in the tile's width, or that of the nearest one; None: there is no such
-        class."""
+        """A constant of a class that was not measured: interpolated between the classes that differ
+        only in the tile's width, or taken from the nearest one. None if there is no such class."""
         widths = self._of_width.get((_any_width(key[0]), key[1]))
         return float(np.interp(width, *zip(*widths, strict=True))) if widths else None
 
@@ -378,12 +378,12 @@ class Model:
 
 
 class Served(NamedTuple):
-    """A section of a calibration, and the device that it serves.
+    """A section of a calibration, and the device that it is used for.
 
     Attributes:
-        section: None where no calibration has one.
+        section: None if no calibration has one.
         where: names of the devices that it was measured on.
-        device: the one that it serves, with the peaks that its constants are shares of.
+        device: the device that it is used for, with the peaks that its constants are shares of.
     """
 
     section: Section | None
@@ -393,8 +393,9 @@ class Served(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def _served(path: str, device: DeviceSpec, unit: str) -> Served:
-    """The section for ``unit`` of the device's calibration, at ``path``; without one, of the
-    calibration from its timings and its sibling's; without that, of the sibling's. Read once."""
+    """The section for ``unit``, from the first of these that has one: the device's calibration at
+    ``path``, the calibration fitted to timings of the device and its sibling, the sibling's.
+    Cached."""
     section = _shipped(device.slug, unit)
     if section is not None:
         return Served(section, device.name, device)
@@ -416,8 +417,9 @@ def of_sibling(sibling: DeviceSpec, device: DeviceSpec, unit: str) -> Served:
 
 
 def _shipped(device: str, unit: str, sibling: str = "") -> Section | None:
-    """The section for ``unit``. A network with other inputs than this release makes is left out,
-    with one warning for the file: its constants serve without a correction."""
+    """The section for ``unit``. If its network expects other inputs than this release computes, the
+    network is dropped, with one warning per file, and the constants are used without a
+    correction."""
     calibration = _read(str(calibration_path(device, sibling)), device, sibling)
     return calibration.section(unit) if calibration is not None else None
 
@@ -432,9 +434,9 @@ def _read(path: str, device: str, sibling: str) -> Calibration | None:
     if not foreign:
         return calibration
     other = ", ".join(sorted({*foreign[0]} ^ {*NAMES})) or "their order"
-    log.warning("tritongemm: %s: the network has other inputs than this release makes (%s) and is "
-                "not used; configs are chosen by the constants alone. Run `tritongemm calibrate` "
-                "on the journals again", path, other)
+    log.warning("tritongemm: %s: the network expects other inputs than this release computes "
+                "(%s) and is not used; configs are chosen by the constants alone. Run "
+                "`tritongemm calibrate` on the journals again", path, other)
     return replace(calibration, sections=tuple(
         section if section.network is None or section.network.names == NAMES
         else replace(section, network=None) for section in calibration.sections))
@@ -447,13 +449,13 @@ def _model(section: Section | None, where: str, device: DeviceSpec, unit: str,
 
 
 def model_for(problem: GemmProblem, device: DeviceSpec) -> Model:
-    """The model for problems like ``problem``; one of usual constants where no calibration covers
+    """The model for problems like ``problem``; with typical constants where no calibration covers
     it."""
     return model_of(_served(str(calibration_path(device.slug)), device, problem.unit), problem)
 
 
 def model_of(served: Served, problem: GemmProblem) -> Model:
-    """The model that a section makes for problems like ``problem``."""
+    """The model of a section for problems like ``problem``."""
     section = served.section
     if section is not None and _not_covered(section, problem) is not None:
         section = None
@@ -462,7 +464,7 @@ def model_of(served: Served, problem: GemmProblem) -> Model:
 
 
 def _not_covered(section: Section, problem: GemmProblem) -> str | None:
-    """Which format or compute mode of ``problem`` the section's timings do not include."""
+    """Names the format or compute mode of ``problem`` that the section's timings do not include."""
     formats = {problem.dtype_a, problem.dtype_b} - {*section.covers.formats}
     if formats:
         return f"operands of {', '.join(sorted(formats))} were not measured"
@@ -472,8 +474,8 @@ def _not_covered(section: Section, problem: GemmProblem) -> str | None:
 
 
 def not_calibrated(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> str | None:
-    """Why no measurement supports the predicted time of ``config`` for ``problem``, one phrase;
-    None where the calibration covers both."""
+    """Why no measurement supports the predicted time of ``config`` for ``problem``, in one phrase;
+    None if the calibration covers both."""
     section = _served(str(calibration_path(device.slug)), device, problem.unit).section
     if section is None:
         return f"no calibration serves {device.name} for {problem.unit}"

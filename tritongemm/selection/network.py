@@ -1,10 +1,10 @@
-"""The networks that correct the sum of terms: the mean of a few small ones.
+"""The correction of the sum of terms: the mean of a few small neural networks.
 
-Each maps the inputs of a config and problem (``inputs.py``) to the logarithm of measured over
-predicted time, through SiLU layers. ``tritongemm calibrate`` trains them on the sweeps' timings
-(``calibration/training.py``). On 440 problems left out of the training, their choices reach 0.983
-of the best config's speed; averages over measured problems near by, which they replaced, reach
-0.972 (perf/results/nvidia-h200/exploratory/learned.txt).
+Each maps the inputs of a config and problem (``inputs.py``) through SiLU layers to the logarithm of
+measured / predicted time. ``tritongemm calibrate`` trains them on the sweeps' timings
+(``calibration/training.py``). On 440 problems held out of the training, the chosen configs reach
+0.983 of the best config's speed; averages over neighbouring measured problems reach 0.972
+(perf/results/nvidia-h200/exploratory/learned.txt).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Network:
         self._members = [layers_of(member) for member in record.members]
 
     def __call__(self, inputs: np.ndarray) -> np.ndarray:
-        """[configs, inputs] -> the logarithm of measured over predicted time of each config."""
+        """[configs, inputs] -> log(measured / predicted time) of each config."""
         at = normed(inputs, self._mean, self._scale)
         return np.mean([_run(layers, at) for layers in self._members], 0)
 

@@ -1,15 +1,15 @@
 """Chooses the config for a problem: :func:`choose`.
 
-The first of these that has an answer: the problem's tuned row, the twin's row, the sibling's row,
-the calibrated model, the nearest legal row, the rule default. The twin is the same problem in the
-other 16-bit type. The sibling is another device of the architecture, whose measurements serve where
-this one has none (``sibling.py``).
+The first of these that applies decides: the problem's tuned row, the twin's row, the sibling's row,
+    the calibrated model, the nearest legal row, the rule default. The twin is the same problem in
+    the other 16-bit type. The sibling is another device of the same architecture, whose
+    measurements are used where this device has none (``sibling.py``).
 
-The model answers only for what its calibration covers. For other formats, compute modes or kernels
-the rule decides, and the choice's note says ``not calibrated``.
+The model decides only what its calibration covers. For other formats, compute modes or kernels the
+rule decides, and the choice's note says ``not calibrated``.
 
-A damaged table, calibration or space, and a tuned row that this release cannot use, are left out
-with one warning each: what comes next decides, and the call stays with these kernels.
+A damaged table, calibration or space, or a tuned row that this release cannot use, is skipped with
+one warning. The next source decides, and the call still runs on this package's kernels.
 
 Two settings change the order. Under a budget of SMs tuned rows are ignored, and configs that keep
 to the budget come before others. Under batch invariance ``invariance.py`` chooses.
@@ -40,24 +40,24 @@ from tritongemm.selection.model import Model, forget, model_for, not_calibrated
 from tritongemm.selection.sibling import with_rows_for
 from tritongemm.selection.work import keeps_to_the_budget
 
-#: The largest distance of a row that may serve another problem: the sum over batch, m, n and k of
-#: |log2| of the ratios. Two extents four times as long are 4.
+#: The largest distance at which a row is used for another problem: the sum over batch, m, n and k
+#: of |log2(ratio)|. Two extents that are four times as long make a distance of 4.
 NEAREST_LIMIT = 4.0
-#: Families whose first member is predicted to take more than this many times the fastest one's are
-#: skipped: times within a family differ by less.
+#: A family is skipped if its first member's predicted time is more than this many times the
+#: shortest first member's: times within a family differ by less.
 _HOPEFUL = 1.5
-#: Of the configs predicted within this factor of the least time, the one that the calibration lists
-#: first is chosen, so that similar problems share binaries: 71 for 136 M of one N and K, 87 without
-#: (perf/results/nvidia-h200/exploratory/learned.txt).
+#: Among configs predicted within this factor of the least time, the one that the calibration lists
+#: first is chosen, so that similar problems share binaries: 136 values of M for one N and K need 71
+#: binaries instead of 87 (perf/results/nvidia-h200/exploratory/learned.txt).
 AS_GOOD = 1.01
 _TWINS = {"bf16": "fp16", "fp16": "bf16"}
-#: Below this share of our time torch's kernel is taken instead, where the policy allows it: nearer
-#: to 1 an estimate is wrong as often as right (leave-one-out, 200 problems of an H200).
+#: Torch's kernel runs where its time is below this share of ours and the policy allows it. Closer
+#: to 1 an estimate is wrong as often as right (leave-one-out, 200 problems on an H200).
 TORCH_WINS = 0.97
-#: Microseconds of the host that a call handed to torch takes at least under an override: 17.9, 4.9
-#: more than one of ours, in perf/results/nvidia-h200/host-time.txt. A program cannot run such calls
-#: any faster, so a shorter kernel counts as that long; but in CUDA graphs, which the plans of a
-#: call know nothing of, it is not.
+#: Least host time of a call that an override passes on to torch, microseconds: 17.9, which is 4.9
+#: more than a call of ours (perf/results/nvidia-h200/host-time.txt). A program cannot issue such
+#: calls any faster, so a shorter kernel counts as this long. (Inside a CUDA graph it is shorter,
+#: but a plan does not know whether it will be captured.)
 HANDED_OVER_US = 16.0
 
 
@@ -71,10 +71,10 @@ class Choice:
             ``invariant``.
         row: the tuned row behind it, where there is one.
         note: one line for ``explain`` and the log.
-        predicted_us: by the model, where that made the choice.
-        vs_torch: torch's time over ours: as measured with the exact row or the twin's, else as
-            measured problems near by have it; None: not known, or only on a sibling.
-        evidence: of float32, the same without regard to the epilogue, and of a sibling too; None:
+        predicted_us: the model's prediction, if the model made the choice.
+        vs_torch: torch's time / ours: measured with the exact row or the twin's, else estimated
+            from neighbouring measured problems. None if unknown, or known only on a sibling.
+        evidence: for float32, the same ratio for any epilogue, and from a sibling too. None if
             nothing was measured.
     """
 
@@ -88,19 +88,20 @@ class Choice:
 
     @property
     def time_us(self) -> float | None:
-        """Microseconds of ours, as measured with the row, be it on a sibling, else as predicted."""
+        """The time of our kernel in microseconds: measured with the row (on a sibling too), else
+        predicted."""
         return self.predicted_us if self.row is None else self.row.time_us
 
 
 @functools.lru_cache(maxsize=256)
 def _table(layers: tuple[tuple[Path, int, int], ...], arch: int) -> TunedTable | None:
-    """The table of ``layers`` (:func:`layers_for`), read once for each set of files: what is read
-    while a file is replaced does not stand for the new one. None where none of them can be used."""
+    """The table of ``layers`` (:func:`layers_for`), cached by inode and time of change, so
+    that a replaced file is read again. None if none of the files can be used."""
     return read_layers([path for path, *_ in layers], arch)
 
 
 def reload() -> None:
-    """Clears all that was read or cached, so that new tables, spaces and calibrations are read."""
+    """Clears all caches, so that new tables, spaces and calibrations are read."""
     _table.cache_clear()
     shipped.forget()
     invariance.forget()
@@ -109,24 +110,24 @@ def reload() -> None:
 
 
 def table_for(problem: GemmProblem, device: DeviceSpec) -> TunedTable | None:
-    """The tuned table of ``problem`` on ``device``: the user's rows over the shipped ones. None
-    where there is none."""
+    """The tuned table of ``problem`` on ``device``; a user's row overrides a shipped one. None if
+    there is none."""
     layers = layers_for(problem, device.slug)
     return _table(tuple(layers), device.arch) if layers else None
 
 
 def tables_for(problem: GemmProblem, device: DeviceSpec) -> list[TunedTable]:
-    """The tables whose rows say what is fast for ``problem`` on ``device``: its own, then its
-    sibling's, where they are shipped."""
+    """The tables to look in for ``problem`` on ``device``: the device's own, then its sibling's;
+    those that exist."""
     found = (table_for(problem, where) for where in _devices(problem, device))
     return [table for table in found if table is not None]
 
 
 def choose(problem: GemmProblem, device: DeviceSpec) -> Choice:
-    """The config for ``problem``. Never measures.
+    """The config for ``problem``. Does not measure.
 
     Raises:
-        UnsupportedError: no kernel of this package runs it; the message names each one's reason.
+        UnsupportedError: no kernel of this package runs it; the message gives each kernel's reason.
     """
     if settings.current().batch_invariant:
         config, note = invariance.config_for(problem, device)
@@ -159,14 +160,15 @@ def choose(problem: GemmProblem, device: DeviceSpec) -> Choice:
 
 
 def _devices(problem: GemmProblem, device: DeviceSpec) -> list[DeviceSpec]:
-    """The devices whose rows say what is fast on ``device``: itself, then its sibling."""
+    """The devices whose rows are used on ``device``: itself, then its sibling."""
     sibling = with_rows_for(device, problem.unit)
     return [device] if sibling is None else [device, sibling]
 
 
 def _measured(problem: GemmProblem,
               device: DeviceSpec) -> Iterator[tuple[str, GemmProblem, DeviceSpec]]:
-    """(source, problem, device) of the rows that answer ``problem``, the best first."""
+    """(source, problem, device) of the rows that may be used for ``problem``, most reliable
+    first."""
     twin = twin_of(problem)
     for where in _devices(problem, device):
         yield "exact" if where is device else "sibling", problem, where
@@ -175,8 +177,8 @@ def _measured(problem: GemmProblem,
 
 
 def twin_of(problem: GemmProblem) -> GemmProblem | None:
-    """The problem in the other type of 16 bits, or None: the instructions run both at one rate, and
-    every kernel moves the same bytes."""
+    """The problem in the other 16-bit type, or None if its type is not one of the two. Tensor cores
+    run both at the same rate, and every kernel moves the same bytes."""
     if problem.dtype_a not in _TWINS:
         return None
     a, b, out = (_TWINS.get(x, x) for x in (problem.dtype_a, problem.dtype_b, problem.dtype_out))
@@ -185,8 +187,8 @@ def twin_of(problem: GemmProblem) -> GemmProblem | None:
 
 def tuned_row(problem: GemmProblem, measured: GemmProblem, device: DeviceSpec,
               where: DeviceSpec) -> TunedRow | None:
-    """The row of ``measured`` on the device ``where``, or of it without its epilogue, if its config
-    suits ``problem`` on ``device``."""
+    """The row of ``measured`` on the device ``where``, with or without its epilogue, if its config
+    is legal for ``problem`` on ``device``."""
     table = table_for(measured, where)
     for row in _exact_rows(measured, table) if table is not None else ():
         if violation(problem, row.config, device) is None:
@@ -195,18 +197,18 @@ def tuned_row(problem: GemmProblem, measured: GemmProblem, device: DeviceSpec,
 
 
 def _of_the_same(problem: GemmProblem, row: TunedRow) -> float | None:
-    """Torch's time over ours, where the row was measured with this epilogue: a fused one costs us
-    nothing, torch often a pass of its own."""
+    """Torch's time / ours, if the row was measured with this epilogue: a fused epilogue costs our
+    kernel nothing, while torch often needs a separate pass."""
     return row.vs_torch if row.epilogue == problem.epilogue else None
 
 
 def torch_wins(problem: GemmProblem, choice: Choice, device: DeviceSpec) -> str | None:
-    """Why torch's kernel should run ``problem`` instead of ``choice``; None where ours should.
+    """Why torch's kernel should run ``problem`` instead of ``choice``; None if ours should.
 
     Only under the policy ``auto``. 16-bit products go to torch where torch was measured to be
-    faster, for this problem, its twin or problems near it, and by more than handing the call over
-    costs. Float32 and TF32 products go to torch unless a measurement shows that ours is at least
-    as fast. Never under a budget of SMs or batch invariance, which torch does not keep.
+    faster, for this problem, its twin or neighbouring problems, and by more than passing the call
+    on costs. Float32 and TF32 products go to torch unless a measurement shows that ours is at least
+    as fast. Never under a budget of SMs or batch invariance, which torch does not support.
     """
     current = settings.current()
     if current.policy != "auto" or current.batch_invariant or current.num_sms is not None:
@@ -216,22 +218,22 @@ def torch_wins(problem: GemmProblem, choice: Choice, device: DeviceSpec) -> str 
     if (choice.vs_torch is None or choice.time_us is None
             or max(choice.vs_torch, HANDED_OVER_US / choice.time_us) >= TORCH_WINS):
         return None
-    where = {"exact": "here", "twin": "in the other type of 16 bits"}.get(
+    where = {"exact": "here", "twin": "in the other 16-bit type"}.get(
         choice.source, "at measured problems near by")
     return f"torch's kernel takes {choice.vs_torch:.2f} of the time of ours {where}"
 
 
-#: cuBLAS reaches at most this share of the peak rate of float32 and of TF32 (52 of 67 and 395 of
-#: 494 TFLOP/s at 4096 cubed on an H100).
+#: Largest share of the peak rate that cuBLAS reaches in float32 and TF32 (52 of 67 and 395 of 494
+#: TFLOP/s at M = N = K = 4096 on an H100).
 _TORCH_SHARE = 0.8
-#: What torch's time over ours must be at least for float32, by where it was measured: for the
-#: problem itself, for it on a sibling, or for problems near it.
+#: Least ratio of torch's time to ours at which a float32 product runs here, by source: measured for
+#: the problem itself, for it on a sibling, or estimated from neighbouring problems.
 _FLOAT32_LEAST = {"exact": 1.0, "sibling": 1.1, "model": 1.1}
 
 
 def _torch_floor_us(problem: GemmProblem, device: DeviceSpec) -> float:
-    """The least time that torch's product of float32 operands may take, microseconds; infinity
-    where the device's peak rates are not on record."""
+    """A lower bound of the time of torch's product of float32 operands, microseconds; infinity if
+    the device's peak rates are unknown."""
     peak = device.peak_tflops.get("tf32" if problem.precision == "tf32" else "fp32")
     if not peak or not device.memory_gbps:
         return math.inf
@@ -240,13 +242,13 @@ def _torch_floor_us(problem: GemmProblem, device: DeviceSpec) -> float:
 
 
 def _torch_wins_float32(problem: GemmProblem, choice: Choice, device: DeviceSpec) -> str | None:
-    """The same for float32 operands, which need evidence that ours is as fast.
+    """:func:`torch_wins` for float32 operands: torch runs them unless a measurement favours our
+    kernel.
 
-    The IEEE kernels are 0.3 to 1.4 times as fast as torch's, by layout and size, so that for
-    precision ``ieee`` only a row of this very problem on this device counts. Split products, which
-    are ahead by more, may be judged by a sibling's row and by problems near by, with a margin;
-    of the latter the predicted time must also be below what torch may reach at best.
-    What the host saves on a call that stays here does not count.
+    The IEEE kernels are 0.3 to 1.4 times as fast as torch's, depending on layout and size, so for
+    precision ``ieee`` only a row of the same problem on this device counts. Split products win by
+    more: a sibling's row or an estimate from neighbouring problems suffices, with a margin; with an
+    estimate the predicted time must also be below torch's lower bound. Host time is not considered.
     """
     kind = "TF32" if problem.precision == "tf32" else "float32"
     least = _FLOAT32_LEAST.get(choice.source)
@@ -267,38 +269,39 @@ def _torch_wins_float32(problem: GemmProblem, choice: Choice, device: DeviceSpec
 
 
 def _exact_rows(problem: GemmProblem, table: TunedTable) -> list[TunedRow]:
-    """The row of ``problem``, and the one without its epilogue: the product decides the config."""
+    """The row of ``problem``, then the row of the same product without its epilogue."""
     asked = dict.fromkeys((problem, replace(problem, epilogue="none")))
     return [table.rows[key_of(p)] for p in asked if key_of(p) in table.rows]
 
 
 def _without(problem: GemmProblem, row: TunedRow) -> str:
-    """What a choice says of a row that was measured without the problem's epilogue."""
+    """The part of a choice's note that says that the row was measured without the problem's
+    epilogue."""
     return "" if row.epilogue == problem.epilogue else f", without {problem.epilogue}"
 
 
 def by_model(problem: GemmProblem, device: DeviceSpec) -> Choice | None:
-    """The legal candidate with the least predicted time; of those within :data:`AS_GOOD` of it, the
-    one that the calibration lists first.
+    """The legal candidate with the least predicted time; among those within :data:`AS_GOOD` of it,
+    the one that the calibration lists first.
 
-    None where no calibration of ``device`` or its sibling covers the problem, or none of the
-    candidates is legal.
+    None if no calibration of ``device`` or its sibling covers the problem, or no candidate is
+    legal.
     """
     model = model_for(problem, device)
     work = problem.batch * problem.m * problem.n * problem.k
-    if model.section is None or not 0 < work < 2**63:  # the counts of larger ones overflow
+    if model.section is None or not 0 < work < 2**63:  # counts of larger problems overflow
         return None
     among = shipped.candidates_of(model, problem, device)
     if not len(among.columns):
         return None
-    firsts = np.flatnonzero(np.diff(among.family, prepend=-1))  # of each family
+    firsts = np.flatnonzero(np.diff(among.family, prepend=-1))  # the first config of each family
     first_us = model.times(problem, among.columns, firsts)
     hopeful = first_us[among.family] <= _HOPEFUL * first_us.min()
-    for some in map(np.flatnonzero, (hopeful, ~hopeful)):  # these only where no hopeful is legal
+    for some in map(np.flatnonzero, (hopeful, ~hopeful)):  # ~hopeful only if no hopeful is legal
         times = model.times(problem, among.columns, some)
         legal = ((float(times[i]), config) for i in np.argsort(times, kind="stable")
                  if violation(problem, config := among.columns.configs[some[i]], device) is None
-                 and keeps_to_the_budget(problem, config, device))  # few are asked
+                 and keeps_to_the_budget(problem, config, device))  # lazy: few configs are checked
         if (first := next(legal, None)) is not None:
             as_good = itertools.takewhile(lambda x: x[0] <= AS_GOOD * first[0], legal)
             total_us, config = min((first, *as_good), key=lambda x: model.place(x[1]))
@@ -309,9 +312,9 @@ def by_model(problem: GemmProblem, device: DeviceSpec) -> Choice | None:
 def expected_gain(problem: GemmProblem, device: DeviceSpec) -> float | None:
     """The speed-up that the model expects of its best candidate over the problem's tuned row.
 
-    The row's time is the smaller of its measured and its predicted time, since cards and models
-    differ from one day to the next; for a sibling's row, the predicted time. None where the problem
-    has no row of either, or no calibration covers it.
+    The row's time is the smaller of its measured and its predicted time, because cards vary from
+    run to run and models change; for a sibling's row it is the predicted time. None if neither
+    device has a row of the problem, or no calibration covers it.
     """
     rows = [(table.rows[key_of(problem)], where) for where in _devices(problem, device)
             if (table := table_for(problem, where)) is not None and key_of(problem) in table.rows]
@@ -325,7 +328,7 @@ def expected_gain(problem: GemmProblem, device: DeviceSpec) -> float | None:
 
 def _chosen(problem: GemmProblem, device: DeviceSpec, config: KernelConfig, model: Model,
             total_us: float) -> Choice:
-    """The choice of a calibrated model."""
+    """The :class:`Choice` of ``config`` by a calibrated model, with its note."""
     assert model.section is not None
     note = (f"predicted {total_us:.2f} us, calibrated by {model.section.results} timings "
             f"of {model.section.problems} problems")
@@ -343,7 +346,7 @@ def _chosen(problem: GemmProblem, device: DeviceSpec, config: KernelConfig, mode
 
 
 def distance(problem: GemmProblem, row: TunedRow) -> float:
-    """Sum of |log2| of the ratios of batch, m, n, k; 1 more a differing alignment."""
+    """Sum of |log2(ratio)| over batch, m, n and k, plus 1 for each alignment that differs."""
     total = 0.0
     for mine, other in ((problem.m, row.m), (problem.n, row.n), (problem.k, row.k),
                         (problem.batch, row.batch)):
@@ -356,8 +359,8 @@ def distance(problem: GemmProblem, row: TunedRow) -> float:
 
 def nearest(problem: GemmProblem,
             device: DeviceSpec) -> tuple[float, TunedRow, DeviceSpec] | None:
-    """(distance, row, its device) of the closest row of the device's tables and its sibling's, of
-    two as close the device's own; None: none within :data:`NEAREST_LIMIT`."""
+    """(distance, row, its device) of the closest row in the tables of the device and its sibling;
+    the device's own wins a tie. None if none is within :data:`NEAREST_LIMIT`."""
     found = []
     for where in _devices(problem, device):
         table = table_for(problem, where)
@@ -369,8 +372,9 @@ def nearest(problem: GemmProblem,
 
 def nearest_row(problem: GemmProblem, device: DeviceSpec,
                 table: TunedTable) -> tuple[float, TunedRow] | None:
-    """(distance, row) of the closest row whose config is legal here, of two as close the one with
-    the problem's epilogue, then by the table's order; None: none within :data:`NEAREST_LIMIT`."""
+    """(distance, row) of the closest row whose config is legal here. A tie goes to the row with the
+    problem's epilogue, then to the first in the table. None if none is within
+    :data:`NEAREST_LIMIT`."""
     rows = ((distance(problem, row), row.epilogue != problem.epilogue, index, row)
             for index, row in enumerate(table.rows.values())
             if row.epilogue in (problem.epilogue, "none"))
@@ -383,7 +387,7 @@ def nearest_row(problem: GemmProblem, device: DeviceSpec,
 
 
 def default_config(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
-    """The best estimate among the kernels' own defaults that are legal.
+    """The legal config with the least estimate among the kernels' default configs.
 
     Raises:
         UnsupportedError: none is legal.
@@ -393,7 +397,7 @@ def default_config(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
         if not spec.by_rule:
             continue
         broken = spec.supports(problem, device)
-        if broken is None:  # else there may be no default
+        if broken is None:  # a kernel that cannot run the problem may have no default
             config = spec.default(problem, device)
             broken = spec.violation(problem, config, device)
         if broken is None:
@@ -410,14 +414,14 @@ def default_config(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
 
 def candidates(problem: GemmProblem, device: DeviceSpec,
                top: int | None = None) -> list[KernelConfig]:
-    """The legal configs of every shipped space, the most promising by estimate first."""
+    """The legal configs of every shipped space, sorted by estimated time."""
     legal = [c for c in shipped.configs(problem) if violation(problem, c, device) is None]
     return by_promise(problem, device, legal)[:top]
 
 
 def by_promise(problem: GemmProblem, device: DeviceSpec,
                configs: Iterable[KernelConfig]) -> list[KernelConfig]:
-    """``configs``, the most promising by estimate first."""
+    """``configs``, sorted by estimated time."""
     listed = list(configs)
     model = model_for(problem, device)
     times = model.times(problem, Columns(listed)).tolist()

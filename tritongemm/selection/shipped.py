@@ -1,5 +1,5 @@
-"""The configs that a choice is made among, grouped so that a rule which a whole group breaks is
-asked once."""
+"""The configs that selection chooses among, grouped so that a constraint which decides for a whole
+group is checked once per group."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tritongemm.selection.model import Model
 from tritongemm.selection.work import class_of
 from tritongemm.settings import config_root
 
-#: Rules that a whole group of configs breaks or keeps. A group is the configs of a kernel that swap
-#: and copy operands in the same way.
+#: Constraints that all configs of a group either satisfy or violate. A group is the configs of one
+#: kernel with the same ``swap_ab`` and ``pad_operands``.
 _ASKED_ONCE = {"alignment", "swap"}
 
 
@@ -30,12 +30,12 @@ def configs(problem: GemmProblem) -> tuple[KernelConfig, ...]:
 
 
 class Candidates(NamedTuple):
-    """What a model chooses among. A family is the configs of one class and split that swap and copy
-    operands in the same way: their times are near each other.
+    """The configs that a model chooses among. A family is the configs of one group with the same
+    class and ``split_k``; their times are close to each other.
 
     Attributes:
-        columns: the configs, family by family.
-        family: [configs]: the number of each config's family, from 0 up.
+        columns: the configs, grouped by family.
+        family: [configs], the number of each config's family, counted from 0.
     """
 
     columns: Columns
@@ -43,8 +43,8 @@ class Candidates(NamedTuple):
 
 
 def candidates_of(model: Model, problem: GemmProblem, device: DeviceSpec) -> Candidates:
-    """The candidates that the calibration of ``model`` lists, or, where it lists none, the shipped
-    configs that it knows; without groups that have no legal member."""
+    """The candidates that the calibration of ``model`` lists, or, if it lists none, the shipped
+    configs of classes that it measured. Groups without a legal member are left out."""
     root = str(config_root())
     return _among(root, problem.operands, model, tuple(
         not any(rule.check(problem, config, device) is not None
@@ -69,8 +69,9 @@ def _configs(root: str, operands: str) -> tuple[KernelConfig, ...]:
 @functools.lru_cache(maxsize=16)
 def _groups(root: str, operands: str, model: Model
             ) -> tuple[tuple[KernelConfig, tuple[tuple[KernelConfig, ...], ...]], ...]:
-    """(a config, families) of each group. The config is the member that is least likely to break a
-    rule of :data:`_ASKED_ONCE`. Configs that differ in ``dependent_launch`` alone are neighbours.
+    """(a config, families) of each group. The config represents the group when the constraints of
+    :data:`_ASKED_ONCE` are checked: it has the smallest ``split_k``. Configs that differ in
+    ``dependent_launch`` alone are adjacent.
     """
     found = ([c for c in model.candidates if c.kernel in SPECS]
              or [c for c in _configs(root, operands) if model.knows(c)])
@@ -88,7 +89,7 @@ def _groups(root: str, operands: str, model: Model
 
 @functools.lru_cache(maxsize=32)
 def _among(root: str, operands: str, model: Model, legal: tuple[bool, ...]) -> Candidates:
-    """The configs of the groups that are ``legal``."""
+    """The candidates of the groups marked ``legal``."""
     groups = _groups(root, operands, model)
     families = [family for (_, group), one in zip(groups, legal, strict=True)
                 if one for family in group]

@@ -1,7 +1,7 @@
-"""What a config does for a problem, counted: tiles, waves, steps, bytes. No rates, no times.
+"""Counts what a config does for a problem: tiles, waves, steps, bytes. No rates, no times.
 
-A kernel's part of it comes from its footprint (``kernels/footprint.py``); no kernel is known here
-by name.
+What depends on the kernel comes from its footprint (``kernels/footprint.py``); this module names no
+kernel.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from tritongemm.kernels.tensor_map import tma_store
 from tritongemm.problem import FULL_ALIGNMENT, GemmProblem
 from tritongemm.selection.columns import Columns, kind_of
 
-#: How a tile reaches memory: stored by TMA, by the threads with rows of C aligned to so
-#: many bytes, transposed by the threads, or as float32 partial sums of a split K.
+#: How a tile is stored: by TMA, by the threads with rows of C aligned to the given number of bytes,
+#: transposed by the threads, or as float32 partial sums of a split K.
 STORES = ("engine", "align16", "align8", "align4", "align2", "swapped", "split")
-#: How threads load an operand: the bytes of its alignment.
+#: How threads load an operand: by its alignment in bytes.
 LOADS = ("align16", "align8", "align4", "align2")
-#: Slowdown of TMA on rows that begin inside a sector (4088 cubed against 8176 cubed).
+#: Slowdown of TMA on rows that begin inside an L2 sector (M = N = K = 4088 against 8176).
 _WITHIN_SECTORS = 1.5
-#: What of a config decides its :class:`Static`.
+#: The parameters of a config that its :class:`Static` depends on.
 _decisive = attrgetter("kernel", *(name for name in PARAMETERS
                                    if name not in ("group_m", "dependent_launch")))
 #: Warp schedulers of an SM.
@@ -41,32 +41,31 @@ class Work(NamedTuple):
     """Counts of one (problem, config, device). Extents of 0 count as 1, so that all are positive.
 
     Attributes:
-        tiles: units of work: the tiles of C, each part of a split K or of a cluster's K counted,
-            with the tiles that clusters reach over the edge of C.
-        waves: units that one program, or one slot of an SM, computes one after another.
-        per_sm: units of the busiest SM.
-        steps: of the K loop in a unit.
-        step_flops: operations of a step.
-        sm_bytes: that the busiest SM requests, in whole lines, or receives, if that is more.
-        l2_bytes: that all SMs request, in whole lines, and store.
-        dram_bytes: that cross the memory's pins: each operand once, operands that outgrow the L2
-            as often as the tile order returns to them, D, and the result.
-        stages: of the pipeline.
-        load_a, load_b: thousand elements of A and of B that the warps of one scheduler load; 0
-            where TMA loads.
-        spilled: registers of a warp that do not fit, times the steps of all warps of the busiest
-            SM.
-        dependent: 1 where the launch may start under the end of its predecessor.
-        store_kib: that the busiest SM stores, KiB.
+        tiles: units of work: the tiles of C times the parts of a split K or of a cluster's K,
+            including tiles of clusters that lie beyond the edge of C.
+        waves: units that one program, or one slot of an SM, computes in sequence.
+        per_sm: units that the busiest SM computes.
+        steps: steps of the K loop in a unit.
+        step_flops: floating-point operations of a step.
+        sm_bytes: bytes that the busiest SM requests, in whole lines, or receives, if that is more.
+        l2_bytes: bytes that all SMs request, in whole lines, and store.
+        dram_bytes: bytes read from and written to device memory: each operand once, operands larger
+            than the L2 once for each pass of the tile order over them, D, and the result.
+        stages: stages of the pipeline.
+        load_a, load_b: elements of A and of B that the warps of one scheduler load, in thousands; 0
+            if TMA loads them.
+        spilled: registers that a warp spills, times the steps of all warps of the busiest SM.
+        dependent: 1 if the launch may overlap the end of its predecessor (dependent launch).
+        store_kib: KiB that the busiest SM stores.
         split: parts of K.
-        split_bytes: that the pass over a split K reads (float32 partial sums) and writes.
-        pad_bytes: that the copy of unaligned operands, or the pass that converts them, reads and
-            writes.
-        pad_elements: thousand elements of these copies.
+        split_bytes: bytes that the pass over a split K reads (float32 partial sums) and writes.
+        pad_bytes: bytes that the copy of unaligned operands, or the pass that converts them, reads
+            and writes.
+        pad_elements: elements of these copies, in thousands.
         sms, programs_per_sm, tiles_per_program, persistent, copy_engine, producer_warps,
-            tensor_cores, k_over_threads, products, registers, columns_b, bits_a, bits_b: of the
-            :class:`~tritongemm.kernels.footprint.Footprint`.
-        in_flight_kib: KiB that an SM's pipelines hold when all stages are full.
+            tensor_cores, k_over_threads, products, registers, columns_b, bits_a, bits_b: fields of
+                :class:`~tritongemm.kernels.footprint.Footprint`.
+        in_flight_kib: KiB in the pipelines of an SM when all stages are full.
         store: one of :data:`STORES`. loads_a, loads_b: one of :data:`LOADS`. pads: one of LOADS,
             or "" without copies.
     """
@@ -114,8 +113,9 @@ NUMBERS = tuple(n for n in Work._fields if n not in ("store", "loads_a", "loads_
 
 
 def class_of(config: KernelConfig) -> str:
-    """The config's class: what decides the rate of its K loop. Stages, tile order, split and copies
-    are counted in :class:`Work` instead. ``swap_ab=2`` computes its tiles as ``swap_ab=0`` does."""
+    """The config's class: the parameters that decide the rate of its K loop. Stages, tile order,
+    split and copies are counted in :class:`Work` instead. ``swap_ab=2`` has the class of
+    ``swap_ab=0``: it computes tiles in the same way."""
     name = (f"{config.kernel}_{config.block_m}x{config.block_n}x{config.block_k}"
             f"_w{config.num_warps}")
     if config.pingpong:
@@ -127,15 +127,15 @@ def class_of(config: KernelConfig) -> str:
 
 
 def footprint_of(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> Footprint:
-    """The footprint of ``config``, by its kernel. Raises :class:`ConfigError` for an unknown
-    kernel."""
+    """The footprint that the kernel reports for ``config``. Raises :class:`ConfigError` for an
+    unknown kernel."""
     return spec_named(config.kernel).footprint(problem, config, device)
 
 
 def keeps_to_the_budget(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> bool:
-    """Whether the launch of the product has at most one program for each SM of a ``device`` whose
-    other SMs are left to other work; always true on a whole device. Passes over a split K and
-    copies are short, and not counted."""
+    """Whether the product's launch has at most one program for each SM of a ``device`` with a
+    budget of SMs; always true without a budget. Passes over a split K and copies are short and not
+    counted."""
     if not device.spare_sms:
         return True
     if work_of(problem, config, device).tiles <= device.num_sms:
@@ -146,12 +146,13 @@ def keeps_to_the_budget(problem: GemmProblem, config: KernelConfig, device: Devi
 
 
 class Static(NamedTuple):
-    """The part of :class:`Work` that the kind of a problem decides (``columns.py``).
+    """The part of :class:`Work` that depends only on the config and the problem's kind
+    (``columns.py``).
 
     Attributes:
-        footprint: what the config occupies, by its kernel.
+        footprint: what the config occupies, as its kernel reports it.
         copies_a, copies_b: whether the operand is copied first.
-        store, loads_a, loads_b, pads: as of :class:`Work`.
+        store, loads_a, loads_b, pads: as in :class:`Work`.
     """
 
     footprint: Footprint
@@ -164,12 +165,12 @@ class Static(NamedTuple):
 
 
 def static_of(kind: GemmProblem, config: KernelConfig, device: DeviceSpec) -> Static:
-    """The part that a kind decides, of a kind or of any problem of it."""
+    """The :class:`Static` of ``config`` for a kind, given as any problem of the kind."""
     return _static_of(kind, device)(config)
 
 
 def _static_of(kind: GemmProblem, device: DeviceSpec) -> Callable[[KernelConfig], Static]:
-    """:func:`static_of` for many configs: what no config changes is worked out once."""
+    """:func:`static_of` for many configs; what does not depend on the config is computed once."""
     engine_stores, stores = tma_store(kind), f"align{max(kind.align_c, 2)}"
     loads = tuple(f"align{max(x, 2)}" for x in (kind.align_a, kind.align_b))
     copies_of = [copied(kind, way) for way in range(3)]
@@ -229,19 +230,19 @@ def counts(problem: GemmProblem, configs: Columns, device: DeviceSpec,
     """The numbers of :class:`Work` of many configs: an array for each of :data:`NUMBERS`.
 
     Args:
-        index: only these of ``configs``; None: all.
+        index: selects from ``configs``; None: all of them.
     """
     numbers = _numbers(kind_of(problem), configs, device)
     if index is not None:
         configs, numbers = configs.take(index), numbers[:, index]
     *traits, copies_a, copies_b = numbers
-    f: Any = Footprint(*traits)  # of arrays
+    f: Any = Footprint(*traits)  # its fields are arrays
     c: Any = configs
     swap = c.swap_ab > 0
     m, n = (np.where(swap, *x) for x in ((max(problem.n, 1), max(problem.m, 1)),
                                          (max(problem.m, 1), max(problem.n, 1))))
     k, batch = max(problem.k, 1), max(problem.batch, 1)
-    # Bytes of an element of what the kernel loads as its rows, and as its columns.
+    # Bytes of an element of the operand that supplies the tile's rows, and of the other one.
     size_m, size_n = (np.where(swap, *x) / 8 for x in ((f.bits_b, f.bits_a), (f.bits_a, f.bits_b)))
     out = bits_of(problem.dtype_out) / 8
     engine, several = f.copy_engine > 0, c.split_k > 1
@@ -256,7 +257,7 @@ def counts(problem: GemmProblem, configs: Columns, device: DeviceSpec,
 
     def requested(operand: str, side: np.ndarray, copies: np.ndarray) -> np.ndarray:
         lines = _lines(problem, operand, c.block_k, side, engine)
-        return np.where(copies > 0, 1.0, lines)  # copies have rows of whole lines
+        return np.where(copies > 0, 1.0, lines)  # rows of copies are whole lines
 
     asked = c.block_k * (
         c.block_m * size_m / c.cluster_n * np.where(swap, requested("b", c.block_m, copies_b),
@@ -292,8 +293,8 @@ def counts(problem: GemmProblem, configs: Columns, device: DeviceSpec,
 
 
 def _converted_bytes(problem: GemmProblem, footprint: Any) -> np.ndarray:
-    """Bytes that a pass before the product reads and writes where the kernel loads operands in
-    other numbers than the problem's: one read of each element, and what the kernel loads of it."""
+    """Bytes that a conversion pass reads and writes where the kernel loads operands in another
+    format than the problem's: each element once, and the converted operand."""
     converts = (footprint.products > 1) | (footprint.bits_a != bits_of(problem.dtype_a))
     a, b = (float(problem.batch) * x * problem.k for x in (problem.m, problem.n))
     own = a * bits_of(problem.dtype_a) + b * bits_of(problem.dtype_b)
@@ -303,12 +304,12 @@ def _converted_bytes(problem: GemmProblem, footprint: Any) -> np.ndarray:
 
 def _lines(problem: GemmProblem, operand: str, along_k: np.ndarray, along_rows: np.ndarray,
            engine: np.ndarray) -> np.ndarray:
-    """Bytes of the 128-byte lines that the rows of a box of ``operand`` touch, over the bytes of
-    the rows: a row that does not begin a line takes one line more.
+    """Bytes of the 128-byte lines that the rows of a box of ``operand`` touch, divided by the bytes
+    of the rows: a row that does not start at a line boundary touches one line more.
 
-    The L2 delivers part of a line as slowly as all of it, and TMA takes
-    :data:`_WITHIN_SECTORS` times as long for rows that begin inside a sector. ``along_k`` and
-    ``along_rows`` are the box's sides; the layout says which one is contiguous.
+    Part of a line takes the L2 as long as the whole line, and TMA takes :data:`_WITHIN_SECTORS`
+    times as long for rows that begin inside a sector. ``along_k`` and ``along_rows`` are the box's
+    sides; the layout says which one is contiguous.
     """
     bits = bits_of(problem.dtype_a if operand == "a" else problem.dtype_b)
     k_major = problem.layout[0] == "n" if operand == "a" else problem.layout[1] == "t"
@@ -322,15 +323,15 @@ def _lines(problem: GemmProblem, operand: str, along_k: np.ndarray, along_rows: 
 def _dram_bytes(a: np.ndarray, b: np.ndarray, row_bytes: np.ndarray, batch: int, rows: np.ndarray,
                 cols: np.ndarray, running: np.ndarray, configs: Any,
                 device: DeviceSpec) -> np.ndarray:
-    """Bytes of the operands that come from memory.
+    """Bytes of the operands that are read from device memory.
 
-    Tiles go down a group of ``group_m`` rows of tiles, or of clusters, column by column. The
-    group's part of A is read again at once. All of B is read again for every group, from the L2 as
-    far as it fits there.
+    Grouped order: programs compute a group of ``group_m`` rows of tiles (or of clusters) column by
+        column. The group's part of A is reused at once. All of B is read again for every group,
+        from the L2 as far as it fits there.
 
     Args:
         a, b: bytes of the operands of one product of the batch. row_bytes: of a row of A.
-        rows, cols: tiles down and across. running: tiles that are computed at a time.
+        rows, cols: numbers of tiles in M and in N. running: tiles that are computed at a time.
     """
     group = np.minimum(configs.group_m * configs.cluster_m, rows)
     panel = group * configs.block_m * row_bytes
@@ -341,6 +342,6 @@ def _dram_bytes(a: np.ndarray, b: np.ndarray, row_bytes: np.ndarray, batch: int,
 
 
 def _missing(needed: np.ndarray, l2_bytes: int) -> np.ndarray:
-    """The share that has left an L2 of ``l2_bytes`` when ``needed`` bytes went through it."""
+    """The share of ``needed`` bytes that an L2 of ``l2_bytes`` no longer holds."""
     ratio = needed / (0.6 * l2_bytes)
     return ratio ** 4 / (1.0 + ratio ** 4)

@@ -1,4 +1,4 @@
-"""Spaces x constraints -> the configs worth measuring, and how many each rule removed."""
+"""The legal configs of the spaces for a problem, and how many each constraint removed."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tritongemm.records.spaces import Space, combined_hash, load_space, load_spa
 
 @dataclass
 class PruneReport:
-    """What became of the configs of the spaces.
+    """Counts of the configs of the spaces.
 
     Attributes:
-        considered: in the spaces, for the formats of the problem's operands.
-        removed: by (kernel, rule), the first rule that each broke.
-        not_chosen: legal, but left out by ``top`` or ``subset``.
+        considered: configs of the spaces for the formats of the problem's operands.
+        removed: illegal configs, by (kernel, first rule that the config violates).
+        not_chosen: legal configs left out by ``top`` or ``subset``.
         kept: candidates.
     """
 
@@ -42,7 +42,7 @@ class PruneReport:
         self.kept += other.kept
 
     def lines(self) -> list[str]:
-        """One line for the total, one a rule, the strictest first."""
+        """One line for the total, then one for each rule, largest count first."""
         lines = [f"{self.kept} candidates of {self.considered} configurations"]
         lines += [f"  {count:>7} removed by {kernel}: {rule}"
                   for (kernel, rule), count in self.removed.most_common()]
@@ -53,8 +53,8 @@ class PruneReport:
 
 @dataclass(frozen=True)
 class Candidates:
-    """The configs to measure for one problem, the most promising by estimate first, and those of
-    them that are in use now."""
+    """The configs to measure for one problem, sorted by estimated time, and those of them that
+    calls use now."""
 
     configs: tuple[KernelConfig, ...]
     report: PruneReport
@@ -62,12 +62,12 @@ class Candidates:
 
 
 class Planner(ABC):
-    """Makes each problem's :class:`Candidates`: what is legal, the most promising first, cut to
-    ``top`` or ``subset``. What is in use now is always among them, in the spaces or not, so that a
-    sweep compares with what it would replace.
+    """Makes each problem's :class:`Candidates`: the legal configs, sorted by estimated time and cut
+    to ``top`` or ``subset``. The configs that calls use now are always included, even if no space
+    has them, so that a sweep measures what it would replace.
 
     Args:
-        top: only that many, the most promising by estimate.
+        top: only that many, those with the least estimated time.
         subset: only that many, drawn at random with ``seed``.
 
     Raises:
@@ -84,25 +84,24 @@ class Planner(ABC):
     @property
     @abstractmethod
     def space_hash(self) -> str:
-        """Of the spaces that candidates come from."""
+        """Hash of the spaces that candidates come from."""
 
     @abstractmethod
     def legal(self, problem: GemmProblem, device: DeviceSpec, report: PruneReport
               ) -> list[KernelConfig]:
-        """The legal configs of the spaces, each once; counts the others in ``report``."""
+        """The legal configs of the spaces, without repeats; counts the others in ``report``."""
 
     @abstractmethod
     def by_promise(self, problem: GemmProblem, device: DeviceSpec, configs: list[KernelConfig]
                    ) -> list[KernelConfig]:
-        """``configs``, the most promising first."""
+        """``configs``, sorted by estimated time."""
 
     @abstractmethod
     def in_use(self, problem: GemmProblem, device: DeviceSpec) -> list[KernelConfig]:
-        """What a sweep would replace."""
+        """The configs that calls use now, which a sweep may replace."""
 
     def __call__(self, problem: GemmProblem, device: DeviceSpec) -> Candidates:
-        """The candidates of one problem; deterministic. An empty product has none: there is
-        nothing to measure."""
+        """The candidates of one problem; deterministic. A product with an extent of 0 has none."""
         report = PruneReport()
         if problem.batch * problem.m * problem.n * problem.k == 0:
             return Candidates((), report)
@@ -123,7 +122,8 @@ class Planner(ABC):
 
 def legal_among(configs: Iterable[KernelConfig], problem: GemmProblem, device: DeviceSpec,
                 report: PruneReport) -> list[KernelConfig]:
-    """The legal ones of ``configs``; counts all, and the others by rule, in ``report``."""
+    """The legal ones of ``configs``. ``report`` counts all of them, and the illegal ones by
+    rule."""
     found = []
     for config in configs:
         report.considered += 1
@@ -160,7 +160,7 @@ class KernelPlanner(Planner):
 
     @property
     def space_hash(self) -> str:
-        """Of the spaces that candidates come from."""
+        """Hash of the spaces that candidates come from."""
         return combined_hash(self.spaces)
 
     def legal(self, problem: GemmProblem, device: DeviceSpec, report: PruneReport
@@ -172,11 +172,11 @@ class KernelPlanner(Planner):
 
     def by_promise(self, problem: GemmProblem, device: DeviceSpec, configs: list[KernelConfig]
                    ) -> list[KernelConfig]:
-        """By the selection's estimate."""
+        """Sorts by the selection's estimate."""
         return selection.by_promise(problem, device, configs)
 
     def in_use(self, problem: GemmProblem, device: DeviceSpec) -> list[KernelConfig]:
-        """The selection's choice, where its kernel is swept."""
+        """The selection's choice, if its kernel is swept."""
         try:
             present = selection.choose(problem, device).config
         except UnsupportedError:
@@ -184,7 +184,7 @@ class KernelPlanner(Planner):
         return [present] if present.kernel in {space.kernel for space in self.spaces} else []
 
     def _configs(self, space: Space, dtype: str) -> tuple[KernelConfig, ...]:
-        """The space's configs, made once: it has tens of thousands."""
+        """The space's configs. Cached: there are tens of thousands."""
         key = (space.kernel, dtype)
         if key not in self._made:
             self._made[key] = tuple(space.configs(dtype=dtype))

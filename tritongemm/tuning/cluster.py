@@ -1,9 +1,9 @@
 """A sweep over the GPUs of a Dask cluster.
 
-Every worker has one GPU. Each problem is a task; a worker that dies returns its task, which
-another worker of the same kind of device takes. The client hands out problems, and alone writes
-the journal, from records that the workers send (``cluster_worker.py``). Where devices of several
-kinds are in the cluster, each problem is measured on each kind.
+Every worker has one GPU. Each problem is a task; if a worker dies, its task goes to another worker
+of the same kind of device. The client assigns problems, and it alone writes the journal, from
+records that the workers send (``cluster_worker.py``). If the cluster has several kinds of devices,
+each problem is measured on each kind.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from tritongemm.workers.dask_pool import WORKER_TIMEOUT_S, Flight, Lost, Pool, c
 if TYPE_CHECKING:
     from distributed import Client
 
-#: So often is a problem given to a worker before it is reported as failed.
+#: Attempts at a problem before it is reported as failed.
 _TRIES = 3
-#: Records come before the report of their problem; after this long they were lost on the way.
+#: Seconds to wait for records after the report of their problem; later ones count as lost.
 _RECORDS_TIMEOUT_S = 15.0
 _WAIT_S = 0.1
 #: Fields of a record that resuming needs.
 _KNOWN = ("kind", "problem", "config", "stage", "status", "time_us", "gain")
-_KEPT = "every record that came before is in the journal; go on with --resume"
+_KEPT = "every record received so far is in the journal; continue with --resume"
 
 
 @dataclass(eq=False)
 class _Kind:
-    """One kind of device: its records' header, and the problems that wait for it."""
+    """One kind of device: the header of its records, and the problems queued for it."""
 
     header: Mapping[str, object]
     pending: deque[GemmProblem] = field(default_factory=deque)
@@ -71,15 +71,15 @@ def sweep_on_cluster(problems: Iterable[GemmProblem], journal: str | os.PathLike
             out.
         journal: written by this process alone; see :func:`tritongemm.tuning.sweep.sweep`.
         address: of the scheduler, such as ``tcp://10.0.0.1:8786``.
-        budget_s: seconds for everything; what was begun is finished.
+        budget_s: seconds for the whole sweep; problems in progress are finished.
         worker_timeout_s: seconds to wait for a usable worker.
-        options: of :func:`tritongemm.tuning.sweep.sweep`, for each worker.
+        options: options of :func:`tritongemm.tuning.sweep.sweep`, for each worker.
 
     Raises:
-        DeviceError: no scheduler answers, it ends, or no worker can be used.
+        DeviceError: no scheduler answers, the scheduler ends, or no worker can be used.
         UsageError: a bad argument, or a journal that exists. DataFileError: a journal that cannot
             be used or written. MissingDependencyError: Dask distributed is not installed.
-        KeyboardInterrupt: on SIGINT or SIGTERM. The journal is whole in every case.
+        KeyboardInterrupt: on SIGINT or SIGTERM. The journal is intact in every case.
     """
     if budget_s is not None and not 0 < budget_s < math.inf:
         raise UsageError(f"budget_s={budget_s} is not a positive number of seconds")
@@ -93,7 +93,7 @@ def sweep_on_cluster(problems: Iterable[GemmProblem], journal: str | os.PathLike
 
 @contextlib.contextmanager
 def _sigterm() -> Iterator[None]:
-    """SIGTERM is an interrupt, as for a sweep of this machine."""
+    """Treats SIGTERM as an interrupt, as a local sweep does."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -122,7 +122,7 @@ class _ClusterSweep:
         self._deadline = self._started + budget_s if budget_s is not None else math.inf
         self._resumes = path.exists() and path.stat().st_size > 0
         self._journal: Journal | None = None
-        self._environment: object = None  # of the header that the journal's last records are under
+        self._environment: object = None  # of the header that the journal's last records follow
         self._events: queue.SimpleQueue[Mapping[str, object]] = queue.SimpleQueue()
         self._received: Counter[str] = Counter()
         self._kinds: dict[str, _Kind] = {}
@@ -145,7 +145,7 @@ class _ClusterSweep:
                 self._end_of_budget()
                 self._show()
                 time.sleep(_WAIT_S)
-        except OSError as error:  # what a call of the scheduler raises when it is gone
+        except OSError as error:  # raised by calls to a scheduler that has ended
             raise self._pool.gone() from error
         finally:
             self._close()
@@ -180,7 +180,8 @@ class _ClusterSweep:
     # -- problems ---------------------------------------------------------------------------------
 
     def _add_kind(self, slug: str) -> None:
-        """A kind of device that is new: what the journal knows of it, and what is to be done."""
+        """Adds a kind of device: reads its earlier results from the journal and queues its
+        problems."""
         header = self._pool.kinds[slug].about
         assert isinstance(header, Mapping)
         kind = self._kinds[slug] = _Kind(header)
@@ -206,7 +207,7 @@ class _ClusterSweep:
                                   [kind.header, *known] if known else [], share_s)
 
     def _collect(self) -> None:
-        """Takes the problems that are over, and hands out again what was lost."""
+        """Collects finished problems and queues lost ones again."""
         for one in self._pool.collect():
             if isinstance(one, Flight):
                 self._finish(one)
@@ -225,7 +226,7 @@ class _ClusterSweep:
             self._report(swept.report)
         elif time.monotonic() - flight.since > _RECORDS_TIMEOUT_S:
             self._pool.flights.remove(flight)
-            self._again(Lost(flight, f"{missing} records were lost on the way", fault=True))
+            self._again(Lost(flight, f"{missing} records were lost in transit", fault=True))
 
     def _again(self, lost: Lost) -> None:
         problem, kind = lost.flight.job, self._kinds[lost.flight.kind]
@@ -249,7 +250,7 @@ class _ClusterSweep:
         self._progress.closed(report, len(self._reports), self._total())
 
     def _end_of_budget(self) -> None:
-        """Drops what was not handed out; what was is finished."""
+        """Drops queued problems; problems in progress are finished."""
         if time.monotonic() < self._deadline or self._cut:
             return
         self._cut = True
@@ -271,7 +272,7 @@ class _ClusterSweep:
     # -- the journal ------------------------------------------------------------------------------
 
     def _write_records(self) -> None:
-        """Writes what has come. Raises DataFileError, e.g. for a full disk."""
+        """Writes the records received. Raises DataFileError, e.g. for a full disk."""
         while not self._events.empty():
             self._write(self._events.get())
 

@@ -1,4 +1,4 @@
-"""Starts one Dask worker for each GPU of this host, each seeing its GPU alone."""
+"""Starts one Dask worker for each GPU of this host. Each worker sees only its GPU."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from collections.abc import Sequence
 from tritongemm import settings
 from tritongemm.errors import DeviceError, UsageError, missing
 
-#: One problem is measured while the next one is compiled, and a short call finds a thread.
+#: Threads of a worker: one measures a problem, one compiles the next, one serves short calls.
 THREADS = 3
 _POLL_S = 0.2
 _END_TIMEOUT_S = 20.0
 
 
 def gpus_of(text: str) -> list[str]:
-    """The GPUs that ``text`` names: ``all``, or indices or UUIDs with commas. Where
-    CUDA_VISIBLE_DEVICES is set, as a batch system sets it, indices count in that list.
+    """The GPUs that ``text`` names: ``all``, or indices or UUIDs separated by commas. If
+    CUDA_VISIBLE_DEVICES is set, as a batch system does, indices refer to that list.
 
     Raises:
-        UsageError: a GPU that is not there. DeviceError: there is none.
+        UsageError: no such GPU. DeviceError: the host has none.
     """
     visible = list(settings.current().visible_devices)
     if not visible:
@@ -62,15 +62,15 @@ def command(address: str, name: str, gpu: int, others: Sequence[str]) -> list[st
 
 
 def shares(cores: Sequence[int], count: int) -> list[list[int]]:
-    """``cores`` dealt to ``count`` workers in neighbouring blocks, at least one core each."""
+    """``cores`` split into ``count`` contiguous blocks, at least one core each."""
     return [list(cores[len(cores) * i // count:len(cores) * (i + 1) // count])
             or [cores[i % len(cores)]] for i in range(count)]
 
 
 def serve(address: str, gpus: Sequence[str], name: str = "", others: Sequence[str] = ()) -> int:
-    """Runs the workers until all have ended or a signal comes; 0 where all ended well.
+    """Runs the workers until all have ended or a signal arrives; returns 0 if all succeeded.
 
-    Each worker has its share of the host's cores, for compiling.
+    Each worker compiles on its own share of the host's cores.
 
     Raises:
         MissingDependencyError: Dask distributed is not installed.
@@ -90,7 +90,7 @@ def serve(address: str, gpus: Sequence[str], name: str = "", others: Sequence[st
     before = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
         for gpu, words, share in zip(gpus, commands, shares(cores, len(gpus)), strict=True):
-            os.sched_setaffinity(0, share)  # a child has what its parent had when it started
+            os.sched_setaffinity(0, share)  # a child inherits the affinity
             workers.append(subprocess.Popen(
                 words, env=settings.child_environment(CUDA_VISIBLE_DEVICES=gpu)))
         os.sched_setaffinity(0, cores)

@@ -1,9 +1,10 @@
-"""What runs in a worker of a Dask cluster: one sweep a process, fed with problems while it runs.
+"""The worker's side of a cluster sweep: one sweep per process, which receives problems while it
+runs.
 
 The first call starts a thread with a :class:`~tritongemm.tuning.loop.Loop` for the worker's GPU.
-Its measuring and compiling processes serve every problem that follows, so that a problem costs no
-start of its own, and the next problem is compiled while the present one is timed. Records go to
-the client as they are made, in batches, as events of the scheduler.
+Its measuring and compiling processes serve all later problems, so no process starts per problem,
+and the next problem is compiled while the current one is timed. Records go to the client in
+batches, as events of the scheduler.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from tritongemm.tuning.sweep_journal import RowSink
 from tritongemm.tuning.task import ProblemReport, Task
 from tritongemm.workers.dask_pool import Identity, WorkerFault
 
-#: Records are sent after this many, or when the oldest of them has waited this long.
+#: Records are sent when there are this many, or when the oldest has waited this many seconds.
 BATCH, BATCH_S = 32, 0.5
-#: A worker whose client has gone ends its processes after this long without a problem.
+#: After this many seconds without a problem a worker ends its processes: its client may be gone.
 IDLE_S = 600.0
-#: Starting and asking the device; the measuring process itself may take three minutes.
+#: Seconds to start and identify the device; the measuring process itself may take three minutes.
 IDENTITY_TIMEOUT_S = 240.0
 _POLL_S = 0.2
-#: The loop looks at its feed five times a second, and ends its processes at once.
+#: Seconds to wait for the loop to end: it polls its feed five times a second.
 _JOIN_TIMEOUT_S = 30.0
 
 
@@ -53,7 +54,7 @@ class Swept:
     Attributes:
         worker: the address of the Dask worker.
         sent: records that were sent under ``attempt``.
-        gpu_busy_s, gpu_waited_s, compile_s: the worker's in this run so far; see
+        gpu_busy_s, gpu_waited_s, compile_s: totals of the worker in this run so far; see
             :class:`~tritongemm.tuning.sweep.SweepReport`.
     """
 
@@ -69,12 +70,12 @@ class Swept:
 # -- tasks: the client submits these --------------------------------------------------------------
 
 def identify(run: Run) -> Identity:
-    """Of this worker; ``about`` is the header of its records.
+    """The identity of this worker; ``about`` is the header of its records.
 
     Raises:
         WorkerFault: it has no usable GPU, or cannot start its processes.
     """
-    plugins.load()  # before any problem comes: it may be of a format that they register
+    plugins.load()  # before the first problem, which may use a format that a plugin registers
     header = _sweep_here(run).header()
     return Identity.here(str(header["device"]), str(header["environment"]),
                          header["versions"], header)  # type: ignore[arg-type]
@@ -85,18 +86,18 @@ def measure(attempt: str, run: Run, problem: GemmProblem, known: list[Mapping[st
     """Sweeps one problem.
 
     Args:
-        attempt: an id under which its records are sent.
+        attempt: the id under which the problem's records are sent.
         known: records of earlier runs, headers included, that need not be repeated.
         share_s: seconds after which no further config is begun; None: no limit.
 
     Raises:
-        WorkerFault: the worker cannot measure any more; another one may.
+        WorkerFault: this worker cannot measure any more; another one may.
     """
     return _sweep_here(run).measure(problem, attempt, known, share_s)
 
 
 def cut(topic: str) -> None:
-    """The budget is used up: configs that no device has begun are left out."""
+    """Ends the budget of the run ``topic``: configs that no device has begun are left out."""
     for one in list(_sweeps.values()):
         if one.run.topic == topic:
             one.feed.cut = True
@@ -113,7 +114,7 @@ def close(topic: str) -> None:
 
 @dataclass(eq=False)
 class _Job:
-    """A problem on its way: who waits for it, and its records that were not sent yet."""
+    """A problem in progress: the task that waits for it, and its records that were not sent yet."""
 
     attempt: str
     share_s: float | None
@@ -125,7 +126,7 @@ class _Job:
 
 
 class _Feed:
-    """What the tasks' threads hand to the loop's thread."""
+    """Passes problems from the tasks' threads to the loop's thread."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -136,14 +137,14 @@ class _Feed:
         self.last_used = time.monotonic()
 
     def take(self) -> list[GemmProblem]:
-        """The problems that came since the last call."""
+        """The problems added since the last call."""
         with self.lock:
             new, self.new = self.new, []
         return new
 
 
 class _FedLoop(Loop):
-    """A loop whose problems come while it runs, until the feed is closed."""
+    """A loop that receives problems while it runs, until the feed is closed."""
 
     def __init__(self, *arguments: object, feed: _Feed) -> None:
         super().__init__(*arguments)  # type: ignore[arg-type]
@@ -170,7 +171,7 @@ class _FedLoop(Loop):
 
 
 class _KnownOfFeed(DoneKeys):
-    """What earlier runs measured, by problem, as the tasks brought it along."""
+    """What earlier runs measured, by problem, as passed with the tasks."""
 
     def __init__(self, feed: _Feed) -> None:
         super().__init__()
@@ -194,7 +195,8 @@ class _KnownOfFeed(DoneKeys):
 
 
 class _FeedSink(RowSink):
-    """A journal that sends its records, and knows what the tasks brought along."""
+    """A journal that sends its records to the client, and knows the earlier records passed with the
+    tasks."""
 
     def __init__(self, take: Callable[[Mapping[str, object]], object], feed: _Feed) -> None:
         super().__init__(take)
@@ -205,7 +207,7 @@ class _FeedSink(RowSink):
 
 
 class _Closing(Progress):
-    """Tells the sweep of problems that are over, and now and then that time goes by."""
+    """Tells the sweep when a problem is finished, and at intervals that records may be due."""
 
     def __init__(self, here: _Sweep) -> None:
         self._here = here
@@ -261,7 +263,7 @@ class _Sweep:
         self.feed.closed = True
 
     def check(self) -> None:
-        """Raises :class:`WorkerFault` where the sweep has failed."""
+        """Raises :class:`WorkerFault` if the sweep has failed."""
         if self._error is not None:
             raise WorkerFault(self._address, str(self._error)) from self._error
 
@@ -270,7 +272,7 @@ class _Sweep:
             sweep((), _FeedSink(self._take, self.feed),
                   devices=(None if settings.current().interpret else 0,), progress=_Closing(self),
                   loop_type=self._make_loop, **self.run.options)  # type: ignore[arg-type]
-        except BaseException as error:  # whoever waits raises it
+        except BaseException as error:  # the waiting tasks raise it
             self._error = error
         finally:
             self._identified.set()
@@ -300,7 +302,7 @@ class _Sweep:
                 self._send(job)
 
     def closed(self, report: ProblemReport) -> None:
-        """A problem is over: the rest of its records, then its report."""
+        """Sends the remaining records of a finished problem, then passes on its report."""
         with self.feed.lock:
             job = self.feed.jobs.pop(report.problem, None)
             self.feed.known.pop(report.problem, None)
@@ -332,7 +334,7 @@ def _sweep_here(run: Run) -> _Sweep:
         known = _sweeps.get(worker.address)
         if known is not None and (known.run.topic != run.topic or not known.thread.is_alive()):
             if known.run.topic == run.topic:
-                known.check()  # what failed once in this run would fail again
+                known.check()  # a sweep that failed in this run would fail again
             known.close()
             known.thread.join(_JOIN_TIMEOUT_S)
             known = None

@@ -1,4 +1,4 @@
-"""The devices of a sweep: their workers, what they are, and which of them can be used."""
+"""The devices of a sweep: their workers, their identity, and which of them can be used."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tritongemm.workers.messages import Outcome, one_line
 from tritongemm.workers.worker import Event, Ready, Refused, Worker
 
 _TRIES = 3
-#: So many configs hanging or dying one after another are the device's fault, not theirs.
+#: After this many configs in a row that hang or die, the device is taken to be at fault.
 _SICK_AFTER = 25
 
 
 @dataclass(eq=False)
 class DeviceWorker:
-    """A device, its worker, and the problem it was last on.
+    """A device, its worker, and the last problem that it measured.
 
     ``lost`` says why it can no longer be used; ``waited_s`` counts seconds without work while
     configs were being compiled.
@@ -32,7 +32,7 @@ class DeviceWorker:
     waited_s: float = 0.0
     refused: int = 0
     failed_in_a_row: int = 0
-    #: The request it is on has failed as a whole.
+    #: Whether the current request has failed as a whole.
     broken: bool = False
 
     @property
@@ -43,7 +43,7 @@ class DeviceWorker:
 
 @dataclass(frozen=True)
 class Identity:
-    """What is measured on, as the first worker that was ready said it."""
+    """The device that is measured, as the first ready worker reports it."""
 
     spec: DeviceSpec
     environment: Mapping[str, object]
@@ -51,12 +51,13 @@ class Identity:
 
 
 class DeviceWorkers:
-    """The devices of a sweep, one worker each; all alike.
+    """The devices of a sweep, one worker each, all of the same kind.
 
     Args:
-        target, arguments: what each worker serves (see ``workers/child.py``); ``index`` is added.
-        indices: CUDA indices; None: all that the first one's worker counts.
-        say: told of devices that are left out.
+        target, arguments: the object that each worker serves (see ``workers/child.py``); ``index``
+            is added to the arguments.
+        indices: CUDA indices; None: all devices that the first worker counts.
+        say: called with a message for each device that is left out.
     """
 
     def __init__(self, target: str, arguments: Mapping[str, object],
@@ -81,7 +82,7 @@ class DeviceWorkers:
                     name, self._target, {**self._arguments, "index": index})))
 
     def start(self) -> None:
-        """Starts workers that are not running, those that died among them."""
+        """Starts the workers that are not running, including those that died."""
         for device in self._devices:
             if not device.lost and not device.worker.alive:
                 device.worker.start()
@@ -92,37 +93,37 @@ class DeviceWorkers:
             device.worker.kill()
 
     def connections(self) -> dict[Connection, DeviceWorker]:
-        """What to wait on."""
+        """The connections to wait on, each with its device."""
         return {d.worker.connection: d for d in self._devices if d.worker.connection}
 
     def deadline(self) -> float:
-        """The earliest deadline."""
+        """The earliest deadline of any worker."""
         return min(d.worker.deadline for d in self._devices)
 
     def read(self, device: DeviceWorker) -> list[Event]:
-        """Events of a worker about its request. Raises as :meth:`check`."""
+        """The events of a worker's current request. Raises as :meth:`check` does."""
         return self._of_requests(device, device.worker.read())
 
     def check(self) -> list[tuple[DeviceWorker, Event]]:
-        """Ends workers that take too long; the events that this makes.
+        """Ends workers that exceed their deadline; returns the resulting events.
 
         Raises:
-            DeviceError: no device is left. UsageError: the devices are not alike.
+            DeviceError: no device is left. UsageError: the devices are not of one kind.
         """
         return [(d, event) for d in self._devices
                 for event in self._of_requests(d, d.worker.check())]
 
     def note(self, device: DeviceWorker, outcome: Outcome) -> None:
-        """Counts configs that hang or die one after another.
+        """Counts consecutive configs that hang or die.
 
         Raises:
-            DeviceError: there were so many that the device must be at fault.
+            DeviceError: there were too many; the device is taken to be at fault.
         """
         sick = outcome.status in ("died", "timeout")
         device.failed_in_a_row = device.failed_in_a_row + 1 if sick else 0
         if device.failed_in_a_row >= _SICK_AFTER:
             raise DeviceError(f"{device.name}: {_SICK_AFTER} configs in a row hung or died; last: "
-                              f"{outcome.reason}. `tritongemm doctor` may say more; then go on "
+                              f"{outcome.reason}. `tritongemm doctor` may say more; then continue "
                               "with --resume")
 
     def _of_requests(self, device: DeviceWorker, events: list[Event]) -> list[Event]:
@@ -154,7 +155,7 @@ class DeviceWorkers:
     def _refused(self, device: DeviceWorker, event: Refused) -> None:
         device.refused += 1
         if not event.final and device.refused < _TRIES:
-            return  # the next start tries again
+            return  # the next start() tries again
         device.lost = one_line(event.reason)
         if all(d.lost for d in self._devices):
             raise DeviceError(f"{device.name} cannot be used: {device.lost}")

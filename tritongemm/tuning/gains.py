@@ -1,8 +1,8 @@
-"""What tuning won for a program: its products before and after, measured in the same rounds.
+"""The gain of tuning for a program: its products before and after, measured in the same rounds.
 
-The winners of a sweep run once more against what calls ran before, interleaved with torch, in a run
-apart from the one that chose them. Its winners are what is published, so that a row that was lucky
-in the sweep replaces nothing.
+A second run, separate from the sweep, measures the sweep's winners against the configs that calls
+used before, interleaved with torch. The winners of the second run are published, so that a config
+that won the sweep by chance replaces nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tritongemm.records.suites import Shape
 from tritongemm.tuning.candidates import Candidates, PruneReport
 from tritongemm.workers.messages import COARSE, FINAL
 
-#: What `tritongemm record` notes of a product that a GPU ran.
+#: The note of `tritongemm record` on a product that a GPU ran.
 _TIME_US = re.compile(r"\btime_us=([0-9.]+)")
 
 
@@ -42,7 +42,7 @@ class Product:
 
     Attributes:
         count: how often the program ran it.
-        recorded_us: of one call, while the program was recorded; None: not timed.
+        recorded_us: time of one call while the program was recorded; None if not timed.
     """
 
     problem: GemmProblem
@@ -51,18 +51,18 @@ class Product:
 
     @property
     def weight(self) -> float:
-        """Time in all, microseconds, where it was timed, else flops in all."""
+        """Total time in microseconds if the product was timed, else total flops."""
         return self.count * (self.problem.flops() if self.recorded_us is None
                              else self.recorded_us)
 
 
 def products_of(shapes: Iterable[Shape], *, dtype: str = "bf16", layout: str = "nn",
                 precision: str = "ieee") -> list[Product]:
-    """The products of a suite, those with most time first, or with most flops where not every one
-    was timed. Products of no work are left out; equal ones are one.
+    """The products of a suite, sorted by total time, or by total flops if not all were timed.
+    Products with an extent of 0 are left out; equal products are merged.
 
     Raises:
-        ProblemError: a row that is no product.
+        ProblemError: a row that is not a valid product.
     """
     counts: dict[GemmProblem, int] = {}
     spent: dict[GemmProblem, float | None] = {}
@@ -84,7 +84,7 @@ def products_of(shapes: Iterable[Shape], *, dtype: str = "bf16", layout: str = "
 
 def choices(problems: Iterable[GemmProblem], device: DeviceSpec
             ) -> dict[GemmProblem, KernelConfig | None]:
-    """What calls of ``problems`` run now; None where they run on torch.
+    """The configs that calls of ``problems`` use now; None for those that run on torch.
 
     Raises:
         DataFileError: a damaged table or calibration.
@@ -102,14 +102,14 @@ def choices(problems: Iterable[GemmProblem], device: DeviceSpec
 
 
 def write_choices(path: Path, found: dict[GemmProblem, KernelConfig | None]) -> None:
-    """Keeps choices for a run that goes on later. Raises DataFileError."""
+    """Saves choices for a run that is resumed later. Raises DataFileError."""
     write_atomic(path, json.dumps([
         [problem_to_json(problem), None if config is None else config_to_json(config)]
         for problem, config in found.items()], indent=0) + "\n")
 
 
 def read_choices(path: Path) -> dict[GemmProblem, KernelConfig | None]:
-    """What :func:`write_choices` kept. Raises DataFileError for another file."""
+    """Reads what :func:`write_choices` saved. Raises DataFileError for any other file."""
     try:
         return {problem_from_json(problem): None if config is None else config_from_json(config)
                 for problem, config in json.loads(path.read_text(encoding="utf-8"))}
@@ -118,7 +118,8 @@ def read_choices(path: Path) -> dict[GemmProblem, KernelConfig | None]:
 
 
 class Pairs:
-    """The candidates of the second run: the sweep's winner, and what calls ran before it."""
+    """The candidates of the second run: the sweep's winner, and the config that calls used
+    before."""
 
     space_hash = "pairs"
 
@@ -134,7 +135,7 @@ class Pairs:
 
 
 def winners_in(journal: Path) -> tuple[dict[GemmProblem, KernelConfig], str]:
-    """The last winner of each problem, and the hash of the spaces that they come from.
+    """The last winner of each problem, and the hash of the spaces.
 
     Raises:
         DataFileError: a journal that cannot be used.
@@ -153,7 +154,7 @@ class Gain:
     """A product before and after, times in microseconds, in the same rounds as torch.
 
     Attributes:
-        before, after: None: torch's kernel.
+        before, after: configs; None is torch's kernel.
     """
 
     product: Product
@@ -165,17 +166,17 @@ class Gain:
 
     @property
     def speedup(self) -> float:
-        """Time before over time after."""
+        """Time before / time after."""
         return self.before_us / self.after_us
 
 
 def gains_in(journal: Path, products: Sequence[Product],
              before: dict[GemmProblem, KernelConfig | None],
              after: dict[GemmProblem, KernelConfig | None]) -> list[Gain]:
-    """The products that the second run has measured, in their order.
+    """The gains of the products that the second run measured, in the order of ``products``.
 
-    A config so slow that it was in no round with torch is judged by its coarse time. A product of
-    which the second run did not measure a config before or ``after`` is left out.
+    A config that was too slow to become a finalist is judged by its coarse time. A product is left
+    out if the second run did not measure its config before or after.
 
     Raises:
         DataFileError: a journal that cannot be used.
@@ -207,8 +208,8 @@ def gains_in(journal: Path, products: Sequence[Product],
 
 @dataclass(frozen=True)
 class Total:
-    """The products that were tuned, each as often as the program runs it: milliseconds of one run
-    of the program, and the share that they have of all its recorded products."""
+    """Totals over the tuned products, each weighted by its calls: milliseconds in one run of the
+    program, and the share of the tuned products in all recorded products."""
 
     before_ms: float
     after_ms: float
@@ -217,7 +218,7 @@ class Total:
 
     @classmethod
     def of(cls, gains: Sequence[Gain], products: Sequence[Product]) -> Total:
-        """Over ``gains``, of a program with ``products``."""
+        """The totals of ``gains``, for a program with ``products``."""
         def total(name: str) -> float:
             return sum(gain.product.count * getattr(gain, name) for gain in gains) / 1000
 
@@ -227,7 +228,7 @@ class Total:
                    part / whole if whole else 0.0)
 
 
-#: Of the table on the page.
+#: Columns of the table on the page.
 COLUMNS = ("product", "calls", "before, us", "after, us", "torch, us", "before / after",
            "torch / after", "config")
 
@@ -243,7 +244,7 @@ def cells(gain: Gain) -> tuple[str, ...]:
 
 
 def verdict(gains: Sequence[Gain], products: Sequence[Product]) -> list[str]:
-    """What was won, in lines."""
+    """A summary of the gains, as lines of text."""
     if not gains:
         return [f"none of {len(products)} products was tuned in the time"]
     total = Total.of(gains, products)
@@ -259,7 +260,8 @@ def verdict(gains: Sequence[Gain], products: Sequence[Product]) -> list[str]:
 
 def markdown(title: str, gains: Sequence[Gain], products: Sequence[Product],
              lines: Sequence[str]) -> str:
-    """The page: the verdict, ``lines`` such as where the tables are, and a row a product."""
+    """The page: the summary, ``lines`` (such as where the tables are), and a table with a row for
+    each product."""
     def row(values: Iterable[str]) -> str:
         return "| " + " | ".join(values) + " |"
 

@@ -1,7 +1,7 @@
-"""The device worker's side of a measurement: what it serves (see ``workers/child.py``).
+"""The object that a device worker serves (see ``workers/child.py``): it measures configs.
 
-One :class:`~tritongemm.measure.protocol.ProblemBench` a problem: operands, references and torch's
-own error are made once and used for every config of it.
+Each problem has one :class:`~tritongemm.measure.problem_bench.ProblemBench`: operands, references
+and torch's own error are computed once and used for all configs.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from tritongemm.problem import GemmProblem
 from tritongemm.workers.builder import build_values
 from tritongemm.workers.messages import COARSE, FINAL, Outcome, failure, one_line
 
-#: Journal fields of a measurement, beside its status and reason.
+#: Journal fields of a measurement, besides its status and reason.
 _VALUES = ("time_us_p20", "time_us_p80", "ratio_vs_torch", "ratio_low", "ratio_high", "n_rounds",
            "timer", "l2_state", "torch_backend", "max_err_ratio", "rms_err_ratio", "sm_clock_mhz",
            "power_w", "throttled", "energy_mj")
-#: Shorter than a bench's: nine finalists and torch take eight seconds so.
+#: Shorter than in a bench: nine finalists and torch then take eight seconds.
 _BLOCKS = PowerBlocks(block_s=0.2, warm_s=0.4)
 
 
 class Bound(Protocol):
-    """A config bound to a problem: it launches on the current stream; ``report`` says what
-    building it took (``seconds, cached, registers, spills, shared_bytes``)."""
+    """A config bound to a problem. A call launches on the current stream; ``report`` describes its
+    build (``seconds, cached, registers, spills, shared_bytes``)."""
 
     report: Any
 
@@ -52,7 +52,7 @@ class Measurer:
     """Measures configs on CUDA device ``index`` (None: on the CPU, by Triton's interpreter).
 
     Args:
-        seed: of operands and orders.
+        seed: seed of the operands and of the order of measurements.
         final_s: device time for the rounds of a problem's finalists.
     """
 
@@ -66,22 +66,22 @@ class Measurer:
         else:
             self._device = devices.cuda_device(index)
             torch.cuda.set_device(index)
-            torch.zeros(1, device="cuda")  # makes the context while nothing waits for it
+            torch.zeros(1, device="cuda")  # creates the CUDA context outside of any timed step
 
     def make(self, problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> Bound:
-        """The config as a callable (a, b, out, and what an epilogue takes) with a build report;
-        other kinds of kernel replace this."""
+        """The config as a callable (a, b, out, and the epilogue's operands) with a build report.
+        Subclasses for other kinds of kernels override it."""
         return bind_config(problem, config, device)
 
     def info(self) -> dict[str, object]:
-        """The device's spec, the environment, and how many devices there are."""
+        """The device's spec, the environment, and the number of devices."""
         record = environment.capture(self._index)
         return {"device": self._device, "environment": record,
                 "fingerprint": environment.fingerprint(record),
                 "device_count": torch.cuda.device_count() if self._index is not None else 1}
 
     def open(self, problem: GemmProblem) -> dict[str, object]:
-        """Draws the problem's operands. Raises what :class:`ProblemBench` raises."""
+        """Generates the problem's operands. Raises what :class:`ProblemBench` raises."""
         if self._bench is not None:
             self._bench.close()
             self._bench = None
@@ -94,7 +94,8 @@ class Measurer:
         return {"torch_us": self._bench.torch_time_us}
 
     def one(self, problem: GemmProblem, config: KernelConfig) -> Outcome:
-        """Proves and times one config, fast. Raises :class:`DeviceError` for a sticky fault."""
+        """Checks and times one config in the coarse stage. Raises :class:`DeviceError` for a sticky
+        CUDA error."""
         bound, outcome = self._bind(problem, config, COARSE)
         if bound is None:
             return outcome
@@ -102,8 +103,8 @@ class Measurer:
         return _outcome(self._bench.coarse(_contender(config, bound)), bound)
 
     def together(self, problem: GemmProblem, configs: Sequence[KernelConfig]) -> list[Outcome]:
-        """Times the finalists and torch in the same rounds, and once more in blocks where the
-        card's power bounds them: rounds would give all of them one clock. Raises
+        """Times the finalists and torch in the same rounds, and again in blocks if they are
+        power-limited: in rounds all of them would run at the same clock. Raises
         :class:`DeviceError`."""
         assert self._bench is not None
         outcomes: dict[KernelConfig, Outcome] = {}
@@ -125,7 +126,7 @@ class Measurer:
             return self.make(problem, config, self._device), Outcome("ok")
         except DeviceError:
             raise
-        except Exception as error:  # the config's outcome, unless the device is lost
+        except Exception as error:  # recorded as the config's outcome, unless the device is lost
             if self._index is not None:
                 try:
                     torch.cuda.synchronize(self._index)

@@ -19,8 +19,9 @@ _LINE_INTERVAL_S = 30.0
 
 @dataclass(frozen=True)
 class OnDevice:
-    """What one device is on: configs settled and expected in all, best and torch's time in
-    microseconds, and what a search expects to gain from the rest, 0.01 for 1 %."""
+    """The state of one device: its problem, the numbers of settled and expected configs, the best
+    time and torch's in microseconds, and the gain that a search expects from the rest (0.01 for 1
+    %)."""
 
     device: str
     problem: str
@@ -33,7 +34,7 @@ class OnDevice:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The sweep at one moment; ``eta_s`` is None while nothing is known."""
+    """The state of the sweep; ``eta_s`` is None while unknown."""
 
     done: int
     problems: int
@@ -46,24 +47,24 @@ class Snapshot:
 
 
 class Progress:
-    """Shows nothing; the base of the two that do."""
+    """Shows nothing; base class of the two displays."""
 
     def say(self, text: str) -> None:
-        """One line that stays."""
+        """Shows one line permanently."""
 
     def update(self, snapshot: Snapshot) -> None:
-        """The state, several times a second."""
+        """Receives the state, several times a second."""
 
     def closed(self, report: ProblemReport, done: int, problems: int) -> None:
-        """A problem is over."""
+        """Reports a finished problem."""
         self.say(f"[{done}/{problems}] {describe(report)}")
 
     def close(self) -> None:
-        """The end, however it came."""
+        """Called at the end of the sweep, also after an error."""
 
 
 class Plain(Progress):
-    """Lines to ``write``: one a problem, and one now and then."""
+    """Passes lines to ``write``: one for each problem, and one at intervals."""
 
     def __init__(self, write: Callable[[str], object], interval_s: float = _LINE_INTERVAL_S
                  ) -> None:
@@ -80,7 +81,7 @@ class Plain(Progress):
 
 
 class Live(Progress):
-    """A display on a terminal that is redrawn; lines that stay scroll above it."""
+    """A live display on a terminal; permanent lines scroll above it."""
 
     def __init__(self, console: Console) -> None:
         from rich.live import Live as Display

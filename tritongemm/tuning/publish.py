@@ -1,4 +1,4 @@
-"""Journals -> tuned tables: winners are merged, and nothing better is replaced in silence."""
+"""Merges the winners of journals into tuned tables; never silently replaces a better row."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from tritongemm.records.run import is_run_id
 from tritongemm.records.tables import LADDER, TableHeader, TunedRow, merge, path_for
 from tritongemm.workers.messages import COARSE, FINAL
 
-#: A config this many times slower than the winner in the coarse stage has lost without a final: of
-#: 768 pairs of finalists on an H200 (the first runs of the journals ``bf16_again_*``), the coarse
-#: stage said so much too much of 0.3 %.
+#: A config this many times slower than the winner in the coarse stage counts as beaten without a
+#: final: the coarse stage overstates the ratio of two configs by that much for 0.3 % of 768 pairs
+#: of finalists on an H200 (the first runs of the journals ``bf16_again_*``).
 _CLEARLY_SLOWER = 1.02
 
-#: A device's slug becomes a folder's name.
+#: A device's slug is used as a folder's name.
 _SLUG = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A winner that did not get in, and why: ``row`` is what stays in the table."""
+    """A winner that was not published, and why; ``row`` is the row that stays in the table."""
 
     table: Path
     problem: GemmProblem
@@ -43,12 +43,12 @@ class Kept:
 
 @dataclass
 class PublishReport:
-    """What publishing did.
+    """The result of publishing.
 
     Attributes:
         tables: every table that winners belong to, with (added, replaced, kept).
-        kept: the winners that did not get in.
-        winners: in the journals, after the best of each problem was taken.
+        kept: the winners that were not published.
+        winners: the number of winners in the journals, one for each problem.
     """
 
     tables: dict[Path, tuple[int, int, int]] = field(default_factory=dict)
@@ -60,12 +60,12 @@ class PublishReport:
 
     @property
     def added(self) -> int:
-        """Rows of problems that had none."""
+        """Rows added for problems that had none."""
         return self._total(0)
 
     @property
     def replaced(self) -> int:
-        """Rows that gave way to a faster one."""
+        """Rows replaced by a faster one."""
         return self._total(1)
 
 
@@ -83,28 +83,29 @@ def publish(journals: Iterable[str | os.PathLike[str]], *, force: bool = False,
             to: str | os.PathLike[str] | None = None) -> PublishReport:
     """Merges the winners of ``journals`` into ``configs/tuned``, each table under its lock.
 
-    Winners come from the final stage only, where they were measured in the same rounds as torch.
-    A row is replaced by one that is faster and was made with a torch and Triton at least as new;
-    whatever else is offered is reported as kept. Faster is what beat the row's config in a later
-    run, in the rounds of the finals or clearly before, and of two runs what is more times as fast
-    as torch. Of two runs that a config won the later tells how fast it is.
+    Winners come from the final stage only, where they were measured in the same rounds as torch. A
+    row is replaced by one that is faster and was made with a torch and a Triton at least as new;
+    all others are reported as kept. A config is faster if it beat the row's config in a later run
+    (in the rounds of the final, or clearly in the coarse stage); between runs that did not compare
+    the two configs, the larger speed-up over torch decides. If both rows have the same config, the
+    later run's is used.
 
     Args:
         force: replace rows whatever they hold; the report's ``replaced`` counts them.
         to: the folder whose ``tuned/`` is written; None: :func:`settings.config_root`.
 
     Raises:
-        DataFileError: a journal or a table that cannot be used; the tables are each whole, as
-            they were before or as they are after.
+        DataFileError: a journal or a table cannot be used. Each table is then either unchanged or
+            completely updated.
     """
     root = None if to is None else Path(to)
     winners: dict[tuple[Path, tuple], _Winner] = {}
-    # By the time of their runs, whatever the order of the files: an id begins with it.
+    # Sorted by the time of their runs, with which run ids begin, not by the order of the files.
     for winner in sorted((winner for path in journals for winner in _winners(Path(path))),
                          key=lambda winner: _order(winner.row.run_id)):
         header = winner.header
         table = path_for(winner.problem, header.device, header.op, root)
-        # A ladder's table holds one winner a rung, the others one a problem.
+        # A ladder's table holds one winner for each rung, the others one for each problem.
         rung = winner.row.config.kernel if header.op == LADDER else ""
         key = (table, (winner.problem, rung))
         known = winners.get(key)
@@ -114,7 +115,7 @@ def publish(journals: Iterable[str | os.PathLike[str]], *, force: bool = False,
     groups: dict[tuple[Path, TableHeader], list[_Winner]] = {}
     for (path, _), winner in winners.items():
         groups.setdefault((path, winner.header), []).append(winner)
-    # Older environments first, so that the table's header names the newest.
+    # Older environments first, so that the table's header states the newest.
     for (path, header), group in sorted(groups.items(), key=lambda item: (
             str(item[0][0]), _age(item[0][1].torch, item[0][1].triton))):
         _merge(report, path, header, group, force)
@@ -141,11 +142,12 @@ def _merge(report: PublishReport, path: Path, header: TableHeader, group: list[_
 
 
 def _why_keep(old: TunedRow, new: TunedRow, beaten: frozenset[KernelConfig]) -> str | None:
-    """Why ``old`` stays, or None where ``new`` takes its place; ``beaten``: by ``new``."""
+    """Why ``old`` stays, or None if ``new`` replaces it. ``beaten``: the configs that ``new``
+    beat."""
     if new.run_id == old.run_id and new.config == old.config and new.time_us == old.time_us:
         if old.vs_torch is None and new.vs_torch is not None:
-            return None  # it says more
-        return "it is this very row"
+            return None  # the new row has more fields
+        return "it is the same row"
     for name in ("torch", "triton"):
         ours, theirs = getattr(old, name), getattr(new, name)
         if ours and theirs and _version(theirs) < _version(ours):
@@ -153,10 +155,10 @@ def _why_keep(old: TunedRow, new: TunedRow, beaten: frozenset[KernelConfig]) -> 
     later = _order(new.run_id) > _order(old.run_id)
     if old.config in beaten and later:
         return None
-    # Torch's time in the same rounds tells two runs apart from two temperatures of the card, which
-    # slows down by 10 % as it warms.
+    # Ratios to torch's time in the same rounds cancel the card's temperature: it slows down by 10 %
+    # as it warms up.
     if old.vs_torch is not None and new.vs_torch is not None:
-        if old.config == new.config:  # a lucky run must not keep others out for ever
+        if old.config == new.config:  # a lucky run must not stay for ever
             return None if later else "a later run measured this config again"
         if new.vs_torch <= old.vs_torch:
             return (f"the new one is not faster: {new.vs_torch:.3f} of torch's speed against "
@@ -167,8 +169,9 @@ def _why_keep(old: TunedRow, new: TunedRow, beaten: frozenset[KernelConfig]) -> 
 
 
 def _order(run_id: str) -> tuple[bool, str]:
-    """Sorts run ids by the time that they begin with. One of more than a day ahead, from a machine
-    whose clock was wrong, comes before all others: else no run could ever replace its rows."""
+    """Sort key of run ids: the time that they begin with. An id more than a day in the future, from
+    a machine with a wrong clock, sorts before all others; otherwise no run could replace its
+    rows."""
     tomorrow = f"{datetime.now(timezone.utc) + timedelta(days=1):%Y%m%dT%H%M%SZ}"
     return run_id[:len(tomorrow)] <= tomorrow, run_id
 
@@ -201,13 +204,14 @@ def _winners(path: Path) -> Iterable[_Winner]:
 
 @dataclass
 class _Run:
-    """What one run measured of one problem: who was in the final, and the coarse times in us."""
+    """What one run measured of one problem: the finalists, and the coarse times in microseconds."""
 
     finalists: set[KernelConfig] = field(default_factory=set)
     coarse: dict[KernelConfig, float] = field(default_factory=dict)
 
     def beaten_by(self, winner: KernelConfig) -> frozenset[KernelConfig]:
-        """The finalists that ``winner`` beat, and what was clearly slower before."""
+        """The finalists that ``winner`` beat, and the configs that were clearly slower in the
+        coarse stage."""
         limit = self.coarse.get(winner, math.inf) * _CLEARLY_SLOWER
         slower = {config for config, time_us in self.coarse.items() if time_us > limit}
         return frozenset((self.finalists | slower) - {winner})
@@ -235,7 +239,7 @@ def _winner(path: Path, number: int, record: Mapping[str, object],
             raise bad(name, "is not a word")
         words[name] = value
     made_with = {}
-    if "kernel_revision" in record:  # journals from before it was kept make the tables they made
+    if "kernel_revision" in record:  # older journals lack it
         for name in ("driver", "kernel_revision"):
             value = record.get(name)
             if value is not None and (not isinstance(value, str) or not value or len(value) > 80):

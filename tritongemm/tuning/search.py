@@ -1,15 +1,16 @@
-"""Which configs of a problem to time next, and when to stop.
+"""Decides which configs of a problem to time next, and when to stop.
 
-The selection's model predicts a time for each config. How far measured times lie from it, as
-logarithms, is a Gaussian process over the configs: one bias of the problem, one of each kernel,
-tile, class with its split, and pipeline, and a rest of each config's own. The posterior, its scale
-shrunk towards what is known of the model's errors (a Student-t process: Shah et al., AISTATS 2014),
-gives each config that was not timed the distribution of its time. Those of the largest expected
-improvement (Jones et al., 1998) are next; a share of each batch goes to kernels and tiles that none
-was timed of yet. The search ends when the largest improvement among all that remain is expected
-below ``gain``, and is unlikely to be three times that. Its distribution is that of independent
-configs, P(more than u) = 1 - prod(1 - P(config i improves by more than u)): an upper bound where
-the errors of the rest are positively correlated.
+The selection's model predicts a time for each config. The logarithms of measured / predicted time
+are modelled as a Gaussian process over the configs: the sum of a bias of the problem, of the
+kernel, the tile, the family (class and split), the pipeline, and an independent term of each
+config. The scale of the posterior is shrunk towards the known errors of the model (a Student-t
+process: Shah et al., AISTATS 2014). The posterior gives the distribution of the time of each config
+that was not timed. The configs with the largest expected improvement (Jones et al., 1998) are next;
+a share of each batch goes to kernels and tiles of which none was timed yet. The search ends when
+the expected largest improvement among the remaining configs is below ``gain``, and an improvement
+of three times ``gain`` is unlikely. Its distribution treats the configs as independent, P(more than
+u) = 1 - prod(1 - P(config i improves by more than u)), which is an upper bound if their errors are
+positively correlated.
 """
 
 from __future__ import annotations
@@ -28,39 +29,41 @@ from tritongemm.selection.model import Model, model_for
 from tritongemm.selection.work import class_of
 
 GAIN = 0.01
-#: Configs of a batch, and how many of it are of kernels and tiles that none was timed of yet.
+#: Configs of a batch, and how many of them belong to kernels and tiles of which none was timed yet.
 BATCH, _NEW = 16, 4
-#: And how many are the first by prediction, of any family: of problems that the model knows well
-#: these alone hold the best.
+#: How many of a batch are those with the least predicted time, of any family: for problems that the
+#: model predicts well, the best config is among these.
 _FIRST = 6
-#: Of one class and split in a batch, while there are others.
+#: Most configs of one family (class and split) in a batch, as long as other families remain.
 _OF_A_FAMILY = 3
-#: Fewer timings than this end no search.
+#: The least number of timings before a search may end.
 LEAST = 48
-#: Standard deviations of the parts of the model's error, as logarithms: of the problem, its
-#: kernels, tiles, families (class and split), pipelines, and each config. By maximum likelihood
-#: over 100 problems of eight journals of an H200 that a network had not seen
-#: (perf/search_replay.py predict), about 90 configs each, predicted within 1.3 of the fastest.
+#: Standard deviations of the terms of the model's error, as logarithms: problem, kernel, tile,
+#: family (class and split), pipeline, config. Fitted by maximum likelihood to 100 problems of eight
+#: journals of an H200 that the network was not trained on (perf/search_replay.py predict), with
+#: about 90 configs each, predicted within 1.3 of the fastest.
 PARTS = (0.019, 0.012, 0.021, 0.018, 0.021, 0.016)
-#: Timings that the scale of :data:`PARTS` is taken to have had before the first, in the same fit.
+#: Weight of :data:`PARTS` as prior of the scale, as a number of timings; from the same fit.
 _PRIOR = 6.0
-#: Root mean square of the error of that network near the best, as ``Section.rms_log_error`` states
-#: it of the problems that a network has learned: what scales PARTS to another calibration.
+#: RMS error of that network near the best, in the definition of ``Section.rms_log_error``. The
+#: ratio to another calibration's error scales PARTS to it.
 _RMS_LOG_ERROR = 0.0271
-#: The same where no calibration covers the problem: the rules' constants are off by 25 %.
+#: The same without a calibration that covers the problem: the typical constants are off by 25 %.
 _RMS_UNKNOWN = 0.15
-#: On a device that is served by its sibling's measurements alone.
+#: Factor on the error for a device that uses only its sibling's measurements.
 _SIBLING = 1.5
-#: What is predicted this many standard deviations behind the fastest is no new kernel to try.
+#: A config predicted this many standard deviations behind the fastest is not tried as a new kernel.
 _HOPELESS = 8.0
-#: Configs that are looked at, the first by prediction: more cost more than they bring.
+#: Most configs that a search considers, by least predicted time: more cost more time than they
+#: gain.
 _MOST = 4096
-#: A search goes on while more than this many times the gain is as likely as that.
+#: A search continues while an improvement of more than _MUCH times the gain has a probability above
+#: _UNLIKELY.
 _MUCH, _UNLIKELY = 3.0, 0.05
-#: Outcomes after which the posterior is computed anew, or an eighth of all so far if that is more:
-#: its cost grows with the square of their number.
+#: The posterior is recomputed after _OFTEN new outcomes, or after 1 / _SHARE of all outcomes so far
+#: if that is more: its cost grows with the square of their number.
 _OFTEN, _SHARE = 4, 8
-#: Steps of the integral, out to this many standard deviations.
+#: Steps of the numerical integral, and its limit in standard deviations.
 _STEPS, _REACH = 24, 5.0
 
 
@@ -68,11 +71,11 @@ class Search:
     """The search over the configs of one problem. Deterministic.
 
     Args:
-        configs: all legal ones.
-        predicted_us: of each, microseconds.
-        first: those of them to time first, whatever is predicted.
+        configs: all legal configs.
+        predicted_us: their predicted times, microseconds.
+        first: configs to time first, whatever their predicted times.
         spread: factor of :data:`PARTS`.
-        gain: ends where less is expected, 0.01 for 1 %.
+        gain: the search ends when it expects less; 0.01 for 1 %.
     """
 
     def __init__(self, configs: Sequence[KernelConfig], predicted_us: Sequence[float], *,
@@ -96,15 +99,15 @@ class Search:
         self._log_us: list[float] = []
         self._mean, self._sd = self._predicted, np.full(count, self._variances.sum() ** 0.5)
         self._first = [self._index[config] for config in dict.fromkeys(first)]
-        self._fresh = 0  # observations that the posterior does not have
+        self._fresh = 0  # observations since the last update of the posterior
         self._gain_left, self._worth_it = math.inf, True
         self.settled = 0
 
     @classmethod
     def of(cls, problem: GemmProblem, device: DeviceSpec, configs: Sequence[KernelConfig],
            first: Sequence[KernelConfig] = (), gain: float = GAIN) -> Search:
-        """The search by the model that serves ``problem`` on ``device``. Raises DataFileError for
-        a damaged calibration."""
+        """A search with the selection's model for ``problem`` on ``device``. Raises DataFileError
+        for a damaged calibration."""
         model = model_for(problem, device)
         times = model.times(problem, Columns(configs)) if configs else ()
         return cls(configs, times, first=first,  # type: ignore[arg-type]
@@ -117,18 +120,19 @@ class Search:
 
     @property
     def gain_left(self) -> float | None:
-        """The improvement that is expected of what was not timed, 0.01 for 1 %; None: nothing was
-        timed yet."""
+        """The improvement expected from the configs that were not timed, 0.01 for 1 %; None before
+        the first timing."""
         return self._gain_left if math.isfinite(self._gain_left) else None
 
     @property
     def left(self) -> int:
-        """Configs that have no outcome."""
+        """The number of configs without an outcome."""
         return int(self._open.sum()) + len(self._asked)
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is to be timed, of what was asked for too."""
+        """Whether the search is over, so that configs that were requested need not be timed
+        either."""
         if not self._open.any() and not self._asked:
             return True
         if self.settled < min(LEAST, len(self._configs)):
@@ -137,7 +141,7 @@ class Search:
         return not self._worth_it
 
     def observe(self, config: KernelConfig, time_us: float | None) -> None:
-        """Takes down the time of a config, microseconds, or None where it has none."""
+        """Records the time of a config in microseconds, or None if it failed."""
         index = self._index.get(config)
         if index is None or not (self._open[index] or index in self._asked):
             return
@@ -151,8 +155,8 @@ class Search:
         self._stale = True
 
     def next(self, count: int = BATCH) -> list[KernelConfig]:
-        """At most ``count`` configs to time now; none once the search is over. They count as asked
-        for from then on."""
+        """At most ``count`` configs to time now; none once the search is over. They count as
+        requested from then on."""
         if self.over or count < 1:
             return []
         value = self._value()
@@ -180,7 +184,8 @@ class Search:
         return [self._configs[i] for i in found]
 
     def forecast(self) -> int:
-        """How many more configs the search is expected to time, if none of them improves."""
+        """The number of further configs that the search is expected to time if none of them
+        improves."""
         if self.over:
             return 0
         remaining = self._remaining()
@@ -198,14 +203,14 @@ class Search:
         return max(low, least)
 
     def _remaining(self) -> np.ndarray:
-        """Indices of what was not settled."""
+        """Indices of configs that were neither timed nor failed."""
         open_ = self._open.copy()
         open_[list(self._asked)] = True
         return np.flatnonzero(open_)
 
     def _unseen(self, count: int, chosen: Sequence[int]) -> list[int]:
-        """The first by expected time of kernels, then of tiles, that nothing was timed, asked or
-        ``chosen`` of."""
+        """The configs with the least expected time of each kernel, then of each tile, of which no
+        config was timed, requested or ``chosen``."""
         touched = ~self._open
         touched[list(chosen)] = True
         limit = self._predicted[0] + _HOPELESS * self._variances.sum() ** 0.5
@@ -224,7 +229,7 @@ class Search:
         return found
 
     def _value(self) -> np.ndarray:
-        """Expected improvement of each config, as a logarithm; before anything is timed, minus its
+        """The logarithm of each config's expected improvement; before the first timing, minus its
         predicted time."""
         if not self._timed:
             return -self._predicted
@@ -233,8 +238,8 @@ class Search:
         return ahead * _normal_cdf(z) + self._sd * np.exp(-z * z / 2) / math.sqrt(2 * math.pi)
 
     def _prospect(self, rows: np.ndarray) -> tuple[float, bool]:
-        """The expected largest improvement among ``rows``, as a share of the best time, and
-        whether they are worth timing."""
+        """The expected largest improvement among ``rows``, as a share of the best time, and whether
+        they are worth timing."""
         if not len(rows):
             return 0.0, False
         ahead, sd = min(self._log_us) - self._mean[rows], self._sd[rows]
@@ -250,7 +255,8 @@ class Search:
         return expected, expected >= self._gain or much > _UNLIKELY
 
     def _update(self, force: bool = False) -> None:
-        """The posterior of every config, and what gain is left, where enough is new."""
+        """Recomputes the posterior of every config and the remaining gain, if there are enough new
+        outcomes."""
         enough = 1 if force else max(_OFTEN, self.settled // _SHARE)
         if self._fresh < enough:
             return
@@ -270,7 +276,7 @@ class Search:
         self._gain_left, self._worth_it = self._prospect(self._remaining())
 
     def _covariance(self, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-        """[rows, columns], without what is each config's own."""
+        """[rows, columns], without the independent term of each config."""
         found = np.full((len(rows), len(columns)), self._variances[0])
         for group, variance in enumerate(self._variances[1:-1]):
             found += variance * (self._groups[rows, group][:, None]
@@ -279,8 +285,8 @@ class Search:
 
 
 def follow(search: Search, times: Mapping[KernelConfig, float]) -> int:
-    """Runs a search over known ``times``, microseconds, one batch behind, as a sweep compiles
-    ahead. Returns how many configs it timed."""
+    """Runs a search over known ``times``, microseconds. Outcomes arrive one batch late, as in a
+    sweep that compiles ahead. Returns the number of configs that it timed."""
     timed, asked = 0, search.next()
     while asked:
         ahead = search.next()
@@ -292,7 +298,7 @@ def follow(search: Search, times: Mapping[KernelConfig, float]) -> int:
 
 
 def spread_of(model: Model, device: DeviceSpec) -> float:
-    """What a model's errors are, as a factor of :data:`PARTS`."""
+    """The size of a model's errors, as a factor of :data:`PARTS`."""
     if model.section is None:
         return _RMS_UNKNOWN / _RMS_LOG_ERROR
     known = max(model.section.rms_log_error, _RMS_LOG_ERROR) / _RMS_LOG_ERROR
@@ -313,7 +319,8 @@ def _groups(configs: Sequence[KernelConfig]) -> np.ndarray:
 
 
 def _normal_cdf(x: np.ndarray) -> np.ndarray:
-    """Of the standard normal distribution, by Abramowitz and Stegun 7.1.26; errors below 1e-7."""
+    """The CDF of the standard normal distribution, by Abramowitz and Stegun 7.1.26; errors below
+    1e-7."""
     z = np.abs(x) / math.sqrt(2)
     t = 1 / (1 + 0.3275911 * z)
     tail = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (

@@ -1,7 +1,7 @@
-"""Tuned tables by origin, and which rows were measured with something else than is here now.
+"""Tuned tables by origin, and their rows that were measured with other software than is installed.
 
-A stale row still serves: it is legal, and was the fastest. ``sweep --stale`` measures such problems
-again.
+A stale row is still used: it is legal, and was the fastest. ``sweep --stale`` measures such
+problems again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tritongemm.records.tables import LADDER, Key, TunedRow, TunedTable, read_ta
 
 @dataclass(frozen=True)
 class Present:
-    """What a measurement would be made with now; None: not known here."""
+    """The software that a measurement on this machine would use; None: unknown."""
 
     triton: str | None
     driver: str | None
@@ -36,8 +36,8 @@ class Listed:
 
     Attributes:
         path, origin: the file; see :func:`tritongemm.settings.origin_of`.
-        table: None where it cannot be read; ``error`` says why.
-        covered: keys of rows that a table of an earlier origin has too, so that they do not serve.
+        table: None if it cannot be read; ``error`` gives the reason.
+        covered: keys of rows that are not used because a table of an earlier origin has them too.
     """
 
     path: Path
@@ -53,8 +53,8 @@ def present() -> Present:
 
 
 def stale_because(row: TunedRow, now: Present) -> tuple[str, ...]:
-    """Why ``row`` is stale: another Triton, driver or revision of its kernel; empty where it is
-    not. What the row does not state, or this machine does not know, makes nothing stale."""
+    """Why ``row`` is stale: another Triton, driver or revision of its kernel; empty if it is not
+    stale. A value that is missing in the row or unknown on this machine does not make it stale."""
     found = []
     if row.config.kernel not in SPECS:
         return (f"kernel {row.config.kernel} is not known",)
@@ -68,7 +68,7 @@ def stale_because(row: TunedRow, now: Present) -> tuple[str, ...]:
 
 
 def measured_at(row: TunedRow) -> datetime | None:
-    """When the row's run began, UTC; None where its id does not say."""
+    """When the row's run began, UTC; None if its id does not contain a time."""
     if not is_run_id(row.run_id):
         return None
     try:
@@ -78,8 +78,8 @@ def measured_at(row: TunedRow) -> datetime | None:
 
 
 def listed(device: str | None = None) -> Iterator[Listed]:
-    """The tables of ``device`` (a slug), or of all, those of the origin that wins first; the
-    ladder's are left out."""
+    """The tables of ``device`` (a slug), or of all devices, in the order of precedence of their
+    origins; without the ladder's."""
     seen: dict[Path, set[Key]] = {}
     for root in settings.config_roots():
         for path in sorted((root / "tuned").glob(f"{device or '*'}/*.json")):
@@ -97,7 +97,7 @@ def listed(device: str | None = None) -> Iterator[Listed]:
 
 
 def stale_problems(device: str, now: Present | None = None) -> list[GemmProblem]:
-    """The problems of ``device`` whose row is stale, the oldest first."""
+    """The problems of ``device`` whose row is stale, oldest first."""
     now = now or present()
     found: list[tuple[str, GemmProblem]] = []
     for one in listed(device):

@@ -32,30 +32,32 @@ if TYPE_CHECKING:
 
 MEASURER = "tritongemm.tuning.measurer:Measurer"
 PER_CONFIG_TIMEOUT_S = 20.0
-#: The coarse stage ranks configs that are 1 % apart by chance: of the 95 problems of
-#: ``bf16_cold_mid-top`` 59 have a winner behind its first four, 0.9 % faster than these.
+#: Default number of finalists. The coarse stage cannot rank configs that are 1 % apart: for 59 of
+#: the 95 problems of ``bf16_cold_mid-top`` the winner ranks fifth or lower there, and is 0.9 %
+#: faster than the first four.
 FINALISTS = 9
-#: How the configs to measure are found: by the model until it expects too little, all, or some
-#: drawn at random.
+#: How to choose the configs to measure: by the model until it expects too little gain, all configs,
+#: or a random sample.
 SEARCHES = ("model", "full", "random")
-#: How many ``random`` draws unless told.
+#: Default size of the ``random`` sample.
 RANDOM = 150
 
 
 @dataclass(frozen=True)
 class SweepReport:
-    """What a sweep did.
+    """The result of a sweep.
 
     Attributes:
-        run_id, journal, device: of this run; None where records went to a function; the device's
-            slug.
-        problems: one report each, in the order in which they ended.
+        run_id, journal, device: of this run. The journal is None if records went to a function; the
+            device is a slug.
+        problems: one report for each problem, in the order in which they ended.
         prune: how many configs each rule removed, over all problems.
-        measured: configs with an outcome of this run; resumed: those of earlier runs.
+        measured: configs with an outcome of this run; resumed: configs measured by earlier runs (on
+            a cluster: problems finished by them).
         failures: outcomes other than ok of this run, by status.
         wall_s, gpu_busy_s, compile_s: seconds; compile_s summed over the processes.
         gpu_waited_s: seconds that a device waited while configs were being compiled.
-        stopped: ``budget`` where time ran out before every problem was begun, else "".
+        stopped: ``budget`` if time ran out before every problem was begun, else "".
         published: what :func:`tune` published.
     """
 
@@ -89,7 +91,7 @@ class SweepReport:
 
     @property
     def gpu_waited_share(self) -> float:
-        """Share of the devices' measuring time lost to compiling."""
+        """Share of the devices' time that was lost waiting for compilation."""
         total = self.gpu_busy_s + self.gpu_waited_s
         return self.gpu_waited_s / total if total else 0.0
 
@@ -108,32 +110,32 @@ def sweep(problems: Iterable[GemmProblem], journal: str | os.PathLike[str] | Row
     """Measures the candidates of each problem and journals every outcome as it happens.
 
     Args:
-        problems: repeats are left out.
-        journal: the file; one that exists is refused unless ``resume``, which repeats nothing
-            that was measured in the same environment. Or a
-            :class:`~tritongemm.tuning.sweep_journal.RowSink`, which hands each record to a
-            function and has its own ``known`` records in place of ``resume``.
+        problems: repeated ones are left out.
+        journal: the file. An existing file is refused unless ``resume`` is set; then nothing that
+            was measured in the same environment is repeated. Or a
+            :class:`~tritongemm.tuning.sweep_journal.RowSink`, which hands each record to a function
+            and has its own ``known`` records in place of ``resume``.
         devices: CUDA indices, each taking the next problem; None: all; (None,): the CPU, by
             Triton's interpreter.
         kernels, top, subset: see :class:`~tritongemm.tuning.candidates.KernelPlanner`.
-        search: which candidates are measured. ``model``: batches in the order that the selection's
-            model and the times so far suggest, until what is left is expected to gain less than
-            ``gain`` (``search.py``). ``full``: all. ``random``: ``subset``, by default
-            :data:`RANDOM`. None: ``model``, and ``full`` where ``top``, ``subset`` or
-            ``candidates`` name what to measure.
+        search: which candidates are measured. ``model``: batches chosen by the selection's model
+            and the times so far, until the expected gain of the rest is below ``gain``
+            (``search.py``). ``full``: all. ``random``: ``subset``, by default :data:`RANDOM`. None:
+            ``model``, and ``full`` where ``top``, ``subset`` or ``candidates`` name what to
+            measure.
         gain: 0.01 for 1 % of the fastest time.
-        budget_s: seconds for everything, shared out evenly among the problems; what was begun is
-            finished, so that it may take a few more.
+        budget_s: seconds for the whole sweep, shared evenly among the problems. Measurements in
+            progress are finished, so a sweep may take a few seconds more.
         share_budget: False: the problems are swept in their order until the budget is used up.
-        compile_workers: processes; by default one a core.
-        per_config_timeout_s: for proving and timing one config; a worker that takes longer is
-            ended and the config's status is ``timeout``.
-        compile_timeout_s: for compiling one config.
+        compile_workers: number of processes; by default one per core.
+        per_config_timeout_s: limit for checking and timing one config. A worker that takes longer
+            is ended, and the config's status is ``timeout``.
+        compile_timeout_s: limit for compiling one config.
         finalists: at most that many of each problem are measured again, interleaved with torch.
-        seed: of operands, orders and ``subset``.
+        seed: seed of operands, orders and ``subset``.
         progress: what to show; nothing by default.
-        candidates, measurer, measurer_arguments, builder: other parts, for tests.
-        loop_type: makes the loop; a cluster's worker has one that is fed problems while it runs.
+        candidates, measurer, measurer_arguments, builder: replacements of these parts.
+        loop_type: makes the loop; a cluster's worker uses one that receives problems while it runs.
 
     Raises:
         UsageError: a bad argument, or a journal that exists. DataFileError: a journal that cannot
@@ -189,9 +191,9 @@ def tune(problems: Iterable[GemmProblem | Shape | tuple[int, ...]], *, dtype: st
 
     Args:
         problems: problems, shapes of a suite, or tuples (m, n, k) or (batch, m, n, k).
-        dtype, layout, precision: for what does not say it itself.
-        publish: whether the winners go into the tuned tables, where ``tritongemm.matmul`` finds
-            them from the next call on. Slower ones never replace better ones.
+        dtype, layout, precision: for items that do not state their own.
+        publish: whether to write the winners to the tuned tables, which ``tritongemm.matmul`` uses
+            from the next call on. A slower row never replaces a faster one.
         journal: by default a new file in the cache folder.
         options: of :func:`sweep`, e.g. ``top=60, budget_s=120, devices=None``.
 
@@ -199,7 +201,7 @@ def tune(problems: Iterable[GemmProblem | Shape | tuple[int, ...]], *, dtype: st
         The report; ``report.winners`` has configs, times and ratios to torch.
 
     Raises:
-        ProblemError: a problem that cannot exist. And as :func:`sweep`.
+        ProblemError: a problem that cannot exist. Otherwise as :func:`sweep`.
     """
     from dataclasses import replace
 

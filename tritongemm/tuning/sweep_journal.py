@@ -1,6 +1,7 @@
-"""The sweep's side of the journal: what is written of each outcome, what a resume need not repeat.
+"""The sweep's side of the journal: writes outcomes, and knows what a resumed sweep need not repeat.
 
-Records go into a file, or, as :class:`RowSink`, to a function: another process may write the file.
+Records go to a file, or, through :class:`RowSink`, to a function, so that another process can write
+the file.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from tritongemm.records.run import new_run_id, utc_now
 from tritongemm.tuning.task import ProblemReport
 from tritongemm.workers.messages import COARSE, COMPILE, Outcome
 
-#: Of the environment, what a winner's row states as its provenance.
+#: The fields of the environment that a winner's row states as its provenance.
 _PROVENANCE = ("torch", "triton", "cuda", "driver")
 
 
 def check_journal(path: str | os.PathLike[str], resume: bool) -> Path:
-    """Refuses a journal that exists where nobody asked to go on with it.
+    """Refuses an existing journal unless the sweep resumes it.
 
     Raises:
         UsageError: it exists, and ``resume`` is false.
@@ -37,7 +38,7 @@ def check_journal(path: str | os.PathLike[str], resume: bool) -> Path:
     if path.exists() and not path.is_file():
         raise DataFileError(path, "is not a regular file; choose another path")
     if not resume and path.exists() and path.stat().st_size > 0:
-        raise UsageError(f"{path} exists; use --resume (resume=True) to go on with it, or "
+        raise UsageError(f"{path} exists; use --resume (resume=True) to continue it, or "
                          "another name")
     return path
 
@@ -46,10 +47,10 @@ class RowSink:
     """A journal whose records go to a function instead of a file.
 
     Args:
-        take: called with each record, the header first, in the thread that sweeps. What it raises
-            ends the sweep.
-        known: records of earlier runs, headers included; what was measured in the same environment
-            is not repeated.
+        take: called with each record, the header first, in the sweep's thread. An exception that it
+            raises ends the sweep.
+        known: records of earlier runs, including headers; what they measured in the same
+            environment is not repeated.
     """
 
     def __init__(self, take: Callable[[Mapping[str, object]], object],
@@ -57,35 +58,36 @@ class RowSink:
         self._take, self._known = take, list(known)
 
     def open(self, header: Mapping[str, object]) -> RowSink:
-        """Hands over the header. Returns the sink."""
+        """Passes on the header. Returns the sink."""
         self._take({**header, "kind": "header", "schema_version": SCHEMA_VERSION,
                     "opened_utc": utc_now()})
         return self
 
     def append(self, record: Mapping[str, object]) -> None:
-        """Hands over one record."""
+        """Passes on one record."""
         self._take(record)
 
     def done_keys(self, environment: object) -> DoneKeys:
-        """What ``known`` holds of ``environment``. Raises DataFileError for a bad record."""
+        """The outcomes that ``known`` holds for ``environment``. Raises DataFileError for a bad
+        record."""
         return done_among(self._known, environment)
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Does nothing: no file is open."""
 
 
 class SweepJournal:
     """The open journal of one run.
 
     Args:
-        where: the journal's file, made or gone on with; or what takes its records.
-        device: what is measured on.
+        where: the journal's file, which is created or continued; or the sink of its records.
+        device: the device that is measured.
         environment: the whole record; ``fingerprint`` is the part that makes times comparable.
-        space_hash: of the spaces that candidates come from.
-        search: which of them are measured.
+        space_hash: hash of the spaces that candidates come from.
+        search: which of the candidates are measured.
 
     Raises:
-        DataFileError: the file is no journal, is in use, or cannot be written.
+        DataFileError: the file is not a journal, is in use, or cannot be written.
     """
 
     def __init__(self, where: Path | RowSink, *, device: DeviceSpec,
@@ -107,7 +109,7 @@ class SweepJournal:
             raise
 
     def done(self, problem: GemmProblem, config: KernelConfig) -> bool:
-        """Whether ``config`` has an outcome of its own in this environment."""
+        """Whether ``config`` has an outcome in this environment."""
         return (self._done.has(problem, config, COARSE)
                 or self._done.has(problem, config, COMPILE))
 
@@ -116,16 +118,17 @@ class SweepJournal:
         return self._done.has_winner(problem)
 
     def searched_to(self, problem: GemmProblem, gain: float | None) -> bool:
-        """Whether an earlier run's search found the winner and expected less than ``gain``."""
+        """Whether an earlier run's search found the winner and ended with an expected gain below
+        ``gain``."""
         before = self._done.searched_to(problem)
         return gain is not None and before is not None and before <= gain
 
     def time_us(self, problem: GemmProblem, config: KernelConfig) -> float | None:
-        """An earlier run's coarse time of ``config``, microseconds; None: it has none."""
+        """An earlier run's coarse time of ``config``, microseconds, or None."""
         return self._done.time_us(problem, config, COARSE)
 
     def coarse(self, problem: GemmProblem) -> list[tuple[float, KernelConfig]]:
-        """The fastest of an earlier run's coarse stage: (microseconds, config)."""
+        """The fastest configs of an earlier run's coarse stage: (microseconds, config)."""
         return self._done.fastest(problem, REMEMBERED)
 
     def result(self, problem: GemmProblem, config: KernelConfig, stage: str,
@@ -138,8 +141,8 @@ class SweepJournal:
             "run_id": self.run_id, "utc": utc_now()})
 
     def winner(self, report: ProblemReport, gain: float | None = None) -> None:
-        """Writes a problem's winner with its provenance: what ``publish`` reads. ``gain``: what
-        the search that found it expects less than; None: it was cut short, or there was none."""
+        """Writes a problem's winner with its provenance, which ``publish`` reads. ``gain``: the
+        gain below which the search ended; None if there was no search or it was cut short."""
         assert report.winner is not None
         revision = kernel_revision(report.winner)
         self._journal.append({
@@ -152,7 +155,7 @@ class SweepJournal:
             "run_id": self.run_id, "utc": utc_now()})
 
     def left_out(self, report: ProblemReport) -> None:
-        """Notes a problem that ended without a winner, and why."""
+        """Records a problem that ended without a winner, and why."""
         self._journal.append({"kind": "left_out", "problem": problem_to_json(report.problem),
                               "reason": report.note, "run_id": self.run_id, "utc": utc_now()})
 

@@ -1,4 +1,4 @@
-"""One problem on its way through the sweep: what is to compile, ready, measured, final."""
+"""The state of one problem in a sweep: configs to compile, built, being measured, and finalists."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from tritongemm.workers.messages import Outcome
 
 #: A finalist is at most this many times slower than the fastest of the coarse stage.
 FINALIST_FACTOR = 1.25
-#: Finalists of one tile, cluster and split, while there are others: of 766 finals of seven and more
-#: the third and later of their kind would have brought 0.03 %, another kind brings more where the
-#: card's power bounds them (perf/results/nvidia-h200/exploratory/sustained.txt).
+#: Most finalists with one tile, cluster and split, while there are others: over 766 finals of seven
+#: or more configs, the third and later ones would have gained 0.03 %; configs with another tile
+#: gain more when power is the limit (perf/results/nvidia-h200/exploratory/sustained.txt).
 _OF_A_KIND = 2
 
 
 @dataclass(frozen=True)
 class ProblemReport:
-    """What a sweep found for one problem.
+    """The result of a sweep for one problem.
 
     Attributes:
-        winner: None where no config reached the end.
-        time_us, ratio_vs_torch, ratio_low, ratio_high: the winner's, interleaved with torch.
-        margin_vs_second: time of the second finalist / the winner's, minus 1, paired.
-        measured, skipped: configs with an outcome of this run; left out for lack of time.
+        winner: None if no config passed the final stage.
+        time_us, ratio_vs_torch, ratio_low, ratio_high: of the winner, interleaved with torch.
+        margin_vs_second: paired ratio of the second finalist's time to the winner's, minus 1.
+        measured: configs with an outcome of this run. skipped: configs left out for lack of time.
         failures: outcomes other than ok, by status.
-        left: configs that a search did not measure, since no gain was expected of them.
-        gain_left: what was still expected of these, 0.01 for 1 %; None without a search.
-        note: why there is no winner, or that there was nothing left to do.
+        left: configs that a search did not measure, because it expected too little gain.
+        gain_left: the gain expected of these, 0.01 for 1 %; None without a search.
+        note: why there is no winner, or that nothing was left to do.
     """
 
     problem: GemmProblem
@@ -52,17 +52,17 @@ class ProblemReport:
 
 @dataclass(eq=False)
 class Task:
-    """The state of one problem. A config is in one place at a time: ``building`` (with the
-    compile pool), ``ready`` (built), ``measuring`` (with a device), or settled.
+    """The state of one problem. A config is in one state at a time: ``building`` (in the compile
+    pool), ``ready`` (built), ``measuring`` (on a device), or settled.
 
     Attributes:
-        coarse: (time in microseconds, config) of what has passed the coarse stage.
-        owner: the device that measures it: times of two cards are not compared.
-        deadline: when its share of the budget is used up.
+        coarse: (time in microseconds, config) of the configs that passed the coarse stage.
+        owner: the device that measures the problem: times of two cards are not compared.
+        deadline: when the problem's share of the budget ends.
         final_groups: finalists still to be measured, each group in the same rounds.
-        search: what asks for more configs as long as it expects a gain; None: every config was
-            asked for at once.
-        ended: the search is to ask for no more, whatever it expects.
+        search: requests more configs as long as it expects a gain; None: all configs were requested
+            at once.
+        ended: the search must not request more configs, whatever it expects.
     """
 
     problem: GemmProblem
@@ -87,7 +87,7 @@ class Task:
 
     @property
     def busy(self) -> bool:
-        """Whether a device is on it."""
+        """Whether a device is measuring this problem."""
         return bool(self.measuring)
 
     @property
@@ -97,24 +97,24 @@ class Task:
 
     @property
     def outstanding(self) -> int:
-        """Configs that were asked for and have no outcome yet."""
+        """Configs that were requested and have no outcome yet."""
         return len(self.building) + len(self.ready) + len(self.measuring)
 
     @property
     def searching(self) -> bool:
-        """Whether a search may ask for more configs."""
+        """Whether a search may request more configs."""
         return self.search is not None and not self.ended and not self.search.over
 
     @property
     def settled(self) -> int:
-        """Configs with an outcome, of this run or an earlier one."""
+        """The number of configs with an outcome of this run or an earlier one."""
         if self.search is not None:
             return self.search.settled
         return self.total - self.outstanding
 
     @property
     def expected(self) -> int:
-        """How many configs will have an outcome in the end."""
+        """The number of configs that will have an outcome in the end."""
         if self.search is None:
             return self.total
         if not self.searching:
@@ -128,8 +128,8 @@ class Task:
         return min((time_us for time_us, _ in self.coarse), default=None)
 
     def next_finalists(self, count: int) -> tuple[KernelConfig, ...]:
-        """The best ``count`` of the coarse stage that have not been in the final one, those behind
-        two of their own kind last."""
+        """The best ``count`` configs of the coarse stage that were not finalists yet. Configs
+        ranked behind two of their own kind come last."""
         left = sorted((t, c.config_id, c) for t, c in self.coarse if c not in self.finals)
         seen: Counter[tuple[str, int]] = Counter()
         first: list[KernelConfig] = []
@@ -143,7 +143,7 @@ class Task:
         return (*first, *last)[:count]
 
     def ranking(self) -> list[tuple[KernelConfig, Outcome]]:
-        """Finalists that are right, the best first: by the ratio to torch, which is paired."""
+        """Finalists with correct results, best first, by the paired ratio to torch."""
         good = [(c, o) for c, o in self.finals.items() if o.ok]
         paired = all(o.values.get("ratio_vs_torch") for _, o in good)
 
@@ -156,7 +156,7 @@ class Task:
         return sorted(good, key=order)
 
     def report(self) -> ProblemReport:
-        """What is known at the end."""
+        """The report of the finished problem."""
         ranking = self.ranking()
         counts = {"measured": self.measured, "skipped": self.skipped,
                   "failures": dict(self.failures)}

@@ -1,4 +1,4 @@
-"""Compiling ahead: the kernels that selection would take, into the store that calls load from."""
+"""Compiles ahead: the kernels that selection would choose, into the store from which calls load."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tritongemm.workers.builder import Builder
 from tritongemm.workers.compile_pool import BUILDER, compile_all
 from tritongemm.workers.messages import COMPILE, Outcome, failure
 
-#: Fewer missing builds than this are compiled in this process: starting another takes longer.
+#: Fewer missing builds than this are compiled in this process: starting a worker takes longer.
 _WORTH_A_PROCESS = 3
 
 What = str | os.PathLike[str] | GemmProblem | Iterable[GemmProblem | Shape | tuple[int, ...]]
@@ -33,16 +33,17 @@ What = str | os.PathLike[str] | GemmProblem | Iterable[GemmProblem | Shape | tup
 
 @dataclass(frozen=True)
 class WarmupReport:
-    """What a warm-up did.
+    """The result of a warm-up.
 
     Attributes:
         device: slug.
-        problems: different ones; torchs: those among them that a call hands to torch, with why.
-        binaries: different ones that the others need.
-        compiled, found: builds made now; builds whose binaries the store had. A build is one
-            config's launches.
+        problems: number of distinct problems. torchs: those among them that a call gives to torch,
+            with the reason.
+        binaries: number of distinct binaries that the other problems need.
+        compiled, found: builds compiled now, and builds that the store already had. A build is all
+            launches of one config.
         failed: (problem, reason) of builds that failed.
-        seconds: of the whole.
+        seconds: wall time.
     """
 
     device: str
@@ -66,23 +67,24 @@ class WarmupReport:
 def warmup(what: What, *, dtype: str = "bf16", layout: str = "nn", precision: str = "ieee",
            device: DeviceSpec | str | int | None = None, workers: int | None = None,
            progress: Callable[[int, int], None] | None = None) -> WarmupReport:
-    """Compiles what calls of these problems need, so that the first call of each loads it.
+    """Compiles the kernels that calls of these problems need, so that the first call of each loads
+    them.
 
-    Operands are taken to be gapless. Nothing runs on a GPU, and with a device named none is needed:
-    what is compiled lies in the cache folder (``TRITONGEMM_CACHE_DIR``), which may be copied.
+    Operands are assumed to be contiguous. Nothing runs on a GPU, and if ``device`` is named, none
+    is needed: binaries go to the cache folder (``TRITONGEMM_CACHE_DIR``), which may be copied.
 
     Args:
         what: a suite by name or path, a problem, or problems, shapes of a suite, or tuples
             (m, n, k) or (batch, m, n, k).
         dtype, layout, precision: for what does not say it itself.
         device: a slug of ``configs/devices``, a CUDA index or a spec; None: the current device.
-        workers: compiling processes; by default one a core.
-        progress: called with (done, to do).
+        workers: number of compiling processes; by default one per core.
+        progress: called with (done, total).
 
     Raises:
-        UsageError: nothing named, or something that is no problem. ProblemError, DataFileError,
-        DeviceError: a problem, a suite or a device that cannot be used. CompileError: no process
-        that compiles can start.
+        UsageError: no problem, or an item that is not a problem. ProblemError, DataFileError,
+        DeviceError: a problem, a suite or a device that cannot be used. CompileError: no compile
+            process can start.
     """
     started = time.monotonic()
     if workers is not None and workers < 1:

@@ -1,4 +1,4 @@
-"""The compile pool's side of a build: what a compile process serves (see ``child.py``)."""
+"""The object that a compile process serves (see ``child.py``): it compiles configs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from tritongemm.kernels import store
 from tritongemm.problem import GemmProblem
 from tritongemm.workers.messages import Outcome
 
-#: Below the process that feeds the GPU: compiling must not delay measuring.
+#: Niceness: lower priority than the process that feeds the GPU, so that compiling does not delay
+#: measuring.
 _NICENESS = 5
 
 
@@ -23,7 +24,7 @@ class Builder:
         self._device = device
 
     def info(self) -> dict[str, object]:
-        """Nothing to tell; lowers this process's priority."""
+        """Lowers this process's priority; has no information to report."""
         os.nice(_NICENESS)
         return {}
 
@@ -40,12 +41,12 @@ class Builder:
 
     @staticmethod
     def stored(key: str) -> bool:
-        """Whether every binary of ``key`` is in the store, whole."""
+        """Whether every binary of ``key`` is in the store, undamaged."""
         return all(map(store.holds, key.split()))
 
 
 def build_values(report: compiling.BuildReport) -> Mapping[str, object]:
-    """A build report as a journal's values; what is not known is left out."""
+    """A build report as values of a journal; unknown ones are left out."""
     values = {"registers": report.registers, "spills": report.spills,
               "shared_bytes": report.shared_bytes}
     if not report.cached:

@@ -1,7 +1,7 @@
-"""What runs inside a worker process: it serves one object's methods over a pipe, call by call.
+"""The main loop of a worker process: serves one object's methods over a pipe, call by call.
 
 The served object ("module:attribute", called with keyword arguments) has ``info()``, whose result
-is sent once when the worker is ready, and the methods that requests name. Whatever a method raises
+is sent once when the worker is ready, and the methods that requests name. An exception of a method
 becomes the call's :class:`~tritongemm.workers.messages.Outcome`; after a fatal one the process ends
 itself.
 """
@@ -28,7 +28,7 @@ _WATCH_INTERVAL_S = 0.5
 def main(descriptor: int, parent: int) -> None:
     """Serves until the pipe closes, the parent is gone, or a fatal outcome."""
     faulthandler.enable()
-    # A compiler started from here must not hold the pipe open after this process died.
+    # A compiler started by this process must not keep the pipe open after this process has died.
     os.set_inheritable(descriptor, False)
     threading.Thread(target=_follow_parent, args=(parent,), daemon=True).start()
     connection = Connection(descriptor)
@@ -38,15 +38,15 @@ def main(descriptor: int, parent: int) -> None:
         if served is not None:
             _serve(connection, served)
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        pass  # the parent has closed its end
-    # Not the interpreter's own shutdown: after a device fault it can hang.
+        pass  # the parent closed its end
+    # Skip the interpreter's shutdown, which can hang after a device fault.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
 def _follow_parent(parent: int) -> None:
-    """Ends this process group when the parent was killed, even while a kernel hangs."""
+    """Ends this process group when the parent dies, even while a kernel hangs."""
     while os.getppid() == parent:
         time.sleep(_WATCH_INTERVAL_S)
     os.killpg(0, signal.SIGKILL)
@@ -60,7 +60,7 @@ def resolve(target: str) -> object:
 
 def _start(connection: Connection, target: str, arguments: dict) -> object | None:
     try:
-        plugins.load()  # before any problem comes: it may be of a format that they register
+        plugins.load()  # before the first problem, which may use a format that a plugin registers
         served = resolve(target)(**arguments)  # type: ignore[operator]
         info = served.info()
     except Exception as error:  # sent to the parent, which decides
@@ -95,7 +95,7 @@ def _serve(connection: Connection, served: object) -> None:
 
 
 def _work(served: object, index: int, call: Call) -> tuple:
-    """Makes one call: ("returned", index, value), or ("failed", index, where, outcome)."""
+    """Makes one call; returns ("returned", index, value) or ("failed", index, where, outcome)."""
     try:
         return "returned", index, getattr(served, call.method)(*call.arguments)
     except Exception as error:  # the call's outcome

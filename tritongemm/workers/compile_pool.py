@@ -1,8 +1,8 @@
-"""The compile pool: processes that build configs ahead of the GPU, each build once.
+"""The compile pool: processes that build configs ahead of the GPU. Equal builds run once.
 
-A build that hangs is ended with everything it started; one that kills its process is an outcome;
-the configs behind it go on in a new process. :class:`CompilePool` serves a loop that also does
-other things; :func:`compile_all` builds a list and returns.
+A build that hangs is ended with everything it started. A build that kills its process becomes an
+outcome, and the configs queued behind it continue in a new process. :class:`CompilePool` is for an
+event loop with other tasks; :func:`compile_all` builds a list and returns.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tritongemm.problem import GemmProblem
 from tritongemm.workers.messages import COMPILE, Call, Outcome, Request, one_line
 from tritongemm.workers.worker import Event, Failed, Finished, Ready, Refused, Returned, Worker
 
-#: What a compile process serves unless told another, and the seconds that one build may take.
+#: The default object that a compile process serves, and the limit of one build in seconds.
 BUILDER = "tritongemm.workers.builder:Builder"
 COMPILE_TIMEOUT_S = 120.0
 
-#: Configs handed to a process at once: round trips are saved, and balance is kept.
+#: Configs sent to a process at once: few round trips, and still balanced.
 _MOST_AT_ONCE = 8
 _TRIES = 3
 _WAIT_S = 0.2
@@ -40,9 +40,9 @@ class _Build:
 class CompilePool:
     """Builds configs in ``workers`` processes that serve ``target``.
 
-    Tickets are the caller's: :meth:`read` and :meth:`check` hand them back with their outcomes.
-    Configs of equal keys are built once, and one that was built or failed before is answered at
-    once by :meth:`want`.
+    Tickets belong to the caller: :meth:`read` and :meth:`check` return them with their outcomes.
+    Configs with equal keys are built once. If the outcome is already known, :meth:`want` returns it
+    at once.
     """
 
     def __init__(self, target: str, arguments: Mapping[str, object], *, workers: int,
@@ -68,12 +68,12 @@ class CompilePool:
 
     @property
     def workers(self) -> int:
-        """How many processes there may be."""
+        """The largest number of processes."""
         return len(self._workers)
 
     def want(self, ticket: Hashable, key: str, problem: GemmProblem,
              config: KernelConfig) -> Outcome | None:
-        """Queues a build; its outcome if it is known already."""
+        """Queues a build; returns its outcome if that is known already."""
         known = self._known.get(key)
         if known is not None:
             return known
@@ -85,7 +85,7 @@ class CompilePool:
         return None
 
     def drop(self, unwanted: Callable[[Hashable], bool]) -> None:
-        """Forgets tickets; builds that nobody waits for and that have not begun are left out."""
+        """Drops tickets. Builds without a ticket that have not begun are cancelled."""
         for build in self._open.values():
             build.waiting = [t for t in build.waiting if not unwanted(t)]
         left = [build for build in self._queue if not build.waiting]
@@ -94,7 +94,7 @@ class CompilePool:
         self._queue = deque(build for build in self._queue if build.waiting)
 
     def feed(self) -> None:
-        """Gives work to idle processes, starting as many as there is work for."""
+        """Sends work to idle processes, and starts processes as needed."""
         for worker in self._workers:
             if not self._queue:
                 return
@@ -116,19 +116,19 @@ class CompilePool:
                                   for b in builds)))
 
     def connections(self) -> dict[Connection, Worker]:
-        """What to wait on."""
+        """The connections to wait on, each with its worker."""
         return {s.connection: s for s in self._workers if s.connection is not None}
 
     def deadline(self) -> float:
-        """The earliest deadline."""
+        """The earliest deadline of any worker."""
         return min(s.deadline for s in self._workers)
 
     def read(self, worker: Worker) -> list[tuple[Hashable, Outcome]]:
-        """Outcomes that wait in a worker's pipe. Raises as :meth:`check`."""
+        """The outcomes that are ready in a worker's pipe. Raises as :meth:`check` does."""
         return self._settle(worker, worker.read())
 
     def check(self) -> list[tuple[Hashable, Outcome]]:
-        """Ends builds that take too long; their outcomes.
+        """Ends builds that exceed their limit; returns their outcomes.
 
         Raises:
             CompileError: no compile process can start at all.
@@ -165,7 +165,7 @@ class CompilePool:
         del self._open[build.key]
         seconds = outcome.values.get("compile_s", 0.0)
         self.compile_s += seconds if isinstance(seconds, float) else 0.0
-        # What compiling took is said once, by the config that it was done for.
+        # Only the config that caused the build reports the compile time.
         later = replace(outcome, values={name: value for name, value in outcome.values.items()
                                          if name != "compile_s"})
         self._known[build.key] = later
@@ -182,11 +182,11 @@ def compile_all(builds: Iterable[tuple[str, GemmProblem, KernelConfig]],
                 timeout_s: float = COMPILE_TIMEOUT_S,
                 progress: Callable[[int, int], None] = lambda done, total: None
                 ) -> dict[str, Outcome]:
-    """Compiles ``builds``, each a different key, a problem and a config: key -> outcome.
+    """Compiles ``builds``, each a distinct key, a problem and a config. Returns key -> outcome.
 
     Args:
-        arguments: of ``target``.
-        workers: processes at most.
+        arguments: the arguments of ``target``.
+        workers: the most processes.
         progress: called with (done, total).
 
     Raises:

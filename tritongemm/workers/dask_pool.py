@@ -1,8 +1,8 @@
-"""The workers of a Dask cluster, one GPU each: who may take part, and what each is on.
+"""The workers of a Dask cluster, one GPU each: which may take part, and which jobs they run.
 
-:class:`Pool` watches the cluster. It probes each worker that joins, admits it or leaves it out with
-a reason, hands jobs to the workers of one kind of device, and says which jobs are over or must be
-given out again. Dask itself returns a task whose worker died to another one.
+:class:`Pool` watches the cluster. It probes each worker that joins, admits it or refuses it with a
+reason, submits jobs to the workers of one kind of device, and reports which jobs are done or must
+be submitted again. Dask itself moves a task whose worker died to another worker.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
 CONNECT_TIMEOUT_S = 15.0
-#: For a first worker to join, or for another one after all have left.
+#: Seconds to wait for a first worker, or for another one after all have left.
 WORKER_TIMEOUT_S = 300.0
-#: Jobs with a worker at once.
+#: Jobs that a worker has at once.
 AT_ONCE = 2
 _LOOK_EVERY_S = 1.0
-#: Of an environment, what an error names where two of them differ.
+#: The fields of an environment that an error compares if two environments differ.
 _NAMED = ("device", "driver", "cuda", "torch", "triton", "cpu")
 
 
 class WorkerFault(DeviceError):
-    """A worker that cannot measure: ``address`` says which one, ``reason`` why."""
+    """A worker cannot measure; ``address`` is the worker's, ``reason`` says why."""
 
     def __init__(self, address: str, reason: str) -> None:
         super().__init__(f"{address}: {reason}")
@@ -46,12 +46,12 @@ class WorkerFault(DeviceError):
 
 @dataclass(frozen=True)
 class Identity:
-    """What a worker says of itself.
+    """A worker's description of itself.
 
     Attributes:
         kind: slug of its device.
         fingerprint: times of equal fingerprints are comparable.
-        environment: the record behind it.
+        environment: the record that the fingerprint is made of.
         software: see :func:`software`.
         gpu: CUDA_VISIBLE_DEVICES.
         about: further facts, for the caller.
@@ -67,14 +67,14 @@ class Identity:
     @classmethod
     def here(cls, kind: str, fingerprint: str, environment: Mapping[str, object], about: object
              ) -> Identity:
-        """Of this process."""
+        """The identity of this process."""
         return cls(kind, fingerprint, environment, software(), settings.current().visible_devices,
                    about)
 
 
 def software() -> dict[str, str]:
-    """The versions that must be equal on the client and every worker; of checkouts with the same
-    version, the digest of the device code tells them apart."""
+    """The versions that must be equal on the client and every worker. The digest of the device code
+    distinguishes checkouts with the same version."""
     from tritongemm.kernels.compile import device_code_digest
 
     found = {"device code": device_code_digest()[:12],
@@ -88,7 +88,7 @@ def software() -> dict[str, str]:
 
 
 def connect(address: str) -> Client:
-    """A client of the scheduler at ``address``.
+    """Connects to the scheduler at ``address``.
 
     Raises:
         MissingDependencyError: Dask distributed is not installed.
@@ -126,7 +126,7 @@ class PoolWorker:
 
 @dataclass(eq=False)
 class Flight:
-    """A job that was handed out: to ``workers``, one of which takes it. ``attempt`` is unique.
+    """A submitted job: one of ``workers`` runs it. ``attempt`` is unique.
 
     ``value`` is what it returned, once it is ``over``.
     """
@@ -143,8 +143,8 @@ class Flight:
 
 @dataclass(frozen=True)
 class Lost:
-    """A job that returned nothing. ``fault``: the job ended its workers or raised an error.
-    Otherwise a worker was at fault and the job may be handed out again."""
+    """A job that returned nothing. ``fault``: the job killed its workers or raised an error.
+    Otherwise a worker was at fault and the job may be submitted again."""
 
     flight: Flight
     reason: str
@@ -157,11 +157,11 @@ class Pool:
     Args:
         client, address: of the scheduler.
         topic: unique to this run; keys of tasks begin with it.
-        identify: run once on each worker; returns its :class:`Identity`.
-        arguments: of ``identify``.
-        say: told who joins, leaves, and is left out.
+        identify: a function that is run once on each worker and returns its :class:`Identity`.
+        arguments: the arguments of ``identify``.
+        say: called with a message when a worker joins, leaves or is refused.
         worker_timeout_s: seconds to wait for a usable worker.
-        kept: what an error says of what was measured before.
+        kept: what an error says about earlier results.
     """
 
     def __init__(self, client: Client, address: str, topic: str,
@@ -181,7 +181,7 @@ class Pool:
 
     @property
     def probing(self) -> bool:
-        """Whether a worker that has joined was not judged yet."""
+        """Whether a worker that joined was not admitted or refused yet."""
         return any(worker.probe for worker in self._workers.values())
 
     def able(self, kind: str) -> list[PoolWorker]:
@@ -189,17 +189,17 @@ class Pool:
         return [worker for worker in self._workers.values() if worker.kind == kind]
 
     def update(self) -> list[str]:
-        """Looks at the cluster. Returns the kinds of device that are new.
+        """Updates the state of the cluster. Returns the kinds of device that are new.
 
         Raises:
-            DeviceError: the scheduler is gone, no worker can be used, or none has joined in time.
+            DeviceError: the scheduler is gone, no worker can be used, or none joined in time.
         """
         if self.client.status != "running":
             raise self.gone()
         before = set(self.kinds)
         try:
             self._look()
-        except OSError as error:  # what a call of the scheduler raises when it is gone
+        except OSError as error:  # raised by calls to a scheduler that has ended
             raise self.gone() from error
         self._admit()
         return [kind for kind in self.kinds if kind not in before]
@@ -237,7 +237,7 @@ class Pool:
                 + (f". {self._kept.capitalize()}" if self.kinds else ""))
 
     def _admit(self) -> None:
-        """Judges the workers whose probes are over."""
+        """Admits or refuses the workers whose probes are done."""
         for worker in list(self._workers.values()):
             probe = worker.probe
             if probe is None or not probe.done():
@@ -269,7 +269,8 @@ class Pool:
             self._refuse(worker, "versions differ: " + ", ".join(differs)
                          + "; install the same ones on every host")
             return
-        # A host is known by the address without its port. Without pinning, all see GPU 0.
+        # The address without its port identifies the host. Workers that were not pinned all use GPU
+        # 0.
         worker.gpu = f"{worker.address.rpartition(':')[0]} {found.gpu[0] if found.gpu else 0}"
         for other in self._workers.values():
             if found.kind != INTERPRETER and other.kind and other.gpu == worker.gpu:
@@ -288,13 +289,13 @@ class Pool:
     # -- jobs -------------------------------------------------------------------------------------
 
     def room(self, kind: str) -> int:
-        """How many more jobs the workers of ``kind`` can take."""
+        """The number of further jobs that the workers of ``kind`` can take."""
         return (sum(min(AT_ONCE, worker.threads) for worker in self.able(kind))
                 - sum(flight.kind == kind for flight in self.flights))
 
     def submit(self, kind: str, job: object, function: Callable[..., object],
                *arguments: object) -> None:
-        """Hands out ``function(attempt, *arguments)`` to a worker of ``kind``."""
+        """Submits ``function(attempt, *arguments)`` to a worker of ``kind``."""
         self._attempts += 1
         attempt = f"{self.topic}-{self._attempts}"
         addresses = tuple(worker.address for worker in self.able(kind))
@@ -303,11 +304,11 @@ class Pool:
         self.flights.append(Flight(kind, job, attempt, addresses, future))
 
     def collect(self) -> Iterator[Flight | Lost]:
-        """Jobs that are over, and jobs that are lost, which leave the pool. One that is over stays
-        in :attr:`flights` until the caller removes it, and is yielded again.
+        """Yields finished and lost jobs. Lost jobs leave the pool. A finished job stays in
+        :attr:`flights`, and is yielded again, until the caller removes it.
 
         Raises:
-            TritonGemmError: what a job raised, other than the fault of a worker.
+            TritonGemmError: raised by a job, other than the fault of a worker.
         """
         for flight in list(self.flights):
             future = flight.future
@@ -326,7 +327,7 @@ class Pool:
                     address in self._workers for address in flight.workers):
                 self.flights.remove(flight)
                 self.client.cancel([future])
-                yield Lost(flight, "all workers that it was for have left", fault=False)
+                yield Lost(flight, "all workers that could run it have left", fault=False)
 
     def _failed(self, flight: Flight, error: BaseException) -> Lost:
         if isinstance(error, WorkerFault):

@@ -1,4 +1,4 @@
-"""What a supervisor and its worker process say to each other: requests down, outcomes up."""
+"""The messages between a supervisor and its worker process: requests and outcomes."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from dataclasses import dataclass, field
 from tritongemm.errors import DataFileError, DeviceError, LaunchError
 from tritongemm.measure.contender import failure_kind
 
-#: Stages of a config: built; proved and timed quickly; timed interleaved with torch.
+#: Stages of a config: compiled; checked and timed quickly; timed interleaved with torch.
 COMPILE, COARSE, FINAL = "compile", "coarse", "final"
-#: The index of a request's set-up, which is none of its calls.
+#: The index of a request's set-up, which is not one of its calls.
 SETUP = -1
 _REASON_LIMIT = 800
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one config at one stage.
+    """The outcome of one config in one stage.
 
     Attributes:
         status: a word of ``records.rows.STATUSES``.
-        reason: why it failed, one line, without paths.
-        values: what was measured, as JSON values (``time_us`` among them only if ``ok``).
-        fatal: the worker that met it can serve no longer (a sticky fault of the device).
-        stop: it is the machine's fault (a full disk, say), so that it must not be journalled as
-            the config's: the sweep ends.
+        reason: why it failed, in one line, without paths.
+        values: the measured values, as JSON values (``time_us`` only if ``ok``).
+        fatal: the worker must be replaced (a sticky CUDA error).
+        stop: the machine is at fault (for example a full disk), so the outcome must not be
+            journalled as the config's: the sweep ends.
     """
 
     status: str
@@ -38,7 +38,7 @@ class Outcome:
 
     @property
     def ok(self) -> bool:
-        """Whether the config did what the stage asks."""
+        """Whether the config passed the stage."""
         return self.status == "ok"
 
 
@@ -47,8 +47,8 @@ class Call:
     """One method of the served object, its arguments, and the seconds it may take.
 
     Attributes:
-        doing: what a timeout's reason calls it; where it is :data:`COMPILE`, an exception that
-            says nothing of its kind is the compiler's.
+        doing: the name of the step in a timeout's reason. If it is :data:`COMPILE`, an exception of
+            unknown kind counts as the compiler's.
     """
 
     method: str
@@ -62,9 +62,9 @@ class Request:
     """Calls for one worker, in order.
 
     Attributes:
-        setup: comes first unless it was this process's last set-up and succeeded; where it fails,
-            no call is made.
-        tag: the supervisor's own, to know the request by; it is not sent.
+        setup: a call that runs first, unless it was this process's last set-up and succeeded. If it
+            fails, no call is made.
+        tag: identifies the request for the supervisor; it is not sent.
     """
 
     calls: tuple[Call, ...]
@@ -76,18 +76,19 @@ _FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s/:'\"<>|]+/)+")
 
 
 def one_line(text: str) -> str:
-    """``text`` on one line, bounded, without the folders of paths: journals are published."""
+    """``text`` on one line, truncated, without the folders of paths, because journals are
+    published."""
     text = _FOLDERS.sub("", " ".join(text.split()))
     return text if len(text) <= _REASON_LIMIT else text[:_REASON_LIMIT] + " ..."
 
 
-#: What a full or failing machine says; no config is to blame.
+#: Errors of a full or failing machine, for which no config is to blame.
 _MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EMFILE, errno.ENFILE,
             errno.EIO}
 
 
 def _machine_failed(error: BaseException | None) -> bool:
-    """Whether the exception, or one that it came from, is the machine's fault."""
+    """Whether the exception, or one that caused it, is the machine's fault."""
     while error is not None:
         if isinstance(error, DataFileError) or (isinstance(error, OSError)
                                                 and error.errno in _MACHINE):
@@ -98,7 +99,7 @@ def _machine_failed(error: BaseException | None) -> bool:
 
 def failure(error: BaseException, stage: str) -> Outcome:
     """The outcome of an exception: a :class:`DeviceError` is fatal, a full disk stops the sweep,
-    others are the config's."""
+    others count as the config's failure."""
     text = one_line(str(error))
     reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
     if _machine_failed(error):

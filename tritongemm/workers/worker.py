@@ -1,10 +1,9 @@
-"""The supervisor of one worker process: its request, its deadline, its end and its next start.
+"""The supervisor of one worker process: its requests, deadlines, end and restart.
 
-It turns whatever can befall the process (a hang, a kill, a crash, a sticky fault) into events, so
-that its user sees outcomes only: a worker that hangs or dies costs the call that it was on. A dead
-worker is started again by :meth:`Worker.start`. :meth:`Worker.read` and :meth:`Worker.check` never
-wait, for one thread that watches many workers; :meth:`Worker.wait_for` does, for one that has
-asked one worker.
+It turns a hang, a kill, a crash or a sticky CUDA error into events, so that the caller sees only
+outcomes: if a worker hangs or dies, only the current call is lost. :meth:`Worker.start` restarts a
+dead worker. :meth:`Worker.read` and :meth:`Worker.check` never block, so that one thread can watch
+many workers; :meth:`Worker.wait_for` blocks, for a caller with a single worker.
 """
 
 from __future__ import annotations
@@ -23,25 +22,26 @@ from multiprocessing.connection import Connection, wait
 from tritongemm.errors import DeviceError
 from tritongemm.workers.messages import COMPILE, SETUP, Outcome, Request, one_line
 
-#: Importing torch from a cold disk, making a context and asking the driver can take minutes.
+#: Importing torch from a cold disk, creating a CUDA context and querying the driver can take
+#: minutes.
 START_TIMEOUT_S = 180.0
 _REAP_TIMEOUT_S = 10.0
 _WAIT_S = 0.5
-#: A stage of a config as a timeout's reason calls it.
+#: The names of stages in a timeout's reason.
 _VERBS = {COMPILE: "compiling"}
 
 
 @dataclass(frozen=True)
 class Ready:
-    """The worker serves; ``info`` is what the served object says of itself."""
+    """The worker is ready; ``info`` is the result of the served object's ``info()``."""
 
     info: object
 
 
 @dataclass(frozen=True)
 class Refused:
-    """The worker could not start. ``final``: it said why, so that trying again is no use, and
-    ``error`` is the name of its exception's class."""
+    """The worker could not start. ``final``: it reported an exception, so a retry is useless;
+    ``error`` is the name of the exception's class."""
 
     reason: str
     final: bool
@@ -69,7 +69,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Finished:
-    """The request is over; ``rest`` are the calls that neither returned nor failed."""
+    """The request is done; ``rest`` are the calls that neither returned nor failed."""
 
     request: Request
     rest: tuple[int, ...]
@@ -82,9 +82,9 @@ class Worker:
     """One process at a time that serves ``target`` (see ``child.py``), one request at a time.
 
     Args:
-        name: what errors call it.
+        name: the worker's name in errors.
         target: ``"module:attribute"``, called with ``arguments`` in the process.
-        start_timeout_s: until it is ready.
+        start_timeout_s: seconds until it must be ready.
     """
 
     def __init__(self, name: str, target: str, arguments: Mapping[str, object],
@@ -119,14 +119,14 @@ class Worker:
         return self._deadline
 
     def start(self) -> None:
-        """Starts a fresh interpreter in a session of its own; it answers with :class:`Ready`.
+        """Starts a new interpreter in its own session; it answers with :class:`Ready`.
 
-        Not ``multiprocessing``: that would run the caller's ``__main__`` again in the child. A
-        session of its own keeps the terminal's Ctrl-C away and lets :meth:`kill` end the
+        Not ``multiprocessing``, which would run the caller's ``__main__`` again in the child. The
+        separate session shields the child from the terminal's Ctrl-C and lets :meth:`kill` end the
         compilers that the child started. CUDA is never forked.
 
         Raises:
-            DeviceError: the system refuses another process.
+            DeviceError: the system cannot start another process.
         """
         assert self._process is None
         try:
@@ -152,15 +152,15 @@ class Worker:
         try:
             near.send((self._target, self._arguments))
         except OSError:
-            pass  # it died already: reading the pipe will say so
+            pass  # it died already: reading the pipe reports that
 
     def send(self, request: Request) -> None:
-        """Sends the process a request. Its death meanwhile shows as events of the next
-        :meth:`read`."""
+        """Sends the process a request. If the process has died, the next :meth:`read` returns the
+        events."""
         assert self.idle
         self.request, self._left, self._index = request, set(range(len(request.calls))), None
         self._since = time.monotonic()
-        # Until it begins: a process that is alive answers at once.
+        # Limit until the request begins: a live process answers at once.
         first = [call.timeout_s for call in (request.setup, *request.calls[:1]) if call]
         self._deadline = self._since + sum(first)
         try:
@@ -169,7 +169,7 @@ class Worker:
             pass
 
     def read(self) -> list[Event]:
-        """The events that wait in the pipe. Call it when :attr:`connection` is readable."""
+        """The events that are ready in the pipe. Call this when :attr:`connection` is readable."""
         events: list[Event] = []
         while self.connection is not None:
             try:
@@ -187,7 +187,7 @@ class Worker:
         now = time.monotonic()
         if self._process is None or now < self._deadline:
             return []
-        events = self.read()  # it may have answered at the last moment
+        events = self.read()  # it may have answered just before the deadline
         if self._process is None or now < self._deadline:
             return events
         limit = self._deadline - self._since if self.request else self._start_timeout_s
@@ -196,8 +196,8 @@ class Worker:
         return events + self._ended(Outcome("timeout", reason))
 
     def wait_for(self, *kinds: type) -> list[Event]:
-        """Waits for an event of one of ``kinds``; all events up to it. A process that hangs is
-        ended at its deadline, which makes events as well."""
+        """Waits for an event of one of ``kinds`` and returns all events up to it. A process that
+        hangs is ended at its deadline, which also produces events."""
         events: list[Event] = []
         while self.alive and not any(isinstance(event, kinds) for event in events):
             left = max(0.0, min(_WAIT_S, self._deadline - time.monotonic()))
@@ -217,7 +217,7 @@ class Worker:
         try:
             process.wait(_REAP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            pass  # in the driver, beyond signals; the system ends it when it can
+            pass  # stuck in the driver; the system ends it later
         self.connection.close()  # type: ignore[union-attr]
         self._output.close()  # type: ignore[attr-defined]
         self.connection, self.ready, self._deadline = None, False, float("inf")
@@ -253,7 +253,7 @@ class Worker:
         return events
 
     def _limit_from_now(self) -> None:
-        """A begun call has its own time; between calls the last one's is enough to begin."""
+        """A running call has its own limit; between calls the last call's limit applies."""
         now, request = time.monotonic(), self.request
         assert request is not None and self._index is not None
         call = request.setup if self._index == SETUP else request.calls[self._index]
@@ -277,21 +277,21 @@ class Worker:
         return [Finished(request, rest)]
 
     def _ended(self, outcome: Outcome) -> list[Event]:
-        """The events of a process's end, by itself or by our hand."""
+        """The events of a process that ended or was ended."""
         starting = not self.ready and self.request is None
         self.kill()
         if starting:
             return [Refused(f"the process did not start: {outcome.reason}", final=False)]
         request, index = self.request, self._index
         if request is None:
-            return []  # it died idle; the next request starts another
-        if index is None:  # between two calls: the next one has not been touched
+            return []  # it died while idle; the next request starts another
+        if index is None:  # between two calls: the next call did not begin
             return self._finish()
         self._left.discard(index)
         return [Failed(request, index, outcome), *self._finish()]
 
     def _death(self) -> str:
-        """How the process died, with the last lines that it wrote."""
+        """How the process ended, with the last lines of its output."""
         process = self._process
         assert process is not None and self._output is not None
         try:
