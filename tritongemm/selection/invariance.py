@@ -46,10 +46,12 @@ class SumClass:
     Attributes:
         order: theirs; None: the class is ``config`` alone.
         config: the member that serves every M and takes no scratch.
+        persistent: whether a member launches at most one program an SM, as a budget of SMs wants.
     """
 
     order: SumOrder | None
     config: KernelConfig
+    persistent: bool
 
     def holds(self, problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> bool:
         """Whether ``config`` belongs to the class."""
@@ -64,14 +66,14 @@ class SumClass:
 
 def sum_class(problem: GemmProblem, device: DeviceSpec) -> SumClass:
     """The class of every problem that differs from ``problem`` in M and batch alone. A budget of
-    SMs does not change it, unless it is one config.
+    SMs does not change it, unless no member is persistent.
 
     Raises:
         UnsupportedError: no class of the shipped configs serves all of them.
     """
     asked = _of_every_m(problem)
     found = _sum_class(asked, whole(device), str(config_root()), gluon_support.obstacle())
-    if found.order is None and device.spare_sms:
+    if device.spare_sms and not found.persistent:
         found = _sum_class(asked, device, str(config_root()), gluon_support.obstacle())
     return found
 
@@ -99,19 +101,21 @@ def _sum_class(problem: GemmProblem, device: DeviceSpec, root: str,
     for configs in (lambda: [c for c in model.candidates if c.kernel in SPECS],
                     lambda: [c for c in shipped.configs(problem) if model.knows(c)],
                     lambda: shipped.configs(problem)):
-        if (found := _best_class(problem, configs(), model, device)) is not None:
-            return found
+        listed = configs()
+        for persistent in (True, False) if device.spare_sms else (False,):
+            if (found := _best_class(problem, listed, model, device, persistent)) is not None:
+                return found
     raise UnsupportedError(f"no shipped config runs {problem} for every M with rows that do "
                            "not depend on M; unset TRITONGEMM_BATCH_INVARIANT to run it")
 
 
 def _best_class(problem: GemmProblem, configs: Sequence[KernelConfig], model: Model,
-                device: DeviceSpec) -> SumClass | None:
+                device: DeviceSpec, persistent: bool) -> SumClass | None:
     """The class of ``configs`` with the least sum of logarithms of predicted times, each the
     fastest legal member's at a size of M; None: none serves all of them.
 
-    Only a calibrated model is trusted to choose ranges of K, and only if a persistent config adds
-    in the same order, which can keep to a budget of SMs.
+    Only a calibrated model is trusted to choose ranges of K. Such a class must have a persistent
+    member, and with ``persistent`` any class.
     """
     if not configs:
         return None
@@ -129,12 +133,16 @@ def _best_class(problem: GemmProblem, configs: Sequence[KernelConfig], model: Mo
         if bounds[key] >= least:
             break
         index = np.array(members[key])
-        if isinstance(key, SumOrder) and key.range_k and (
-                model.section is None or not _persistent(problems, configs, index, device)):
+        order = key if isinstance(key, SumOrder) else None
+        ranges = order is not None and order.range_k > 0
+        if ranges and model.section is None:
+            continue
+        steady = _persistent(problems, configs, index, device)
+        if not steady and (ranges or persistent):
             continue
         score = sum(_least(p, configs, index, row, device) for p, row in zip(problems, logs))
         if score < least and (config := _for_every_m(problem, configs, index, logs, device)):
-            best, least = SumClass(key if isinstance(key, SumOrder) else None, config), score
+            best, least = SumClass(order, config, steady), score
     return best
 
 
