@@ -313,8 +313,9 @@ def by_model(problem: GemmProblem, device: DeviceSpec,
     if alike is not None:  # the members of a family sum alike
         first_us[[not alike.holds(problem, config, device)
                   for config in among.columns.configs[firsts]]] = np.inf
-    hopeful = first_us[among.family] <= _HOPEFUL * first_us.min()
-    others = ~hopeful & (first_us[among.family] < np.inf)
+    asked = first_us[among.family] < np.inf
+    hopeful = asked & (first_us[among.family] <= _HOPEFUL * first_us.min())
+    others = asked & ~hopeful
     for some in map(np.flatnonzero, (hopeful, others)):  # the others only where none is legal
         if (found := fastest(problem, device, model, among.columns, some)) is not None:
             total_us, config = found
