@@ -200,14 +200,18 @@ def test_a_tuned_row_is_taken_if_it_belongs_to_the_class(configs, h200, split):
     assert choose(problem, h200).source == "exact"
 
 
-def test_a_budget_of_sms_does_not_change_the_class():
-    for n, k in NK[-2:]:
-        problem = GemmProblem.contiguous(64, n, k, layout="nt")
-        whole = sum_class(problem, H200)
-        with settings.override(batch_invariant=True, num_sms=40):
-            device = within_budget(H200)
-            assert sum_class(problem, device) == whole
-            assert whole.holds(problem, choose(problem, device).config, device)
+@pytest.mark.parametrize("n, k, persistent", [(16, 8192, True), (64, 64, False)])
+def test_a_budget_of_sms_changes_a_class_only_where_no_member_keeps_to_it(n, k, persistent):
+    problem = GemmProblem.contiguous(4096, n, k, layout="nt")
+    whole = sum_class(problem, H200)
+    assert whole.persistent == persistent
+    with settings.override(batch_invariant=True, num_sms=40):
+        device = within_budget(H200)
+        alike = sum_class(problem, device)
+        assert alike.persistent and (alike == whole) == persistent
+        config = choose(problem, device).config
+        assert alike.holds(problem, config, device)
+        assert keeps_to_the_budget(problem, config, device)
 
 
 def test_explain_names_the_class():
