@@ -62,6 +62,8 @@ ROWS, LEAST_N, MOST_N, MOST_K = 640, 64, 1536, 8192
 VALUES = ("normal", "uniform", "wide", "sparse", "cancelling")
 #: Configs of a family that are drawn from, and those of the reference's order that a problem runs.
 POOL, MEMBERS = 40, 4
+#: Share of the problems whose configs have one sum for all of K, as far as there are any.
+_WHOLE_K = 0.7
 #: Elements of each buffer of values, and problems between two looks at the results.
 BUFFER, CHUNK = 2**26, 100
 #: What C holds before a launch, by bytes of an element: a NaN that no instruction makes.
@@ -120,8 +122,10 @@ class Drawing:
         """The problems that decide which binaries there are."""
         while len(self._cases) < count:
             family = self._rng.choices(range(len(FAMILIES)), [x[0] for x in FAMILIES])[0]
-            pool = self._pools[family]
-            if case := self._case(family, self._rng.sample(pool, len(pool))):
+            pool = self._rng.sample(self._pools[family], len(self._pools[family]))
+            if self._rng.random() < _WHOLE_K:
+                pool.sort(key=lambda c: c.split_k * c.cluster_k > 1)
+            if case := self._case(family, pool):
                 self._cases.append(case)
         return self._cases
 
