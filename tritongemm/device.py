@@ -77,6 +77,15 @@ def within_budget(device: DeviceSpec) -> DeviceSpec:
                    peak_tflops={unit: peak * share for unit, peak in device.peak_tflops.items()})
 
 
+def whole(device: DeviceSpec) -> DeviceSpec:
+    """``device`` without the budget that :func:`within_budget` gave it."""
+    if not device.spare_sms:
+        return device
+    all_sms = device.num_sms + device.spare_sms
+    return replace(device, num_sms=all_sms, spare_sms=0, peak_tflops={
+        unit: peak * all_sms / device.num_sms for unit, peak in device.peak_tflops.items()})
+
+
 def slug_of(name: str) -> str:
     """``NVIDIA H200`` -> ``nvidia-h200``."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

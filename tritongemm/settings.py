@@ -133,7 +133,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("num_sms", "TRITONGEMM_NUM_SMS", "", _budget,
              "SMs that products may fill, so that others (communication) have the rest"),
     Variable("batch_invariant", "TRITONGEMM_BATCH_INVARIANT", "0", _flag,
-             "one config for every M: a row's result does not depend on the other rows"),
+             "one order of summation for every M: a row's bits do not depend on the other rows"),
     Variable("fp32", "TRITONGEMM_FP32", "split", _fp32,
              "float32 products where torch's precision is ieee: split: as three fp16 products of "
              "split operands, or on CUDA cores where that is faster; ieee: on CUDA cores only"),

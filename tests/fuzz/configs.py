@@ -123,7 +123,7 @@ class Choices:
 
     def choose(self, problem: GemmProblem, device: DeviceSpec) -> Choice:
         """As ``selection.choose``."""
-        if settings.current().batch_invariant:  # one config for every M: the mode's own
+        if settings.current().batch_invariant:  # one class for every M: the mode's own
             return self._choose(problem, device)
         config = self._configs
         if isinstance(config, int):

@@ -48,3 +48,24 @@ def test_an_sm_budget_changes_nothing_but_the_time():
         with tg.sm_budget(budget):
             error = (tg.matmul(a, b, strict=True).double() - exact).abs().max()
         assert error < 0.02 * exact.abs().max()
+
+
+@pytest.mark.parametrize("n, k", [(512, 1024), (256, 16384)])
+def test_a_product_has_the_same_bits_alone_and_in_a_batch(n, k):
+    a = torch.randn(5, 70, k, device="cuda").bfloat16()
+    b = torch.randn(5, n, k, device="cuda").bfloat16().mT
+    with tg.batch_invariant():
+        whole = tg.matmul(a, b, strict=True)
+        for one in range(5):
+            alone = tg.matmul(a[one, :9], b[one], strict=True)
+            assert torch.equal(alone, whole[one, :9]), one
+
+
+def test_a_budget_of_sms_changes_no_bit():
+    a = torch.randn(1000, 4096, device="cuda").bfloat16()
+    b = torch.randn(2112, 4096, device="cuda").bfloat16().t()
+    with tg.batch_invariant():
+        whole = tg.matmul(a, b, strict=True)
+        for budget in (13, 100):
+            with tg.sm_budget(budget):
+                assert torch.equal(tg.matmul(a[:300], b, strict=True), whole[:300]), budget

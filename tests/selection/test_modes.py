@@ -16,8 +16,9 @@ from tritongemm.device import device_named, within_budget
 from tritongemm.errors import UnsupportedError, UsageError
 from tritongemm.kernels import SPECS, gluon_support
 from tritongemm.kernels.compile import launches_of
+from tritongemm.ops.explain import explain_problem
 from tritongemm.problem import GemmProblem
-from tritongemm.selection import choose
+from tritongemm.selection import choose, sum_class
 from tritongemm.selection.work import keeps_to_the_budget, work_of
 
 H200 = device_named("nvidia-h200")
@@ -119,12 +120,43 @@ NK = [(4096, 4096), (11008, 4096), (4100, 4100), (4097, 4097), (1000, 333), (64,
 
 @pytest.mark.parametrize("layout", ["nn", "nt"])
 @pytest.mark.parametrize("n, k", NK)
-def test_one_config_serves_every_m(n, k, layout):
+def test_one_class_serves_every_m(n, k, layout):
+    problems = [GemmProblem.contiguous(m, n, k, layout=layout) for m in EVERY_M]
     with tg.batch_invariant():
-        found = {choose(GemmProblem.contiguous(m, n, k, layout=layout), H200).config
-                 for m in EVERY_M}
-    (config,) = found
-    assert (config.split_k, config.pad_operands, config.swap_ab) == (1, 0, 0)
+        (alike,) = {sum_class(p, H200) for p in problems}
+        for problem in problems:
+            choice = choose(problem, H200)
+            order = SPECS[choice.config.kernel].sum_order(problem, choice.config, H200)
+            assert order == alike.order is not None
+            assert alike.holds(problem, choice.config, H200) and choice.source == "invariant"
+    assert (alike.config.split_k, alike.config.pad_operands) == (1, 0)
+
+
+def test_each_m_takes_a_fast_config_of_the_class():
+    with tg.batch_invariant():
+        found = {m: choose(GemmProblem.contiguous(m, 4096, 4096, layout="nt"), H200)
+                 for m in (1, 64, 4096)}
+    assert len({choice.config for choice in found.values()}) == 3
+    assert found[1].config.swap_ab == 1 and found[1].note.startswith(
+        "every M summed by wgmma k16, K in one range; ")
+    assert "tuned row of run" in found[4096].note
+    free = choose(GemmProblem.contiguous(4096, 4096, 4096, layout="nt"), H200)
+    assert found[4096].config == free.config
+
+
+def test_the_class_does_not_depend_on_the_batch():
+    problem = GemmProblem.contiguous(300, 512, 1024, layout="nt")
+    assert sum_class(problem, H200) == sum_class(replace(problem, batch=7), H200)
+
+
+def test_a_class_is_one_of_the_problem_and_not_of_its_epilogue_alone():
+    """Each epilogue has a class, and so does each number format."""
+    for problem in (GemmProblem.contiguous(64, 512, 1024, epilogue="bias+gelu", layout="nt"),
+                    GemmProblem.contiguous(64, 512, 1024, dtype="fp32"),
+                    GemmProblem.contiguous(64, 512, 1024, dtype="fp32", precision="fp16x3"),
+                    GemmProblem.contiguous(64, 512, 1024, dtype="fp32", precision="tf32")):
+        with tg.batch_invariant():
+            assert choose(problem, H200).note.startswith(str(sum_class(problem, H200)))
 
 
 @pytest.mark.thorough
@@ -134,9 +166,10 @@ def test_one_config_serves_every_m(n, k, layout):
        few=strategies.integers(1, 64), many=strategies.integers(1, 9000))
 def test_one_config_serves_every_m_of_any_n_and_k(n, k, dtype, few, many):
     with tg.batch_invariant():
-        one, other = (choose(GemmProblem.contiguous(m, n, k, dtype=dtype, layout="nt"), H200)
-                      for m in (few, many))
-    assert one.config == other.config and one.source == "invariant"
+        problems = [GemmProblem.contiguous(m, n, k, dtype=dtype, layout="nt") for m in (few, many)]
+        one, other = (SPECS[config.kernel].sum_order(p, config, H200) for p in problems
+                      for config in (choose(p, H200).config,))
+    assert one == other is not None
 
 
 @pytest.mark.parametrize("n, k", NK)
@@ -152,30 +185,39 @@ def test_one_row_is_aligned_better_than_several_and_is_chosen_for_all_the_same()
     several = GemmProblem.contiguous(64, 512, 4097, layout="nt")
     one = replace(several, m=1, align_a=16)  # its leading dimension is never walked
     with tg.batch_invariant():
-        assert choose(one, H200).config == choose(several, H200).config
+        assert sum_class(one, H200) == sum_class(several, H200)
 
 
-def test_the_binaries_of_one_config_differ_in_nothing_that_a_sum_depends_on():
-    """Constants that say how operands are multiplied are the same for every M."""
-    with tg.batch_invariant():
-        seen = set()
-        for m in EVERY_M:
-            problem = GemmProblem.contiguous(m, 4096, 4096, layout="nt")
-            config = choose(problem, H200).config
-            (launch,) = launches_of(problem, config, H200)
-            constants = dict(launch.all_constants())
-            seen.add((constants["BLOCK_M"], constants["BLOCK_N"], constants["BLOCK_K"],
-                      constants["SPLIT_K"], launch.num_warps))
-    assert len(seen) == 1
-
-
-def test_a_tuned_row_of_one_m_is_not_taken(configs, h200):
+@pytest.mark.parametrize("split", [1, 3])
+def test_a_tuned_row_is_taken_if_it_belongs_to_the_class(configs, h200, split):
     problem = GemmProblem.contiguous(512, 512, 512, layout="nt")
-    publish(h200, (problem, TILED))
+    config = replace(TILED, split_k=split)
+    publish(h200, (problem, config))
     with tg.batch_invariant():
-        assert choose(problem, h200).source == "invariant"
-    with tg.batch_invariant(False):
-        assert choose(problem, h200).source == "exact"
+        choice = choose(problem, h200)
+        assert choice.source == "invariant" and choice.vs_torch is None
+        assert (choice.config == config) == (split == 1) == ("tuned row" in choice.note)
+    assert choose(problem, h200).source == "exact"
+
+
+@pytest.mark.parametrize("n, k, persistent", [(16, 8192, True), (64, 64, False)])
+def test_a_budget_of_sms_changes_a_class_only_where_no_member_keeps_to_it(n, k, persistent):
+    problem = GemmProblem.contiguous(4096, n, k, layout="nt")
+    whole = sum_class(problem, H200)
+    assert whole.persistent == persistent
+    with settings.override(batch_invariant=True, num_sms=40):
+        device = within_budget(H200)
+        alike = sum_class(problem, device)
+        assert alike.persistent and (alike == whole) == persistent
+        config = choose(problem, device).config
+        assert alike.holds(problem, config, device)
+        assert keeps_to_the_budget(problem, config, device)
+
+
+def test_explain_names_the_class():
+    with tg.batch_invariant():
+        text = str(explain_problem(GemmProblem.contiguous(64, 4096, 4096, layout="nt"), H200))
+    assert "invariant: every M summed by wgmma k16, K in one range; " in text
 
 
 def test_no_config_for_every_m_is_said(configs, h200):

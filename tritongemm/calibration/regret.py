@@ -37,8 +37,9 @@ from tritongemm.problem import GemmProblem
 from tritongemm.records.atomic import write_atomic
 from tritongemm.records.tables import TableHeader, TunedRow, TunedTable, path_for
 from tritongemm.selection.columns import Columns
+from tritongemm.selection.fastest import AS_GOOD
 from tritongemm.selection.model import model_for
-from tritongemm.selection.policy import AS_GOOD, nearest_row
+from tritongemm.selection.policy import nearest_row
 
 #: Seed of the assignment of problems to folds.
 _SEED = 0

@@ -19,6 +19,7 @@ from tritongemm.kernels.launch import (
     stage_bytes,
 )
 from tritongemm.kernels.spec import KernelSpec
+from tritongemm.kernels.sum_order import SumOrder, dot_instruction, order_of
 from tritongemm.kernels.symbol import symbol_of
 from tritongemm.kernels.takes import Takes
 from tritongemm.kernels.tensor_map import batched, stored_operand, tma_store
@@ -86,6 +87,12 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
                    **dependence(config, device)),)
 
 
+def sum_order(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> SumOrder | None:
+    """``tl.dot`` for each step along K of a tile."""
+    instruction = dot_instruction(problem, config, device)
+    return order_of(instruction, problem, config) if instruction else None
+
+
 def _unit_inner_c(problem, config, device):
     return None if problem.align_c >= problem.c.format.itemsize else (
         "C must have an inner stride of 1")
@@ -144,4 +151,5 @@ PERSISTENT_TMA = KernelSpec(
         rules.flags, rules.powers_of_two, rules.dot_shape, rules.Constraint("box", _box),
         rules.Constraint("wgmma", _wgmma), rules.not_oversized, rules.accumulator,
         rules.Constraint("subtile", _subtile), rules.grid, rules.shared_memory(shared_bytes)),
-    shared_bytes=shared_bytes, launches=launches, default=default, footprint=footprint)
+    shared_bytes=shared_bytes, launches=launches, default=default, footprint=footprint,
+    sum_order=sum_order)

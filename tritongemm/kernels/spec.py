@@ -11,6 +11,7 @@ from tritongemm.errors import ConstraintError
 from tritongemm.kernels.constraints import WASTE, Constraint, Violation
 from tritongemm.kernels.footprint import Footprint
 from tritongemm.kernels.launch import Geometry, Launch
+from tritongemm.kernels.sum_order import SumOrder, not_described
 from tritongemm.kernels.takes import Takes
 from tritongemm.problem import GemmProblem
 
@@ -34,6 +35,9 @@ class KernelSpec:
         takes: formats, compute modes, scales and groups; asked before the constraints.
         by_rule: whether selection may take that default where nothing was measured. False: only a
             measurement can say that the kernel pays.
+        sum_order: the order in which a config adds the products of an element of C. Configs of
+            equal orders, of this kernel and others, give equal bits; None: not described, so that
+            batch invariance takes one config of the kernel, or none.
     """
 
     name: str
@@ -46,6 +50,8 @@ class KernelSpec:
     footprint: Callable[[GemmProblem, KernelConfig, DeviceSpec], Footprint]
     by_rule: bool = True
     takes: Takes = field(kw_only=True)
+    sum_order: Callable[[GemmProblem, KernelConfig, DeviceSpec],
+                        SumOrder | None] = field(default=not_described, kw_only=True)
 
     def supports(self, problem: GemmProblem, device: DeviceSpec) -> Violation | None:
         """The first rule that no config of this kernel can meet for ``problem``, or None."""

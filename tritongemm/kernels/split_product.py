@@ -17,6 +17,7 @@ from tritongemm.kernels.launch import Geometry, Launch, Scalar, dependence
 from tritongemm.kernels.reduce import partials_bytes, reduce_launch, split_to_fill, target_of
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.split_fp32 import guard_launch, parts_of, split_launch, split_operands
+from tritongemm.kernels.sum_order import SumOrder, order_of
 from tritongemm.kernels.symbol import symbol_of
 from tritongemm.kernels.takes import Takes
 from tritongemm.problem import GemmProblem, divisor_of
@@ -107,6 +108,14 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     after = (reduce_launch(problem, config, g, device),) if config.split_k > 1 else ()
     return (split_launch(problem, config, g, device, split), product,
             guard_launch(problem, config, g, device, split, c), *after)
+
+
+def sum_order(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> SumOrder | None:
+    """A step of 64 along K adds its products to float32 sums in registers; the small products have
+    sums of their own, or not. Rows that the parts cannot represent are found by the split pass, of
+    the operands alone, and computed by one config of the guard."""
+    sums = ", small products apart" if separate(problem, config) else ""
+    return order_of(f"wgmma k16 of {parts_of(problem)} fp16 parts{sums}", problem, config)
 
 
 def footprint(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> Footprint:
@@ -207,4 +216,4 @@ SPLIT_PRODUCT = KernelSpec(
         rules.Constraint("scratch", _scratch, of_problem=True), rules.split_k,
         rules.shared_memory(shared_bytes)),
     shared_bytes=shared_bytes, launches=launches, default=default, footprint=footprint,
-    takes=Takes(("fp32",), ("fp16x3", "tf32"), outputs=("fp32",)))
+    takes=Takes(("fp32",), ("fp16x3", "tf32"), outputs=("fp32",)), sum_order=sum_order)

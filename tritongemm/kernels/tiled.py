@@ -24,6 +24,7 @@ from tritongemm.kernels.launch import (
 )
 from tritongemm.kernels.reduce import partials_bytes, reduce_launch, split_to_fill, target_of
 from tritongemm.kernels.spec import KernelSpec
+from tritongemm.kernels.sum_order import SumOrder, dot_instruction, order_of
 from tritongemm.kernels.symbol import symbol_of
 from tritongemm.kernels.takes import Takes
 from tritongemm.problem import GemmProblem, divisor_of
@@ -115,6 +116,12 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     return (product, reduce_launch(problem, config, geometry, device))
 
 
+def sum_order(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> SumOrder | None:
+    """``tl.dot`` for each step along K of a tile."""
+    instruction = dot_instruction(problem, config, device)
+    return order_of(instruction, problem, config) if instruction else None
+
+
 def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
     """The rule default: the largest usual tile that still gives most SMs work.
 
@@ -156,4 +163,5 @@ TILED = KernelSpec(
                      *rules.CUDA_TILES),
         rules.flags, rules.powers_of_two, rules.dot_shape, rules.not_oversized, rules.accumulator,
         rules.fma_tile, rules.split_k, rules.grid, rules.shared_memory(shared_bytes)),
-    shared_bytes=shared_bytes, launches=launches, default=default, footprint=footprint)
+    shared_bytes=shared_bytes, launches=launches, default=default, footprint=footprint,
+    sum_order=sum_order)

@@ -22,6 +22,7 @@ from tritongemm.kernels.launch import (
 from tritongemm.kernels.padding import copied, pad_operands, padded_bytes
 from tritongemm.kernels.reduce import partials_bytes, reduce_launch, split_to_fill, target_of
 from tritongemm.kernels.spec import KernelSpec
+from tritongemm.kernels.sum_order import SumOrder, order_of
 from tritongemm.kernels.swap import swapped, swapped_geometry
 from tritongemm.kernels.symbol import symbol_of
 from tritongemm.kernels.takes import Takes
@@ -119,6 +120,11 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     before = (padding.launch,) if padding else ()
     after = (reduce_launch(outer, config, outer_geometry, device),) if split > 1 else ()
     return (*before, product, *after)
+
+
+def sum_order(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> SumOrder | None:
+    """wgmma of 16 along K, four to a step; consumers share rows of a tile and never K."""
+    return order_of("wgmma k16", problem, config)
 
 
 def _maps(problem: GemmProblem, outer: GemmProblem, config: KernelConfig,
@@ -362,4 +368,5 @@ WARP_SPECIALIZED = KernelSpec(
         rules.Constraint("alignment", _aligned_or_padded),
         rules.Constraint("swap", _not_swapped_for_nothing), rules.split_k, rules.grid,
         rules.shared_memory(tile.shared_bytes)),
-    shared_bytes=tile.shared_bytes, launches=launches, default=default, footprint=footprint)
+    shared_bytes=tile.shared_bytes, launches=launches, default=default, footprint=footprint,
+    sum_order=sum_order)

@@ -53,9 +53,9 @@ class sm_budget(_Mode):
 class batch_invariant(_Mode):
     """A row of ``a @ b`` has the same bits however many rows ``a`` has.
 
-    One config is used for every M of a given N, K, dtype, layout and alignment, and no split of K
-    depends on M. This holds for a row-major ``a``. It does not hold for a call that goes to torch;
-    ``strict=True`` raises an error instead.
+    All M and batches of an N, K, dtype, layout, alignment and epilogue take configs that add the
+    products of an element of C in one order; each M takes the fastest of them. It holds for ``a``
+    stored row by row; a call that goes to torch is not bound by it, which ``strict`` rules out.
     """
 
     def __init__(self, enabled: bool = True) -> None:

@@ -21,7 +21,7 @@ from tritongemm.ops.declined import Declined, DeclinedByChoice, DeclinedNow
 from tritongemm.ops.plan import InterpretedPlan, Plan, make_plan, scratch_of
 from tritongemm.problem import GemmProblem
 from tritongemm.records.failures import remember
-from tritongemm.selection import candidates, choose, torch_wins
+from tritongemm.selection import candidates, choose, sum_class, torch_wins
 
 log = logging.getLogger("tritongemm")
 
@@ -149,9 +149,14 @@ def _make(problem: GemmProblem, geometry: Geometry, where: torch.device,
 
 def _without_scratch(problem: GemmProblem, device: DeviceSpec, geometry: Geometry,
                      config: KernelConfig) -> KernelConfig:
-    """The config with the least estimate that needs no scratch: no split K, no copies of operands,
-    no split float32 operands (these then run on CUDA cores). Raises UnsupportedError."""
-    for other in chain([config], candidates(problem, device)):
+    """The most promising config that takes no scratch: no split K, no copies of operands, no parts
+    of float32 operands, which then run on CUDA cores; under batch invariance of the same class.
+    Raises UnsupportedError."""
+    others = candidates(problem, device)
+    if settings.current().batch_invariant:
+        alike = sum_class(problem, device)
+        others = [alike.config, *(c for c in others if alike.holds(problem, c, device))]
+    for other in chain([config], others):
         if not scratch_of(launches_of(problem, other, device, geometry)):
             if other != config:
                 log.warning("tritongemm: %s: there is no memory for the scratch of %s; calls that "

@@ -3,6 +3,7 @@ model, the nearest row, or the rule default."""
 
 from __future__ import annotations
 
+from tritongemm.selection.invariance import sum_class
 from tritongemm.selection.model import Estimate, estimate
 from tritongemm.selection.policy import (
     Choice,
@@ -16,4 +17,4 @@ from tritongemm.selection.policy import (
 )
 
 __all__ = ["Choice", "Estimate", "by_promise", "candidates", "choose", "default_config", "estimate",
-           "expected_gain", "reload", "torch_wins"]
+           "expected_gain", "reload", "sum_class", "torch_wins"]

@@ -12,13 +12,13 @@ A damaged table, calibration or space, or a tuned row that this release cannot u
 one warning. The next source decides, and the call still runs on this package's kernels.
 
 Two settings change the order. Under a budget of SMs tuned rows are ignored, and configs that keep
-to the budget come before others. Under batch invariance ``invariance.py`` chooses.
+to the budget come before others. Under batch invariance ``invariance.py`` names a class of configs,
+and tuned rows and the model choose within it.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -36,6 +36,8 @@ from tritongemm.records.tables import TunedRow, TunedTable, key_of, layers_for, 
 from tritongemm.selection import invariance as invariance
 from tritongemm.selection import shipped as shipped
 from tritongemm.selection.columns import Columns
+from tritongemm.selection.fastest import fastest
+from tritongemm.selection.invariance import SumClass
 from tritongemm.selection.model import Model, forget, model_for, not_calibrated
 from tritongemm.selection.sibling import with_rows_for
 from tritongemm.selection.work import keeps_to_the_budget
@@ -46,10 +48,6 @@ NEAREST_LIMIT = 4.0
 #: A family is skipped if its first member's predicted time is more than this many times the
 #: shortest first member's: times within a family differ by less.
 _HOPEFUL = 1.5
-#: Among configs predicted within this factor of the least time, the one that the calibration lists
-#: first is chosen, so that similar problems share binaries: 136 values of M for one N and K need 71
-#: binaries instead of 87 (perf/results/nvidia-h200/exploratory/learned.txt).
-AS_GOOD = 1.01
 _TWINS = {"bf16": "fp16", "fp16": "bf16"}
 #: Torch's kernel runs where its time is below this share of ours and the policy allows it. Closer
 #: to 1 an estimate is wrong as often as right (leave-one-out, 200 problems on an H200).
@@ -68,7 +66,7 @@ class Choice:
     Attributes:
         config: what to launch.
         source: ``exact``, ``twin``, ``sibling``, ``model``, ``nearest``, ``rule`` or
-            ``invariant``.
+            ``invariant``, whose note says what chose within the class.
         row: the tuned row behind it, where there is one.
         note: one line for ``explain`` and the log.
         predicted_us: the model's prediction, if the model made the choice.
@@ -130,20 +128,8 @@ def choose(problem: GemmProblem, device: DeviceSpec) -> Choice:
         UnsupportedError: no kernel of this package runs it; the message gives each kernel's reason.
     """
     if settings.current().batch_invariant:
-        config, note = invariance.config_for(problem, device)
-        return Choice(config, "invariant", None, note)
-    for source, measured, where in () if device.spare_sms else _measured(problem, device):
-        row = tuned_row(problem, measured, device, where)
-        if row is not None:
-            note = f"tuned row of run {row.run_id}"
-            if measured is not problem:
-                note += f", measured in {measured.dtype_a}"
-            if where is not device:
-                note += f", measured on {where.name}"
-            return Choice(row.config, source, row, note + _without(problem, row),
-                          vs_torch=_of_the_same(problem, row) if where is device else None,
-                          evidence=row.vs_torch)
-    best = by_model(problem, device)
+        return _of_a_class(problem, device, invariance.sum_class(problem, device))
+    best = _by_row(problem, device) or by_model(problem, device)
     if best is not None:
         return best
     near = None if device.spare_sms else nearest(problem, device)
@@ -157,6 +143,37 @@ def choose(problem: GemmProblem, device: DeviceSpec) -> Choice:
     if reason := not_calibrated(problem, config, device):
         note += f"; not calibrated: {reason}"
     return Choice(config, "rule", None, note)
+
+
+def _of_a_class(problem: GemmProblem, device: DeviceSpec, alike: SumClass) -> Choice:
+    """The choice among configs that sum as every M does: a tuned row's, the model's, or the one
+    that serves every M."""
+    best = None
+    if alike.order is not None:
+        best = _by_row(problem, device, alike) or by_model(problem, device, alike)
+    if best is None:
+        return Choice(alike.config, "invariant", None, str(alike))
+    return replace(best, source="invariant", note=f"{alike}; {best.note}", vs_torch=None,
+                   evidence=None)
+
+
+def _by_row(problem: GemmProblem, device: DeviceSpec, alike: SumClass | None = None
+            ) -> Choice | None:
+    """The config of the problem's tuned row, its twin's or its sibling's; with ``alike``, if that
+    belongs to the class. None under a budget of SMs."""
+    for source, measured, where in () if device.spare_sms else _measured(problem, device):
+        row = tuned_row(problem, measured, device, where)
+        if row is None or alike is not None and not alike.holds(problem, row.config, device):
+            continue
+        note = f"tuned row of run {row.run_id}"
+        if measured is not problem:
+            note += f", measured in {measured.dtype_a}"
+        if where is not device:
+            note += f", measured on {where.name}"
+        return Choice(row.config, source, row, note + _without(problem, row),
+                      vs_torch=_of_the_same(problem, row) if where is device else None,
+                      evidence=row.vs_torch)
+    return None
 
 
 def _devices(problem: GemmProblem, device: DeviceSpec) -> list[DeviceSpec]:
@@ -280,9 +297,9 @@ def _without(problem: GemmProblem, row: TunedRow) -> str:
     return "" if row.epilogue == problem.epilogue else f", without {problem.epilogue}"
 
 
-def by_model(problem: GemmProblem, device: DeviceSpec) -> Choice | None:
-    """The legal candidate with the least predicted time; among those within :data:`AS_GOOD` of it,
-    the one that the calibration lists first.
+def by_model(problem: GemmProblem, device: DeviceSpec,
+             alike: SumClass | None = None) -> Choice | None:
+    """The :func:`fastest` candidate, with ``alike`` of those of the class.
 
     None if no calibration of ``device`` or its sibling covers the problem, or no candidate is
     legal.
@@ -296,15 +313,15 @@ def by_model(problem: GemmProblem, device: DeviceSpec) -> Choice | None:
         return None
     firsts = np.flatnonzero(np.diff(among.family, prepend=-1))  # the first config of each family
     first_us = model.times(problem, among.columns, firsts)
-    hopeful = first_us[among.family] <= _HOPEFUL * first_us.min()
-    for some in map(np.flatnonzero, (hopeful, ~hopeful)):  # ~hopeful only if no hopeful is legal
-        times = model.times(problem, among.columns, some)
-        legal = ((float(times[i]), config) for i in np.argsort(times, kind="stable")
-                 if violation(problem, config := among.columns.configs[some[i]], device) is None
-                 and keeps_to_the_budget(problem, config, device))  # lazy: few configs are checked
-        if (first := next(legal, None)) is not None:
-            as_good = itertools.takewhile(lambda x: x[0] <= AS_GOOD * first[0], legal)
-            total_us, config = min((first, *as_good), key=lambda x: model.place(x[1]))
+    if alike is not None:  # the members of a family sum alike
+        first_us[[not alike.holds(problem, config, device)
+                  for config in among.columns.configs[firsts]]] = np.inf
+    asked = first_us[among.family] < np.inf
+    hopeful = asked & (first_us[among.family] <= _HOPEFUL * first_us.min())
+    others = asked & ~hopeful
+    for some in map(np.flatnonzero, (hopeful, others)):  # the others only where none is legal
+        if (found := fastest(problem, device, model, among.columns, some)) is not None:
+            total_us, config = found
             return _chosen(problem, device, config, model, total_us)
     return None
 
