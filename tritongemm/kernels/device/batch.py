@@ -2,6 +2,7 @@
 
 import triton
 import triton.language as tl
+from triton.experimental import gluon
 
 
 @triton.jit
@@ -11,5 +12,16 @@ def start_of(batch, inner, stride, outer):
     further on; ``outer`` is None for one with one stride."""
     if outer is None:
         return batch * stride
-    number = batch.to(tl.int32)  # a division in 64 bits takes more instructions
-    return (number // inner).to(tl.int64) * outer + (number % inner).to(tl.int64) * stride
+    else:
+        number = batch.to(tl.int32)  # a division in 64 bits takes more instructions
+        return (number // inner).to(tl.int64) * outer + (number % inner).to(tl.int64) * stride
+
+
+@gluon.jit
+def position_of(batch, inner):
+    """Matrix number ``batch`` along a tensor map's axes of the batch: the number itself, or of two
+    axes, the second of ``inner`` matrices, the pair of both."""
+    if inner is None:
+        return batch
+    else:
+        return batch // inner, batch % inner
