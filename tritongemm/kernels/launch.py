@@ -257,21 +257,25 @@ def descriptor_type(x: Descriptor, layout: str = "") -> str:
     return f"tensordesc<{inner},{layout}>" if layout else f"tensordesc<{inner}>"
 
 
+#: The constants of a pointer kernel whose operands have one stride along the batch.
+ONE_STRIDE = tuple((name, None) for name in ("inner", "outer_a", "outer_b", "outer_c"))
+
+
 def two_batch_strides(problem: GemmProblem, geometry: Geometry, align_a: int, align_b: int,
                       align_c: int) -> tuple[tuple[Scalar, ...], tuple[tuple[str, object], ...]]:
     """The arguments and constants of the batch that a pointer kernel takes, to follow its own
     (``device/batch.py``): the inner extent, and the outer stride of each operand that has two.
     What a launch does not need is a constant, so that one without them compiles as before.
     ``align_*``: elements that divide every address of the operand."""
-    g, names = geometry, ("inner", "outer_a", "outer_b", "outer_c")
     if problem.two_strides == "none":
-        return (), tuple((name, None) for name in names)
+        return (), ONE_STRIDE
+    g = geometry
     arguments = [Scalar("inner", g.inner or problem.batch)]
     arguments += [Scalar(f"outer_{x}", outer, divisor_of(outer, align)) for x, outer, align in (
         ("a", g.outer_a, align_a), ("b", g.outer_b, align_b), ("c", g.outer_c, align_c))
         if x in problem.two_strides]
     given = {x.name for x in arguments}
-    return tuple(arguments), tuple((name, None) for name in names if name not in given)
+    return tuple(arguments), tuple(x for x in ONE_STRIDE if x[0] not in given)
 
 
 def as_dot_multiplies(problem: GemmProblem) -> GemmProblem:
