@@ -172,7 +172,8 @@ def seen_ops(run, *args: torch.Tensor) -> tuple[list[str], object]:
 def test_the_functions_become_registered_ops(ours):
     a, b, d = torch.randn(3, 4), torch.randn(4, 5), torch.randn(5)
     x, y = torch.randn(2, 3, 4), torch.randn(2, 4, 5)
-    found, _ = seen_ops(lambda: (tg.matmul(a, b), tg.matmul(x[:, None], b[None, None]), tg.mm(a, b), tg.matmul(x, b), tg.bmm(x, y),
+    found, _ = seen_ops(lambda: (tg.matmul(a, b), tg.matmul(x[:, None], b[None, None]),
+                                 tg.mm(a, b), tg.matmul(x, b), tg.bmm(x, y),
                                  tg.matmul(x, y), tg.addmm(d, a, b, alpha=2),
                                  tg.baddbmm(d, x, y), tg.linear(a, b.mT, d, activation="silu")))
     assert [name.removeprefix("tritongemm.") for name in found] == [

@@ -2,8 +2,8 @@
 
 A batch that broadcasts has stride 0; leading axes of A that go on from its rows are rows; a
 transposed operand is its strides; a batch of two axes, such as attention's batch and heads, is an
-outer and an inner extent with two strides an operand. So folding, broadcasting and the gradients' transposed problems
-cost nothing, and a kernel needs an operand's address only.
+outer and an inner extent with two strides an operand. So folding, broadcasting and the gradients'
+transposed problems cost nothing, and a kernel needs an operand's address only.
 """
 
 from __future__ import annotations

@@ -206,7 +206,8 @@ def torch_wins(problem: GemmProblem, choice: Choice, device: DeviceSpec) -> str 
     Only under the policy ``auto``. 16-bit products go to torch where torch was measured to be
     faster, for this problem, its twin or problems near it, and by more than handing the call over
     costs. Float32 and TF32 products go to torch unless a measurement shows that ours is at least
-    as fast. Of a batch with two strides torch copies operands first. Never under a budget of SMs or batch invariance, which torch does not keep.
+    as fast. Of a batch with two strides torch copies operands first. Never under a budget of SMs or
+    batch invariance, which torch does not keep.
     """
     current = settings.current()
     if current.policy != "auto" or current.batch_invariant or current.num_sms is not None:

@@ -19,9 +19,9 @@ from tritongemm.kernels.device.symbol import symbol
 
 @triton.jit(repr=symbol)
 def tiled(a, b, c, M, N, K, mask_m, mask_n, stride_ab, stride_am, stride_ak, stride_bb,
-          stride_bk, stride_bn, stride_cb, stride_cm, stride_cn, stride_cs, inner, outer_a,
-          outer_b, outer_c, d, alpha, beta, stride_db, stride_dm, stride_dn, VEC_M: tl.constexpr, VEC_N: tl.constexpr,
-          BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+          stride_bk, stride_bn, stride_cb, stride_cm, stride_cn, stride_cs, inner, outer_a, outer_b,
+          outer_c, d, alpha, beta, stride_db, stride_dm, stride_dn, VEC_M: tl.constexpr,
+          VEC_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
           GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr,
           INDEX64: tl.constexpr, PRECISION: tl.constexpr, INTERPRETED: tl.constexpr,
           ADDEND: tl.constexpr, ACTIVATION: tl.constexpr, DEPENDENT: tl.constexpr,
