@@ -118,7 +118,9 @@ def drawn_strides(rng: random.Random, problem) -> dict[str, int] | None:
     if rng.random() < 0.75:
         return None
     strides = asdict(Geometry.contiguous(problem))
-    del strides["others"]  # no kernel that is drawn reads another operand
+    # No kernel that is drawn reads another operand, no problem has two strides along its batch.
+    for name in ("others", "inner", "outer_a", "outer_b", "outer_c"):
+        del strides[name]
     for operand, outer in (("a", ("am", "ak")), ("b", ("bk", "bn")), ("c", ("cm",))):
         gap = 16 * rng.randrange(4)
         for name in outer:

@@ -178,6 +178,10 @@ def grouping_of(word: str) -> Grouping | None:
     return _grouping_of(word)
 
 
+#: Which operands may have two strides along the batch: see :class:`GemmProblem`.
+TWO_STRIDES = ("none", "a", "b", "ab", "c", "ac", "bc", "abc")
+
+
 class Operand(NamedTuple):
     """A, B or C of a problem.
 
@@ -249,6 +253,9 @@ class GemmProblem(_Kept):
             are multiplied (``compute.py``).
         scale_a, scale_b: words of :class:`Scale`, or ``none``.
         grouping: a word of :class:`Grouping`, or ``none``; a grouped problem has a batch of 1.
+        two_strides: the operands whose batch no single stride walks, one of :data:`TWO_STRIDES`:
+            ``ab`` for A and B. Such a batch has an outer and an inner extent, which are part of
+            the strides and not of the problem, and each of the operands a stride for both.
 
     Raises:
         ProblemError: a negative or too large extent, an unknown name.
@@ -270,6 +277,7 @@ class GemmProblem(_Kept):
     scale_a: str = "none"
     scale_b: str = "none"
     grouping: str = "none"
+    two_strides: str = "none"
 
     def __post_init__(self) -> None:
         m, n, k, batch = self.m, self.n, self.k, self.batch
@@ -279,7 +287,7 @@ class GemmProblem(_Kept):
             self._check_extents()
         words = (self.dtype_a, self.dtype_b, self.dtype_out, self.layout, self.align_a,
                  self.align_b, self.align_c, self.epilogue, self.precision, self.scale_a,
-                 self.scale_b, self.grouping)
+                 self.scale_b, self.grouping, self.two_strides)
         try:
             kind = _kinds.get(words)
         except TypeError:  # one is a list, say: the check names it
@@ -313,6 +321,9 @@ class GemmProblem(_Kept):
                 raise ProblemError(f"{name}={getattr(self, name)!r} is not 1, 2, 4, 8 or 16")
         scale_a, scale_b = scale_of(self.scale_a), scale_of(self.scale_b)
         grouping = grouping_of(self.grouping)
+        if self.two_strides not in TWO_STRIDES:
+            raise ProblemError(f"two_strides={self.two_strides!r:.80} is not known; use one of "
+                               f"{', '.join(TWO_STRIDES)}")
         kind = _Kind(
             words, hash(words),
             Operand(a, "k" if self.layout[0] == "n" else "m", self.align_a, scale_a),
@@ -473,4 +484,7 @@ class GemmProblem(_Kept):
             parts.append(self.precision)
         if self.epilogue != "none":
             parts.append(self.epilogue)
-        return " ".join((*parts, *self.modifiers()))
+        parts += self.modifiers()
+        if self.two_strides != "none":
+            parts.append(f"two_strides_{self.two_strides}")
+        return " ".join(parts)

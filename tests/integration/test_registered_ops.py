@@ -36,6 +36,8 @@ def samples(dtype: torch.dtype = torch.float32) -> dict[str, tuple]:
         "mm transposed": (ops.mm, (made(3, 4), made(5, 4).mT), {}),
         "mm empty": (ops.mm, (made(0, 4), made(4, 5)), {}),
         "bmm": (ops.bmm, (made(2, 3, 4), made(2, 4, 5)), {}),
+        "matmul": (ops.matmul, (made(2, 1, 3, 4), made(3, 4, 2)), {}),
+        "matmul of heads": (ops.matmul, (made(2, 3, 2, 4).transpose(1, 2), made(4, 2)), {}),
         "addmm": (ops.addmm, (made(3, 5), made(3, 4), made(4, 5)), dict(beta=0.5, alpha=2.0)),
         "addmm of a bias": (ops.addmm, (made(5), made(3, 4), made(4, 5)), {}),
         "addmm without input": (ops.addmm, (made(5), made(3, 4), made(4, 5)), dict(beta=0)),
@@ -70,6 +72,7 @@ def test_gradients_of_both_orders_in_float64(name, needed):
 REJECTED = {
     "shapes": (ops.mm, torch.mm, ((3, 4), (3, 4))), "ranks": (ops.mm, torch.mm, ((3, 4), (4,))),
     "batches": (ops.bmm, torch.bmm, ((2, 3, 4), (3, 4, 5))),
+    "batches that do not broadcast": (ops.matmul, torch.matmul, ((2, 3, 4), (3, 4, 5))),
     "the input": (ops.addmm, torch.addmm, ((2, 2), (3, 4), (4, 5))),
     "the batched input": (ops.baddbmm, torch.baddbmm, ((7,), (2, 3, 4), (2, 4, 5))),
 }
@@ -111,6 +114,7 @@ def test_under_the_strict_setting_an_op_runs_what_is_torchs_by_choice(monkeypatc
     monkeypatch.setattr(kept, "make_plan", make_plan)
     monkeypatch.setattr(kept, "torch_wins", lambda *_: "torch takes half the time")
     for op, shapes in ((ops.mm, ((3, 4), (4, 5))), (ops.bmm, ((2, 3, 4), (2, 4, 5))),
+                       (ops.matmul, ((2, 1, 3, 4), (3, 4, 5))),
                        (ops.addmm, ((5,), (3, 4), (4, 5))),
                        (ops.baddbmm, ((5,), (2, 3, 4), (2, 4, 5)))):
         operands = [torch.randn(shape) for shape in shapes]
@@ -168,11 +172,12 @@ def seen_ops(run, *args: torch.Tensor) -> tuple[list[str], object]:
 def test_the_functions_become_registered_ops(ours):
     a, b, d = torch.randn(3, 4), torch.randn(4, 5), torch.randn(5)
     x, y = torch.randn(2, 3, 4), torch.randn(2, 4, 5)
-    found, _ = seen_ops(lambda: (tg.matmul(a, b), tg.mm(a, b), tg.matmul(x, b), tg.bmm(x, y),
+    found, _ = seen_ops(lambda: (tg.matmul(a, b), tg.matmul(x[:, None], b[None, None]),
+                                 tg.mm(a, b), tg.matmul(x, b), tg.bmm(x, y),
                                  tg.matmul(x, y), tg.addmm(d, a, b, alpha=2),
                                  tg.baddbmm(d, x, y), tg.linear(a, b.mT, d, activation="silu")))
     assert [name.removeprefix("tritongemm.") for name in found] == [
-        "mm", "mm", "mm", "bmm", "bmm", "addmm", "baddbmm", "addmm"]
+        "mm", "matmul", "mm", "mm", "bmm", "bmm", "addmm", "baddbmm", "addmm"]
 
 
 def test_nothing_but_the_op_is_in_a_graph(ours):

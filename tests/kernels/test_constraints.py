@@ -19,7 +19,7 @@ from tritongemm.problem import LAYOUTS, GemmProblem
 
 H200 = representative(90)
 #: Rules of what a spec takes, which stand in no kernel's constraints.
-TAKES = ("dtype", "precision", "scale", "grouping")
+TAKES = ("dtype", "precision", "scale", "grouping", "batch_strides")
 #: A legal config of each kernel for SQUARE, from which each case departs.
 LEGAL = {
     "tiled": KernelConfig("tiled", 128, 128, 64, num_warps=8, num_stages=3),
@@ -107,6 +107,14 @@ BREACHES = (
     *everywhere("scale", "takes no scales; A has scale row", scale_a="row"),
     *everywhere("scale", "takes no scales; B has scale 1x128", scale_b="1x128"),
     *everywhere("grouping", "takes no groups; grouping is m8", grouping="m8"),
+    *everywhere("batch_strides", "takes one along the batch; two_strides is a",
+                ("persistent_tma", "skinny", "split_product"), two_strides="a", batch=6),
+    *everywhere("batch_strides", "takes two of A, B along the batch; two_strides is bc",
+                ("warp_specialized",), two_strides="bc", batch=6),
+    *everywhere("batch_strides", "split_k=2 adds its parts into a C with one stride",
+                ("tiled", "gemv"), changes={"split_k": 2}, two_strides="ac", batch=6),
+    Breach("warp_specialized", "alignment", "pad_operands=1 copies operands with one stride",
+           {"pad_operands": 1}, replace(SQUARE, align_a=2, batch=6, two_strides="b")),
     *everywhere("dtype", "takes bf16, fp16, not fp32", ("warp_specialized", "skinny"),
                 dtype_a="fp32", dtype_b="fp32", dtype_out="fp32"),
     Breach("persistent_tma", "arch", "runs on sm_90, sm_100; NVIDIA A100.* is sm_80", arch=80),

@@ -40,7 +40,7 @@ class AddressedPlan:
 
 def form(shape_a, shape_b):
     return form_of(Operand(shape_a, torch.empty(shape_a).stride()),
-                   Operand(shape_b, torch.empty(shape_b).stride()))
+                   Operand(shape_b, torch.empty(shape_b).stride()), two_strides=False)
 
 
 @pytest.fixture

@@ -26,14 +26,19 @@ def read(x: torch.Tensor | None) -> Operand | None:
 
 def run(form: Form, a, b, out, d=None) -> None:
     """What the launches of ``form`` compute, by views at the offsets of each part."""
-    def view(x, rows, cols, strides, offset):
-        return x.as_strided((form.batch, rows, cols), strides, x.storage_offset() + offset)
+    inner = form.inner or form.batch
+    outer_a, outer_b, outer_c, outer_d = form.outer
+
+    def view(x, rows, cols, outer, strides, offset):
+        return x.as_strided((form.batch // inner, inner, rows, cols), (outer, *strides),
+                            x.storage_offset() + offset)
 
     for pa, pb, pc, pd in form.parts:
-        product = view(a, form.m, form.k, form.a, pa) @ view(b, form.k, form.n, form.b, pb)
+        product = (view(a, form.m, form.k, outer_a, form.a, pa)
+                   @ view(b, form.k, form.n, outer_b, form.b, pb))
         if form.d is not None:
-            product = product + view(d, form.m, form.n, form.d, pd)
-        view(out, form.m, form.n, form.c, pc).copy_(product)
+            product = product + view(d, form.m, form.n, outer_d, form.d, pd)
+        view(out, form.m, form.n, outer_c, form.c, pc).copy_(product)
 
 
 @st.composite
@@ -65,12 +70,12 @@ def products(draw):
 def test_every_reading_computes_what_matmul_does(operands, data):
     a, b = operands
     expected = torch.matmul(a, b)
-    given_out = data.draw(st.booleans())
+    given_out, two = data.draw(st.booleans()), data.draw(st.booleans())
     out = data.draw(arranged(tuple(expected.shape))) if given_out else torch.empty(expected.shape,
                                                                      dtype=torch.float64)
     out.fill_(float("nan"))
     try:
-        form = form_of(read(a), read(b), read(out) if given_out else None)
+        form = form_of(read(a), read(b), read(out) if given_out else None, two_strides=two)
     except Declined as reason:
         assert f"more than {MAX_PARTS}" in str(reason)
         return
@@ -107,7 +112,7 @@ def test_an_input_broadcasts_with_strides_of_0(shape_a, shape_d):
     (torch.empty(8, 1, 12, 7), torch.empty(MAX_PARTS, 7, 5), 8, 12, MAX_PARTS)],
     ids=lambda v: str(tuple(v.stride())) if isinstance(v, torch.Tensor) else "")
 def test_a_batch_becomes_rows_then_a_batch_then_launches(a, b, batch, m, parts):
-    form = form_of(read(a), read(b))
+    form = form_of(read(a), read(b), two_strides=False)
     assert (form.batch, form.m, len(form.parts)) == (batch, m, parts)
 
 
@@ -117,7 +122,62 @@ def test_a_batch_becomes_rows_then_a_batch_then_launches(a, b, batch, m, parts):
     ((9, 1, 12, 7), (9, 7, 4), "9 launches, more than 8")], ids=str)
 def test_what_is_no_product_of_kernels_is_said(a, b, says):
     with pytest.raises(Declined, match=says):
-        form_of(Operand(a, torch.empty(a).stride()), Operand(b, torch.empty(b).stride()))
+        form_of(Operand(a, torch.empty(a).stride()), Operand(b, torch.empty(b).stride()),
+                two_strides=False)
+
+
+def heads(batch: int, rows: int, count: int, width: int) -> torch.Tensor:
+    """Attention's operand: [batch, rows, heads, width] with the heads as a batch."""
+    return torch.empty(batch, rows, count, width).transpose(1, 2)
+
+
+@pytest.mark.parametrize(("a", "b", "batch", "inner", "m", "word"), [
+    (torch.empty(24, 1, 30, 7), torch.empty(1, 25, 7, 5), 600, 25, 30, "ab"),
+    (torch.empty(9, 1, 12, 7), torch.empty(9, 7, 4), 81, 9, 12, "ab"),
+    # A's inner axis goes on from its rows.
+    (torch.empty(1, 24, 30, 7), torch.empty(25, 1, 7, 5), 25, 0, 720, "none"),
+    (heads(3, 10, 4, 8), heads(3, 11, 4, 8).mT, 12, 4, 10, "ab"),
+    (heads(3, 10, 4, 8), torch.empty(3, 4, 8, 6), 12, 4, 10, "a"),
+    (torch.empty(3, 4, 10, 8), heads(3, 8, 4, 6), 12, 4, 10, "b"),
+    (torch.empty(3, 4, 10, 8), torch.empty(4, 8, 6), 12, 4, 10, "b"),
+    (heads(3, 10, 4, 8), torch.empty(8, 6), 12, 4, 10, "a"),
+    # Three axes, of which two go on from each other.
+    (torch.empty(2, 3, 1, 10, 8), torch.empty(4, 8, 6), 24, 4, 10, "ab"),
+    # Rows change places with a longer axis that B does not see: C has one stride in one order.
+    (torch.empty(24, 1, 12, 7), torch.empty(9, 7, 4), 108, 12, 24, "ab")],
+    ids=lambda v: str(tuple(v.stride())) if isinstance(v, torch.Tensor) else "")
+def test_a_batch_of_two_axes_has_two_strides(a, b, batch, inner, m, word):
+    form = form_of(read(a), read(b))
+    assert (form.batch, form.inner, form.m, form.two_strides) == (batch, inner, m, word)
+    assert form.parts == ((0, 0, 0, 0),)
+    problem, geometry = problem_of_form(form, (0, 0, 0, 0), ("bf16",) * 3, "none", "ieee")
+    assert (problem.batch, problem.two_strides, geometry.inner) == (batch, word, inner)
+    assert (geometry.outer_a, geometry.outer_b, geometry.outer_c) == form.outer[:3]
+
+
+def test_out_and_d_may_have_two_strides_or_take_several_launches():
+    a, b, out = torch.empty(3, 4, 10, 8), torch.empty(3, 4, 8, 6), heads(3, 10, 4, 6)
+    assert form_of(read(a), read(b), read(out)).two_strides == "c"
+    d = heads(3, 10, 4, 6)
+    form = form_of(read(a), read(b), None, read(d))
+    assert (form.inner, form.two_strides, len(form.parts)) == (0, "none", 3)
+
+
+def test_three_axes_that_stay_three_are_launches_or_torchs():
+    def form(first, second, third):
+        a = torch.empty(first, 1, third, 10, 8)
+        return form_of(read(a), Operand((1, second, third, 8, 6), (0, 999, 48, 6, 1)))
+
+    assert (form(2, 9, 3).inner, len(form(2, 9, 3).parts)) == (0, 6)
+    with pytest.raises(Declined, match="12 launches, more than 8"):
+        form(3, 9, 4)
+
+
+def test_both_strides_of_a_batch_count_in_the_alignment():
+    a = Operand((3, 4, 10, 8), (321, 80, 8, 1))
+    form = form_of(a, Operand((3, 4, 8, 8), (256, 64, 8, 1)))
+    problem = problem_of_form(form, (0, 0, 0, 0), ("bf16",) * 3, "none", "ieee")[0]
+    assert (problem.two_strides, problem.align_a, problem.align_b) == ("a", 2, 16)
 
 
 def test_an_axis_of_one_element_gets_a_stride_that_kernels_like():
@@ -137,7 +197,7 @@ def test_one_product_has_no_batch_to_step_through():
 
 def test_offsets_of_several_launches_count_in_the_alignment():
     a = Operand((2, 1, 12, 8), (101, 0, 8, 1))
-    form = form_of(a, Operand((3, 8, 8), (64, 8, 1)))
+    form = form_of(a, Operand((3, 8, 8), (64, 8, 1)), two_strides=False)
     assert len(form.parts) == 2
     assert problem_of_form(form, (0, 0, 0, 0), ("bf16",) * 3, "none", "ieee")[0].align_a == 2
     b = Operand((2, 1, 8, 8), (102, 0, 8, 1))

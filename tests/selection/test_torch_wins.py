@@ -39,6 +39,19 @@ def publish(device, ratio, time_us=100.0, problem=PROBLEM):
     selection.reload()
 
 
+@pytest.mark.parametrize("ratio, two_strides, wins", [
+    (0.5, "ab", True), (0.95, "ab", False), (0.93, "ab", False), (0.93, "a", True),
+    (0.95, "c", True), (None, "ab", False)])
+def test_of_a_batch_with_two_strides_torch_pays_for_its_copies(ratio, two_strides, wins, configs,
+                                                               h200):
+    batch = replace(GemmProblem.contiguous(1024, 1024, 1024, batch=8), two_strides="none")
+    publish(h200, ratio, problem=batch)  # copies of A and B are 7 of its 100 us
+    problem = replace(batch, two_strides=two_strides)
+    reason = reason_for(problem, h200)
+    assert choose(problem, h200).source == "exact" and bool(reason) is wins
+    assert reason is None or "a copy of the operands" in reason
+
+
 def measured_near_by(device, *ratios):
     section = calibrate(device, TILED, TMA)
     neighbours = tuple(Neighbour(replace(PROBLEM, n=2048 + 8 * i), ratio)

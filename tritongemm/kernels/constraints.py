@@ -251,6 +251,17 @@ def _split_k(problem, config, device):
 
 
 split_k = Constraint("split_k", _split_k)
+
+
+def _split_of_one_stride(problem, config, device):
+    """The pass that adds the parts writes C with one stride along the batch."""
+    if config.split_k == 1 or "c" not in problem.two_strides:
+        return None
+    return (f"split_k={config.split_k} adds its parts into a C with one stride along the batch; "
+            f"two_strides is {problem.two_strides}. Use split_k=1")
+
+
+split_of_one_stride = Constraint("batch_strides", _split_of_one_stride)
 #: Bound of the scratch a launch may take from torch's allocator.
 MAX_SCRATCH_BYTES = 2**30
 

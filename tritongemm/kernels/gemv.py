@@ -19,6 +19,7 @@ from tritongemm.kernels.launch import (
     dependence,
     edge_mask,
     operand_strides,
+    two_batch_strides,
 )
 from tritongemm.kernels.reduce import (
     REDUCE_BYTES,
@@ -164,6 +165,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         Scalar("stride_cn", c.column, divisor_of(c.column, c.align), fold=True),
         Scalar("stride_cs", c.part, divisor_of(c.part, 4)),
     )
+    batch, one_stride = two_batch_strides(problem, g, align_a, align_b, c.align)
     extra, epilogue = epilogue_of_launch(problem, g) if split == 1 else ((), NO_EPILOGUE)
     steps = -(-k // config.block_k)
     constants = (
@@ -173,10 +175,10 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         ("STAGES", config.num_stages),
         ("EVEN_K", k % config.block_k == 0 and steps % split == 0),
         ("INDEX64", g.max_offset(problem) >= 2**31 or m * n >= 2**31),
-        *epilogue)
+        *one_stride, *epilogue)
     programs = -(-m // config.block_m) * -(-n // config.block_n) * problem.batch
     product = Launch(
-        "tritongemm.kernels.device.gemv", "gemv", (*arguments, *extra), constants,
+        "tritongemm.kernels.device.gemv", "gemv", (*arguments, *batch, *extra), constants,
         (programs, split, 1), config.num_warps, config.num_stages, symbol_of(outer, config),
         **dependence(config, device), scratch_bytes=partials_bytes(outer, split))
     if split == 1:
@@ -292,6 +294,8 @@ def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
         config = replace(config, num_warps=config.num_warps // 2)
     programs = -(-one.n // config.block_n) * max(problem.batch, 1)
     steps = -(-problem.k // config.block_k)
+    if "c" in problem.two_strides:
+        return config
     return replace(config, split_k=split_to_fill(programs, 8 * device.num_sms, steps))
 
 
@@ -299,7 +303,8 @@ GEMV = KernelSpec(
     name="gemv",
     idea="at most eight rows: B streams through registers once, sums on CUDA cores, split-K",
     archs=(80, 90, 100),
-    takes=Takes(("bf16", "fp16", "fp32"), ("native", "ieee", "tf32", "fp16x3")),
+    takes=Takes(("bf16", "fp16", "fp32"), ("native", "ieee", "tf32", "fp16x3"),
+                two_strides="abc"),
     constraints=(
         rules.min_arch(80),
         rules.Constraint("skinny", _skinny, of_problem=True),
@@ -310,6 +315,6 @@ GEMV = KernelSpec(
         rules.Constraint(rules.WASTE, _lines), rules.Constraint("unrolled", _unrolled),
         rules.Constraint("copies", _copies),
         rules.Constraint("registers", _registers),
-        rules.split_k, rules.grid, rules.shared_memory(shared_bytes)),
+        rules.split_k, rules.split_of_one_stride, rules.grid, rules.shared_memory(shared_bytes)),
     by_rule=False, shared_bytes=shared_bytes, launches=launches, default=default,
     footprint=footprint)

@@ -32,6 +32,9 @@ class Geometry:
     ``align_d``: bytes, a power of two up to 16 that divides D's base address, and where D is a
     matrix its outer strides in bytes. ``others``: the views of what else a call brings (scales,
     offsets), by name and in the order of their names.
+
+    Of a problem with ``two_strides``, matrix ``i`` of the batch begins at ``i // inner *
+    outer_a + i % inner * ab`` in A, and so on. ``inner`` is 0 where every operand has one stride.
     """
 
     ab: int
@@ -48,6 +51,10 @@ class Geometry:
     dn: int = 0
     align_d: int = FULL_ALIGNMENT
     others: tuple[tuple[str, View], ...] = ()
+    inner: int = 0
+    outer_a: int = 0
+    outer_b: int = 0
+    outer_c: int = 0
 
     def view(self, operand: str) -> View:
         """How one of ``others`` lies in memory. Raises :class:`LaunchError` where it is not
@@ -248,6 +255,27 @@ def descriptor_type(x: Descriptor, layout: str = "") -> str:
     """Triton's name of a descriptor's type; ``layout`` is a Gluon layout's constructor call."""
     inner = f"{format_of(x.dtype).triton_name}[{', '.join(map(str, x.box))}]"
     return f"tensordesc<{inner},{layout}>" if layout else f"tensordesc<{inner}>"
+
+
+#: The constants of a pointer kernel whose operands have one stride along the batch.
+ONE_STRIDE = tuple((name, None) for name in ("inner", "outer_a", "outer_b", "outer_c"))
+
+
+def two_batch_strides(problem: GemmProblem, geometry: Geometry, align_a: int, align_b: int,
+                      align_c: int) -> tuple[tuple[Scalar, ...], tuple[tuple[str, object], ...]]:
+    """The arguments and constants of the batch that a pointer kernel takes, to follow its own
+    (``device/batch.py``): the inner extent, and the outer stride of each operand that has two.
+    What a launch does not need is a constant, so that one without them compiles as before.
+    ``align_*``: elements that divide every address of the operand."""
+    if problem.two_strides == "none":
+        return (), ONE_STRIDE
+    g = geometry
+    arguments = [Scalar("inner", g.inner or problem.batch)]
+    arguments += [Scalar(f"outer_{x}", outer, divisor_of(outer, align)) for x, outer, align in (
+        ("a", g.outer_a, align_a), ("b", g.outer_b, align_b), ("c", g.outer_c, align_c))
+        if x in problem.two_strides]
+    given = {x.name for x in arguments}
+    return tuple(arguments), tuple(x for x in ONE_STRIDE if x[0] not in given)
 
 
 def as_dot_multiplies(problem: GemmProblem) -> GemmProblem:

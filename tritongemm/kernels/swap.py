@@ -23,11 +23,15 @@ def swapped(problem: GemmProblem) -> GemmProblem:
     if grouping is not None:
         kind = {"m": "n", "n": "m"}.get(grouping.kind, grouping.kind)
         grouping = replace(grouping, kind=kind)
+    strides = problem.two_strides
+    if strides != "none":
+        places = {"a": "b", "b": "a", "c": "c"}
+        strides = "".join(sorted(places[x] for x in strides))
     return replace(problem, m=problem.n, n=problem.m, dtype_a=problem.dtype_b,
                    dtype_b=problem.dtype_a, layout=layout,
                    align_a=problem.align_b, align_b=problem.align_a,
                    scale_a=problem.scale_b, scale_b=problem.scale_a,
-                   grouping=str(grouping or "none"))
+                   grouping=str(grouping or "none"), two_strides=strides)
 
 
 def computed(problem: GemmProblem, config: KernelConfig) -> GemmProblem:
@@ -38,4 +42,5 @@ def computed(problem: GemmProblem, config: KernelConfig) -> GemmProblem:
 def swapped_geometry(g: Geometry) -> Geometry:
     """The strides of the transposed product."""
     return Geometry(g.bb, g.bn, g.bk, g.ab, g.ak, g.am, g.cb, g.cn, g.cm, g.db, g.dn, g.dm,
-                    g.align_d)
+                    g.align_d, inner=g.inner, outer_a=g.outer_b, outer_b=g.outer_a,
+                    outer_c=g.outer_c)

@@ -27,6 +27,7 @@ class Takes:
         outputs: formats of C; :data:`OF_A`: that of A.
         scales: granularities of the factors of A and B.
         groupings: extents that groups may cut, ``m``, ``n`` or ``k``.
+        two_strides: the operands, of ``abc``, that may have two strides along the batch.
     """
 
     formats: tuple[str, ...]
@@ -34,6 +35,7 @@ class Takes:
     outputs: tuple[str, ...] = (OF_A, "fp32")
     scales: tuple[str, ...] = ()
     groupings: tuple[str, ...] = ()
+    two_strides: str = ""
 
     def violation(self, problem: GemmProblem) -> Violation | None:
         """The first thing that ``problem`` asks for and the kernel does not take, or None."""
@@ -54,6 +56,10 @@ class Takes:
                     if COMPUTES[name].takes(problem.a.format)]
             return Violation("precision", f"multiplies {problem.operands} at precision "
                              f"{' or '.join(ways)}; at precision {problem.precision} it does not")
+        if problem.two_strides != "none" and not set(problem.two_strides) <= set(self.two_strides):
+            able = f"two of {', '.join(self.two_strides.upper())}" if self.two_strides else "one"
+            return Violation("batch_strides", f"takes {able} along the batch; two_strides is "
+                                              f"{problem.two_strides}")
         return None if problem.plain else self._of_modifiers(problem)
 
     def _of_modifiers(self, problem: GemmProblem) -> Violation | None:

@@ -21,19 +21,27 @@ def tma_store(problem: GemmProblem) -> bool:
 
 def stored_operand(problem: GemmProblem, operand: str, box_rows: int, box_k: int,
                    geometry: Geometry, gluon: bool = False) -> Descriptor:
-    """The tensor map of ``a`` or ``b`` as stored; a batch is its outermost axis."""
+    """The tensor map of ``a`` or ``b`` as stored; a batch is its outermost axis, and one with two
+    strides its two outermost ones."""
     g = geometry
     if operand == "a":
         transposed = not problem.a.k_major
         rows, outer, batch_stride = problem.m, (g.ak if transposed else g.am), g.ab
+        outermost = g.outer_a
     else:
         transposed = not problem.b.k_major
         rows, outer, batch_stride = problem.n, (g.bk if transposed else g.bn), g.bb
+        outermost = g.outer_b
     dtype = getattr(problem, f"dtype_{operand}")
     shape, box = ((problem.k, rows), (box_k, box_rows)) if transposed else (
         (rows, problem.k), (box_rows, box_k))
-    return batched(problem, f"{operand}_desc", operand, dtype, shape, outer, box, batch_stride,
+    map_ = batched(problem, f"{operand}_desc", operand, dtype, shape, outer, box, batch_stride,
                    gluon)
+    if problem.two_strides == "none":
+        return map_
+    inner = g.inner or problem.batch
+    return replace(map_, shape=(problem.batch // inner, inner, *map_.shape[1:]),
+                   strides=(outermost, *map_.strides), box=(1, *map_.box))
 
 
 def loaded_in(map_: Descriptor, rows: int, columns: int | None = None) -> Descriptor:

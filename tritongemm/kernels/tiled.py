@@ -21,6 +21,7 @@ from tritongemm.kernels.launch import (
     elements_of_line,
     operand_strides,
     stage_bytes,
+    two_batch_strides,
 )
 from tritongemm.kernels.reduce import partials_bytes, reduce_launch, split_to_fill, target_of
 from tritongemm.kernels.spec import KernelSpec
@@ -96,6 +97,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         Scalar("stride_cn", c.column, 1, fold=True),
         Scalar("stride_cs", c.part, divisor_of(c.part, 4)),
     )
+    batch, one_stride = two_batch_strides(problem, g, align_a, align_b, c.align)
     extra, epilogue = epilogue_of_launch(problem, g) if split == 1 else ((), NO_EPILOGUE)
     steps = -(-k // config.block_k)
     constants = (
@@ -105,9 +107,10 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         ("GROUP_M", config.group_m), ("SPLIT_K", split),
         ("EVEN_K", k % config.block_k == 0 and steps % split == 0),
         ("INDEX64", g.max_offset(problem) >= 2**31 or m * n >= 2**31),
-        ("PRECISION", problem.precision), ("INTERPRETED", False), *epilogue)
+        ("PRECISION", problem.precision), ("INTERPRETED", False), *one_stride, *epilogue)
     product = Launch(
-        "tritongemm.kernels.device.tiled", "tiled", (*arguments, *extra), constants,
+        "tritongemm.kernels.device.tiled", "tiled", (*arguments, *batch, *extra),
+        constants,
         (tiles * problem.batch, split, 1), config.num_warps, config.num_stages,
         symbol_of(problem, config), **dependence(config, device),
         scratch_bytes=partials_bytes(problem, split))
@@ -144,7 +147,7 @@ def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
     while block_k > 16 and block_k >= 4 * max(problem.k, 1):
         block_k //= 2
     steps = -(-problem.k // block_k)
-    split = split_to_fill(tiles, device.num_sms, steps)
+    split = 1 if "c" in problem.two_strides else split_to_fill(tiles, device.num_sms, steps)
     config = KernelConfig("tiled", block_m, block_n, block_k, num_warps=warps,
                           num_stages=2 if fma else 4, group_m=8, split_k=split)
     while config.num_stages > 1 and shared_bytes(problem, config) > device.shared_bytes_per_block:
@@ -156,12 +159,14 @@ TILED = KernelSpec(
     name="tiled",
     idea="one program a tile of C, pointers and masks, software-pipelined K loop, split-K",
     archs=(80, 89, 90, 100),
-    takes=Takes(("bf16", "fp16", "fp32"), ("native", "ieee", "tf32", "fp16x3")),
+    takes=Takes(("bf16", "fp16", "fp32"), ("native", "ieee", "tf32", "fp16x3"),
+                two_strides="abc"),
     constraints=(
         rules.min_arch(80),
         rules.unused("epilogue_subtile", "pingpong", "swap_ab", "pad_operands", *rules.CLUSTERS,
                      *rules.CUDA_TILES),
         rules.flags, rules.powers_of_two, rules.dot_shape, rules.not_oversized, rules.accumulator,
-        rules.fma_tile, rules.split_k, rules.grid, rules.shared_memory(shared_bytes)),
+        rules.fma_tile, rules.split_k, rules.split_of_one_stride, rules.grid,
+        rules.shared_memory(shared_bytes)),
     shared_bytes=shared_bytes, launches=launches, default=default, footprint=footprint,
     sum_order=sum_order)

@@ -78,16 +78,19 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     extra, epilogue = epilogue_of_launch(outer, stored) if split == 1 else ((), NO_EPILOGUE)
     units = (-(-problem.m // (config.block_m * config.cluster_m))
              * -(-problem.n // (config.block_n * config.cluster_n)) * problem.batch * split)
+    inner = () if problem.two_strides == "none" else (
+        Scalar("inner", geometry.inner or problem.batch),)
     arguments = (
         a, b, c_desc, c.pointer, Scalar("M", problem.m),
         Scalar("N", problem.n, divisor_of(problem.n, 8)), Scalar("K", problem.k),
-        Scalar("batches", problem.batch, fold=True),
+        Scalar("batches", problem.batch, fold=True), *inner,
         Scalar("stride_cb", c.batch, divisor_of(c.batch, 4)),
         Scalar("stride_cm", c.row, divisor_of(c.row, 8), fold=True),
         Scalar("stride_cn", c.column, divisor_of(c.column, 8), fold=True),
         Scalar("stride_cs", c.part, divisor_of(c.part, 4)), *extra)
     constants = (
         ("A_T", across_a), ("B_T", not across_b), ("BATCHED", problem.batch > 1),
+        ("TWO_STRIDES", bool(inner)), *(() if inner else (("inner", None),)),
         ("TRANSPOSED", tile.transposed(config)), ("TMA_STORE", store),
         ("EVICT_FIRST", tile.evict_first(outer, config, device)),
         ("VECTOR", tile.vector_of(outer, config) if _along_rows(stored) else 0),
@@ -307,6 +310,9 @@ def _oversized(problem, config, device):
 def _aligned_or_padded(problem, config, device):
     if not config.pad_operands:
         return rules.tma_operands.check(problem, config, device)
+    if problem.two_strides != "none":
+        return (f"pad_operands={config.pad_operands} copies operands with one stride along the "
+                f"batch; two_strides is {problem.two_strides}")
     if len(copied(problem, config.pad_operands)) == len(copied(problem, config.pad_operands - 1)):
         return f"pad_operands={config.pad_operands}: the operands are aligned already"
     need = padded_bytes(problem, config.pad_operands) + partials_bytes(problem, config.split_k)
@@ -355,7 +361,7 @@ WARP_SPECIALIZED = KernelSpec(
     name="warp_specialized",
     idea="a producer warp copies, consumer groups multiply; clusters share operands or K",
     archs=(90,),
-    takes=Takes(("bf16", "fp16")),
+    takes=Takes(("bf16", "fp16"), two_strides="ab"),
     constraints=(
         rules.archs(90), rules.not_interpreted, rules.gluon,
         rules.tma_extents,

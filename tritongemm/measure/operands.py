@@ -180,12 +180,15 @@ def draw(problem: GemmProblem, *, sets: int = 1, seed: int = 0,
 
     Raises:
         ProblemError: an alignment smaller than an element, fewer than one set, operands with
-            factors, groups, or a packed format.
+            factors, groups, two strides along the batch, or a packed format.
     """
     if sets < 1:
         raise ProblemError(f"sets={sets} is not at least 1")
     if not problem.plain:
         raise ProblemError(f"{problem}: operands with scales and grouped problems cannot be drawn")
+    if problem.two_strides != "none":
+        raise ProblemError(f"{problem}: operands are drawn with one stride along the batch; use "
+                           "two_strides=none")
     device = torch.device(device)
     generator = torch.Generator(device).manual_seed(seed)
     a, b = (_Pool(sets, problem.batch, *problem.stored(name), operand.format, operand.align,

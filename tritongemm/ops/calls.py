@@ -81,7 +81,18 @@ def bind(rule: Rule, x: Operands) -> Call:
     """
     dtype_out = x.dtype_out or x.a.dtype
     _check(rule, x, dtype_out)
-    form = _form(rule, x)
+    *others, last = _forms(rule, x)
+    for form in others:
+        try:
+            return _bound(rule, x, form, dtype_out)
+        except Declined as reason:
+            if not reason.lasting:
+                raise
+    return _bound(rule, x, last, dtype_out)
+
+
+def _bound(rule: Rule, x: Operands, form: Form, dtype_out: torch.dtype) -> Call:
+    """The callable that runs ``form``. Raises Declined."""
     key = (*_problem(rule, x, form, dtype_out), x.a.device)
     plan = plans.get(key, forced=rule.forced)
     if x.out is not None:
@@ -98,7 +109,7 @@ def problem_of(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None
     rule, x = Rule("matmul", forced=True), Operands(a, b, out)
     try:
         _check(rule, x, a.dtype)
-        return _problem(rule, x, _form(rule, x), a.dtype)[0]
+        return _problem(rule, x, _forms(rule, x)[0], a.dtype)[0]
     except Declined as reason:
         raise UnsupportedError(str(reason)) from None
 
@@ -153,12 +164,26 @@ def dtypes_reason(a: torch.Tensor, b: torch.Tensor) -> str:
     return f"dtypes are {a.dtype} and {b.dtype}"
 
 
-def _form(rule: Rule, x: Operands) -> Form:
+def _forms(rule: Rule, x: Operands) -> list[Form]:
+    """The readings of a call, the best first. A batch of two axes is one launch with two strides an
+    operand, or a few launches of kernels that take one stride. These come first in float32, where
+    the kernels for two strides are the slower ones. Raises Declined."""
+    whole = _form(rule, x)
+    if not whole.inner:
+        return [whole]
+    try:
+        cut = _form(rule, x, two_strides=False)
+    except Declined:
+        return [whole]
+    return [cut, whole] if x.a.dtype is torch.float32 else [whole, cut]
+
+
+def _form(rule: Rule, x: Operands, two_strides: bool = True) -> Form:
     shape, stride = x.b.shape, x.b.stride()
     b = Operand(shape[::-1], stride[::-1]) if rule.flipped else Operand(shape, stride)
     form = form_of(Operand(x.a.shape, x.a.stride()), b,
                    None if x.out is None else Operand(x.out.shape, x.out.stride()),
-                   None if x.d is None else Operand(x.d.shape, x.d.stride()))
+                   None if x.d is None else Operand(x.d.shape, x.d.stride()), two_strides)
     return form if x.added else form._replace(d=None)
 
 
@@ -220,7 +245,7 @@ def _into(rule: Rule, x: Operands, form: Form, key: Key, plan: AnyPlan) -> Call:
         0 if t is None else span_bytes(Operand(t.shape, t.stride()), t.element_size())
         for t in (x.a, x.b, x.out, x.d if x.added else None))
     # A tile of D is read before the same tile of C is written, so D may be C itself.
-    in_place = form.d == form.c and size == x.out.element_size()
+    in_place = form.d == form.c and form.outer[2] == form.outer[3] and size == x.out.element_size()
     spare: list[Call] = []
 
     def call(a, b, pa, pb, alpha=1.0, d=None, pd=0, beta=0.0, out=None):
@@ -324,12 +349,17 @@ def _by_view(form: Form, plan: Any) -> Callable[..., None]:
     """Calls a plan that takes tensors (the interpreter's) with views of the operands."""
     m, n, k = form.m, form.n, form.k
 
-    def view(x: torch.Tensor, rows: int, cols: int, strides: Strides, offset: int):
+    def view(x: torch.Tensor, rows: int, cols: int, index: int, strides: Strides, offset: int):
         shape = (form.batch, rows, cols) if form.batch > 1 else (rows, cols)
-        return x.as_strided(shape, strides[-len(shape):], x.storage_offset() + offset)
+        steps = strides[-len(shape):]
+        if form.inner:
+            shape = (form.batch // form.inner, form.inner, rows, cols)
+            steps = (form.outer[index], *strides)
+        return x.as_strided(shape, steps, x.storage_offset() + offset)
 
     def write(a, b, c, d, alpha, beta):
         for pa, pb, pc, pd in form.parts:
-            plan(view(a, m, k, form.a, pa), view(b, k, n, form.b, pb), view(c, m, n, form.c, pc),
-                 None if form.d is None else view(d, m, n, form.d, pd), alpha, beta)
+            plan(view(a, m, k, 0, form.a, pa), view(b, k, n, 1, form.b, pb),
+                 view(c, m, n, 2, form.c, pc),
+                 None if form.d is None else view(d, m, n, 3, form.d, pd), alpha, beta)
     return write

@@ -6,8 +6,6 @@ Dynamo traces this module, so it has plain statements, no exceptions and no cach
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -46,11 +44,9 @@ def run(rule: Rule, tensors: tuple[Tensor, ...], numbers: tuple[float, ...]) -> 
         return _folded(a, b, d, numbers, rule.activation)
     if a.shape[-1] != b.shape[-2]:
         return None
-    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    result = torch.ops.tritongemm.bmm(
-        a.expand(batch + a.shape[-2:]).reshape((math.prod(batch),) + a.shape[-2:]),
-        b.expand(batch + b.shape[-2:]).reshape((math.prod(batch),) + b.shape[-2:]))
-    return result.reshape(batch + result.shape[-2:])
+    if ranks == (3, 3) and a.shape[0] == b.shape[0]:
+        return torch.ops.tritongemm.bmm(a, b)
+    return torch.ops.tritongemm.matmul(a, b)  # the batch as it lies: bmm would want copies
 
 
 def _transformed() -> bool:

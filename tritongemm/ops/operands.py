@@ -1,14 +1,16 @@
 """Reads a call as one batched product: from extents and strides alone, without a tensor or a copy.
 
 A broadcast batch has stride 0, leading axes of A that continue its rows become rows, and a
-transposed operand has swapped strides. So folding, broadcasting and the transposed products of
-gradients cost nothing, and a kernel needs only the operand's address.
+transposed operand has swapped strides. A batch of two axes, such as attention's batch and heads, is
+an outer and an inner extent with two strides an operand. So folding, broadcasting and the
+transposed products of gradients cost nothing, and a kernel needs only the operand's address.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from tritongemm.formats import format_of
@@ -16,7 +18,7 @@ from tritongemm.kernels.launch import Geometry
 from tritongemm.ops.declined import Declined
 from tritongemm.problem import MAX_EXTENT, NOTHING_TO_MULTIPLY, GemmProblem, divisor_of
 
-#: Limit on the launches of one call whose batch has no single stride.
+#: Limit on the launches of one call whose batch has too many strides for one.
 MAX_PARTS = 8
 
 VECTORS_ARE_TORCHS = "products with a vector are torch's"
@@ -38,6 +40,9 @@ class Form(NamedTuple):
         shape: shape of the result in torch.
         a, b, c, d: (batch, row, column) strides in elements.
         parts: for each launch, the element offsets of A, B, C and D.
+        inner: the inner extent of a batch with two strides, whose strides are those of a, b, c and
+            d; 0: the batch has one stride.
+        outer: strides of A, B, C and D along the outer extent.
     """
 
     m: int
@@ -50,6 +55,15 @@ class Form(NamedTuple):
     c: Strides
     d: Strides | None
     parts: tuple[tuple[int, int, int, int], ...]
+    inner: int = 0
+    outer: tuple[int, int, int, int] = (0, 0, 0, 0)
+
+    @property
+    def two_strides(self) -> str:
+        """The operands, of ``abc``, whose batch no single stride walks; ``none``."""
+        each = zip("abc", self.outer, (self.a, self.b, self.c))
+        return "".join(name for name, outer, (stride, *_) in each
+                       if outer != self.inner * stride) or "none"
 
     @property
     def addend(self) -> str:
@@ -70,7 +84,8 @@ class _Axis(NamedTuple):
     d: int
 
 
-def form_of(a: Operand, b: Operand, out: Operand | None = None, d: Operand | None = None) -> Form:
+def form_of(a: Operand, b: Operand, out: Operand | None = None, d: Operand | None = None,
+            two_strides: bool = True) -> Form:
     """The :class:`Form` of ``matmul(a, b)`` by torch's rules of rank and broadcasting.
 
     Args:
@@ -78,6 +93,8 @@ def form_of(a: Operand, b: Operand, out: Operand | None = None, d: Operand | Non
         b: [K], [K, N] or [..., K, N].
         out: has the result's shape; None: the result is contiguous.
         d: broadcasts to the result.
+        two_strides: whether a batch of two axes is one launch. False: as many as the shorter axis
+            has elements.
 
     Raises:
         Declined: shapes that torch refuses, an extent of 0, or a batch that would take more than
@@ -109,19 +126,23 @@ def form_of(a: Operand, b: Operand, out: Operand | None = None, d: Operand | Non
     rows = _Axis(m, a.stride[-2], 0, c[ranks], added[ranks] if added else 0)
     rows, axes = _fold_rows(rows, axes)
     axes = _merge(axes)
-    axis, parts = _cut(axes)
+    pair = _outer_and_inner(axes) if two_strides else None
+    outer, axis = pair or (_Axis(1, 0, 0, 0, 0), None)
+    parts: tuple[tuple[int, int, int, int], ...] = ((0, 0, 0, 0),)
+    if axis is None:
+        axis, parts = _cut(axes)
     m = rows.size
     ak, bk, bn, cn, dn = a.stride[-1], b.stride[-2], b.stride[-1], c[-1], added[-1] if added else 0
-    if max(m, n, k, axis.size) > MAX_EXTENT:
+    if max(m, n, k, outer.size * axis.size) > MAX_EXTENT:
         raise Declined("an extent does not fit 32 bits")
     many = axis.size > 1
     return Form(
-        m, n, k, axis.size, shape,
+        m, n, k, outer.size * axis.size, shape,
         (axis.a if many else 0, *_settled(m, k, rows.a, ak)),
         (axis.b if many else 0, *_settled(k, n, bk, bn)),
         (axis.c if many else 0, *_settled(m, n, rows.c, cn)),
         (axis.d if many else 0, rows.d if m > 1 else 0, dn if n > 1 else 1)
-        if added else None, parts)
+        if added else None, parts, axis.size if pair else 0, outer[1:])
 
 
 def _broadcast(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...] | None:
@@ -197,6 +218,15 @@ def _merge(axes: list[_Axis]) -> list[_Axis]:
     return merged
 
 
+def _outer_and_inner(axes: list[_Axis]) -> tuple[_Axis, _Axis] | None:
+    """Two axes as the outer and the inner extent of the batch, so that a result of one stride
+    stays one; None for more or fewer, and where D would have two strides."""
+    if len(axes) != 2:
+        return None
+    orders = [(x, y) for x, y in (axes, reversed(axes)) if x.d == y.size * y.d]
+    return min(orders, key=lambda order: order[0].c != order[1].size * order[1].c, default=None)
+
+
 def _cut(axes: list[_Axis]) -> tuple[_Axis, tuple[tuple[int, int, int, int], ...]]:
     """The longest axis, which becomes the kernel's batch; the others become separate launches."""
     if not axes:
@@ -250,11 +280,17 @@ def problem_of_form(form: Form, bases: Sequence[int], dtypes: tuple[str, str, st
     gaps = form.c[2] != 1 and form.n > 1  # align 1 tells kernels that C's rows are not contiguous
     align_c = 1 if gaps else _rows(form, 2, form.c, form.m, form.n, c, size_out)
     problem = GemmProblem(form.m, form.n, form.k, form.batch, *dtypes, letter_a + letter_b,
-                          align_a, align_b, align_c, epilogue, precision)
-    if form.d is None:
-        return problem, Geometry(*form.a, *form.b, *form.c)
-    align_d = _rows(form, 3, form.d, form.m, form.n, d, size_out)
-    return problem, Geometry(*form.a, *form.b, *form.c, *form.d, align_d)
+                          align_a, align_b, align_c, epilogue, precision,
+                          two_strides=form.two_strides)
+    geometry = Geometry(*form.a, *form.b, *form.c)
+    if form.d is not None:
+        align_d = _rows(form, 3, form.d, form.m, form.n, d, size_out)
+        geometry = Geometry(*form.a, *form.b, *form.c, *form.d, align_d)
+    if form.inner:
+        outer_a, outer_b, outer_c, _ = form.outer
+        geometry = replace(geometry, inner=form.inner, outer_a=outer_a, outer_b=outer_b,
+                           outer_c=outer_c)
+    return problem, geometry
 
 
 def _stored(form: Form, index: int, strides: Strides, rows: int, cols: int, base: int,
@@ -279,5 +315,5 @@ def _rows(form: Form, index: int, strides: Strides, rows: int, cols: int, base: 
     if rows > 1:
         found = min(found, divisor_of(row * size))
     if form.batch > 1:
-        found = min(found, divisor_of(batch * size))
+        found = min(found, divisor_of(batch * size), divisor_of(form.outer[index] * size))
     return min(found, *(divisor_of(part[index] * size) for part in form.parts))

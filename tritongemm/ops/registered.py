@@ -1,4 +1,6 @@
-"""The products as ops that a compiler records: ``torch.ops.tritongemm.mm, bmm, addmm, baddbmm``.
+"""The products as ops that a compiler records: ``torch.ops.tritongemm.mm, bmm, matmul, addmm,
+baddbmm``. ``matmul`` is for batches that broadcast or have several axes: aten's is no single op but
+copies such operands for ``bmm``.
 
 Schemas are aten's; ``addmm`` also takes an activation. In eager mode an op runs a kernel of this
 package, or calls aten if the call is declined. Its fake implementation is aten's, so shapes,
@@ -33,6 +35,7 @@ aten = torch.ops.aten
 SCHEMAS = {
     "mm": "(Tensor self, Tensor mat2) -> Tensor",
     "bmm": "(Tensor self, Tensor mat2) -> Tensor",
+    "matmul": "(Tensor self, Tensor other) -> Tensor",
     "addmm": "(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1, "
              'str activation="none") -> Tensor',
     "baddbmm": "(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) "
@@ -57,6 +60,25 @@ def _bmm(self: Tensor, mat2: Tensor) -> Tensor:
         return result
     return _declined(result, execute.BMM, lambda op: execute.product(op, self, mat2),
                      lambda: aten.bmm(self, mat2))
+
+
+@untraced
+def _matmul(self: Tensor, other: Tensor) -> Tensor:
+    result = execute.product(execute.MATMUL, self, other)
+    if not isinstance(result, Declined):
+        return result
+    return _declined(result, execute.MATMUL, lambda op: execute.product(op, self, other),
+                     lambda: aten.matmul(self, other).contiguous())
+
+
+def _fake_matmul(self: Tensor, other: Tensor) -> Tensor:
+    if self.dim() < 2 or other.dim() < 2 or self.shape[-1] != other.shape[-2]:
+        return aten.matmul(self, other).contiguous()
+    try:
+        batch = torch.broadcast_shapes(self.shape[:-2], other.shape[:-2])
+    except RuntimeError:  # of other words than matmul's
+        return aten.matmul(self, other)
+    return self.new_empty((*batch, self.shape[-2], other.shape[-1]))
 
 
 @untraced
@@ -129,7 +151,7 @@ def _pair_gradients(ctx: Any, multiply: formulas.Multiply, a: Tensor | None, b: 
 
 
 def _register_product(name: str) -> None:
-    """Registers the gradient of ``mm`` or ``bmm``."""
+    """Registers the gradient of ``mm``, ``bmm`` or ``matmul``."""
     def setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
         _keep_pair(ctx, inputs)
 
@@ -182,14 +204,14 @@ _library = torch.library.Library("tritongemm", "FRAGMENT")
 
 @untraced
 def _register() -> None:
-    bodies = {"mm": (_mm, aten.mm), "bmm": (_bmm, aten.bmm), "addmm": (_addmm, _fake_addmm),
-              "baddbmm": (_baddbmm, aten.baddbmm)}
+    bodies = {"mm": (_mm, aten.mm), "bmm": (_bmm, aten.bmm), "matmul": (_matmul, _fake_matmul),
+              "addmm": (_addmm, _fake_addmm), "baddbmm": (_baddbmm, aten.baddbmm)}
     for name, schema in SCHEMAS.items():
         body, fake = bodies[name]
         _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
         _library.impl(name, body, "CompositeExplicitAutograd")
         torch.library.register_fake(f"tritongemm::{name}", fake, lib=_library)
-    for name in ("mm", "bmm"):
+    for name in ("mm", "bmm", "matmul"):
         _register_product(name)
     _register_sum("addmm", "mm")
     _register_sum("baddbmm", "bmm")
@@ -201,6 +223,7 @@ _register()
 _native: list[tuple[ModuleType, object]] = []
 _OPERATIONS = {"mm": (Form.PRODUCT, {"none": execute.MM}),
                "bmm": (Form.PRODUCT, {"none": execute.BMM}),
+               "matmul": (Form.PRODUCT, {"none": execute.MATMUL}),
                "addmm": (Form.SUM_ACTIVATED, execute.ADDMM),
                "baddbmm": (Form.SUM, {"none": execute.BADDBMM})}
 

@@ -17,7 +17,9 @@ _AS_A = ("dtype_b", "dtype_out")
 _FIELDS = (*_ALWAYS, *_AS_A, *_DEFAULTS)
 #: Fields that are written only if they are not ``none``, so that files without them do not change.
 MODIFIERS = ("scale_a", "scale_b", "grouping")
-_KNOWN = (*_FIELDS, *MODIFIERS)
+#: The same of fields that calls alone have: no table has rows of such problems.
+_OF_CALLS = ("two_strides",)
+_KNOWN = (*_FIELDS, *MODIFIERS, *_OF_CALLS)
 
 
 def modifiers(problem: GemmProblem) -> dict[str, str]:
@@ -27,18 +29,27 @@ def modifiers(problem: GemmProblem) -> dict[str, str]:
     return {name: word for name in MODIFIERS if (word := getattr(problem, name)) != "none"}
 
 
+def _optional(problem: GemmProblem) -> dict[str, str]:
+    """All fields that are written only if they are not ``none``."""
+    found = modifiers(problem)
+    found.update((name, word) for name in _OF_CALLS
+                 if (word := getattr(problem, name)) != "none")
+    return found
+
+
 def problem_to_json(problem: GemmProblem) -> dict[str, object]:
     """The problem as a flat object.
 
     Left out: ``dtype_b`` and ``dtype_out`` equal to ``dtype_a``, and ``batch`` 1, alignments 16,
-    ``epilogue`` none, ``precision`` ieee, and scales and grouping where there are none.
+    ``epilogue`` none, ``precision`` ieee, and scales, grouping and two_strides where there are
+    none.
     """
     values: dict[str, object] = {name: getattr(problem, name) for name in _ALWAYS}
     values.update((name, getattr(problem, name)) for name in _AS_A
                   if getattr(problem, name) != problem.dtype_a)
     values.update((name, getattr(problem, name)) for name, default in _DEFAULTS.items()
                   if getattr(problem, name) != default)
-    values.update(modifiers(problem))
+    values.update(_optional(problem))
     return values
 
 
@@ -74,7 +85,7 @@ def config_from_json(values: Mapping[str, object]) -> KernelConfig:
 def problem_key(problem: GemmProblem) -> str:
     """A canonical string: equal keys are equal problems."""
     return "|".join((*(str(getattr(problem, name)) for name in _FIELDS),
-                     *(f"{name}={word}" for name, word in modifiers(problem).items())))
+                     *(f"{name}={word}" for name, word in _optional(problem).items())))
 
 
 def digest(*parts: str) -> int:

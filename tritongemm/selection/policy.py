@@ -225,13 +225,16 @@ def torch_wins(problem: GemmProblem, choice: Choice, device: DeviceSpec) -> str 
     Only under the policy ``auto``. 16-bit products go to torch where torch was measured to be
     faster, for this problem, its twin or neighbouring problems, and by more than passing the call
     on costs. Float32 and TF32 products go to torch unless a measurement shows that ours is at least
-    as fast. Never under a budget of SMs or batch invariance, which torch does not support.
+    as fast. For a batch with two strides torch copies operands first, which counts. Never under a
+    budget of SMs or batch invariance, which torch does not support.
     """
     current = settings.current()
     if current.policy != "auto" or current.batch_invariant or current.num_sms is not None:
         return None
     if problem.dtype_a == "fp32" and device.slug != INTERPRETER:
         return _torch_wins_float32(problem, choice, device)
+    if problem.two_strides != "none":
+        return _torch_wins_with_copies(problem, choice, device)
     if (choice.vs_torch is None or choice.time_us is None
             or max(choice.vs_torch, HANDED_OVER_US / choice.time_us) >= TORCH_WINS):
         return None
@@ -240,8 +243,30 @@ def torch_wins(problem: GemmProblem, choice: Choice, device: DeviceSpec) -> str 
     return f"torch's kernel takes {choice.vs_torch:.2f} of the time of ours {where}"
 
 
-#: Largest share of the peak rate that cuBLAS reaches in float32 and TF32 (52 of 67 and 395 of 494
-#: TFLOP/s at M = N = K = 4096 on an H100).
+def _torch_wins_with_copies(problem: GemmProblem, choice: Choice,
+                            device: DeviceSpec) -> str | None:
+    """The same for a batch with two strides. Torch writes a copy of each operand that has them and
+    multiplies the copies: that takes at least the bytes of the copies over the device's bandwidth,
+    and the time of our best config for one stride, by the measured ratio where there is one.
+
+    So torch wins only where two strides rule out the fast kernels, as for operands that TMA cannot
+    read, and K is long. Where a time is not known the call stays here.
+    """
+    one_stride = choose(replace(problem, two_strides="none"), device)
+    if choice.time_us is None or one_stride.time_us is None:
+        return None
+    copied = sum(x.format.bytes_of(problem.batch * rows * problem.k) for name, x, rows in (
+        ("a", problem.a, problem.m), ("b", problem.b, problem.n)) if name in problem.two_strides)
+    torch_us = one_stride.time_us * (one_stride.vs_torch or 1.0) + (
+        copied / (1e3 * device.memory_gbps) if device.memory_gbps else 0.0)
+    if max(torch_us, HANDED_OVER_US) >= TORCH_WINS * choice.time_us:
+        return None
+    return (f"a copy of the operands and torch's kernel take {torch_us:.1f} us, the kernel for two "
+            f"strides along the batch {choice.time_us:.1f} us")
+
+
+#: cuBLAS reaches at most this share of the peak rate of float32 and of TF32 (52 of 67 and 395 of
+#: 494 TFLOP/s at 4096 cubed on an H100).
 _TORCH_SHARE = 0.8
 #: Least ratio of torch's time to ours at which a float32 product runs here, by source: measured for
 #: the problem itself, for it on a sibling, or estimated from neighbouring problems.

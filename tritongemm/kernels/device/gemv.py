@@ -10,6 +10,7 @@ loop: nothing in it waits for another thread.
 import triton
 import triton.language as tl
 
+from tritongemm.kernels.device.batch import start_of
 from tritongemm.kernels.device.dependent_launch import release, wait_after
 from tritongemm.kernels.device.edge import within
 from tritongemm.kernels.device.epilogue import finish, load_d
@@ -48,15 +49,16 @@ def stream(b, offsets, stride_bk, ks, left, wanted, CHUNKS: tl.constexpr, EVEN_K
 
 @triton.jit(repr=symbol)
 def gemv(a, b, c, M, N, K, mask_n, stride_ab, stride_am, stride_ak, stride_bb, stride_bk,
-         stride_bn, stride_cb, stride_cm, stride_cn, stride_cs, d, alpha, beta, stride_db,
-         stride_dm, stride_dn, VEC_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-         BLOCK_K: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, VEC_K: tl.constexpr,
-         SPLIT_K: tl.constexpr, STAGES: tl.constexpr, EVEN_K: tl.constexpr, INDEX64: tl.constexpr,
-         ADDEND: tl.constexpr, ACTIVATION: tl.constexpr, DEPENDENT: tl.constexpr,
-         SYMBOL: tl.constexpr):
+         stride_bn, stride_cb, stride_cm, stride_cn, stride_cs, inner, outer_a, outer_b, outer_c,
+         d, alpha, beta, stride_db, stride_dm, stride_dn, VEC_N: tl.constexpr,
+         BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, ROWS: tl.constexpr,
+         LANES: tl.constexpr, VEC_K: tl.constexpr, SPLIT_K: tl.constexpr, STAGES: tl.constexpr,
+         EVEN_K: tl.constexpr, INDEX64: tl.constexpr, ADDEND: tl.constexpr,
+         ACTIVATION: tl.constexpr, DEPENDENT: tl.constexpr, SYMBOL: tl.constexpr):
     """C[batch, M, N] = A[batch, M, K] @ B[batch, K, N] and its epilogue, M at most BLOCK_M; with
     SPLIT_K > 1, C is [SPLIT_K, batch, M, N] float32 and each split holds the sum over its steps of
-    K. BLOCK_K is a multiple of LANES * VEC_K, what the threads load at a time.
+    K. BLOCK_K is a multiple of LANES * VEC_K, what the threads load at a time. ``inner``,
+    ``outer_*``: the batch of operands that have two strides along it (``batch``), else None.
 
     STAGES: 1 loads a step's tile of B and uses it; 2 loads that of the next step before it uses
     this one's, so that ptxas cannot put a load off to save registers; from 3 on B goes through
@@ -83,8 +85,8 @@ def gemv(a, b, c, M, N, K, mask_n, stride_ab, stride_am, stride_ak, stride_bb, s
     CHUNKS: tl.constexpr = BLOCK_K // WIDTH
     ks = tl.arange(0, WIDTH)[None, :]
     start = first.to(tl.int64) * BLOCK_K
-    a += batch * stride_ab + start * stride_ak
-    b += batch * stride_bb + start * stride_bk
+    a += start_of(batch, inner, stride_ab, outer_a) + start * stride_ak
+    b += start_of(batch, inner, stride_bb, outer_b) + start * stride_bk
     # A's vector is repeated for each row of threads, so that it has the layout of B's tile.
     a_offsets = tl.zeros((ROWS, 1), tl.int32) + ks * stride_ak
     b_offsets = cols_b[:, None] * stride_bn + ks * stride_bk
@@ -130,7 +132,7 @@ def gemv(a, b, c, M, N, K, mask_n, stride_ab, stride_am, stride_ak, stride_bb, s
         rows = row + tl.zeros((1,), tl.int64 if INDEX64 else tl.int32)
         value = load_d(d, batch, rows, cols, M, N, stride_db, stride_dm, stride_dn, ADDEND)
         total = finish(total, value, alpha, beta, ADDEND, ACTIVATION)
-        c_ptrs = (c + batch * stride_cb + split.to(tl.int64) * stride_cs
+        c_ptrs = (c + start_of(batch, inner, stride_cb, outer_c) + split.to(tl.int64) * stride_cs
                   + (rows[:, None] * stride_cm + cols[None, :] * stride_cn))
         tl.store(c_ptrs, total.to(c.dtype.element_ty),
                  mask=(rows[:, None] < M) & (cols[None, :] < N))

@@ -56,11 +56,17 @@ def _arrive_remote():
 
 @gluon.jit
 def copy_box(map_, offset, barrier, peers, MULTICAST: gl.constexpr, batch, outer, inner,
-             BATCHED: gl.constexpr):
+             BATCH_AXES: gl.constexpr):
     """Starts the copy of the box at (batch, outer, inner) of a tensor map to byte ``offset`` of the
     shared memory of this program, or with MULTICAST of every program of ``peers``, a bit each. The
-    barrier at byte ``barrier`` of each receiver counts its bytes."""
-    if BATCHED:
+    barrier at byte ``barrier`` of each receiver counts its bytes. BATCH_AXES: how many axes of the
+    map are the batch; with two, ``batch`` is a pair."""
+    if BATCH_AXES == 2:
+        gl.inline_asm_elementwise(
+            _copy(4, MULTICAST), "=r,r,r,r,l,r,r,r,r",
+            (shared_address(offset), shared_address(barrier), peers, map_, inner, outer, batch[1],
+             batch[0]), dtype=gl.int32, is_pure=False, pack=1)
+    elif BATCH_AXES == 1:
         gl.inline_asm_elementwise(
             _copy(3, MULTICAST), "=r,r,r,r,l,r,r,r",
             (shared_address(offset), shared_address(barrier), peers, map_, inner, outer, batch),

@@ -155,9 +155,9 @@ def load_tile(map_, offset, barrier, matrix, row, k, ROWS: gl.constexpr, ACROSS:
     if ACROSS:
         for atom in gl.static_range(ROWS // 64):
             multicast.copy_box(map_, offset + 8192 * atom, barrier, 0, False, matrix, k,
-                               row + 64 * atom, True)
+                               row + 64 * atom, 1)
     else:
-        multicast.copy_box(map_, offset, barrier, 0, False, matrix, row, k, True)
+        multicast.copy_box(map_, offset, barrier, 0, False, matrix, row, k, 1)
 
 
 @gluon.jit

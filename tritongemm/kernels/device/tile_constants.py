@@ -16,6 +16,7 @@ class Constants:
     a_t: gl.constexpr
     b_t: gl.constexpr
     batched: gl.constexpr
+    two_strides: gl.constexpr
     transposed: gl.constexpr
     tma_store: gl.constexpr
     evict_first: gl.constexpr
@@ -90,9 +91,14 @@ class Constants:
         return self.cluster_m * self.cluster_n > 1
 
     @property
+    def batch_axes(self):
+        """Axes of the tensor maps of A and B that are the batch."""
+        return 2 if self.two_strides else 1 if self.batched else 0
+
+    @property
     def map_of_b(self):
         """The parameter that is B's tensor map: A's is 0, followed by its extents and strides."""
-        return 7 if self.batched else 5
+        return 5 + 2 * self.batch_axes
 
     @property
     def map_of_c(self):

@@ -10,14 +10,16 @@ from tritongemm.kernels.device.multicast import copy_box
 
 
 @gluon.jit
-def load_box(desc, batch, row, k, barrier, buffer, ACROSS: gl.constexpr, BATCHED: gl.constexpr):
+def load_box(desc, batch, row, k, barrier, buffer, ACROSS: gl.constexpr, S: gl.constexpr):
     """Starts the copy of one box. An operand stored ACROSS K has its rows along the inner axis; the
-    batch is the outermost axis of the tensor map."""
+    batch is the outermost axis of the tensor map, or the two outermost ones."""
     if ACROSS:
         outer, inner = k, row
     else:
         outer, inner = row, k
-    if BATCHED:
+    if S.batch_axes == 2:
+        tma_load(desc, [batch[0], batch[1], outer, inner], barrier, buffer)
+    elif S.batch_axes == 1:
         tma_load(desc, [batch, outer, inner], barrier, buffer)
     else:
         tma_load(desc, [outer, inner], barrier, buffer)
@@ -29,8 +31,8 @@ def load_stage(a_desc, b_desc, a_bufs, b_bufs, barrier, batch, row, col, k, stag
     """Starts the copies of a stage into Gluon's buffers."""
     for box in gl.static_range(S.a_boxes):
         load_box(a_desc, batch, row + box * S.rows, k, barrier,
-                 a_bufs.index(S.a_boxes * stage + box), S.a_t, S.batched)
-    load_box(b_desc, batch, col, k, barrier, b_bufs.index(stage), not S.b_t, S.batched)
+                 a_bufs.index(S.a_boxes * stage + box), S.a_t, S)
+    load_box(b_desc, batch, col, k, barrier, b_bufs.index(stage), not S.b_t, S)
 
 
 @gluon.jit
@@ -74,6 +76,7 @@ def load_share(map_, batch, first, k, stage, share, peers, BEFORE: gl.constexpr,
         barrier = 8 * (S.full_barriers + stage)
         if ACROSS:
             copy_box(map_, offset, barrier, peers, SHARES > 1, batch, k + share * SHARE_K,
-                     first + at, S.batched)
+                     first + at, S.batch_axes)
         else:
-            copy_box(map_, offset, barrier, peers, SHARES > 1, batch, first + at, k, S.batched)
+            copy_box(map_, offset, barrier, peers, SHARES > 1, batch, first + at, k,
+                     S.batch_axes)

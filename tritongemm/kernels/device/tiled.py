@@ -7,6 +7,7 @@ mask along M and N; the store is masked. K is masked only where it is not a mult
 import triton
 import triton.language as tl
 
+from tritongemm.kernels.device.batch import start_of
 from tritongemm.kernels.device.dependent_launch import release, wait_after
 from tritongemm.kernels.device.dot import dot_over_k
 from tritongemm.kernels.device.edge import within
@@ -18,15 +19,16 @@ from tritongemm.kernels.device.symbol import symbol
 
 @triton.jit(repr=symbol)
 def tiled(a, b, c, M, N, K, mask_m, mask_n, stride_ab, stride_am, stride_ak, stride_bb,
-          stride_bk, stride_bn, stride_cb, stride_cm, stride_cn, stride_cs, d, alpha, beta,
-          stride_db, stride_dm, stride_dn, VEC_M: tl.constexpr, VEC_N: tl.constexpr,
-          BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+          stride_bk, stride_bn, stride_cb, stride_cm, stride_cn, stride_cs, inner, outer_a, outer_b,
+          outer_c, d, alpha, beta, stride_db, stride_dm, stride_dn, VEC_M: tl.constexpr,
+          VEC_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
           GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr,
           INDEX64: tl.constexpr, PRECISION: tl.constexpr, INTERPRETED: tl.constexpr,
           ADDEND: tl.constexpr, ACTIVATION: tl.constexpr, DEPENDENT: tl.constexpr,
           SYMBOL: tl.constexpr):
     """C[batch, M, N] = A[batch, M, K] @ B[batch, K, N] and its epilogue; with SPLIT_K > 1, C is
-    [SPLIT_K, batch, M, N] float32 and each split holds the sum over its steps of K."""
+    [SPLIT_K, batch, M, N] float32 and each split holds the sum over its steps of K. ``inner``,
+    ``outer_*``: the batch of operands that have two strides along it (``batch``), else None."""
     require_operands(a.dtype.element_ty, b.dtype.element_ty, "bf16, fp16, fp32")
     num_m = tl.cdiv(M, BLOCK_M)
     num_n = tl.cdiv(N, BLOCK_N)
@@ -53,9 +55,9 @@ def tiled(a, b, c, M, N, K, mask_m, mask_n, stride_ab, stride_am, stride_ak, str
     last = min(first + steps_a_split, steps)
     ks = tl.arange(0, BLOCK_K)
     start = first.to(tl.int64) * BLOCK_K
-    a_ptrs = (a + batch * stride_ab + start * stride_ak
+    a_ptrs = (a + start_of(batch, inner, stride_ab, outer_a) + start * stride_ak
               + (rows_a[:, None] * stride_am + ks[None, :] * stride_ak))
-    b_ptrs = (b + batch * stride_bb + start * stride_bk
+    b_ptrs = (b + start_of(batch, inner, stride_bb, outer_b) + start * stride_bk
               + (ks[:, None] * stride_bk + cols_b[None, :] * stride_bn))
     acc = dot_over_k(a_ptrs, b_ptrs, ks, first, last, K, stride_ak, stride_bk, BLOCK_M, BLOCK_N,
                      BLOCK_K, EVEN_K, PRECISION, INTERPRETED)
@@ -64,7 +66,7 @@ def tiled(a, b, c, M, N, K, mask_m, mask_n, stride_ab, stride_am, stride_ak, str
     if DEPENDENT > 1:
         release()
     acc = finish(acc, value, alpha, beta, ADDEND, ACTIVATION)
-    c_ptrs = (c + batch * stride_cb + split.to(tl.int64) * stride_cs
+    c_ptrs = (c + start_of(batch, inner, stride_cb, outer_c) + split.to(tl.int64) * stride_cs
               + (rows[:, None] * stride_cm + cols[None, :] * stride_cn))
     inside = (rows[:, None] < M) & (cols[None, :] < N)
     tl.store(c_ptrs, acc.to(c.dtype.element_ty), mask=inside)

@@ -20,6 +20,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from tritongemm.kernels.device import barriers, consumer_gluon, consumer_ptx
+from tritongemm.kernels.device.batch import position_of
 from tritongemm.kernels.device.cluster import cluster_arrive, cluster_wait, fence_barrier_init
 from tritongemm.kernels.device.dependent_launch import gluon_release, gluon_wait_after
 from tritongemm.kernels.device.hopper import fence_async_shared, mbarrier
@@ -32,7 +33,7 @@ from tritongemm.kernels.device.tile_scheduler import k_range_of, origin_of, unit
 
 
 @gluon.jit
-def producer(a_desc, b_desc, buffers, sizes, S: gl.constexpr):
+def producer(a_desc, b_desc, buffers, sizes, inner, S: gl.constexpr):
     """Loads stage after stage of each unit, each as soon as its consumers have released it."""
     a_bufs, b_bufs, c_bufs, full, empty, turns = buffers
     M, N, K, batches = sizes
@@ -55,6 +56,7 @@ def producer(a_desc, b_desc, buffers, sizes, S: gl.constexpr):
     gluon_wait_after(batch | row | col)
     for unit in range(start, units, stride):
         _, first, last = k_range_of(unit, rank, M, N, K, batches, S)
+        position = position_of(batch, inner)
         for step in range(first, last):
             k = step * S.block_k
             stage = it % S.stages
@@ -62,11 +64,12 @@ def producer(a_desc, b_desc, buffers, sizes, S: gl.constexpr):
             mbarrier.wait(empty.index(S.empty_barriers + stage), ((it // S.stages) & 1) ^ 1)
             if S.one_buffer:
                 barriers.expect(8 * (S.full_barriers + stage), S.stage_bytes)
-                load_stage_shared(a_map, b_map, batch, row, col, k, stage, rank, S)
+                load_stage_shared(a_map, b_map, position, row, col, k, stage, rank, S)
             else:
                 barrier = full.index(stage)
                 mbarrier.expect(barrier, S.stage_bytes)
-                load_stage(a_desc, b_desc, a_bufs, b_bufs, barrier, batch, row, col, k, stage, S)
+                load_stage(a_desc, b_desc, a_bufs, b_bufs, barrier, position, row, col, k, stage,
+                           S)
             it += 1
         if S.cluster_k == 1:  # else this unit is the only one
             if unit + stride < units:
@@ -132,10 +135,10 @@ def make_buffers(a_desc, b_desc, c_desc, BUFFER_BYTES: gl.constexpr, S: gl.const
 
 
 @gluon.jit(repr=symbol)
-def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, stride_cm,
+def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, inner, stride_cb, stride_cm,
                      stride_cn, stride_cs, d, alpha, beta, stride_db, stride_dm,
                      stride_dn, A_T: gl.constexpr, B_T: gl.constexpr, BATCHED: gl.constexpr,
-                     TRANSPOSED: gl.constexpr, TMA_STORE: gl.constexpr,
+                     TWO_STRIDES: gl.constexpr, TRANSPOSED: gl.constexpr, TMA_STORE: gl.constexpr,
                      EVICT_FIRST: gl.constexpr, VECTOR: gl.constexpr, ROW_COLUMNS: gl.constexpr,
                      SUBTILE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
                      BLOCK_K: gl.constexpr, ROWS: gl.constexpr, FRAGMENT_N: gl.constexpr,
@@ -154,7 +157,8 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
     """C[batch, M, N] = A @ B and its epilogue. A is stored [M, K] or, with A_T, [K, M]; B [K, N]
     or, with B_T, [N, K]. With SPLIT_K > 1, C is [SPLIT_K, batch, M, N] float32. With TRANSPOSED, C,
     its strides and D's are those of the transposed product: tiles are transposed before they are
-    stored.
+    stored. With TWO_STRIDES, the batch of A and B is two axes of their tensor maps, of which the
+    second has ``inner`` elements.
 
     ROWS: rows of a tile that a consumer multiplies. SUBTILE: epilogue tiles of a consumer's rows;
     in one buffer EPILOGUE_N columns each, all of them staged, or with SUBTILE 2 STORE_BUFFERS of
@@ -170,11 +174,11 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
     """
     gluon_require_operands(a_desc.dtype, b_desc.dtype, "bf16, fp16")
     S: gl.constexpr = constants_of(
-        A_T, B_T, BATCHED, TRANSPOSED, TMA_STORE, EVICT_FIRST, VECTOR, ROW_COLUMNS, SUBTILE,
-        BLOCK_M, BLOCK_N, BLOCK_K, ROWS, FRAGMENT_N, EPILOGUE_N, STORE_BUFFERS, GROUP_M, SPLIT_K,
-        STAGES, CONSUMERS, PINGPONG, CLUSTER_K, CLUSTER_M, CLUSTER_N, CHUNKS_PER_STAGE, ONE_BUFFER,
-        STAGE_BYTES, A_BOX, B_BOX, PARTIALS_OFFSET, STORE_OFFSET, STORE_BYTES, BARRIERS_OFFSET,
-        EARLY_FRAGMENTS, PAIRED_D, ADDEND, ACTIVATION, RELEASE, SYMBOL)
+        A_T, B_T, BATCHED, TWO_STRIDES, TRANSPOSED, TMA_STORE, EVICT_FIRST, VECTOR, ROW_COLUMNS,
+        SUBTILE, BLOCK_M, BLOCK_N, BLOCK_K, ROWS, FRAGMENT_N, EPILOGUE_N, STORE_BUFFERS, GROUP_M,
+        SPLIT_K, STAGES, CONSUMERS, PINGPONG, CLUSTER_K, CLUSTER_M, CLUSTER_N, CHUNKS_PER_STAGE,
+        ONE_BUFFER, STAGE_BYTES, A_BOX, B_BOX, PARTIALS_OFFSET, STORE_OFFSET, STORE_BYTES,
+        BARRIERS_OFFSET, EARLY_FRAGMENTS, PAIRED_D, ADDEND, ACTIVATION, RELEASE, SYMBOL)
     buffers = make_buffers(a_desc, b_desc, c_desc, BUFFER_BYTES, S)
     if S.programs > 1:
         fence_barrier_init()
@@ -187,33 +191,33 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
         if CONSUMERS == 1:
             gl.warp_specialize([
                 (consumer, (a_desc, result, buffers, sizes, S, gl.constexpr(0))),
-                (producer, (a_desc, b_desc, buffers, sizes, S)),
+                (producer, (a_desc, b_desc, buffers, sizes, inner, S)),
             ], [1], [PRODUCER_REGISTERS])
         elif CONSUMERS == 2:
             gl.warp_specialize([
                 (consumer, (a_desc, result, buffers, sizes, S, gl.constexpr(0))),
                 (consumer, (a_desc, result, buffers, sizes, S, gl.constexpr(1))),
-                (producer, (a_desc, b_desc, buffers, sizes, S)),
+                (producer, (a_desc, b_desc, buffers, sizes, inner, S)),
             ], [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])
         else:
             gl.warp_specialize([
                 (consumer, (a_desc, result, buffers, sizes, S, gl.constexpr(0))),
                 (consumer, (a_desc, result, buffers, sizes, S, gl.constexpr(1))),
                 (consumer, (a_desc, result, buffers, sizes, S, gl.constexpr(2))),
-                (producer, (a_desc, b_desc, buffers, sizes, S)),
+                (producer, (a_desc, b_desc, buffers, sizes, inner, S)),
             ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS])
     else:
         if CONSUMERS == 1:
             gl.warp_specialize([
                 (consumer, (a_desc, result, buffers, sizes, S, gl.constexpr(0))),
-                (producer, (a_desc, b_desc, buffers, sizes, S)),
+                (producer, (a_desc, b_desc, buffers, sizes, inner, S)),
                 (idle, ()), (idle, ()),
             ], [1, 1, 2], [PRODUCER_REGISTERS] * 3)
         elif CONSUMERS == 2:
             gl.warp_specialize([
                 (consumer, (a_desc, result, buffers, sizes, S, gl.constexpr(0))),
                 (consumer, (a_desc, result, buffers, sizes, S, gl.constexpr(1))),
-                (producer, (a_desc, b_desc, buffers, sizes, S)),
+                (producer, (a_desc, b_desc, buffers, sizes, inner, S)),
                 (idle, ()), (idle, ()),
             ], [4, 1, 1, 2], [CONSUMER_REGISTERS] + [PRODUCER_REGISTERS] * 3)
         else:
@@ -221,6 +225,6 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, stride_cb, str
                 (consumer, (a_desc, result, buffers, sizes, S, gl.constexpr(0))),
                 (consumer, (a_desc, result, buffers, sizes, S, gl.constexpr(1))),
                 (consumer, (a_desc, result, buffers, sizes, S, gl.constexpr(2))),
-                (producer, (a_desc, b_desc, buffers, sizes, S)),
+                (producer, (a_desc, b_desc, buffers, sizes, inner, S)),
                 (idle, ()), (idle, ()),
             ], [4, 4, 1, 1, 2], [CONSUMER_REGISTERS] * 2 + [PRODUCER_REGISTERS] * 3)
