@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tritongemm.compute import COMPUTES
 from tritongemm.kernels.constraints import Violation
-from tritongemm.problem import GemmProblem, grouping_of
+from tritongemm.problem import EPILOGUES, GemmProblem, grouping_of
 
 #: Of :attr:`Takes.outputs`: the format of A.
 OF_A = "a"
@@ -27,6 +27,7 @@ class Takes:
         outputs: formats of C; :data:`OF_A`: that of A.
         scales: granularities of the factors of A and B.
         groupings: extents that groups may cut, ``m``, ``n`` or ``k``.
+        all_epilogues: also those that are gated, add a residual or have an auxiliary output.
     """
 
     formats: tuple[str, ...]
@@ -34,6 +35,7 @@ class Takes:
     outputs: tuple[str, ...] = (OF_A, "fp32")
     scales: tuple[str, ...] = ()
     groupings: tuple[str, ...] = ()
+    all_epilogues: bool = False
 
     def violation(self, problem: GemmProblem) -> Violation | None:
         """The first thing that ``problem`` asks for and the kernel does not take, or None."""
@@ -54,6 +56,9 @@ class Takes:
                     if COMPUTES[name].takes(problem.a.format)]
             return Violation("precision", f"multiplies {problem.operands} at precision "
                              f"{' or '.join(ways)}; at precision {problem.precision} it does not")
+        if not self.all_epilogues and not EPILOGUES[problem.epilogue].plain:
+            return Violation("epilogue", f"has no epilogue {problem.epilogue!r}: its epilogues are "
+                                         "an addend and an activation")
         return None if problem.plain else self._of_modifiers(problem)
 
     def _of_modifiers(self, problem: GemmProblem) -> Violation | None:
