@@ -66,8 +66,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DeviceSpec", "GemmProblem", "KernelConfig", "TritonGemmError", "__version__", "addmm",
            "baddbmm", "batch_invariant", "bmm", "disable", "dot", "enable", "explain",
-           "fp32_compute", "gated_linear", "linear", "matmul", "mm", "mv", "override", "override_report",
-           "sm_budget", "tune", "warmup"]
+           "fp32_compute", "gated_linear", "linear", "matmul", "mm", "mv", "override",
+           "override_report", "sm_budget", "tune", "warmup"]
 
 
 if not TYPE_CHECKING:  # a checker would take any name for one that this finds

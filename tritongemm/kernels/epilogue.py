@@ -3,8 +3,8 @@
 A kernel with an epilogue takes ``d, alpha, beta, stride_db, stride_dm, stride_dn`` after its own
 arguments; those that it does not use are constants, so that a launch without an epilogue has no
 argument more and compiles to the same code as a kernel that knows of none. A kernel for every
-epilogue takes ``x, stride_xb, stride_xm, stride_xn`` after these: the bias of an epilogue whose D is
-a residual, or the auxiliary output.
+epilogue takes ``x, stride_xb, stride_xm, stride_xn`` after these: the bias of an epilogue whose D
+is a residual, or the auxiliary output.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def any_epilogue_of_launch(problem: GemmProblem, geometry: Geometry,
     auxiliary output through a tensor map of its own.
 
     GATED and RESIDUAL are as in :class:`Epilogue`. EXTRA says what ``x`` is: ``none``; ``columns``
-    or ``rows``, the bias of an epilogue with a residual (``rows``, where with ``flipped`` the kernel
-    computes the transposed product); ``aux``, the auxiliary output, whose ``stride_xb`` is from one
-    half to the other where the epilogue is gated.
+    or ``rows``, the bias of an epilogue with a residual (``rows``, where with ``flipped`` the
+    kernel computes the transposed product); ``aux``, the auxiliary output, whose ``stride_xb`` is
+    from one half to the other where the epilogue is gated.
     """
     epilogue = EPILOGUES[problem.epilogue]
     arguments, constants = epilogue_of_launch(problem, geometry)
@@ -83,7 +83,8 @@ def any_epilogue_of_launch(problem: GemmProblem, geometry: Geometry,
         stride = view.strides[-1]
         # Loads of a vector's rows step by stride_xm, those of its columns by stride_xn.
         further = (Pointer("x", "bias", problem.dtype_out, view.align),
-                   Scalar("stride_xm" if flipped else "stride_xn", stride, divisor_of(stride, unit), fold=True))
+                   Scalar("stride_xm" if flipped else "stride_xn", stride,
+                          divisor_of(stride, unit), fold=True))
     given = {x.name for x in further}
     return (*arguments, *further), (
         *constants, *((name, None) for name in _FURTHER if name not in given),

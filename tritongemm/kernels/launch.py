@@ -29,8 +29,8 @@ class Geometry:
     """Strides of the operands, in elements: A[batch, M, K], B[batch, K, N], C and D[batch, M, N].
 
     D's are 0 where it is broadcast (a bias [N] is (0, 0, its stride)) and where there is none.
-    Of a gated product, which has no batch, ``bb`` and ``db`` are the strides from the gate's half of
-    B, and of a bias, to the other one.
+    Of a gated product, which has no batch, ``bb`` and ``db`` are the strides from the gate's half
+    of B, and of a bias, to the other one.
     ``align_d``: bytes, a power of two up to 16 that divides D's base address, and where D is a
     matrix its outer strides in bytes. ``others``: the views of what else a call brings (scales,
     offsets), by name and in the order of their names.

@@ -158,5 +158,6 @@ TILED = KernelSpec(
         rules.unused("epilogue_subtile", "pingpong", "swap_ab", "pad_operands", *rules.CLUSTERS,
                      *rules.CUDA_TILES),
         rules.flags, rules.powers_of_two, rules.dot_shape, rules.not_oversized, rules.accumulator,
-        rules.fma_tile, rules.whole_epilogue, rules.split_k, rules.grid, rules.shared_memory(shared_bytes)),
+        rules.fma_tile, rules.whole_epilogue, rules.split_k, rules.grid,
+        rules.shared_memory(shared_bytes)),
     shared_bytes=shared_bytes, launches=launches, default=default, footprint=footprint)

@@ -176,7 +176,8 @@ def _d_in_pairs(problem: GemmProblem, geometry: Geometry) -> bool:
     """Whether D is read, and 16-bit values of a row of it may be loaded two at once."""
     g = geometry
     return (EPILOGUES[problem.epilogue].reads_d and dtype_of(problem.dtype_out).itemsize == 2
-            and problem.columns % 2 == 0 and g.dn == 1 and (g.db | g.dm) % 2 == 0 and g.align_d >= 4)
+            and problem.columns % 2 == 0 and g.dn == 1 and (g.db | g.dm) % 2 == 0
+            and g.align_d >= 4)
 
 
 def _consumers(problem, config, device):
@@ -289,8 +290,8 @@ def _subtile(problem, config, device):
         if config.epilogue_subtile == 4:
             return ("epilogue_subtile=4: with one buffer it is 1, all epilogue tiles staged, or "
                     "2, one or two at a time")
-        if (config.epilogue_subtile == 2 and tile.epilogue_columns(problem, config) == config.block_n
-                and tile.rows_of(config) == 64):
+        if (config.epilogue_subtile == 2 and tile.rows_of(config) == 64
+                and tile.epilogue_columns(problem, config) == tile.columns_of_c(problem, config)):
             return (f"epilogue_subtile=2: a tile of block_n={config.block_n} is one epilogue tile; "
                     "use epilogue_subtile=1")
         return None
@@ -336,7 +337,8 @@ def _further_epilogue(problem, config, device):
         if getattr(config, name) != value:
             return f"{what} goes with {name}={value}, not {getattr(config, name)}"
     if epilogue.aux and not tile.stores_by_tma(problem, config):
-        return f"{what}: TMA stores both results, so rows of 16-bit C are whole multiples of 16 bytes"
+        return (f"{what}: TMA stores all results, so rows of 16-bit C are whole multiples of 16 "
+                "bytes")
     if not epilogue.gated:
         return None
     if config.pad_operands:
@@ -344,8 +346,8 @@ def _further_epilogue(problem, config, device):
     # Of a B stored across K, whole swizzle atoms; else whole groups of eight rows for each program.
     least = 2 * tile.SWIZZLE_ATOM if problem.layout[1] == "n" else 16 * config.cluster_m
     if config.block_n % least:
-        return (f"block_n={config.block_n} of {what}: each half of its columns is loaded by itself, "
-                f"so it is a multiple of {least}")
+        return (f"block_n={config.block_n} of {what}: each half of its columns is loaded by "
+                f"itself, so it is a multiple of {least}")
     return None
 
 

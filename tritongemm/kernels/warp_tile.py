@@ -220,7 +220,8 @@ def store_buffers(problem: GemmProblem, config: KernelConfig) -> int:
 def staged_bytes(problem: GemmProblem, config: KernelConfig) -> int:
     """Bytes of C that a consumer stages in shared memory before it stores them."""
     rows, columns = rows_of(config), columns_of_c(problem, config)
-    if one_buffer(problem, config) and (config.epilogue_subtile == 2 or not stores_by_tma(problem, config)):
+    if one_buffer(problem, config) and (
+            config.epilogue_subtile == 2 or not stores_by_tma(problem, config)):
         rows = 64  # one accumulator after the other
     if vector_of(problem, config):
         most = fragment_columns(problem, config) if one_buffer(problem, config) else columns

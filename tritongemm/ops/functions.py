@@ -196,8 +196,8 @@ def gated_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *,
         raise UsageError(f"activation={activation!r} is not one of a gate; use one of "
                          f"{', '.join(GATES)}")
     if weight.dim() != 2 or weight.shape[0] % 2:
-        raise UsageError(f"weight is of shape {tuple(weight.shape)}; a gated weight is [2 N, K]: as "
-                         "many rows of the gate as of the other half")
+        raise UsageError(f"weight is of shape {tuple(weight.shape)}; a gated weight is [2 N, K]: "
+                         "as many rows of the gate as of the other half")
     if bias is not None and bias.shape != weight.shape[:1]:
         raise UsageError(f"bias is of shape {tuple(bias.shape)}; the weight has {weight.shape[0]} "
                          f"rows, so it is ({weight.shape[0]},)")
@@ -216,7 +216,8 @@ def gated_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *,
 
 
 def _needs_gradient(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad
+                                           for x in tensors)
 
 
 def _further_linear(input: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation,
@@ -241,14 +242,14 @@ def _further_linear(input: Tensor, weight: Tensor, bias: Tensor | None, activati
 def _check_residual(input: Tensor, weight: Tensor, residual: Tensor) -> None:
     shape = (*input.shape[:-1], *weight.shape[:-1])
     if tuple(residual.shape) != shape:
-        raise UsageError(f"residual is of shape {tuple(residual.shape)}; the result, to which it is "
-                         f"added, is of shape {shape}. Expand it first")
+        raise UsageError(f"residual is of shape {tuple(residual.shape)}; the result, to which it "
+                         f"is added, is of shape {shape}. Expand it first")
     dtype = input.dtype
     if torch.is_autocast_enabled(input.device.type):
         dtype = torch.get_autocast_dtype(input.device.type)
     if residual.dtype not in (dtype, input.dtype) or residual.device != input.device:
-        raise UsageError(f"residual is {residual.dtype} on {residual.device}; the result is {dtype} "
-                         f"on {input.device}. Convert it first")
+        raise UsageError(f"residual is {residual.dtype} on {residual.device}; the result is "
+                         f"{dtype} on {input.device}. Convert it first")
 
 
 @untraced

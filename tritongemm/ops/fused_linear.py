@@ -59,7 +59,8 @@ class Layer(NamedTuple):
 @untraced
 def run(layer: Layer, x: Tensor, w: Tensor, bias: Tensor | None = None,
         residual: Tensor | None = None) -> Results | Declined:
-    """activation(x @ w.T + bias) + residual, or with a gate activation(gate) * other, by one launch.
+    """activation(x @ w.T + bias) + residual, or with a gate activation(gate) * other, by one
+    launch.
 
     Args:
         x: [M, K].
@@ -100,6 +101,10 @@ def _bind(layer: Layer, x: Tensor, w: Tensor, bias: Tensor | None,
     calls._check(rule, calls.Operands(x, w, None, bias), x.dtype)
     m, n = x.shape[0], w.shape[0]
     shape = (m, n // 2 if layer.gated else n)
+    if residual is not None and (residual.dtype, residual.device, tuple(residual.shape)) != (
+            x.dtype, x.device, shape):
+        raise Declined(f"the residual is {tuple(residual.shape)}, {residual.dtype} on "
+                       f"{residual.device}")
     problem, geometry = _problem(layer, x, w, bias, residual)
     key = (problem, geometry, x.device)
     plan = plans.get(key, forced=layer.forced)
@@ -145,7 +150,7 @@ def _bind(layer: Layer, x: Tensor, w: Tensor, bias: Tensor | None,
 def _problem(layer: Layer, x: Tensor, w: Tensor, bias: Tensor | None,
              residual: Tensor | None) -> tuple[GemmProblem, Geometry]:
     """The problem of a launch, and its strides. Raises Declined for an extent of 0."""
-    m, (rows, k) = x.shape[0], w.shape
+    rows, k = w.shape
     n, apart = rows, 1
     along_n, along_k = w.stride()
     half_b = half_d = 0

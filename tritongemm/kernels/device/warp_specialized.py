@@ -134,7 +134,8 @@ def make_buffers(a_desc, b_desc, c_desc, BUFFER_BYTES: gl.constexpr, S: gl.const
 @gluon.jit(repr=symbol)
 def warp_specialized(a_desc, b_desc, c_desc, aux_desc, c, M, N, K, batches, stride_cb, stride_cm,
                      stride_cn, stride_cs, d, alpha, beta, stride_db, stride_dm,
-                     stride_dn, x, stride_xb, stride_xm, stride_xn, A_T: gl.constexpr, B_T: gl.constexpr, BATCHED: gl.constexpr,
+                     stride_dn, x, stride_xb, stride_xm, stride_xn, A_T: gl.constexpr,
+                     B_T: gl.constexpr, BATCHED: gl.constexpr,
                      TRANSPOSED: gl.constexpr, TMA_STORE: gl.constexpr,
                      EVICT_FIRST: gl.constexpr, VECTOR: gl.constexpr, ROW_COLUMNS: gl.constexpr,
                      SUBTILE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
@@ -165,9 +166,9 @@ def warp_specialized(a_desc, b_desc, c_desc, aux_desc, c, M, N, K, batches, stri
     accumulator's layout. EARLY_FRAGMENTS of D are loaded before the last product is complete, with
     PAIRED_D two values of a row at once. CHUNKS_PER_STAGE: ``cluster.send_partials``.
 
-    GATED: B's tensor map holds two matrices, of which BLOCK_N / 2 columns each make a tile; N counts
-    columns of C. ``x``, EXTRA and RESIDUAL: ``kernels.epilogue``; ``aux_desc``: of the auxiliary
-    output.
+    GATED: B's tensor map holds two matrices, of which BLOCK_N / 2 columns each make a tile; N
+    counts columns of C. ``x``, EXTRA and RESIDUAL: ``kernels.epilogue``; ``aux_desc``: of the
+    auxiliary output.
 
     ONE_BUFFER: which consumer; then A_BOX and B_BOX are the outer sides of what a program loads at
     once (``tile_load.load_share``), and PARTIALS_OFFSET, STORE_OFFSET (STORE_BYTES a consumer) and
