@@ -48,7 +48,7 @@ def test_a_matrix_d_is_aligned_as_c_is(align):
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 def test_every_implementation_of_torch_matches_float64(epilogue, batch):
-    if epilogue_of(epilogue).gated and batch > 1:
+    if epilogue_of(epilogue).gated and batch > 1:  # it has no batch
         pytest.skip("a gated product has no batch")
     wanted = problem(epilogue, dtype="fp32", batch=batch)
     for name, bind in torch_ways(wanted, product).items():

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
 import tritongemm as tg  # noqa: E402
-from tritongemm.errors import UnsupportedError, UsageError  # noqa: E402
+from tritongemm.errors import LaunchError, UnsupportedError, UsageError  # noqa: E402
 
 X, W, B = torch.randn(3, 5, 8), torch.randn(12, 8), torch.randn(12)
 
@@ -99,9 +99,10 @@ def samples():
     }
 
 
-@pytest.mark.parametrize("name", ("gated", "gated aux interleaved", "aux", "residual activated", *(
-    pytest.param(x, marks=pytest.mark.thorough) for x in (
-        "gated interleaved", "gated aux", "aux of the result", "residual"))))
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", (
+    "gated", "gated interleaved", "gated aux", "gated aux interleaved", "aux", "aux of the result",
+    "residual", "residual activated"))
 def test_the_registered_ops_pass_torchs_checks(name):
     import tritongemm.ops.registered  # noqa: F401 - it defines the ops
 
@@ -129,3 +130,35 @@ def test_gradients_of_the_registered_ops_are_those_of_the_composed_layer(interle
         grads(lambda x, w, b: ops.linear_residual(x, w, b, residual, "gelu")), truth)
     torch.testing.assert_close(
         grads(lambda x, w, b: ops.linear_aux(x, w, b, "gelu")[0] + residual), truth)
+
+
+@pytest.mark.parametrize("interleaved", (False, True))
+def test_one_launch_is_asked_for_and_its_gradients_are_kernels(interleaved, plans):
+    leaves = [t.clone().requires_grad_() for t in (X, W, B)]
+    found = tg.gated_linear(*leaves, interleaved=interleaved, strict=True)
+    assert [p.epilogue for p, _ in plans.made] == ["bias+gated_silu+aux"]
+    truth = composed(*leaves, interleaved)
+    torch.testing.assert_close(found, truth)
+    ours = torch.autograd.grad(found.square().sum(), leaves)
+    assert [p.epilogue for p, _ in plans.made[1:]] == ["none", "none"]
+    torch.testing.assert_close(ours, torch.autograd.grad(truth.square().sum(), leaves))
+    plans.made.clear()
+    tg.gated_linear(X, W, B, interleaved=interleaved)
+    tg.gated_linear(X, W, B, interleaved=interleaved)
+    (problem, geometry), = plans.made
+    assert problem.epilogue == "bias+gated_silu" and (problem.n, problem.columns) == (12, 6)
+    assert (geometry.bb, geometry.bn) == ((8, 16) if interleaved else (48, 8))
+    assert (geometry.db, geometry.dn) == ((1, 2) if interleaved else (6, 1))
+
+
+def test_a_launch_that_the_driver_refuses_is_composed(plans):
+    plans.launch_error = LaunchError("no")
+    torch.testing.assert_close(tg.gated_linear(X, W), composed(X, W))
+
+
+def test_a_residual_without_more_is_an_addend_of_every_kernel(plans):
+    residual = torch.randn(3, 5, 12)
+    tg.linear(X, W, residual=residual)
+    tg.linear(X, W, B, residual=residual)
+    tg.linear(X, W, activation="gelu", residual=residual)
+    assert [p.epilogue for p, _ in plans.made] == ["add", "bias+residual", "gelu+residual"]

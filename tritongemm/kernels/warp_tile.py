@@ -25,6 +25,8 @@ _SECOND_ACCUMULATOR_REGISTERS = 24
 #: More of them for a matrix D that is float32, transposed, or lies where TMA cannot
 #: store C: with 24, 208 and 224 columns spill.
 _MATRIX_REGISTERS = 56
+#: More of them for a vector beside a matrix D: without, 256 columns spill.
+_VECTOR_REGISTERS = 16
 #: Columns of a swizzle atom: rows of 128 bytes of 16-bit elements.
 SWIZZLE_ATOM = 64
 #: Columns of a fragment, which is finished and written to its epilogue tile at once, where they
@@ -302,7 +304,7 @@ def early_fragments(problem: GemmProblem, config: KernelConfig, addend: object) 
     epilogue = EPILOGUES[problem.epilogue]
     columns = spare * (2 if addend == "tile" or problem.gated else 4)
     if epilogue.residual and epilogue.addend == "bias":
-        columns = spare * 4 // 3
+        columns = (spare - _VECTOR_REGISTERS) * 4 // 3
     width = fragment_columns(problem, config)
     fragments = accumulators * columns_of_c(problem, config) // width
     return max(0, min(fragments, columns // width))

@@ -109,7 +109,6 @@ def _bind(layer: Layer, x: Tensor, w: Tensor, bias: Tensor | None,
     key = (problem, geometry, x.device)
     plan = plans.get(key, forced=layer.forced)
     dtype, device, aux = x.dtype, x.device, layer.aux
-    names = plan.operands[len(PRODUCT):]
     vector_is_d = residual is None
 
     def call(x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None) -> Results:
@@ -124,14 +123,19 @@ def _bind(layer: Layer, x: Tensor, w: Tensor, bias: Tensor | None,
         if isinstance(plan, Plan):
             values = (x.data_ptr(), w.data_ptr(), results[0].data_ptr(),
                       0 if d is None else d.data_ptr(), 1.0, 1.0,
-                      *(others[name].data_ptr() for name in names))
+                      *(others[name].data_ptr() for name in plan.operands[len(PRODUCT):]))
             if calls._alone():
                 plan.at(values)
             else:
                 with torch.cuda.device(plan.index):
                     plan.at(values)
+        elif layer.gated:  # a plan that takes views, such as the interpreter's
+            plan(x, _apart(w, layer).mT, results[0],
+                 None if d is None else _apart(d, layer)[:, None], 1.0, 1.0,
+                 **{name: halves.movedim(-2, 0) for name, other in others.items()
+                    for halves in [other.unflatten(-1, (2, -1))]})
         else:
-            plan(x, w, results[0], d, 1.0, 1.0, **others)
+            plan(x, w.mT, results[0], d, 1.0, 1.0, **others)
         return results
 
     def guarded(*operands: Tensor | None) -> Results | Declined:
@@ -187,6 +191,13 @@ def _problem(layer: Layer, x: Tensor, w: Tensor, bias: Tensor | None,
     if layer.gated:
         geometry = replace(geometry, bb=half_b, db=half_d)
     return problem, replace(geometry, others=others)
+
+
+def _apart(x: Tensor, layer: Layer) -> Tensor:
+    """The two halves of a gated weight's or bias's rows as [2, N, ...]."""
+    if layer.interleaved:
+        return x.unflatten(0, (-1, 2)).transpose(0, 1)
+    return x.unflatten(0, (2, -1))
 
 
 def gate(activate: Callable[[Tensor], Tensor], total: Tensor, interleaved: bool) -> Tensor:
