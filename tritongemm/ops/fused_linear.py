@@ -112,8 +112,8 @@ def _bind(layer: Layer, x: Tensor, w: Tensor, bias: Tensor | None,
     vector_is_d = residual is None
 
     def call(x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None) -> Results:
-        results = (torch.empty(shape, dtype=dtype, device=device),)
-        others = {}
+        results: Results = (torch.empty(shape, dtype=dtype, device=device),)
+        others: dict[str, Tensor] = {}
         if aux:
             results += (torch.empty((m, n), dtype=dtype, device=device),)
             others["aux"] = results[1]
@@ -140,7 +140,7 @@ def _bind(layer: Layer, x: Tensor, w: Tensor, bias: Tensor | None,
 
     def guarded(*operands: Tensor | None) -> Results | Declined:
         try:
-            return call(*operands)  # type: ignore[arg-type]
+            return call(*operands)
         except LaunchError as error:
             reason = plans.refuse(key, error)
             for forget in calls.on_refusal:

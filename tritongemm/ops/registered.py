@@ -287,6 +287,7 @@ def _register_layer(name: str, layer: Layer, residual: bool = False) -> None:
             of = one.op()(total)
         result = grad
         grad = fused_linear.grad_of_total(ctx.layer, grad, grad_total, of)
+        assert grad is not None  # one of the results has a gradient
         need = ctx.needs_input_grad
         ops = torch.ops.tritongemm
         gradients = (ops.mm(grad, w) if need[0] else None, ops.mm(grad.t(), x) if need[1] else None,
