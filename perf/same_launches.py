@@ -88,7 +88,7 @@ class Configs:
 
 def drawn_problem(rng: random.Random):
     """A problem of any layout, dtype, alignment, epilogue and batch."""
-    from tritongemm.problem import EPILOGUES, LAYOUTS, GemmProblem, dtype_of
+    from tritongemm.problem import LAYOUTS, PLAIN_EPILOGUES, GemmProblem, dtype_of
 
     dtype = rng.choice(("bf16", "bf16", "fp16", "fp32"))
     unit = rng.choice((1, 2, 4, 8, 64))
@@ -100,7 +100,7 @@ def drawn_problem(rng: random.Random):
     problem = GemmProblem.contiguous(
         *extents, batch=rng.choice((1, 1, 1, 3, 17)), dtype=dtype, layout=rng.choice(LAYOUTS),
         dtype_out=rng.choice((dtype, dtype, "fp32")),
-        epilogue="none" if rng.random() < 0.5 else rng.choice(tuple(EPILOGUES)),
+        epilogue="none" if rng.random() < 0.5 else rng.choice(tuple(PLAIN_EPILOGUES)),
         precision=rng.choice(("ieee", "tf32", "fp16x3")) if dtype == "fp32" else "ieee")
     for name, of in (("align_a", problem.dtype_a), ("align_b", problem.dtype_b),
                      ("align_c", problem.dtype_out)):

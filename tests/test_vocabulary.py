@@ -35,6 +35,7 @@ from tritongemm.problem import (
     ADDENDS,
     EPILOGUES,
     LAYOUTS,
+    PLAIN_EPILOGUES,
     GemmProblem,
     Scale,
     divisor_of,
@@ -113,12 +114,39 @@ def test_a_grouping_is_spelt_in_one_way(word):
 
 
 def test_epilogues_are_an_addend_and_an_activation_under_one_name():
-    assert len(EPILOGUES) == len(ADDENDS) * len(ACTIVATIONS)
-    for name, epilogue in EPILOGUES.items():
+    assert len(PLAIN_EPILOGUES) == len(ADDENDS) * len(ACTIVATIONS)
+    for name, epilogue in PLAIN_EPILOGUES.items():
         assert str(epilogue) == name and epilogue_of(name) is epilogue
         assert replace(PROBLEM, epilogue=name).epilogue == name
         assert epilogue.reads_d == any(word in ("bias", "add") for word in name.split("+"))
         assert epilogue.scales == (epilogue.reads_d or name.startswith("scale"))
+
+
+def test_further_epilogues_are_gated_or_add_a_residual_or_have_a_second_result():
+    further = {name: e for name, e in EPILOGUES.items() if not e.plain}
+    gates = len(ACTIVATIONS) - 1
+    assert len(further) == 2 * len(ACTIVATIONS) - 1 + 2 * 3 * gates
+    for name, epilogue in further.items():
+        words = name.split("+")
+        assert str(epilogue) == name and epilogue_of(name) is epilogue
+        assert epilogue.gated == any(w.startswith("gated_") for w in words)
+        assert (epilogue.residual, epilogue.aux) == ("residual" in words, "aux" in words)
+        assert epilogue.reads_d == ("bias" in words or epilogue.residual)
+    assert not {"residual", "gated", "gated_none", "aux"} & set(EPILOGUES)
+
+
+def test_a_gated_result_has_half_of_the_columns():
+    plain = GemmProblem.contiguous(96, 80, 24, layout="nt")
+    gated = replace(plain, epilogue="gated_silu")
+    assert (gated.n, gated.columns, plain.columns) == (80, 40, 80)
+    assert gated.flops() == plain.flops()
+    assert plain.bytes() - gated.bytes() == gated.bytes_of_c() == 2 * 96 * 40
+    aux = replace(gated, epilogue="bias+gated_silu+aux")
+    assert aux.bytes() - gated.bytes() == 2 * 96 * 80 + 2 * 80
+    assert GemmProblem.contiguous(96, 40, 24, epilogue="gated_silu").align_c == 8  # rows of 20
+    for wrong in (dict(n=81), dict(batch=2)):
+        with pytest.raises(ProblemError, match="two halves, so n is even, and the batch is 1"):
+            replace(gated, **wrong)
 
 
 @pytest.mark.parametrize(("epilogue", "bytes_of_d"), [

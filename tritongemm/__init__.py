@@ -25,6 +25,7 @@ _HOME = {
     "addmm": "tritongemm.ops.functions",
     "baddbmm": "tritongemm.ops.functions",
     "linear": "tritongemm.ops.functions",
+    "gated_linear": "tritongemm.ops.functions",
     "sm_budget": "tritongemm.ops.modes",
     "batch_invariant": "tritongemm.ops.modes",
     "fp32_compute": "tritongemm.ops.modes",
@@ -47,7 +48,17 @@ if TYPE_CHECKING:
     from tritongemm.errors import TritonGemmError
     from tritongemm.integration.override import disable, enable, override, override_report
     from tritongemm.ops.explain import explain
-    from tritongemm.ops.functions import addmm, baddbmm, bmm, dot, linear, matmul, mm, mv
+    from tritongemm.ops.functions import (
+        addmm,
+        baddbmm,
+        bmm,
+        dot,
+        gated_linear,
+        linear,
+        matmul,
+        mm,
+        mv,
+    )
     from tritongemm.ops.modes import batch_invariant, fp32_compute, sm_budget
     from tritongemm.problem import GemmProblem
     from tritongemm.tuning.sweep import tune
@@ -55,8 +66,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DeviceSpec", "GemmProblem", "KernelConfig", "TritonGemmError", "__version__", "addmm",
            "baddbmm", "batch_invariant", "bmm", "disable", "dot", "enable", "explain",
-           "fp32_compute", "linear", "matmul", "mm", "mv", "override", "override_report",
-           "sm_budget", "tune", "warmup"]
+           "fp32_compute", "gated_linear", "linear", "matmul", "mm", "mv", "override",
+           "override_report", "sm_budget", "tune", "warmup"]
 
 
 if not TYPE_CHECKING:  # a checker would take any name for one that this finds

@@ -37,6 +37,8 @@ def _silu_gradient(grad: Tensor, x: Tensor) -> Tensor:
     """Of x s(x): s(x) (1 + x (1 - s(x))). (``aten.silu_backward`` has no gradient of its own.)"""
     import torch
 
+    if not torch.is_grad_enabled():  # no gradient of this one is asked for
+        return torch.ops.aten.silu_backward(grad, x)
     s = torch.sigmoid(x)
     return grad * s * (1 + x * (1 - s))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
@@ -43,27 +43,67 @@ class Epilogue:
         addend: ``none``; ``scale``: alpha alone, no D; ``bias``: D is [N], the same for every row;
             ``add``: D is [batch, M, N]. D has C's dtype; alpha and beta come with each call.
         activation: a name of :data:`tritongemm.activations.BY_NAME`.
+        gated: B holds two matrices of N / 2 columns, the gate's and the other one's, and C [M, N/2]
+            is activation(alpha * A @ B1 + beta * D1) * (alpha * A @ B2 + beta * D2). A bias D has
+            both halves. The batch is 1.
+        residual: D [batch, M, N] is added after the activation: activation(alpha * A @ B + bias) +
+            beta * D. The vector of ``addend`` ``bias`` is then an operand of its own, ``bias``.
+        aux: the argument of the activation, [batch, M, N], is a second result, ``aux``, which the
+            gradient needs; of a gated epilogue both halves. It has C's dtype.
     """
 
     addend: str
     activation: str
+    gated: bool = False
+    residual: bool = False
+    aux: bool = False
 
     @property
     def scales(self) -> bool:
         """Whether it takes alpha."""
-        return self.addend != "none"
+        return self.addend != "none" or self.residual
 
     @property
     def reads_d(self) -> bool:
         """Whether it takes D and beta."""
-        return self.addend in ("bias", "add")
+        return self.residual or self.addend in ("bias", "add")
+
+    @property
+    def d_is_matrix(self) -> bool:
+        """Whether D has a value of its own for each of C."""
+        return self.residual or self.addend == "add"
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is an addend and an activation, which every kernel with an epilogue takes."""
+        return not (self.gated or self.residual or self.aux)
 
     def __str__(self) -> str:
-        return "+".join(x for x in (self.addend, self.activation) if x != "none") or "none"
+        words = (self.addend, f"gated_{self.activation}" if self.gated else self.activation,
+                 "residual" if self.residual else "none", "aux" if self.aux else "none")
+        return "+".join(x for x in words if x != "none") or "none"
 
 
-#: Every epilogue by its name, e.g. ``none, bias, relu, bias+gelu``.
-EPILOGUES = {str(e): e for e in (Epilogue(*both) for both in product(ADDENDS, ACTIVATIONS))}
+#: What may be gated: every activation but the identity.
+GATES = ACTIVATIONS[1:]
+
+
+def _epilogues() -> Iterator[Epilogue]:
+    yield from (Epilogue(*both) for both in product(ADDENDS, ACTIVATIONS))
+    for addend, activation in product(("none", "bias"), ACTIVATIONS):
+        if (addend, activation) != ("none", "none"):  # that is ``add``
+            yield Epilogue(addend, activation, residual=True)
+        if activation != "none":
+            yield Epilogue(addend, activation, aux=True)
+            yield Epilogue(addend, activation, gated=True)
+            yield Epilogue(addend, activation, gated=True, aux=True)
+
+
+#: Every epilogue by its name, e.g. ``none, bias, relu, bias+gelu, gated_silu, bias+relu+residual,
+#: bias+gelu+aux``.
+EPILOGUES = {str(e): e for e in _epilogues()}
+#: Those that are an addend and an activation.
+PLAIN_EPILOGUES = {name: e for name, e in EPILOGUES.items() if e.plain}
 
 
 def epilogue_of(name: str) -> Epilogue:
@@ -73,7 +113,8 @@ def epilogue_of(name: str) -> Epilogue:
     except (KeyError, TypeError):
         raise ProblemError(
             f"epilogue {name!r} is not known; use none, or one of {', '.join(ADDENDS[1:])}, then "
-            f"one of {', '.join(ACTIVATIONS[1:])}, joined by + (bias+gelu), or either alone"
+            f"one of {', '.join(ACTIVATIONS[1:])}, joined by + (bias+gelu), or either alone; "
+            "an activation may be gated (bias+gated_silu) or followed by +residual or +aux"
         ) from None
 
 
@@ -218,6 +259,7 @@ class _Kind(NamedTuple):
     c: Operand
     compute: Compute
     plain: bool
+    gated: bool
 
 
 _kinds: dict[tuple, _Kind] = {}
@@ -242,7 +284,8 @@ class GemmProblem(_Kept):
     and :attr:`c` are the operands that they describe.
 
     Attributes:
-        m, n, k, batch: extents, each >= 0.
+        m, n, k, batch: extents, each >= 0. N counts columns of B; C of a gated epilogue has half
+            as many (:attr:`columns`).
         dtype_a, dtype_b, dtype_out: names from :data:`FORMATS`.
         layout: one of :data:`LAYOUTS`.
         align_a, align_b, align_c: bytes, a power of two up to 16 that divides the operand's
@@ -297,6 +340,9 @@ class GemmProblem(_Kept):
         if batch != 1 and self.grouping != "none":
             raise ProblemError(f"grouping {self.grouping} with batch={batch}; a grouped problem "
                                "has a batch of 1")
+        if kind.gated and (batch != 1 or n % 2):
+            raise ProblemError(f"epilogue {self.epilogue} with batch={batch}, n={n}; B of a gated "
+                               "product holds two halves, so n is even, and the batch is 1")
         _set(self, "_kind", kind)
         _set(self, "_hash", hash((m, n, k, batch, kind.hash)))
 
@@ -311,7 +357,7 @@ class GemmProblem(_Kept):
     def _learn_kind(self, words: tuple) -> _Kind:
         """Checks a combination of words that was not met yet, and keeps what it says."""
         a, b, c = format_of(self.dtype_a), format_of(self.dtype_b), format_of(self.dtype_out)
-        epilogue_of(self.epilogue)
+        gated = epilogue_of(self.epilogue).gated
         if self.layout not in LAYOUTS:
             raise ProblemError(f"layout {self.layout!r} is not known; use one of "
                                f"{', '.join(LAYOUTS)}")
@@ -328,7 +374,7 @@ class GemmProblem(_Kept):
             words, hash(words),
             Operand(a, "k" if self.layout[0] == "n" else "m", self.align_a, scale_a),
             Operand(b, "n" if self.layout[1] == "n" else "k", self.align_b, scale_b),
-            Operand(c, "n", self.align_c), compute, scale_a is scale_b is grouping is None)
+            Operand(c, "n", self.align_c), compute, scale_a is scale_b is grouping is None, gated)
         if len(_kinds) >= _MOST_KINDS:
             _kinds.clear()
         _kinds[words] = kind
@@ -362,8 +408,11 @@ class GemmProblem(_Kept):
                        align_c, epilogue, precision, scale_a, scale_b, grouping)
 
         lead_a, lead_b = made(*(FULL_ALIGNMENT,) * 3).leading_dimensions()  # it checks them all
+        columns = n // 2 if EPILOGUES[epilogue].gated else n
+        if layout[1] == "n":  # the second half of a gated product's B begins behind the first
+            lead_b = columns
         return made(*(divisor_of(FORMATS[name].bytes_of(lead)) for name, lead in (
-            (dtype, lead_a), (dtype_b, lead_b), (dtype_out, n))))
+            (dtype, lead_a), (dtype_b, lead_b), (dtype_out, columns))))
 
     @property
     def a(self) -> Operand:
@@ -384,6 +433,16 @@ class GemmProblem(_Kept):
     def plain(self) -> bool:
         """Whether it is one product, or a batch, of operands without factors."""
         return self._kind.plain
+
+    @property
+    def gated(self) -> bool:
+        """Whether B holds the two halves of a gated product."""
+        return self._kind.gated
+
+    @property
+    def columns(self) -> int:
+        """Columns of C: N, or half of it where the epilogue is gated."""
+        return self.n // 2 if self._kind.gated else self.n
 
     def leading_dimensions(self) -> tuple[int, int]:
         """Elements between rows of A and of B as stored, without gaps."""
@@ -436,6 +495,8 @@ class GemmProblem(_Kept):
         in_a, in_b = self._matrices("n") * self.m * self.k, self._matrices("m") * self.k * self.n
         size = (self.a.format.bytes_of(in_a) + self.b.format.bytes_of(in_b)
                 + self.bytes_of_c() + self.bytes_of_d())
+        if EPILOGUES[self.epilogue].aux:
+            size += self.c.format.bytes_of(self.batch * self.m * self.n)
         return size if self.plain else size + self._bytes_of_factors()
 
     def _bytes_of_factors(self) -> int:
@@ -448,14 +509,13 @@ class GemmProblem(_Kept):
 
     def bytes_of_c(self) -> int:
         """What the result takes."""
-        return self.c.format.bytes_of(self._matrices("k") * self.m * self.n)
+        return self.c.format.bytes_of(self._matrices("k") * self.m * self.columns)
 
     def bytes_of_d(self) -> int:
-        """What the epilogue's D takes: N elements of a bias, a whole C where D is added to it."""
-        addend = EPILOGUES[self.epilogue].addend
-        if addend == "bias":
-            return self.c.format.bytes_of(self.n)
-        return self.bytes_of_c() if addend == "add" else 0
+        """What the epilogue adds: N elements of a bias, a whole C where D is added to it."""
+        epilogue = EPILOGUES[self.epilogue]
+        size = self.c.format.bytes_of(self.n) if epilogue.addend == "bias" else 0
+        return size + self.bytes_of_c() if epilogue.d_is_matrix else size
 
     @property
     def operands(self) -> str:

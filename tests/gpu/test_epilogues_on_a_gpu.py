@@ -18,7 +18,7 @@ from tritongemm.measure.numerics import check, reference  # noqa: E402
 from tritongemm.measure.operands import draw  # noqa: E402
 from tritongemm.measure.torch_baseline import TorchBaseline, fp32_precision  # noqa: E402
 from tritongemm.ops.plan import bind_config  # noqa: E402
-from tritongemm.problem import EPILOGUES, GemmProblem, epilogue_of  # noqa: E402
+from tritongemm.problem import PLAIN_EPILOGUES, GemmProblem, epilogue_of  # noqa: E402
 from tritongemm.records.spaces import load_space  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -109,7 +109,7 @@ def runs(problem: GemmProblem, config: KernelConfig) -> bool:
     return violation(problem, config, current_device()) is None
 
 
-@pytest.mark.parametrize("epilogue", EPILOGUES)
+@pytest.mark.parametrize("epilogue", PLAIN_EPILOGUES)
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_finishes_with_every_epilogue(way, epilogue):
     config, plain = WAYS[way]
@@ -203,7 +203,7 @@ def test_random_configs_of_the_space_finish_right(kernel):
             m, n, k, batch=rng.choice((1, 1, 2)), dtype=dtype,
             dtype_out=rng.choice((dtype, "fp32")), layout=rng.choice(layouts),
             precision="tf32" if dtype == "fp32" and rng.random() < 0.5 else "ieee",
-            epilogue=rng.choice(tuple(EPILOGUES)))
+            epilogue=rng.choice(tuple(PLAIN_EPILOGUES)))
         config = rng.choice(configs)
         if not runs(problem, config):
             continue

@@ -21,7 +21,7 @@ from tritongemm.measure.epilogue import ACTIVATIONS
 from tritongemm.measure.numerics import check, reference
 from tritongemm.measure.operands import draw
 from tritongemm.ops.plan import bind_config
-from tritongemm.problem import EPILOGUES, GemmProblem, epilogue_of
+from tritongemm.problem import PLAIN_EPILOGUES, GemmProblem, epilogue_of
 
 pytestmark = pytest.mark.interpreter
 DEVICE = interpreter_device()
@@ -61,7 +61,7 @@ FEW = ("none", "scale+gelu_tanh", "bias+relu", "add+silu", "bias+gelu")
 
 
 @pytest.mark.parametrize("epilogue", [
-    e if e in FEW else pytest.param(e, marks=pytest.mark.thorough) for e in EPILOGUES])
+    e if e in FEW else pytest.param(e, marks=pytest.mark.thorough) for e in PLAIN_EPILOGUES])
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_every_epilogue_matches_float64(config, epilogue):
     problem = GemmProblem.contiguous(72, 80, 104, layout="nt", epilogue=epilogue)
@@ -73,7 +73,7 @@ GEMV = KernelConfig("gemv", 4, 16, 64, num_warps=1, num_stages=1)
 MV = KernelConfig("gemv", 2, 16, 64, num_warps=1, num_stages=2, swap_ab=1)
 
 
-@pytest.mark.parametrize("epilogue", EPILOGUES)
+@pytest.mark.parametrize("epilogue", PLAIN_EPILOGUES)
 def test_every_epilogue_of_a_stream_matches_float64(epilogue):
     problem = GemmProblem.contiguous(3, 40, 72, layout="nt", epilogue=epilogue)
     one = draw(problem, seed=1)[0]
@@ -118,7 +118,7 @@ def test_alpha_and_beta_are_of_the_call(config):
         assert report.ok, (alpha, beta, report.message)
 
 
-@pytest.mark.parametrize("epilogue", [e for e in EPILOGUES if not epilogue_of(e).reads_d])
+@pytest.mark.parametrize("epilogue", [e for e in PLAIN_EPILOGUES if not epilogue_of(e).reads_d])
 @pytest.mark.parametrize("config", [TILED, SPLIT, TMA], ids=str)
 def test_without_an_addend_d_and_beta_are_not_read(config, epilogue):
     problem = GemmProblem.contiguous(40, 48, 96, epilogue=epilogue)
@@ -205,7 +205,7 @@ def test_an_activation_is_right_to_a_rounding_or_two_everywhere(activation):
         truth[~both].isnan())
 
 
-@pytest.mark.parametrize("epilogue", [e for e in EPILOGUES if e != "none"])
+@pytest.mark.parametrize("epilogue", [e for e in PLAIN_EPILOGUES if e != "none"])
 def test_nan_and_inf_stay_where_they_belong(epilogue):
     problem = GemmProblem.contiguous(40, 48, 32, dtype="fp32", epilogue=epilogue)
     one = draw(problem)[0]

@@ -16,7 +16,7 @@ from tritongemm.kernels.compile import launches_of
 from tritongemm.kernels.epilogue import NO_EPILOGUE, epilogue_of_launch
 from tritongemm.kernels.ladder import RUNG_SPECS
 from tritongemm.kernels.launch import Geometry, Launch, Number, Pointer, Scalar
-from tritongemm.problem import EPILOGUES, GemmProblem, epilogue_of
+from tritongemm.problem import PLAIN_EPILOGUES, GemmProblem, epilogue_of
 
 H200 = representative(90)
 PLAIN = GemmProblem.contiguous(64, 512, 1024, layout="nt")
@@ -49,7 +49,7 @@ def test_without_an_epilogue_there_is_no_argument_more(config):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("epilogue", EPILOGUES)
+@pytest.mark.parametrize("epilogue", PLAIN_EPILOGUES)
 def test_arguments_are_those_that_the_epilogue_takes(name, epilogue):
     launch, = launches_of(fused(epilogue), CONFIGS[name], H200)
     kind = epilogue_of(epilogue)
@@ -90,8 +90,8 @@ def test_with_a_split_the_pass_that_adds_the_parts_does_the_epilogue(config):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_epilogue_is_a_binary_of_its_own_with_a_name_that_says_it(name):
-    launches = {e: launches_of(fused(e), CONFIGS[name], H200)[0] for e in EPILOGUES}
-    assert len({str(launch.static_key()) for launch in launches.values()}) == len(EPILOGUES)
+    launches = {e: launches_of(fused(e), CONFIGS[name], H200)[0] for e in PLAIN_EPILOGUES}
+    assert len({str(launch.static_key()) for launch in launches.values()}) == len(PLAIN_EPILOGUES)
     for epilogue, launch in launches.items():
         assert re.fullmatch(r"tritongemm_\w+", launch.symbol)
         words = "" if epilogue == "none" else epilogue.replace("+", "_") + "_"
@@ -130,7 +130,7 @@ def test_offsets_in_d_count_for_the_width_of_indices():
     assert not constants(launches_of(fused("add"), config, H200)[0])["INDEX64"]
 
 
-@given(st.sampled_from(tuple(EPILOGUES)), st.sampled_from(tuple(SPECS)),
+@given(st.sampled_from(tuple(PLAIN_EPILOGUES)), st.sampled_from(tuple(SPECS)),
        *(st.integers(1, 4096) for _ in range(3)))
 def test_an_epilogue_changes_no_rule_but_the_room_for_d(epilogue, kernel, m, n, k):
     plain = GemmProblem.contiguous(m, n, k)

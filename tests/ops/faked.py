@@ -31,12 +31,31 @@ class FakePlans:
 
         epilogue = epilogue_of(problem.epilogue)
 
-        def plan(a, b, c, d=None, alpha=1.0, beta=1.0):
+        def plan(a, b, c, d=None, alpha=1.0, beta=1.0, **others):
             if self.launch_error is not None:
                 raise copy.copy(self.launch_error)
             assert (d is not None) == epilogue.reads_d
-            c.data.copy_(computed(epilogue, a, b, d, alpha, beta))  # unseen, as a kernel's stores
+            # Unseen, as a kernel's stores.
+            if epilogue.plain:
+                c.data.copy_(computed(epilogue, a, b, d, alpha, beta))
+            else:
+                c.data.copy_(further(epilogue, a, b, d, **others))
         return plan
+
+
+def further(epilogue, a, b, d, bias=None, aux=None):
+    """What a kernel of an epilogue that is not plain computes; it fills ``aux``."""
+    total = torch.matmul(a.double(), b.double())
+    if d is not None and not epilogue.residual:
+        total = total + d.double()
+    if bias is not None:
+        total = total + bias.double()
+    if aux is not None:
+        aux.data.copy_(total)
+    activate = ACTIVATE.get(epilogue.activation, torch.clone)
+    if epilogue.gated:
+        return activate(total[0]) * total[1]
+    return activate(total) + d.double() if epilogue.residual else activate(total)
 
 
 def computed(epilogue, a, b, d, alpha, beta):

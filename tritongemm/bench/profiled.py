@@ -42,7 +42,7 @@ def prepare(problem: GemmProblem, kernel: str, where: target.Target) -> Prepared
     config = (choice.config if choice.config.kernel == kernel else
               SPECS[kernel].default(problem, where.spec))
     bound = bind_config(problem, config, where.spec)
-    return Prepared(Contender(kernel, lambda o: lambda: bound(*o.arguments)), {})
+    return Prepared(Contender(kernel, lambda o: lambda: bound(*o.arguments, **o.others)), {})
 
 
 def main(argv: Sequence[str]) -> int:

@@ -14,7 +14,7 @@ from tritongemm.device import INTERPRETER, DeviceSpec
 from tritongemm.formats import format_of
 from tritongemm.kernels import gluon_support
 from tritongemm.kernels.reduce import partials_bytes
-from tritongemm.problem import FULL_ALIGNMENT, GemmProblem
+from tritongemm.problem import EPILOGUES, FULL_ALIGNMENT, GemmProblem
 
 #: The rule against tiles that mostly compute padding: nothing is wrong with them but their time.
 WASTE = "oversized"
@@ -87,6 +87,17 @@ def _no_epilogue(problem, config, device):
 
 
 no_epilogue = Constraint("epilogue", _no_epilogue, of_problem=True)
+
+
+def _whole_epilogue(problem, config, device):
+    """The pass that adds the parts of a split K has the plain epilogues only."""
+    if config.split_k == 1 or EPILOGUES[problem.epilogue].plain:
+        return None
+    return (f"split_k={config.split_k} with the epilogue {problem.epilogue!r}, which the pass that "
+            "adds the parts does not have. Use split_k=1")
+
+
+whole_epilogue = Constraint("epilogue", _whole_epilogue)
 
 
 def _tf32_reads_k_major(problem, config, device):

@@ -13,7 +13,7 @@ from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.kernels import constraints as rules
 from tritongemm.kernels import tiled
-from tritongemm.kernels.epilogue import NO_EPILOGUE
+from tritongemm.kernels.epilogue import NONE_OF_ALL
 from tritongemm.kernels.launch import (
     ONE_STRIDE,
     Geometry,
@@ -62,7 +62,7 @@ def _looping(function: str, module: str, problem: GemmProblem, config: KernelCon
     a split are left out, and so are the constants in ``leave``."""
     base = tiled.launches(problem, replace(config, split_k=1), device, geometry)[0]
     dropped = {"mask_m", "mask_n", "stride_ab", "stride_bb", "stride_cb", "stride_cs"}
-    leave = (*leave, "SPLIT_K", *(name for name, _ in (*ONE_STRIDE, *NO_EPILOGUE)))
+    leave = (*leave, "SPLIT_K", *(name for name, _ in (*ONE_STRIDE, *NONE_OF_ALL)))
     return replace(
         base, module=f"{_DEVICE}.{module}", function=function, dependent=False, release=0,
         arguments=tuple(x for x in base.arguments if x.name not in dropped),

@@ -29,6 +29,8 @@ class Geometry:
     """Strides of the operands, in elements: A[batch, M, K], B[batch, K, N], C and D[batch, M, N].
 
     D's are 0 where it is broadcast (a bias [N] is (0, 0, its stride)) and where there is none.
+    Of a gated product, which has no batch, ``bb`` and ``db`` are the strides from the gate's half
+    of B, and of a bias, to the other one.
     ``align_d``: bytes, a power of two up to 16 that divides D's base address, and where D is a
     matrix its outer strides in bytes. ``others``: the views of what else a call brings (scales,
     offsets), by name and in the order of their names.
@@ -75,21 +77,37 @@ class Geometry:
         a call has: a binary must not depend on a stride that nobody walks. Factors have the shape
         of their operand, with one element for each block: see :func:`_factors`.
         """
-        m, n, k = problem.m, problem.n, problem.k
-        walked = int(problem.batch > 1)
+        m, n, k, columns = problem.m, problem.n, problem.k, problem.columns
+        walked, epilogue = int(problem.batch > 1), EPILOGUES[problem.epilogue]
         am, ak = (k, 1) if problem.layout[0] == "n" else (1, m)
         bk, bn = (n, 1) if problem.layout[1] == "n" else (1, k)
-        db, dm, dn = {"bias": (0, 0, 1), "add": (walked * m * n, n, 1)}.get(
-            EPILOGUES[problem.epilogue].addend, (0, 0, 0))
-        return cls(walked * m * k, am, ak, walked * k * n, bk, bn, walked * m * n, n, 1, db, dm, dn,
+        bb, db, dm, dn = walked * k * n, 0, 0, 0
+        if epilogue.d_is_matrix:
+            db, dm, dn = walked * m * columns, columns, 1
+        elif epilogue.addend == "bias":
+            db, dn = columns * problem.gated, 1
+        if problem.gated:
+            bb = columns * bn
+        return cls(walked * m * k, am, ak, bb, bk, bn, walked * m * columns, columns, 1, db, dm, dn,
                    divisor_of(problem.c.format.bytes_of(dm)),
-                   () if problem.plain else _factors(problem))
+                   _of_epilogue(problem) if problem.plain else _factors(problem))
 
     def max_offset(self, problem: GemmProblem) -> int:
-        """The largest element offset inside one matrix of the batch."""
-        m, n, k = problem.m - 1, problem.n - 1, problem.k - 1
-        return max(m * self.am + k * self.ak, k * self.bk + n * self.bn,
+        """The largest element offset inside one matrix of the batch, or of both halves of a gated
+        product's B."""
+        m, n, k = problem.m - 1, problem.columns - 1, problem.k - 1
+        return max(m * self.am + k * self.ak, k * self.bk + n * self.bn + problem.gated * self.bb,
                    m * self.cm + n * self.cn, m * self.dm + n * self.dn, 0)
+
+
+def _of_epilogue(problem: GemmProblem) -> tuple[tuple[str, View], ...]:
+    """``aux`` [batch, M, N], of a gated product [2, M, N / 2], which lies in memory as [M, N]; and
+    the ``bias`` [N] of an epilogue that has a residual as well."""
+    epilogue, m, n = EPILOGUES[problem.epilogue], problem.m, problem.n
+    if epilogue.aux:
+        first = n // 2 if problem.gated else m * n * (problem.batch > 1)
+        return (("aux", View((first, n, 1))),)
+    return (("bias", View((1,))),) if epilogue.residual and epilogue.addend == "bias" else ()
 
 
 def _factors(problem: GemmProblem) -> tuple[tuple[str, View], ...]:

@@ -27,7 +27,9 @@ def swapped(problem: GemmProblem) -> GemmProblem:
     if strides != "none":
         places = {"a": "b", "b": "a", "c": "c"}
         strides = "".join(sorted(places[x] for x in strides))
-    return replace(problem, m=problem.n, n=problem.m, dtype_a=problem.dtype_b,
+    # Half of a gated product's columns would be rows; no kernel computes that.
+    epilogue = "none" if problem.gated else problem.epilogue
+    return replace(problem, m=problem.n, n=problem.m, epilogue=epilogue, dtype_a=problem.dtype_b,
                    dtype_b=problem.dtype_a, layout=layout,
                    align_a=problem.align_b, align_b=problem.align_a,
                    scale_a=problem.scale_b, scale_b=problem.scale_a,
@@ -42,5 +44,5 @@ def computed(problem: GemmProblem, config: KernelConfig) -> GemmProblem:
 def swapped_geometry(g: Geometry) -> Geometry:
     """The strides of the transposed product."""
     return Geometry(g.bb, g.bn, g.bk, g.ab, g.ak, g.am, g.cb, g.cn, g.cm, g.db, g.dn, g.dm,
-                    g.align_d, inner=g.inner, outer_a=g.outer_b, outer_b=g.outer_a,
+                    g.align_d, g.others, inner=g.inner, outer_a=g.outer_b, outer_b=g.outer_a,
                     outer_c=g.outer_c)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tritongemm.compute import COMPUTES
 from tritongemm.kernels.constraints import Violation
-from tritongemm.problem import GemmProblem, grouping_of
+from tritongemm.problem import EPILOGUES, GemmProblem, grouping_of
 
 #: Of :attr:`Takes.outputs`: the format of A.
 OF_A = "a"
@@ -28,6 +28,7 @@ class Takes:
         scales: granularities of the factors of A and B.
         groupings: extents that groups may cut, ``m``, ``n`` or ``k``.
         two_strides: the operands, of ``abc``, that may have two strides along the batch.
+        all_epilogues: also those that are gated, add a residual or have an auxiliary output.
     """
 
     formats: tuple[str, ...]
@@ -36,6 +37,7 @@ class Takes:
     scales: tuple[str, ...] = ()
     groupings: tuple[str, ...] = ()
     two_strides: str = ""
+    all_epilogues: bool = False
 
     def violation(self, problem: GemmProblem) -> Violation | None:
         """The first thing that ``problem`` asks for and the kernel does not take, or None."""
@@ -60,6 +62,9 @@ class Takes:
             able = f"two of {', '.join(self.two_strides.upper())}" if self.two_strides else "one"
             return Violation("batch_strides", f"takes {able} along the batch; two_strides is "
                                               f"{problem.two_strides}")
+        if not self.all_epilogues and not EPILOGUES[problem.epilogue].plain:
+            return Violation("epilogue", f"has no epilogue {problem.epilogue!r}: its epilogues are "
+                                         "an addend and an activation")
         return None if problem.plain else self._of_modifiers(problem)
 
     def _of_modifiers(self, problem: GemmProblem) -> Violation | None:

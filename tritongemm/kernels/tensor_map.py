@@ -15,14 +15,14 @@ def tma_store(problem: GemmProblem) -> bool:
     A descriptor store can write past the inner extent up to the next 16 bytes, so rows of C
     must be whole multiples of 16 bytes (Triton issue 11583).
     """
-    row_bytes = problem.c.format.bytes_of(problem.n)
+    row_bytes = problem.c.format.bytes_of(problem.columns)
     return problem.align_c == FULL_ALIGNMENT and row_bytes % FULL_ALIGNMENT == 0
 
 
 def stored_operand(problem: GemmProblem, operand: str, box_rows: int, box_k: int,
                    geometry: Geometry, gluon: bool = False) -> Descriptor:
-    """The tensor map of ``a`` or ``b`` as stored; a batch is its outermost axis, and one with two
-    strides its two outermost ones."""
+    """The tensor map of ``a`` or ``b`` as stored; a batch is its outermost axis, and so are the two
+    halves of a gated product's B; a batch with two strides is its two outermost ones."""
     g = geometry
     if operand == "a":
         transposed = not problem.a.k_major
@@ -30,13 +30,14 @@ def stored_operand(problem: GemmProblem, operand: str, box_rows: int, box_k: int
         outermost = g.outer_a
     else:
         transposed = not problem.b.k_major
-        rows, outer, batch_stride = problem.n, (g.bk if transposed else g.bn), g.bb
+        rows, outer, batch_stride = problem.columns, (g.bk if transposed else g.bn), g.bb
         outermost = g.outer_b
     dtype = getattr(problem, f"dtype_{operand}")
     shape, box = ((problem.k, rows), (box_k, box_rows)) if transposed else (
         (rows, problem.k), (box_rows, box_k))
+    halves = 2 if problem.gated and operand == "b" else None
     map_ = batched(problem, f"{operand}_desc", operand, dtype, shape, outer, box, batch_stride,
-                   gluon)
+                   gluon, halves)
     if problem.two_strides == "none":
         return map_
     inner = g.inner or problem.batch
@@ -52,14 +53,16 @@ def loaded_in(map_: Descriptor, rows: int, columns: int | None = None) -> Descri
 
 
 def batched(problem, name, operand, dtype, shape, outer, box, batch_stride,
-            gluon=False) -> Descriptor:
-    """A 2-D tensor map, or a 3-D one where the problem has a batch.
+            gluon=False, matrices=None) -> Descriptor:
+    """A 2-D tensor map, or a 3-D one where there are several ``matrices`` (None: the problem's
+    batch).
 
     An axis of one element has any stride in torch; TMA wants multiples of 16 bytes.
     """
+    batch = matrices or problem.batch
     per_16_bytes = format_of(dtype).elements_of(FULL_ALIGNMENT)
     outer = -(-max(outer, 1) // per_16_bytes) * per_16_bytes if shape[0] == 1 else outer
-    if problem.batch == 1:
+    if batch == 1:
         return Descriptor(name, operand, dtype, shape, (outer, 1), box, gluon)
-    return Descriptor(name, operand, dtype, (problem.batch, *shape), (batch_stride, outer, 1),
+    return Descriptor(name, operand, dtype, (batch, *shape), (batch_stride, outer, 1),
                       (1, *box), gluon)

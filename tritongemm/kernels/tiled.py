@@ -9,7 +9,7 @@ from tritongemm.device import DeviceSpec
 from tritongemm.formats import format_of
 from tritongemm.kernels import constraints as rules
 from tritongemm.kernels import footprint as footprints
-from tritongemm.kernels.epilogue import NO_EPILOGUE, epilogue_of_launch
+from tritongemm.kernels.epilogue import NONE_OF_ALL, any_epilogue_of_launch
 from tritongemm.kernels.launch import (
     Geometry,
     Launch,
@@ -28,7 +28,7 @@ from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.sum_order import SumOrder, dot_instruction, order_of
 from tritongemm.kernels.symbol import symbol_of
 from tritongemm.kernels.takes import Takes
-from tritongemm.problem import GemmProblem, divisor_of
+from tritongemm.problem import EPILOGUES, GemmProblem, divisor_of
 
 #: Registers of a thread beside the accumulator, on tensor cores and on CUDA cores, whose operands
 #: pass through registers from shared memory. As compiled for sm_90.
@@ -76,8 +76,8 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
              geometry: Geometry) -> tuple[Launch, ...]:
     """The product, and for split_k > 1 the pass that adds the parts in a fixed order."""
     problem = as_dot_multiplies(problem)
-    m, n, k = problem.m, problem.n, problem.k
-    tiles = -(-m // config.block_m) * -(-n // config.block_n)
+    m, n, k = problem.m, problem.columns, problem.k
+    tiles = -(-m // config.block_m) * -(-problem.n // config.block_n)
     split = config.split_k
     g, c = geometry, target_of(problem, config, geometry)
     align_a, align_b = problem.a.elements, problem.b.elements
@@ -98,7 +98,8 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         Scalar("stride_cs", c.part, divisor_of(c.part, 4)),
     )
     batch, one_stride = two_batch_strides(problem, g, align_a, align_b, c.align)
-    extra, epilogue = epilogue_of_launch(problem, g) if split == 1 else ((), NO_EPILOGUE)
+    extra, epilogue = (
+        any_epilogue_of_launch(problem, g) if split == 1 else ((), NONE_OF_ALL))
     steps = -(-k // config.block_k)
     constants = (
         ("VEC_M", divisor_of(m, align_a) if g.am == 1 else 1),
@@ -147,7 +148,9 @@ def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
     while block_k > 16 and block_k >= 4 * max(problem.k, 1):
         block_k //= 2
     steps = -(-problem.k // block_k)
-    split = 1 if "c" in problem.two_strides else split_to_fill(tiles, device.num_sms, steps)
+    split = 1
+    if EPILOGUES[problem.epilogue].plain and "c" not in problem.two_strides:
+        split = split_to_fill(tiles, device.num_sms, steps)
     config = KernelConfig("tiled", block_m, block_n, block_k, num_warps=warps,
                           num_stages=2 if fma else 4, group_m=8, split_k=split)
     while config.num_stages > 1 and shared_bytes(problem, config) > device.shared_bytes_per_block:
@@ -159,14 +162,14 @@ TILED = KernelSpec(
     name="tiled",
     idea="one program a tile of C, pointers and masks, software-pipelined K loop, split-K",
     archs=(80, 89, 90, 100),
-    takes=Takes(("bf16", "fp16", "fp32"), ("native", "ieee", "tf32", "fp16x3"),
-                two_strides="abc"),
+    takes=Takes(("bf16", "fp16", "fp32"), ("native", "ieee", "tf32", "fp16x3"), two_strides="abc",
+                all_epilogues=True),
     constraints=(
         rules.min_arch(80),
         rules.unused("epilogue_subtile", "pingpong", "swap_ab", "pad_operands", *rules.CLUSTERS,
                      *rules.CUDA_TILES),
         rules.flags, rules.powers_of_two, rules.dot_shape, rules.not_oversized, rules.accumulator,
-        rules.fma_tile, rules.split_k, rules.split_of_one_stride, rules.grid,
+        rules.fma_tile, rules.whole_epilogue, rules.split_k, rules.split_of_one_stride, rules.grid,
         rules.shared_memory(shared_bytes)),
     shared_bytes=shared_bytes, launches=launches, default=default, footprint=footprint,
     sum_order=sum_order)

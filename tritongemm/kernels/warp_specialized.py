@@ -9,7 +9,7 @@ from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.kernels import constraints as rules
 from tritongemm.kernels import warp_tile as tile
-from tritongemm.kernels.epilogue import NO_EPILOGUE, epilogue_of_launch
+from tritongemm.kernels.epilogue import NONE_OF_ALL, any_epilogue_of_launch
 from tritongemm.kernels.footprint import Footprint, accumulators, bits_of
 from tritongemm.kernels.gluon_support import one_buffer_obstacle
 from tritongemm.kernels.launch import (
@@ -64,7 +64,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         problem, geometry = swapped(problem), swapped_geometry(geometry)
     store, split = tile.stores_by_tma(outer, config), config.split_k
     consumers = tile.consumers_of(config)
-    for_consumers, for_producer = tile.registers_of(config)
+    for_consumers, for_producer = tile.registers_of(outer, config)
     across_a, across_b = tile.across(outer, config)
     a, b = _maps(problem, outer, config, geometry)
     if padding is not None:
@@ -75,14 +75,16 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         c_desc = _map_of_c(outer, config, stored)
     else:
         c_desc = replace(c.pointer, name="c_desc")
-    extra, epilogue = epilogue_of_launch(outer, stored) if split == 1 else ((), NO_EPILOGUE)
+    extra, epilogue = any_epilogue_of_launch(
+        outer, stored, config.swap_ab == 1, aux_by_map=True) if split == 1 else ((), NONE_OF_ALL)
+    aux = (_map_of_aux(outer, config, stored),) if EPILOGUES[outer.epilogue].aux else ()
     units = (-(-problem.m // (config.block_m * config.cluster_m))
              * -(-problem.n // (config.block_n * config.cluster_n)) * problem.batch * split)
     inner = () if problem.two_strides == "none" else (
         Scalar("inner", geometry.inner or problem.batch),)
     arguments = (
-        a, b, c_desc, c.pointer, Scalar("M", problem.m),
-        Scalar("N", problem.n, divisor_of(problem.n, 8)), Scalar("K", problem.k),
+        a, b, c_desc, *aux, c.pointer, Scalar("M", problem.m),
+        Scalar("N", problem.columns, divisor_of(problem.columns, 8)), Scalar("K", problem.k),
         Scalar("batches", problem.batch, fold=True), *inner,
         Scalar("stride_cb", c.batch, divisor_of(c.batch, 4)),
         Scalar("stride_cm", c.row, divisor_of(c.row, 8), fold=True),
@@ -97,7 +99,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         ("ROW_COLUMNS", tile.row_columns(config)), ("SUBTILE", config.epilogue_subtile),
         ("BLOCK_M", config.block_m), ("BLOCK_N", config.block_n), ("BLOCK_K", config.block_k),
         ("ROWS", tile.rows_of(config)), ("FRAGMENT_N", tile.fragment_columns(outer, config)),
-        ("EPILOGUE_N", tile.epilogue_columns(config)),
+        ("EPILOGUE_N", tile.epilogue_columns(outer, config)),
         ("STORE_BUFFERS", tile.store_buffers(outer, config)),
         ("GROUP_M", config.group_m), ("SPLIT_K", split), ("STAGES", config.num_stages),
         ("CONSUMERS", consumers), ("PINGPONG", bool(config.pingpong)),
@@ -107,6 +109,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         ("EARLY_FRAGMENTS", tile.early_fragments(outer, config, dict(epilogue)["ADDEND"])),
         ("PAIRED_D",
          split == 1 and not tile.transposed(config) and _d_in_pairs(problem, geometry)),
+        *(() if aux else (("aux_desc", None),)),
         ("CONSUMER_REGISTERS", for_consumers), ("PRODUCER_REGISTERS", for_producer), *epilogue)
     # Programs that share K compute one tile: its operands' buffers stage the sums that they send.
     clusters = units if config.cluster_k > 1 else min(
@@ -117,7 +120,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         (clusters * tile.programs_of(config), 1, 1), 4, 1, symbol_of(outer, config),
         cluster=tile.programs_of(config),
         maxnreg=tile.START_REGISTERS[consumers], gluon=True,
-        first_shared=tile.barriers_offset(outer, config) if tile.one_buffer(config) else 0,
+        first_shared=tile.barriers_offset(outer, config) if tile.one_buffer(outer, config) else 0,
         **dependence(config, device),
         scratch_bytes=(padding.scratch_bytes if padding else partials_bytes(outer, split)))
     before = (padding.launch,) if padding else ()
@@ -134,7 +137,7 @@ def _maps(problem: GemmProblem, outer: GemmProblem, config: KernelConfig,
           geometry: Geometry) -> tuple[Descriptor, Descriptor]:
     """The tensor maps of A and B as the kernel sees them: ``problem`` and ``geometry`` are those of
     what it computes, ``outer`` what was asked for."""
-    one_buffer = tile.one_buffer(config)
+    one_buffer = tile.one_buffer(outer, config)
     rows, columns = tile.rows_of(config), config.block_n
     if one_buffer:
         rows = columns = tile.SWIZZLE_ATOM
@@ -149,16 +152,29 @@ def _maps(problem: GemmProblem, outer: GemmProblem, config: KernelConfig,
 
 
 def _map_of_c(problem: GemmProblem, config: KernelConfig, geometry: Geometry) -> Descriptor:
-    """The tensor map of C. Epilogue tiles in the one buffer have any width: the type's box says
+    """The tensor map of C."""
+    return _map_of_result(problem, config, "c", geometry.cb, geometry.cm)
+
+
+def _map_of_aux(problem: GemmProblem, config: KernelConfig, geometry: Geometry) -> Descriptor:
+    """The tensor map of the auxiliary output; the halves of a gated product's are its matrices."""
+    first, row, _ = geometry.view("aux").strides
+    return _map_of_result(problem, config, "aux", first, row, 2 if problem.gated else None)
+
+
+def _map_of_result(problem: GemmProblem, config: KernelConfig, operand: str, first: int, row: int,
+                   matrices: int | None = None) -> Descriptor:
+    """The tensor map of a result of C's extents, with strides of ``first`` from one of several
+    matrices to the next. Epilogue tiles in the one buffer have any width: the type's box says
     whether their rows are swizzled (128 bytes) or not (16 bytes)."""
-    rows, columns = tile.rows_of(config), tile.epilogue_columns(config)
+    rows, columns = tile.rows_of(config), tile.epilogue_columns(problem, config)
     box = (rows, config.block_n // config.epilogue_subtile)
-    if tile.one_buffer(config):
+    if tile.one_buffer(problem, config):
         box = (8, 64) if tile.transposed(config) else (
             64, columns if columns == tile.SWIZZLE_ATOM else 8)
-    c = batched(problem, "c_desc", "c", problem.dtype_out, (problem.m, problem.n), geometry.cm,
-                box, geometry.cb, gluon=True)
-    if not tile.one_buffer(config):
+    c = batched(problem, f"{operand}_desc", operand, problem.dtype_out,
+                (problem.m, problem.columns), row, box, first, gluon=True, matrices=matrices)
+    if not tile.one_buffer(problem, config):
         return c
     if tile.transposed(config):
         return loaded_in(c, columns)
@@ -169,7 +185,8 @@ def _d_in_pairs(problem: GemmProblem, geometry: Geometry) -> bool:
     """Whether D is read, and 16-bit values of a row of it may be loaded two at once."""
     g = geometry
     return (EPILOGUES[problem.epilogue].reads_d and dtype_of(problem.dtype_out).itemsize == 2
-            and problem.n % 2 == 0 and g.dn == 1 and (g.db | g.dm) % 2 == 0 and g.align_d >= 4)
+            and problem.columns % 2 == 0 and g.dn == 1 and (g.db | g.dm) % 2 == 0
+            and g.align_d >= 4)
 
 
 def _consumers(problem, config, device):
@@ -188,14 +205,14 @@ def _powers(problem, config, device):
         return f"block_k={config.block_k} is not a power of two, which a box must be"
     if config.block_n % 8:
         return f"block_n={config.block_n} is not a multiple of 8, as the tensor instruction wants"
-    if config.block_m > 256 and tile.one_buffer(config):
+    if config.block_m > 256 and tile.one_buffer(problem, config):
         return f"block_m={config.block_m} is more than the 256 rows that one box of A may have"
     return None
 
 
 def _one_buffer(problem, config, device):
     """Device code takes addresses from the one buffer, which Gluon must let it."""
-    if not tile.one_buffer(config) or (reason := one_buffer_obstacle()) is None:
+    if not tile.one_buffer(problem, config) or (reason := one_buffer_obstacle()) is None:
         return None
     what = f"block_n={config.block_n}"
     if tile.programs_of(config) > 1:
@@ -256,7 +273,7 @@ def _tile(problem, config, device):
     if rows * tile.consumers_of(config) != config.block_m and not config.pingpong:
         return (f"block_m={config.block_m} does not divide among {tile.consumers_of(config)} "
                 "consumers")
-    most = 160 if tile.one_buffer(config) and tile.consumers_of(config) == 2 else 128
+    most = 160 if tile.one_buffer(problem, config) and tile.consumers_of(config) == 2 else 128
     if rows * config.block_n > 128 * most:
         return (f"{rows}x{config.block_n} a consumer is {rows * config.block_n // 128} "
                 f"accumulator registers a thread; at most {most}")
@@ -278,12 +295,12 @@ def _subtile(problem, config, device):
         return None
     if config.epilogue_subtile not in (1, 2, 4):
         return f"epilogue_subtile={config.epilogue_subtile} is not 1, 2 or 4"
-    if tile.one_buffer(config):
+    if tile.one_buffer(problem, config):
         if config.epilogue_subtile == 4:
             return ("epilogue_subtile=4: with one buffer it is 1, all epilogue tiles staged, or "
                     "2, one or two at a time")
-        if (config.epilogue_subtile == 2 and tile.epilogue_columns(config) == config.block_n
-                and tile.rows_of(config) == 64):
+        if (config.epilogue_subtile == 2 and tile.rows_of(config) == 64
+                and tile.epilogue_columns(problem, config) == tile.columns_of_c(problem, config)):
             return (f"epilogue_subtile=2: a tile of block_n={config.block_n} is one epilogue tile; "
                     "use epilogue_subtile=1")
         return None
@@ -322,6 +339,30 @@ def _aligned_or_padded(problem, config, device):
     return None
 
 
+def _further_epilogue(problem, config, device):
+    """What the epilogues that are gated or have an auxiliary output do without."""
+    epilogue = EPILOGUES[problem.epilogue]
+    if not (epilogue.gated or epilogue.aux):
+        return None
+    what = f"the epilogue {problem.epilogue!r}"
+    for name, value in (("swap_ab", 0), ("split_k", 1), ("cluster_k", 1)):
+        if getattr(config, name) != value:
+            return f"{what} goes with {name}={value}, not {getattr(config, name)}"
+    if epilogue.aux and not tile.stores_by_tma(problem, config):
+        return (f"{what}: TMA stores all results, so rows of 16-bit C are whole multiples of 16 "
+                "bytes")
+    if not epilogue.gated:
+        return None
+    if config.pad_operands:
+        return f"{what} has no copies of operands: it goes with pad_operands=0"
+    # Of a B stored across K, whole swizzle atoms; else whole groups of eight rows for each program.
+    least = 2 * tile.SWIZZLE_ATOM if problem.layout[1] == "n" else 16 * config.cluster_m
+    if config.block_n % least:
+        return (f"block_n={config.block_n} of {what}: each half of its columns is loaded by "
+                f"itself, so it is a multiple of {least}")
+    return None
+
+
 def _not_swapped_for_nothing(problem, config, device):
     if config.swap_ab == 1 and min(problem.m, problem.n) > 128:
         return (f"swap_ab=1 is for one narrow side; {problem.m} and {problem.n} are both above "
@@ -331,7 +372,9 @@ def _not_swapped_for_nothing(problem, config, device):
 
 def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
     """128x256 shared by two groups where that fills the SMs; 128x128 else; small M is swapped."""
-    if problem.m <= 64:
+    if problem.m <= 64 and not EPILOGUES[problem.epilogue].plain:
+        config = KernelConfig("warp_specialized", 64, 128, 64, num_warps=4, num_stages=6, group_m=8)
+    elif problem.m <= 64:
         block_n = 16
         while block_n < problem.m:
             block_n *= 2
@@ -361,12 +404,13 @@ WARP_SPECIALIZED = KernelSpec(
     name="warp_specialized",
     idea="a producer warp copies, consumer groups multiply; clusters share operands or K",
     archs=(90,),
-    takes=Takes(("bf16", "fp16"), two_strides="ab"),
+    takes=Takes(("bf16", "fp16"), two_strides="ab", all_epilogues=True),
     constraints=(
         rules.archs(90), rules.not_interpreted, rules.gluon,
         rules.tma_extents,
         rules.unused(*rules.CUDA_TILES),
-        rules.flags_and_turned, rules.Constraint("powers", _powers),
+        rules.flags_and_turned, rules.whole_epilogue,
+        rules.Constraint("epilogue", _further_epilogue), rules.Constraint("powers", _powers),
         rules.Constraint("consumers", _consumers), rules.Constraint("tile", _tile),
         rules.Constraint("cluster", _cluster), rules.Constraint("sharing", _sharing),
         rules.Constraint("one_buffer", _one_buffer), rules.Constraint("subtile", _subtile),

@@ -7,7 +7,7 @@ from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.kernels.swap import swapped
 from tritongemm.kernels.tensor_map import tma_store
-from tritongemm.problem import GemmProblem, dtype_of
+from tritongemm.problem import EPILOGUES, GemmProblem, dtype_of
 
 #: Registers a thread that the kernel starts with, by consumers: threads are 128 a consumer and
 #: 128 for the producer's group, and the sum must fit the SM (twice, for one consumer).
@@ -25,6 +25,8 @@ _SECOND_ACCUMULATOR_REGISTERS = 24
 #: More of them for a matrix D that is float32, transposed, or lies where TMA cannot
 #: store C: with 24, 208 and 224 columns spill.
 _MATRIX_REGISTERS = 56
+#: More of them for a vector beside a matrix D: without, 256 columns spill.
+_VECTOR_REGISTERS = 16
 #: Columns of a swizzle atom: rows of 128 bytes of 16-bit elements.
 SWIZZLE_ATOM = 64
 #: Columns of a fragment, which is finished and written to its epilogue tile at once, where they
@@ -58,12 +60,26 @@ def consumers_of(config: KernelConfig) -> int:
     return config.num_warps // 4
 
 
+def columns_of_c(problem: GemmProblem, config: KernelConfig) -> int:
+    """Columns of C that a program stores of a tile: of a gated product half of the tile's."""
+    columns = config.block_n // config.cluster_k
+    return columns // 2 if problem.gated else columns
+
+
+def outputs_of(problem: GemmProblem) -> int:
+    """Matrices of C's extents that a launch writes: C, and with an auxiliary output one more, or
+    two, the halves of a gated product's."""
+    if not EPILOGUES[problem.epilogue].aux:
+        return 1
+    return 3 if problem.gated else 2
+
+
 def power_in(width: int) -> int:
     """The largest power of two that divides a width."""
     return width & -width
 
 
-def epilogue_columns(config: KernelConfig) -> int:
+def epilogue_columns(problem: GemmProblem, config: KernelConfig) -> int:
     """Columns of an epilogue tile of the one buffer, which TMA stores as one box.
 
     Where all of a tile are staged together: 64, a swizzle atom, if they divide the columns; else an
@@ -72,7 +88,7 @@ def epilogue_columns(config: KernelConfig) -> int:
     after the other: the largest multiple of 16, up to 64, that divides. Transposed, where several
     small ones are stored faster than a large one: the largest power of two, up to 32, that
     divides."""
-    columns = config.block_n // config.cluster_k
+    columns = columns_of_c(problem, config)
     if transposed(config):
         return min(power_in(columns), SWIZZLE_ATOM // 2)
     if columns % SWIZZLE_ATOM == 0:
@@ -87,8 +103,8 @@ def epilogue_columns(config: KernelConfig) -> int:
 def fragment_columns(problem: GemmProblem, config: KernelConfig) -> int:
     """Columns of C, a power of two, that ``device.consumer_ptx`` finishes at once."""
     if stores_by_tma(problem, config):
-        return min(power_in(epilogue_columns(config)), _FRAGMENT_COLUMNS)
-    power = power_in(config.block_n // config.cluster_k)
+        return min(power_in(epilogue_columns(problem, config)), _FRAGMENT_COLUMNS)
+    power = power_in(columns_of_c(problem, config))
     return min(power, SWIZZLE_ATOM) if multicasters_of(config) > 1 or transposed(config) else power
 
 
@@ -102,10 +118,11 @@ def is_power_of_two(width: int) -> bool:
     return power_in(width) == width
 
 
-def one_buffer(config: KernelConfig) -> bool:
+def one_buffer(problem: GemmProblem, config: KernelConfig) -> bool:
     """Whether ``device.consumer_ptx`` runs it, which keeps everything in one buffer, the first in
-    shared memory, so that it knows addresses."""
-    return not is_power_of_two(config.block_n) or programs_of(config) > 1 or transposed(config)
+    shared memory, so that it knows addresses. It alone has every epilogue."""
+    return (not is_power_of_two(config.block_n) or programs_of(config) > 1 or transposed(config)
+            or not EPILOGUES[problem.epilogue].plain)
 
 
 def transposed(config: KernelConfig) -> bool:
@@ -123,7 +140,7 @@ def across(problem: GemmProblem, config: KernelConfig) -> tuple[bool, bool]:
 def columns_of_b(problem: GemmProblem, config: KernelConfig) -> int:
     """Columns of B that a stage holds: in one buffer, a B stored across K lies in whole swizzle
     atoms."""
-    if one_buffer(config) and across(problem, config)[1]:
+    if one_buffer(problem, config) and across(problem, config)[1]:
         return -(-config.block_n // SWIZZLE_ATOM) * SWIZZLE_ATOM
     return config.block_n
 
@@ -132,7 +149,7 @@ def load_boxes(problem: GemmProblem, config: KernelConfig) -> tuple[int, int]:
     """The outer sides of A's and B's boxes in the one buffer, of which a program of a cluster loads
     its share. Rows of an operand stored along K: the share in one box. Of one stored across K, in
     swizzle atoms of 64 rows, elements along K: all 64 where whole atoms are shared out, else an
-    equal range of every atom."""
+    equal range of every atom. Each half of a gated product's B is loaded by itself."""
     def outer(rows: int, programs: int, is_across: bool) -> int:
         if not is_across:
             return rows // programs
@@ -140,7 +157,8 @@ def load_boxes(problem: GemmProblem, config: KernelConfig) -> tuple[int, int]:
 
     across_a, across_b = across(problem, config)
     return (outer(config.block_m, config.cluster_n, across_a),
-            outer(columns_of_b(problem, config), config.cluster_m, across_b))
+            outer(columns_of_b(problem, config) // (2 if problem.gated else 1), config.cluster_m,
+                  across_b))
 
 
 def chunks_per_stage(config: KernelConfig) -> int:
@@ -160,13 +178,13 @@ def cluster_partials_bytes(config: KernelConfig) -> int:
 def stores_by_tma(problem: GemmProblem, config: KernelConfig) -> bool:
     """Whether TMA stores C: from the one buffer 16-bit values."""
     return (config.split_k == 1 and config.swap_ab != 1 and tma_store(problem)
-            and not (one_buffer(config) and dtype_of(problem.dtype_out).itemsize != 2))
+            and not (one_buffer(problem, config) and dtype_of(problem.dtype_out).itemsize != 2))
 
 
 def evict_first(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> bool:
     """Whether C, which the L2 cannot hold, is stored with the policy evict_first, so that A and B
     stay there, which tiles read again. Only PTX stores, those from the one buffer, can say so."""
-    return (one_buffer(config) and stores_by_tma(problem, config)
+    return (one_buffer(problem, config) and stores_by_tma(problem, config)
             and problem.bytes_of_c() > device.l2_bytes)
 
 
@@ -178,7 +196,7 @@ def vector_of(problem: GemmProblem, config: KernelConfig) -> int:
     if (config.split_k > 1 or config.swap_ab == 1 or size != 2 or problem.align_c < size
             or stores_by_tma(problem, config)):
         return 0
-    return 2 if problem.n % 2 == 0 and problem.align_c >= 2 * size else 1
+    return 2 if problem.columns % 2 == 0 and problem.align_c >= 2 * size else 1
 
 
 def stage_bytes(problem: GemmProblem, config: KernelConfig) -> int:
@@ -192,9 +210,10 @@ def store_buffers(problem: GemmProblem, config: KernelConfig) -> int:
     """Store buffers of a consumer whose epilogue tiles are stored one after the other: two, so that
     it fills one while TMA reads the other, where they fit and no second program is to
     fit on the SM."""
-    if config.epilogue_subtile == 1 or consumers_of(config) == 1 or not one_buffer(config):
+    if config.epilogue_subtile == 1 or consumers_of(config) == 1 or not one_buffer(problem, config):
         return 1
-    buffer = 64 * epilogue_columns(config) * dtype_of(problem.dtype_out).itemsize
+    buffer = (64 * epilogue_columns(problem, config) * outputs_of(problem)
+              * dtype_of(problem.dtype_out).itemsize)
     stages = config.num_stages * stage_bytes(problem, config)
     total = stages + 2 * buffer * consumers_of(config) + _BARRIERS + _OTHERS
     return 2 if total <= _MOST_SHARED else 1
@@ -202,20 +221,21 @@ def store_buffers(problem: GemmProblem, config: KernelConfig) -> int:
 
 def staged_bytes(problem: GemmProblem, config: KernelConfig) -> int:
     """Bytes of C that a consumer stages in shared memory before it stores them."""
-    rows, columns = rows_of(config), config.block_n // config.cluster_k
-    if one_buffer(config) and (config.epilogue_subtile == 2 or not stores_by_tma(problem, config)):
+    rows, columns = rows_of(config), columns_of_c(problem, config)
+    if one_buffer(problem, config) and (
+            config.epilogue_subtile == 2 or not stores_by_tma(problem, config)):
         rows = 64  # one accumulator after the other
     if vector_of(problem, config):
-        most = fragment_columns(problem, config) if one_buffer(config) else columns
+        most = fragment_columns(problem, config) if one_buffer(problem, config) else columns
         columns = min(row_columns(config), most)
     elif not stores_by_tma(problem, config):
         return 0
-    elif one_buffer(config):
+    elif one_buffer(problem, config):
         if config.epilogue_subtile == 2:
-            columns = store_buffers(problem, config) * epilogue_columns(config)
+            columns = store_buffers(problem, config) * epilogue_columns(problem, config)
     else:
         columns //= config.epilogue_subtile
-    return rows * columns * dtype_of(problem.dtype_out).itemsize
+    return rows * columns * outputs_of(problem) * dtype_of(problem.dtype_out).itemsize
 
 
 def barriers_offset(problem: GemmProblem, config: KernelConfig) -> int:
@@ -227,7 +247,7 @@ def barriers_offset(problem: GemmProblem, config: KernelConfig) -> int:
 def layout_constants(problem: GemmProblem, config: KernelConfig) -> tuple[tuple[str, int], ...]:
     """The layout of shared memory as constants of the device code. Offsets are bytes in the one
     buffer; they and the boxes are 0 where there are several. STORE_BYTES is a consumer's."""
-    one, stage = one_buffer(config), stage_bytes(problem, config)
+    one, stage = one_buffer(problem, config), stage_bytes(problem, config)
     partials = config.num_stages * stage * one
     store = partials + cluster_partials_bytes(config)
     staged = staged_bytes(problem, config) * (one and stores_by_tma(problem, config))
@@ -241,7 +261,7 @@ def layout_constants(problem: GemmProblem, config: KernelConfig) -> tuple[tuple[
 
 def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
     """Bytes: the operands' stages, what a cluster exchanges, what of C is staged, the barriers."""
-    barriers = _BARRIERS if one_buffer(config) else 16 * config.num_stages + 16
+    barriers = _BARRIERS if one_buffer(problem, config) else 16 * config.num_stages + 16
     return (config.num_stages * stage_bytes(problem, config) + cluster_partials_bytes(config)
             + consumers_of(config) * staged_bytes(problem, config) + barriers + _OTHERS)
 
@@ -258,12 +278,12 @@ def programs_an_sm(problem: GemmProblem, config: KernelConfig, device: DeviceSpe
     return max(1, min(2, device.blocks_by_shared(shared_bytes(problem, config))))
 
 
-def registers_of(config: KernelConfig) -> tuple[int, int]:
+def registers_of(problem: GemmProblem, config: KernelConfig) -> tuple[int, int]:
     """Registers a thread of the consumers and of the producer's group, in multiples of 8: together
     at most what the kernel starts with."""
     consumers = consumers_of(config)
     producer = _PRODUCER_REGISTERS
-    if one_buffer(config):
+    if one_buffer(problem, config):
         producer = (_MULTICAST_PRODUCER_REGISTERS if multicasters_of(config) > 1 else
                     _ONE_BUFFER_PRODUCER_REGISTERS)[consumers]
     rest = START_REGISTERS[consumers] * (consumers + 1) - producer
@@ -273,17 +293,20 @@ def registers_of(config: KernelConfig) -> tuple[int, int]:
 def early_fragments(problem: GemmProblem, config: KernelConfig, addend: object) -> int:
     """Fragments of a tile's D that are loaded before the last product is complete: those for which
     the accumulator leaves registers. Of eight columns a thread holds four values of a matrix, and
-    two of a vector at most."""
-    if addend in ("none", "scale") or not one_buffer(config):
+    two of a vector at most; of a gated product's bias those of both halves."""
+    if addend in ("none", "scale") or not one_buffer(problem, config):
         return 0
     accumulators = rows_of(config) // 64
     others = _OTHER_REGISTERS + (accumulators - 1) * _SECOND_ACCUMULATOR_REGISTERS
-    spare = registers_of(config)[0] - accumulators * config.block_n // 2 - others
+    spare = registers_of(problem, config)[0] - accumulators * config.block_n // 2 - others
     if addend == "tile" and (transposed(config) or not stores_by_tma(problem, config)):
         spare -= _MATRIX_REGISTERS
-    columns = spare * (2 if addend == "tile" else 4)
+    epilogue = EPILOGUES[problem.epilogue]
+    columns = spare * (2 if addend == "tile" or problem.gated else 4)
+    if epilogue.residual and epilogue.addend == "bias":
+        columns = (spare - _VECTOR_REGISTERS) * 4 // 3
     width = fragment_columns(problem, config)
-    fragments = accumulators * config.block_n // config.cluster_k // width
+    fragments = accumulators * columns_of_c(problem, config) // width
     return max(0, min(fragments, columns // width))
 
 

@@ -42,7 +42,9 @@ class OperandSet:
     """One draw: ``a`` [M, K], ``b`` [K, N], ``out`` [M, N], with a leading batch where > 1.
 
     A ``t`` operand is stored transposed and passed as its ``.mT`` view. ``d`` is what the
-    epilogue adds: a bias [N], a matrix of ``out``'s shape, or None.
+    epilogue adds: a bias [N], a matrix of ``out``'s shape, or None. ``bias`` [N] is what it adds
+    before the activation, where ``d`` is a residual; ``aux`` [M, N] its auxiliary output. ``b`` and
+    a bias of a gated product hold both halves, the gate's first, and ``out`` is [M, N / 2].
     """
 
     a: torch.Tensor
@@ -51,14 +53,35 @@ class OperandSet:
     d: torch.Tensor | None = None
     alpha: float = 1.0
     beta: float = 1.0
+    bias: torch.Tensor | None = None
+    aux: torch.Tensor | None = None
+    gated: bool = False
 
     @property
     def arguments(self) -> tuple:
-        """Keyword arguments of a bound config: D, alpha and beta, only where the epilogue has them.
-        """
-        if self.d is None and self.alpha == 1.0:
-            return self.a, self.b, self.out
-        return self.a, self.b, self.out, self.d, self.alpha, self.beta
+        """Arguments of a bound config: A, B and the result, then D, alpha and beta, only where the
+        epilogue has them. The two halves of a gated product are matrices of a batch of 2."""
+        b, d = self.b, self.d
+        if self.gated:
+            b = _halves(b)
+            d = None if d is None else _halves(d[None].expand(len(self.out), -1))
+        if d is None and self.alpha == 1.0:
+            return self.a, b, self.out
+        return self.a, b, self.out, d, self.alpha, self.beta
+
+    @property
+    def others(self) -> dict[str, torch.Tensor]:
+        """What else a bound config takes, by name."""
+        found = {} if self.bias is None else {"bias": self.bias}
+        if self.aux is not None:
+            matrix = self.aux if self.aux.dim() == 3 else self.aux[None]
+            found["aux"] = _halves(self.aux) if self.gated else matrix
+        return found
+
+
+def _halves(x: torch.Tensor) -> torch.Tensor:
+    """[rows, 2 N] as [2, rows, N]."""
+    return x.unflatten(-1, (2, -1)).movedim(-2, 0)
 
 
 class Rotation(NamedTuple):
@@ -133,19 +156,26 @@ class _Pool:
 class Operands(Sequence[OperandSet]):
     """The drawn sets, a sequence of :class:`OperandSet`; see :func:`draw`."""
 
-    def __init__(self, a: _Pool, b: _Pool, out: _Pool, d: _Pool | None,
-                 problem: GemmProblem) -> None:
-        self._out = out
+    def __init__(self, a: _Pool, b: _Pool, out: _Pool, d: _Pool | None, bias: _Pool | None,
+                 aux: _Pool | None, problem: GemmProblem) -> None:
+        self._outputs = [x for x in (out, aux) if x is not None]
         turn_a, turn_b = (letter == "t" for letter in problem.layout)
-        addend = epilogue_of(problem.epilogue).addend
-        added: Sequence[torch.Tensor | None] = [None] * len(out.tensors())
-        if d is not None:
-            added = [x[0] if addend == "bias" else x for x in d.tensors()]
+        epilogue = epilogue_of(problem.epilogue)
+        addend = epilogue.addend
+
+        def each(pool: _Pool | None, vectors: bool) -> Sequence[torch.Tensor | None]:
+            if pool is None:
+                return [None] * len(out.tensors())
+            return [x[0] if vectors else x for x in pool.tensors()]
+
         # With an addend alpha = beta = 1: torch's defaults, for which it has its fastest
         # implementations.
         alpha = _SCALE if addend == "scale" else 1.0
-        self._sets = [OperandSet(*four, alpha) for four in
-                      zip(a.tensors(turn_a), b.tensors(turn_b), out.tensors(), added, strict=True)]
+        self._sets = [
+            OperandSet(*four, alpha, 1.0, *further, problem.gated) for *four, further in
+            zip(a.tensors(turn_a), b.tensors(turn_b), out.tensors(),
+                each(d, not epilogue.d_is_matrix),
+                zip(each(bias, True), each(aux, False), strict=True), strict=True)]
 
     def __len__(self) -> int:
         return len(self._sets)
@@ -155,7 +185,8 @@ class Operands(Sequence[OperandSet]):
 
     def poison(self) -> None:
         """Poisons every output and its surroundings."""
-        self._out.poison()
+        for pool in self._outputs:
+            pool.poison()
 
     def blemishes(self) -> tuple[int, int]:
         """Counts, since :meth:`poison`, output elements that are still poison and elements that
@@ -163,11 +194,13 @@ class Operands(Sequence[OperandSet]):
 
         Synchronizes.
         """
-        out = self._out
-        everywhere, inside = torch.stack((out.poisoned(out.storage),
-                                          out.poisoned(out.every))).tolist()
-        outside = out.storage.numel() - out.elements
-        return inside, outside - (everywhere - inside)
+        inside = outside = 0
+        for out in self._outputs:
+            everywhere, here = torch.stack((out.poisoned(out.storage),
+                                            out.poisoned(out.every))).tolist()
+            inside += here
+            outside += out.storage.numel() - out.elements - (everywhere - here)
+        return inside, outside
 
 
 def draw(problem: GemmProblem, *, sets: int = 1, seed: int = 0,
@@ -193,17 +226,24 @@ def draw(problem: GemmProblem, *, sets: int = 1, seed: int = 0,
     generator = torch.Generator(device).manual_seed(seed)
     a, b = (_Pool(sets, problem.batch, *problem.stored(name), operand.format, operand.align,
                   device, name) for name, operand in (("a", problem.a), ("b", problem.b)))
-    out = _Pool(sets, problem.batch, problem.m, problem.n, problem.c.format, problem.align_c,
-                device, "c")
+    epilogue, d, bias, aux = epilogue_of(problem.epilogue), None, None, None
+
+    def result(columns: int) -> _Pool:
+        return _Pool(sets, problem.batch, problem.m, columns, problem.c.format, problem.align_c,
+                     device, "c")
+
+    out = result(problem.columns)
     drawn = [a, b]
-    d = None
-    if epilogue_of(problem.epilogue).reads_d:
-        one_row = epilogue_of(problem.epilogue).addend == "bias"
-        d = _Pool(sets, *((1, 1) if one_row else (problem.batch, problem.m)), problem.n,
-                  problem.c.format,
-                  FULL_ALIGNMENT if one_row else problem.align_c, device, "c")
+    if epilogue.d_is_matrix:
+        d = result(problem.columns)
         drawn.append(d)
+    if epilogue.addend == "bias":
+        vector = _Pool(sets, 1, 1, problem.n, problem.c.format, FULL_ALIGNMENT, device, "c")
+        drawn.append(vector)
+        d, bias = (d, vector) if epilogue.residual else (vector, None)
+    if epilogue.aux:
+        aux = result(problem.n)
     for pool in drawn:
         pool.format.draw(pool.every, generator)
-    return Operands(a, b, out, d, problem)
+    return Operands(a, b, out, d, bias, aux, problem)
 

@@ -253,7 +253,8 @@ class ProblemBench:
 
     def run_proof_changed(self, contender: Contender) -> ErrorReport:
         """Checks that nothing derived from operand values outlives a call: calls, negates A and
-        doubles B in place (both exact), scales D as the product is scaled, and calls again."""
+        doubles B in place (both exact), scales what is added as the product is scaled, and calls
+        again."""
         index = self.proof.sets[0]
         one = self.operands[index]
         call, = self.bind(contender, [index])
@@ -262,8 +263,9 @@ class ProblemBench:
             call()
             one.a.neg_()
             one.b.mul_(2)
-            if one.d is not None:
-                one.d.mul_(-2)
+            for added in (one.d, one.bias):
+                if added is not None:
+                    added.mul_(-2)
             try:
                 self.operands.poison()
                 call()
@@ -272,8 +274,9 @@ class ProblemBench:
             finally:
                 one.a.neg_()
                 one.b.mul_(0.5)
-                if one.d is not None:
-                    one.d.mul_(-0.5)
+                for added in (one.d, one.bias):
+                    if added is not None:
+                        added.mul_(-0.5)
 
     def check_closing(self, entry: Entry, timer: Timer) -> None:
         """Runs one last timed replay on poisoned outputs, so that the timed code itself is checked.

@@ -8,14 +8,14 @@ of the rows, which includes the first and the last. NaN is searched for in the w
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from tritongemm.measure import numerics
-from tritongemm.measure.epilogue import ACTIVATIONS, linear_part
+from tritongemm.measure.epilogue import finish_of, linear_part
 from tritongemm.measure.numerics import Error, ErrorReport, Limit
 from tritongemm.measure.operands import Operands
 from tritongemm.problem import GemmProblem, epilogue_of
@@ -30,20 +30,32 @@ _ELEMENTS = {"cuda": 2**28, "cpu": 2**24}
 
 @dataclass
 class _Set:
-    """An operand set with a reference: its rows (None: all), the reference before the activation,
-    and the error limits."""
+    """An operand set with a reference: its rows (None: all), the reference before the activation
+    (and a residual, in columns behind), the function that finishes it, and the error limits."""
 
     index: int
     rows: torch.Tensor | None
     ref: torch.Tensor
-    activation: str
+    finish: Callable[[torch.Tensor], torch.Tensor]
     lowest: Limit
     allowed: Limit
+    linear: Limit
+    gated: bool = False
 
     def error(self, operands: Operands, scale: float) -> Error:
-        out = operands[self.index].out
-        return numerics.error_of(out if self.rows is None else out[..., self.rows, :], self.ref,
-                                 scale, ACTIVATIONS[self.activation])
+        return numerics.error_of(self._of(operands[self.index].out), self.ref, scale, self.finish)
+
+    def judged_aux(self, operands: Operands, scale: float, what: str) -> ErrorReport | None:
+        """Of the auxiliary output, which is the reference itself; None: there is none."""
+        aux = operands[self.index].aux
+        if aux is None:
+            return None
+        allowed = Limit(self.linear.maximum * abs(scale), self.linear.rms * abs(scale))
+        return numerics.judge(numerics.error_of(self._of(aux), self.ref, scale), allowed,
+                              f"{what}, auxiliary output")
+
+    def _of(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.rows is None else x[..., self.rows, :]
 
 
 class Proof:
@@ -72,11 +84,17 @@ class Proof:
     def _prepare(self, index: int, rows: torch.Tensor | None, problem: GemmProblem) -> _Set:
         one = self._operands[index]
         added = 0.0 if one.d is None else abs(one.beta) * numerics.rms(one.d)
-        lowest = numerics.floor(one.out.dtype, one.a.shape[-1],
-                                abs(one.alpha) * numerics.output_size(one.a, one.b),
-                                problem.compute, added)
-        ref = linear_part(numerics.reference(one.a, one.b, rows), one, rows)
-        return _Set(index, rows, ref, epilogue_of(problem.epilogue).activation, lowest, lowest)
+        if one.bias is not None:
+            added += numerics.rms(one.bias)
+        size = abs(one.alpha) * numerics.output_size(one.a, one.b)
+        k, compute = one.a.shape[-1], problem.compute
+        linear = lowest = numerics.floor(one.out.dtype, k, size, compute, added)
+        if problem.gated:  # a product of two sums, each with its error
+            lowest = numerics.floor(one.out.dtype, k, 2.0 * (size + added) ** 2, compute)
+        residual = epilogue_of(problem.epilogue).residual
+        ref = linear_part(numerics.reference(one.a, one.b, rows), one, rows, residual)
+        return _Set(index, rows, ref, finish_of(problem), lowest, lowest, linear,
+                    problem.gated)
 
     @property
     def sets(self) -> list[int]:
@@ -108,9 +126,12 @@ class Proof:
         for one in self._sets:
             if sets is not None and one.index not in sets:
                 continue
-            factor = abs(scale)
+            factor = abs(scale) ** (2 if one.gated else 1)
             allowed = Limit(one.allowed.maximum * factor, one.allowed.rms * factor)
             worst = worse(worst, numerics.judge(one.error(self._operands, scale), allowed, what))
+            aux = one.judged_aux(self._operands, scale, what)
+            if aux is not None:
+                worst = worse(worst, aux)
         return worst
 
 

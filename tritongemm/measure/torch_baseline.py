@@ -89,7 +89,7 @@ class TorchBaseline:
         self.problem = problem
         self._made = {f"{library} {way}".strip(): (library, bind)
                       for library in available_libraries(device)
-                      for way, bind in torch_ways(problem, product).items()}
+                      for way, bind in torch_ways(problem, product, device.type == "cuda").items()}
         self.back_ends = tuple(self._made)
 
     def contender(self, back_end: str, name: str = TORCH) -> Contender:

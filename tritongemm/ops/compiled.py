@@ -49,6 +49,60 @@ def run(rule: Rule, tensors: tuple[Tensor, ...], numbers: tuple[float, ...]) -> 
     return torch.ops.tritongemm.matmul(a, b)  # the batch as it lies: bmm would want copies
 
 
+def gated(x: Tensor, w: Tensor, bias: Tensor | None, activation: str,
+          interleaved: bool) -> Tensor | None:
+    """``gated_linear`` by a registered op; None where none is for it."""
+    tensors = _layer(x, w, bias, None)
+    if tensors is None:
+        return None
+    x, w, bias, _ = tensors
+    rows = x.reshape(-1, x.shape[-1])
+    if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad
+                                    or bias is not None and bias.requires_grad):
+        result = torch.ops.tritongemm.gated_linear_aux(rows, w, bias, activation, interleaved)[0]
+    else:
+        result = torch.ops.tritongemm.gated_linear(rows, w, bias, activation, interleaved)
+    return result.reshape(x.shape[:-1] + (w.shape[0] // 2,))
+
+
+def linear(x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None,
+           activation: str) -> Tensor | None:
+    """``linear`` with a residual, or with an activation and a gradient, by a registered op; None
+    where none is for it."""
+    tensors = _layer(x, w, bias, residual)
+    if tensors is None:
+        return None
+    x, w, bias, residual = tensors
+    rows, shape = x.reshape(-1, x.shape[-1]), x.shape[:-1] + w.shape[:1]
+    ops = torch.ops.tritongemm
+    if activation != "none" and torch.is_grad_enabled() and (
+            x.requires_grad or w.requires_grad or bias is not None and bias.requires_grad):
+        result = ops.linear_aux(rows, w, bias, activation)[0].reshape(shape)
+        return result if residual is None else result + residual
+    if residual is None:
+        return None
+    return ops.linear_residual(rows, w, bias, residual.reshape(-1, w.shape[0]),
+                               activation).reshape(shape)
+
+
+def _layer(x: Tensor, w: Tensor, bias: Tensor | None,
+           residual: Tensor | None) -> tuple | None:
+    """A layer's operands as autocast casts them, None among them; None where no op is for them."""
+    if _transformed() or forward_ad._current_level >= 0:
+        return None
+    x, w = cast("linear", (x, w))
+    if bias is not None:
+        bias, = cast("linear", (bias,))
+    if residual is not None:
+        residual, = cast("linear", (residual,))
+    tensors = tuple(t for t in (x, w, bias, residual) if t is not None)
+    if not _takes(tensors) or x.dim() < 2 or w.dim() != 2 or x.shape[-1] != w.shape[1]:
+        return None
+    if w.shape[1] == 0 or bias is not None and bias.dim() != 1:
+        return None
+    return x, w, bias, residual
+
+
 def _transformed() -> bool:
     return torch._C._are_functorch_transforms_active()
 

@@ -80,3 +80,13 @@ def grad_activation(name: str, grad: Tensor, result: Tensor, total: Callable[[],
     """
     one = BY_NAME[name]
     return one.gradient(grad, result if one.of_result else total())
+
+
+def grad_gated(name: str, grad: Tensor, total: Tensor) -> Tensor:
+    """The gradient of the columns [gate, other] of ``total`` [..., 2 N], of which activation(gate)
+    * other was made: grad * other * activation'(gate) and grad * activation(gate)."""
+    one = BY_NAME[name]
+    gate, other = total.chunk(2, -1)
+    active = one.op()(gate)
+    return torch.cat((one.gradient(grad * other, active if one.of_result else gate),
+                      grad * active), -1)

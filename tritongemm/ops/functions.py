@@ -25,7 +25,7 @@ from torch.utils._device import DeviceContext
 from tritongemm import settings
 from tritongemm.activations import Name as Activation
 from tritongemm.errors import UnsupportedError, UsageError
-from tritongemm.ops import autograd, compiled, native
+from tritongemm.ops import autograd, compiled, fused_linear, native
 from tritongemm.ops.autocast import cast
 from tritongemm.ops.autograd import ACTIVATE
 from tritongemm.ops.declined import Declined
@@ -45,6 +45,7 @@ from tritongemm.ops.execute import (
     product_into,
 )
 from tritongemm.ops.untraced import uncompiled, untraced
+from tritongemm.problem import GATES
 
 _FUNCTIONALIZE = TransformType.Functionalize
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
@@ -125,26 +126,32 @@ def baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, out_dtype: torch.dtyp
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *,
-           activation: Activation = "none", strict: bool = False) -> Tensor:
-    """activation(input @ weight.T + bias) as ``torch.nn.functional.linear``, by one kernel.
+           activation: Activation = "none", residual: Tensor | None = None,
+           strict: bool = False) -> Tensor:
+    """activation(input @ weight.T + bias) + residual as ``torch.nn.functional.linear``, by one
+    kernel: in float32, rounded once.
 
-    If a gradient is needed, torch's activation runs after the kernel, because its gradient needs
-    the pre-activation.
+    If a gradient is needed, the kernel also writes the pre-activation if the activation's gradient
+    depends on that (``gelu, gelu_tanh, silu``), and torch adds the residual.
 
     Args:
         input: [..., K].
         weight: [N, K].
         bias: [N].
         activation: a name of ``tritongemm.activations.BY_NAME``, such as ``relu`` or ``gelu``.
+        residual: [..., N], of the result's shape, dtype and device; added after the activation.
         strict: as in :func:`matmul`.
 
     Raises:
-        UsageError: an unknown activation. Otherwise as :func:`matmul`.
+        UsageError: an unknown activation; a residual of another shape, dtype or device than the
+            result. Otherwise as :func:`matmul`.
     """
     op = LINEAR.get(activation)
     if op is None:
         raise UsageError(f"activation={activation!r} is not known; use one of "
                          f"{', '.join(ACTIVATIONS)}")
+    if residual is not None or activation != "none" and _needs_gradient(input, weight, bias):
+        return _further_linear(input, weight, bias, activation, residual, strict)
     theirs = torch.nn.functional.linear if activation == "none" else partial(
         _activated_linear, activation)
     if bias is None:
@@ -159,7 +166,111 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *,
         if not (strict or settings.current().strict):
             return theirs(input, weight, bias)
     return _slow_path(partial(theirs, input, weight, bias), op, (bias, input, weight), strict,
-                  numbers=(1, 1))
+                      numbers=(1, 1))
+
+
+def gated_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *,
+                 activation: Activation = "silu", interleaved: bool = False,
+                 strict: bool = False) -> Tensor:
+    """activation(input @ gate.T + gate_bias) * (input @ up.T + up_bias) by one kernel, which does
+    not write the 2 N columns of the product (GLU variants: Shazeer, arXiv 2002.05202).
+
+    Where a gradient is needed the kernel does write them, as a second result. Where no kernel runs
+    it: :func:`linear`, then torch's activation and product.
+
+    Args:
+        input: [..., K].
+        weight: [2 N, K]: the N rows of the gate, then those of ``up``.
+        bias: [2 N], in the order of ``weight``'s rows.
+        activation: of the gate: ``relu``, ``gelu``, ``gelu_tanh`` or ``silu``.
+        interleaved: rows of ``weight`` are gate, up, gate, up, ...
+        strict: as in :func:`matmul`.
+
+    Returns:
+        [..., N].
+
+    Raises:
+        UsageError: an activation that no gate has; a weight that is no matrix or has an odd number
+            of rows; a bias of another shape. Otherwise as :func:`matmul`.
+    """
+    if activation not in GATES:
+        raise UsageError(f"activation={activation!r} is not one of a gate; use one of "
+                         f"{', '.join(GATES)}")
+    if weight.dim() != 2 or weight.shape[0] % 2:
+        raise UsageError(f"weight is of shape {tuple(weight.shape)}; a gated weight is [2 N, K]: "
+                         "as many rows of the gate as of the other half")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise UsageError(f"bias is of shape {tuple(bias.shape)}; the weight has {weight.shape[0]} "
+                         f"rows, so it is ({weight.shape[0]},)")
+    if _compiling():
+        result = compiled.gated(input, weight, bias, activation, interleaved)
+        if result is not None:
+            return result
+    else:
+        reason = _further(fused_linear.gated, (input, weight, bias), (activation, interleaved),
+                          strict)
+        if not isinstance(reason, Declined):
+            return reason
+    # Strict calls raise in `linear` where the product would be torch's.
+    total = linear(input, weight, bias, strict=strict)
+    return fused_linear.gate(ACTIVATE[activation], total, interleaved)
+
+
+def _needs_gradient(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad
+                                           for x in tensors)
+
+
+def _further_linear(input: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation,
+                    residual: Tensor | None, strict: bool) -> Tensor:
+    """A linear layer with a residual, or with an activation and a gradient: by one kernel, else
+    composed."""
+    if residual is not None:
+        _check_residual(input, weight, residual)
+    if _compiling():
+        result = compiled.linear(input, weight, bias, residual, activation)
+        if result is not None:
+            return result
+    else:
+        done = _further(fused_linear.linear, (input, weight, bias, residual), (activation,), strict)
+        if not isinstance(done, Declined):
+            return done
+    if residual is None:
+        return ACTIVATE[activation](linear(input, weight, bias, strict=strict))
+    return linear(input, weight, bias, activation=activation, strict=strict) + residual
+
+
+def _check_residual(input: Tensor, weight: Tensor, residual: Tensor) -> None:
+    shape = (*input.shape[:-1], *weight.shape[:-1])
+    if tuple(residual.shape) != shape:
+        raise UsageError(f"residual is of shape {tuple(residual.shape)}; the result, to which it "
+                         f"is added, is of shape {shape}. Expand it first")
+    dtype = input.dtype
+    if torch.is_autocast_enabled(input.device.type):
+        dtype = torch.get_autocast_dtype(input.device.type)
+    if residual.dtype not in (dtype, input.dtype) or residual.device != input.device:
+        raise UsageError(f"residual is {residual.dtype} on {residual.device}; the result is "
+                         f"{dtype} on {input.device}. Convert it first")
+
+
+@untraced
+def _further(run: Callable[..., Tensor | Declined], tensors: tuple[Tensor | None, ...],
+             options: tuple, strict: bool) -> Tensor | Declined:
+    """A layer of ``fused_linear``, unless a mode, a transform or a sub-class makes it torch's."""
+    present = tuple(x for x in tensors if x is not None)
+    reason = _torch_only(present)
+    if reason is None and (_transforms() or forward_ad._current_level >= 0):
+        reason = "a transform or forward mode is active"
+    if reason is not None:
+        return Declined(reason)
+    if _any_autocast():
+        cast_ = iter(cast("linear", present))
+        tensors = tuple(None if x is None else next(cast_) for x in tensors)
+    tensors = tuple(x if x is None or not x.is_neg() else x.resolve_neg() for x in tensors)
+    result = run(*tensors, *options)
+    if isinstance(result, Declined) and result.by_choice and (strict or settings.current().strict):
+        return run(*tensors, *options, True)
+    return result
 
 
 def _activated_linear(activation: str, *operands: Tensor) -> Tensor:

@@ -25,8 +25,9 @@ from torch import Tensor
 from tritongemm import settings
 from tritongemm.activations import BY_NAME
 from tritongemm.errors import UnsupportedError, UsageError
-from tritongemm.ops import execute, formulas, native
+from tritongemm.ops import execute, formulas, fused_linear, native
 from tritongemm.ops.execute import Declined
+from tritongemm.ops.fused_linear import Layer
 from tritongemm.ops.native import Form
 from tritongemm.ops.untraced import untraced
 
@@ -40,6 +41,14 @@ SCHEMAS = {
              'str activation="none") -> Tensor',
     "baddbmm": "(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) "
                "-> Tensor",
+    "gated_linear": "(Tensor input, Tensor weight, Tensor? bias, str activation, bool interleaved) "
+                    "-> Tensor",
+    "gated_linear_aux": "(Tensor input, Tensor weight, Tensor? bias, str activation, "
+                        "bool interleaved) -> (Tensor, Tensor)",
+    "linear_aux": "(Tensor input, Tensor weight, Tensor? bias, str activation) "
+                  "-> (Tensor, Tensor)",
+    "linear_residual": "(Tensor input, Tensor weight, Tensor? bias, Tensor residual, "
+                       "str activation) -> Tensor",
 }
 _ACTIVATE = {name: one.op() for name, one in BY_NAME.items()}
 
@@ -133,6 +142,90 @@ def _activation(name: str) -> Callable[[Tensor], Tensor]:
                          f"{', '.join(BY_NAME)}") from None
 
 
+def _layer(layer: Layer, x: Tensor, w: Tensor, bias: Tensor | None,
+           residual: Tensor | None = None) -> tuple[Tensor, ...]:
+    """The results of a linear layer by one launch, else by aten."""
+    activate = _activation(layer.activation)
+    result = fused_linear.run(layer, x, w, bias, residual)
+    if isinstance(result, Declined) and settings.current().strict:
+        if result.by_choice:
+            result = fused_linear.run(layer._replace(forced=True), x, w, bias, residual)
+        if isinstance(result, Declined):
+            raise UnsupportedError(f"a linear layer would call torch: {result}")
+    if not isinstance(result, Declined):
+        return result
+    total = _product_of_layer(x, w, bias)
+    if layer.gated:
+        done = fused_linear.gate(activate, total, layer.interleaved)
+        if layer.interleaved and layer.aux:
+            total = torch.cat(fused_linear.halves(total, True), -1)
+    else:
+        done = activate(total)
+        if done is total and layer.aux:
+            done = total.clone()  # results of an op do not share memory
+    if residual is not None:
+        done = done + residual
+    return (done, total) if layer.aux else (done,)
+
+
+def _product_of_layer(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    """x @ w.T + bias by the ops of this file."""
+    ops = torch.ops.tritongemm
+    return ops.mm(x, w.t()) if bias is None else ops.addmm(bias, x, w.t())
+
+
+@untraced
+def _gated_linear(x: Tensor, w: Tensor, bias: Tensor | None, activation: str,
+                  interleaved: bool) -> Tensor:
+    return _layer(Layer(activation, True, interleaved), x, w, bias)[0]
+
+
+@untraced
+def _gated_linear_aux(x: Tensor, w: Tensor, bias: Tensor | None, activation: str,
+                      interleaved: bool) -> tuple[Tensor, ...]:
+    return _layer(Layer(activation, True, interleaved, True), x, w, bias)
+
+
+@untraced
+def _linear_aux(x: Tensor, w: Tensor, bias: Tensor | None, activation: str) -> tuple[Tensor, ...]:
+    return _layer(Layer(activation, aux=True), x, w, bias)
+
+
+@untraced
+def _linear_residual(x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor,
+                     activation: str) -> Tensor:
+    return _layer(Layer(activation), x, w, bias, residual)[0]
+
+
+def _fake_layer(layer: Layer, x: Tensor, w: Tensor,
+                bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    _activation(layer.activation)
+    total = aten.mm(x, w.t()) if bias is None else aten.addmm(bias, x, w.t())
+    if layer.gated:
+        return total.new_empty((total.shape[0], total.shape[1] // 2)), total
+    return torch.empty_like(total), total
+
+
+def _fake_gated_linear(x: Tensor, w: Tensor, bias: Tensor | None, activation: str,
+                       interleaved: bool) -> Tensor:
+    return _fake_layer(Layer(activation, True, interleaved), x, w, bias)[0]
+
+
+def _fake_gated_linear_aux(x: Tensor, w: Tensor, bias: Tensor | None, activation: str,
+                           interleaved: bool) -> tuple[Tensor, Tensor]:
+    return _fake_layer(Layer(activation, True, interleaved), x, w, bias)
+
+
+def _fake_linear_aux(x: Tensor, w: Tensor, bias: Tensor | None,
+                     activation: str) -> tuple[Tensor, Tensor]:
+    return _fake_layer(Layer(activation), x, w, bias)
+
+
+def _fake_linear_residual(x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor,
+                          activation: str) -> Tensor:
+    return _fake_layer(Layer(activation), x, w, bias)[0]
+
+
 def _keep_pair(ctx: Any, inputs: tuple, *more: Tensor) -> None:
     """Saves A and B, the last inputs, each if the gradient of the other one needs it."""
     # While an op runs, torch passes one more input of its own after these.
@@ -198,6 +291,40 @@ def _register_sum(name: str, product: str) -> None:
                                     lib=_library)
 
 
+def _register_layer(name: str, layer: Layer, residual: bool = False) -> None:
+    """Registers the gradient of a linear layer. Without the argument of the activation among its
+    results the backward computes that again."""
+    def setup(ctx: Any, inputs: tuple, output: Any) -> None:
+        x, w, bias = inputs[:3]
+        words = inputs[4 if residual else 3:]
+        ctx.layer = layer._replace(activation=words[0], interleaved=layer.gated and words[1])
+        ctx.save_for_backward(x, w, bias, output[1] if layer.aux else None)
+
+    def backward(ctx: Any, grad: Tensor | None, grad_total: Tensor | None = None) -> tuple:
+        x, w, bias, total = ctx.saved_tensors
+        one = BY_NAME[ctx.layer.activation]
+        if total is None and ctx.layer.activation != "none":
+            total = _product_of_layer(x, w, bias)
+            if ctx.layer.interleaved:
+                total = torch.cat(fused_linear.halves(total, True), -1)
+        of = total
+        if one.of_result and not ctx.layer.gated and ctx.layer.activation != "none":
+            of = one.op()(total)
+        result = grad
+        grad = fused_linear.grad_of_total(ctx.layer, grad, grad_total, of)
+        assert grad is not None  # one of the results has a gradient
+        need = ctx.needs_input_grad
+        ops = torch.ops.tritongemm
+        gradients = (ops.mm(grad, w) if need[0] else None, ops.mm(grad.t(), x) if need[1] else None,
+                     grad.sum(0) if bias is not None and need[2] else None)
+        if residual:
+            return (*gradients, result if need[3] else None, None)
+        return (*gradients, None, None) if layer.gated else (*gradients, None)
+
+    torch.library.register_autograd(f"tritongemm::{name}", backward, setup_context=setup,
+                                    lib=_library)
+
+
 #: Must live as long as the process: torch removes an op when its library is destroyed.
 _library = torch.library.Library("tritongemm", "FRAGMENT")
 
@@ -205,7 +332,11 @@ _library = torch.library.Library("tritongemm", "FRAGMENT")
 @untraced
 def _register() -> None:
     bodies = {"mm": (_mm, aten.mm), "bmm": (_bmm, aten.bmm), "matmul": (_matmul, _fake_matmul),
-              "addmm": (_addmm, _fake_addmm), "baddbmm": (_baddbmm, aten.baddbmm)}
+              "addmm": (_addmm, _fake_addmm), "baddbmm": (_baddbmm, aten.baddbmm),
+              "gated_linear": (_gated_linear, _fake_gated_linear),
+              "gated_linear_aux": (_gated_linear_aux, _fake_gated_linear_aux),
+              "linear_aux": (_linear_aux, _fake_linear_aux),
+              "linear_residual": (_linear_residual, _fake_linear_residual)}
     for name, schema in SCHEMAS.items():
         body, fake = bodies[name]
         _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -215,6 +346,10 @@ def _register() -> None:
         _register_product(name)
     _register_sum("addmm", "mm")
     _register_sum("baddbmm", "bmm")
+    _register_layer("gated_linear", Layer(gated=True))
+    _register_layer("gated_linear_aux", Layer(gated=True, aux=True))
+    _register_layer("linear_aux", Layer(aux=True))
+    _register_layer("linear_residual", Layer(), residual=True)
 
 
 _register()

@@ -45,7 +45,8 @@ class Bound(Protocol):
 
     report: Any
 
-    def __call__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None: ...
+    def __call__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor,
+                 *of_epilogue: Any, **others: torch.Tensor) -> None: ...
 
 
 class Measurer:
@@ -137,8 +138,8 @@ class Measurer:
 
 def _contender(config: KernelConfig, bound: Bound) -> Contender:
     def bind(operands: OperandSet) -> Callable[[], None]:
-        arguments = operands.arguments
-        return lambda: bound(*arguments)
+        arguments, others = operands.arguments, operands.others
+        return lambda: bound(*arguments, **others)
     return Contender(config.config_id, bind)
 
 

@@ -42,8 +42,8 @@ class Selected:
         launch = bind_config(problem, choice.config, target.spec)
 
         def bind(operands: OperandSet) -> Callable[[], None]:
-            arguments = operands.arguments
-            return lambda: launch(*arguments)
+            arguments, others = operands.arguments, operands.others
+            return lambda: launch(*arguments, **others)
 
         report = launch.report
         # What was compiled beforehand comes from the store here; its time is known elsewhere.

@@ -47,7 +47,7 @@ def consumer(result, buffers, sizes, S: gl.constexpr, CONSUMER: gl.constexpr):
     and stores its rows of the tile."""
     a_bufs, b_bufs, c_bufs, full, empty, turns = buffers
     M, N, K, batches = sizes
-    c_desc, c, strides, epilogue = result
+    c_desc, c, strides, epilogue, _ = result
     BOX: gl.constexpr = 0 if S.pingpong else CONSUMER  # this consumer's rows of A
     layout: gl.constexpr = accumulator_layout(S.block_n)
     gluon_wait()

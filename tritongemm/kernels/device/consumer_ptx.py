@@ -17,13 +17,23 @@ from tritongemm.kernels.device.cluster import (
     sum_partials,
 )
 from tritongemm.kernels.device.dependent_launch import gluon_release, gluon_wait
-from tritongemm.kernels.device.epilogue import gluon_finish
+from tritongemm.kernels.device.epilogue import (
+    gluon_activate,
+    gluon_finish,
+    gluon_finish_residual,
+    gluon_linear_part,
+)
 from tritongemm.kernels.device.hopper import mbarrier, thread_barrier, tma_store_wait
 from tritongemm.kernels.device.multicast import arrive_remote, lane_id, tensor_map_address
 from tritongemm.kernels.device.operand_types import ptx_name
 from tritongemm.kernels.device.tile_load import peers_of
 from tritongemm.kernels.device.tile_scheduler import k_range_of, origin_of, units_of
-from tritongemm.kernels.device.tile_store import load_addend, store_tile
+from tritongemm.kernels.device.tile_store import (
+    load_addend,
+    load_operand,
+    store_finished,
+    store_tile,
+)
 
 
 @gluon.jit
@@ -80,47 +90,103 @@ def origin_in_c(row, col, START: gl.constexpr, M, N, S: gl.constexpr):
 
 
 @gluon.jit
-def load_fragment_of_d(epilogue, batch, row, col, FRAGMENT: gl.constexpr, M, N, S: gl.constexpr):
-    """D at the elements of a fragment."""
+def load_fragment_of_d(epilogue, further, batch, row, col, FRAGMENT: gl.constexpr, M, N,
+                       S: gl.constexpr):
+    """D at the elements of a fragment: of a gated product's both halves, or with a residual and the
+    bias, as a pair."""
     like = gl.zeros((64, S.fragment_n), gl.float32,
                     layout=wgmma.accumulator_layout(S.fragment_n))
     if S.transposed:
         like = like.permute((1, 0))
     row, col, M, N = origin_in_c(row + 64 * accumulator_of(FRAGMENT, S), col,
                                  column_of(FRAGMENT, S), M, N, S)
-    return load_addend(like, epilogue, batch, row, col, M, N, S.tma_store, S)
+    value = load_addend(like, epilogue, batch, row, col, M, N, S.tma_store, S)
+    if S.gated:
+        return value, load_addend(like, epilogue, batch + 1, row, col, M, N, S.tma_store, S)
+    elif S.residual:
+        x, stride_xm, stride_xn = further
+        return value, load_operand(like, x, (0, stride_xm, stride_xn), batch, row, col, M, N,
+                                   S.tma_store, False, S.extra)
+    else:
+        return value
 
 
 @gluon.jit
-def store_fragment(result, c_map, acc, value, batch, split, row, col, M, N,
+def finish_further(fragment, other, value, epilogue, S: gl.constexpr):
+    """A fragment's results by an epilogue that is not plain: of C, then what the auxiliary output
+    takes. ``other``: the same columns of a gated product's second half."""
+    d, alpha, beta, stride_db, stride_dm, stride_dn = epilogue
+    if S.gated:
+        left, right = value
+        fragment = gluon_linear_part(fragment, left, alpha, beta, S.addend)
+        other = gluon_linear_part(other, right, alpha, beta, S.addend)
+        return gluon_activate(fragment, S.activation) * other, fragment, other
+    elif S.residual:
+        value, bias = value
+        fragment = gluon_finish_residual(fragment, value, bias, alpha, beta, S.activation, S.extra)
+        return fragment, fragment, fragment
+    else:
+        fragment = gluon_linear_part(fragment, value, alpha, beta, S.addend)
+        return gluon_activate(fragment, S.activation), fragment, fragment
+
+
+@gluon.jit
+def store_output(fragment, map_, batch, row, col, FRAGMENT: gl.constexpr, OUTPUT: gl.constexpr,
+                 BATCHED: gl.constexpr, M, N, S: gl.constexpr, CONSUMER: gl.constexpr):
+    """Writes a finished 16-bit fragment into its epilogue tile, which TMA stores as soon as it is
+    complete. OUTPUT: number of the result."""
+    COLUMN: gl.constexpr = FRAGMENT * S.fragment_n  # of all accumulators' side by side
+    IN_TILE: gl.constexpr = COLUMN % S.epilogue_n
+    BUFFER: gl.constexpr = (S.store_offset + S.store_bytes * CONSUMER
+                            + store_buffer.offset_of(COLUMN, OUTPUT, S))
+    store_buffer.write(fragment, BUFFER, IN_TILE, S.fragment_n, S)
+    if IN_TILE + S.fragment_n == S.epilogue_n:
+        c_row, c_col, _, _ = origin_in_c(row, col, column_of(FRAGMENT, S) - IN_TILE, M, N, S)
+        store_buffer.store(map_, BUFFER, batch, c_row, c_col, BATCHED, S)
+
+
+@gluon.jit
+def store_fragment(result, maps, acc, value, batch, split, row, col, M, N,
                    FRAGMENT: gl.constexpr, S: gl.constexpr, CONSUMER: gl.constexpr):
     """Finishes a fragment of a consumer's tile and stores it: by TMA as soon as its
     epilogue tile is complete, or from registers."""
-    c_desc, c, strides, epilogue = result
+    c_desc, c, strides, epilogue, further = result
+    c_map, aux_map = maps
     ACCUMULATOR: gl.constexpr = accumulator_of(FRAGMENT, S)
     START: gl.constexpr = column_of(FRAGMENT, S)
+    FIRST: gl.constexpr = S.block_n // S.cluster_k * ACCUMULATOR + START
     row += 64 * ACCUMULATOR
-    fragment = wgmma.columns_of(acc, S.block_n // S.cluster_k * ACCUMULATOR + START, S.fragment_n)
+    fragment = wgmma.columns_of(acc, FIRST, S.fragment_n)
     if S.transposed:
         fragment = fragment.permute((1, 0))
     c_row, c_col, rows, cols = origin_in_c(row, col, START, M, N, S)
+    other = fragment
+    if S.gated:
+        other = wgmma.columns_of(acc, FIRST + S.columns, S.fragment_n)
     if S.tma_store:
-        COLUMN: gl.constexpr = FRAGMENT * S.fragment_n  # of all accumulators' side by side
-        TILE: gl.constexpr = COLUMN // S.epilogue_n
-        IN_TILE: gl.constexpr = COLUMN % S.epilogue_n
-        BUFFER: gl.constexpr = (S.store_offset + S.store_bytes * CONSUMER
-                                + store_buffer.offset_of(COLUMN, S))
         d, alpha, beta, stride_db, stride_dm, stride_dn = epilogue
-        if IN_TILE == 0:
-            store_buffer.wait_free(TILE, S)
-        fragment = gluon_finish(fragment, value, alpha, beta, S.addend, S.activation)
-        store_buffer.write(fragment.to(c_desc.dtype), BUFFER, IN_TILE, S.fragment_n, S)
-        if IN_TILE + S.fragment_n == S.epilogue_n:
-            c_row, c_col, _, _ = origin_in_c(row, col, START - IN_TILE, M, N, S)
-            store_buffer.store(c_map, BUFFER, batch, c_row, c_col, S)
-    else:
+        if FRAGMENT * S.fragment_n % S.epilogue_n == 0:
+            store_buffer.wait_free(FRAGMENT * S.fragment_n // S.epilogue_n, S)
+        if S.plain:
+            fragment = gluon_finish(fragment, value, alpha, beta, S.addend, S.activation)
+            store_output(fragment.to(c_desc.dtype), c_map, batch, row, col, FRAGMENT, 0, S.batched,
+                         M, N, S, CONSUMER)
+        else:
+            fragment, first, second = finish_further(fragment, other, value, epilogue, S)
+            if S.outputs > 1:
+                store_output(first.to(c_desc.dtype), aux_map, batch, row, col, FRAGMENT, 1,
+                             S.batched or S.gated, M, N, S, CONSUMER)
+            if S.outputs > 2:
+                store_output(second.to(c_desc.dtype), aux_map, batch + 1, row, col, FRAGMENT, 2,
+                             True, M, N, S, CONSUMER)
+            store_output(fragment.to(c_desc.dtype), c_map, batch, row, col, FRAGMENT, 0, S.batched,
+                         M, N, S, CONSUMER)
+    elif S.plain:
         store_tile(c_desc, c, 0, fragment, value, epilogue, batch, split, c_row, c_col, rows, cols,
                    strides, 1, S)
+    else:
+        fragment, _, _ = finish_further(fragment, other, value, epilogue, S)
+        store_finished(c_desc, c, 0, fragment, batch, split, c_row, c_col, rows, cols, strides, S)
 
 
 @gluon.jit
@@ -128,7 +194,7 @@ def consumer(a_desc, result, shared, sizes, S: gl.constexpr, CONSUMER: gl.conste
     """Multiplies stage after stage of each unit, releases each while the next one is multiplied,
     and stores its rows of the tile."""
     M, N, K, batches = sizes
-    c_desc, c, strides, epilogue = result
+    c_desc, c, strides, epilogue, further = result
     FIRST_ROW: gl.constexpr = 0 if S.pingpong else CONSUMER * S.rows
     N8: gl.constexpr = S.block_n // 8
     ELEMENT: gl.constexpr = ptx_name(a_desc.dtype)
@@ -142,9 +208,11 @@ def consumer(a_desc, result, shared, sizes, S: gl.constexpr, CONSUMER: gl.conste
         a_peers, b_peers = peers_of(rank, S)
         lane = lane_id()
         peer = lane, (a_peers | b_peers) >> lane & 1
-    c_map = rank  # never used
+    c_map, aux_map = rank, rank  # never used
     if S.tma_store:
         c_map = tensor_map_address(S.symbol, S.map_of_c)
+        if S.outputs > 1:
+            aux_map = tensor_map_address(S.symbol, S.map_of_aux)
     units = units_of(M, N, batches, S)
     it = 0
     turn = 0
@@ -172,7 +240,8 @@ def consumer(a_desc, result, shared, sizes, S: gl.constexpr, CONSUMER: gl.conste
             # Some of D is loaded while the last product is computed.
             values = ()
             for fragment in gl.static_range(S.early_fragments):
-                values += (load_fragment_of_d(epilogue, batch, row, col, fragment, M, N, S),)
+                values += (load_fragment_of_d(epilogue, further, batch, row, col, fragment, M, N,
+                                              S),)
             acc = wgmma.wait_all(acc, N8 * S.accumulators)
             release((it + S.stages - 1) % S.stages, last, first, peer, S)
             if S.pingpong:
@@ -181,10 +250,10 @@ def consumer(a_desc, result, shared, sizes, S: gl.constexpr, CONSUMER: gl.conste
                 acc = reduce_in_cluster(acc, shared, rank, S, CONSUMER)
             for fragment in gl.static_range(S.fragments):
                 if fragment + S.early_fragments < S.fragments:
-                    values += (load_fragment_of_d(epilogue, batch, row, col,
+                    values += (load_fragment_of_d(epilogue, further, batch, row, col,
                                                   fragment + S.early_fragments, M, N, S),)
-                store_fragment(result, c_map, acc, values[fragment], batch, split, row, col, M, N,
-                               fragment, S, CONSUMER)
+                store_fragment(result, (c_map, aux_map), acc, values[fragment], batch, split, row,
+                               col, M, N, fragment, S, CONSUMER)
         else:
             it += last - first
         turn += 1

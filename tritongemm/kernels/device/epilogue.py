@@ -63,15 +63,27 @@ def normal_cdf(x):
 
 @triton.jit
 def finish(acc, value, alpha, beta, ADDEND: tl.constexpr, ACTIVATION: tl.constexpr):
-    """activation(alpha * acc + beta * value) for a float32 ``acc`` and a ``value`` of D.
+    """activation(alpha * acc + beta * value) for a float32 ``acc`` and a ``value`` of D."""
+    return activate(linear_part(acc, value, alpha, beta, ADDEND), ACTIVATION)
 
-    The logistic function stands for tanh: (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)), which loses
-    nothing where tanh is near -1. NaN stays NaN.
-    """
+
+@triton.jit
+def linear_part(acc, value, alpha, beta, ADDEND: tl.constexpr):
+    """alpha * acc + beta * value, as far as there is a D."""
     if ADDEND == "scale":
         acc = alpha * acc
     elif ADDEND != "none":
         acc = alpha * acc + beta * value.to(tl.float32)
+    return acc
+
+
+@triton.jit
+def activate(acc, ACTIVATION: tl.constexpr):
+    """The activation of a float32 ``acc``.
+
+    The logistic function stands for tanh: (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)), which loses
+    nothing where tanh is near -1. NaN stays NaN.
+    """
     if ACTIVATION == "relu":
         acc = tl.maximum(acc, 0.0, propagate_nan=tl.PropagateNan.ALL)
     elif ACTIVATION == "gelu":
@@ -84,5 +96,22 @@ def finish(acc, value, alpha, beta, ADDEND: tl.constexpr, ACTIVATION: tl.constex
     return acc
 
 
+@triton.jit
+def finish_residual(acc, value, bias, alpha, beta, ACTIVATION: tl.constexpr, EXTRA: tl.constexpr):
+    """activation(alpha * acc + bias) + beta * value; without a bias where EXTRA is ``none``."""
+    acc = alpha * acc
+    if EXTRA != "none":
+        acc += bias.to(tl.float32)
+    return activate(acc, ACTIVATION) + beta * value.to(tl.float32)
+
+
+@triton.jit
+def left_and_right(x):
+    """The left and the right half of the columns of a tile."""
+    return x.reshape(x.shape[0], 2, x.shape[1] // 2).permute(0, 2, 1).split()
+
+
 gluon_load_d, gluon_finish = gluon.jit(load_d.fn), gluon.jit(finish.fn)
 gluon_pointers_to_d = gluon.jit(pointers_to_d.fn)
+gluon_linear_part, gluon_activate = gluon.jit(linear_part.fn), gluon.jit(activate.fn)
+gluon_finish_residual = gluon.jit(finish_residual.fn)

@@ -115,6 +115,10 @@ class SplitConstants:
         return gl.constexpr(self.batched_a.value or self.batched_b.value)
 
     @property
+    def tile_n(self):
+        return self.block_n
+
+    @property
     def block_k(self):
         return gl.constexpr(64)
 

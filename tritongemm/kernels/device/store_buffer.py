@@ -81,12 +81,12 @@ def _wait(stores):
 
 
 @gluon.constexpr_function
-def offset_of(column, S):
-    """Byte offset, in a consumer's store buffers, of the one that holds this column of its tiles,
-    which lie one after the other where it has more than one accumulator."""
+def offset_of(column, output, S):
+    """Byte offset, in a consumer's store buffers, of the one that holds this column of one of its
+    results' tiles, which lie one after the other where it has more than one accumulator."""
     tile = column // S.epilogue_n.value
     buffer = tile if S.subtile.value == 1 else tile % S.store_buffers.value
-    return 128 * S.epilogue_n.value * buffer
+    return 128 * S.epilogue_n.value * (buffer * S.outputs + output)
 
 
 @gluon.jit
@@ -95,8 +95,8 @@ def wait_free(TILE: gl.constexpr, S: gl.constexpr):
     what this warp has stored from it, or, where tiles are transposed, this consumer. The first
     epilogue tile waits for all of the tile before, so for all buffers."""
     if TILE == 0 or (S.subtile > 1 and TILE >= S.store_buffers):
-        gl.inline_asm_elementwise(_wait(0 if TILE == 0 else S.store_buffers - 1), "=r", [],
-                                  dtype=gl.int32, is_pure=False, pack=1)
+        WAIT: gl.constexpr = 0 if TILE == 0 else (S.store_buffers - 1) * S.outputs
+        gl.inline_asm_elementwise(_wait(WAIT), "=r", [], dtype=gl.int32, is_pure=False, pack=1)
         if S.transposed:
             thread_barrier()
 
@@ -113,14 +113,14 @@ def write(value, offset, START: gl.constexpr, COLUMNS: gl.constexpr, S: gl.const
 
 
 @gluon.jit
-def store(map_, offset, batch, row, col, S: gl.constexpr):
+def store(map_, offset, batch, row, col, BATCHED: gl.constexpr, S: gl.constexpr):
     """Starts the copy of the store buffer at byte ``offset`` to (batch, row, col) of C. Each warp
     stores its own rows, because several small boxes are stored faster than a large one; where tiles
     are transposed, the first warp stores once all have written their columns."""
     fence_async_shared()
     if S.transposed:
         thread_barrier()
-    if S.batched:
+    if BATCHED:
         gl.inline_asm_elementwise(
             _store(3, S.epilogue_n, S.transposed, S.evict_first), "=r,r,l,r,r,r",
             (shared_address(offset), map_, col, row, batch), dtype=gl.int32, is_pure=False, pack=1)

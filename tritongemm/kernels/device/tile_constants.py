@@ -51,6 +51,9 @@ class Constants:
     paired_d: gl.constexpr
     addend: gl.constexpr
     activation: gl.constexpr
+    gated: gl.constexpr
+    residual: gl.constexpr
+    extra: gl.constexpr
     release: gl.constexpr
     symbol: gl.constexpr
 
@@ -70,9 +73,27 @@ class Constants:
         return self.rows // 64
 
     @property
+    def tile_n(self):
+        """Columns of C of a tile: of a gated product half as many as of B."""
+        return self.block_n // 2 if self.gated else self.block_n
+
+    @property
     def columns(self):
         """Columns of C that a program stores."""
-        return self.block_n // self.cluster_k
+        return self.tile_n // self.cluster_k
+
+    @property
+    def plain(self):
+        """Whether the epilogue is an addend and an activation."""
+        return not self.gated and not self.residual and self.extra.value == "none"
+
+    @property
+    def outputs(self):
+        """Matrices that are stored: C, and with an auxiliary output the halves of a gated product's
+        or the one of another."""
+        if self.extra.value != "aux":
+            return 1
+        return 3 if self.gated else 2
 
     @property
     def fragments(self):
@@ -103,7 +124,12 @@ class Constants:
     @property
     def map_of_c(self):
         """The parameter that is C's tensor map."""
-        return 2 * self.map_of_b
+        return self.map_of_b + (7 if self.gated else 5 + 2 * self.batch_axes)
+
+    @property
+    def map_of_aux(self):
+        """The parameter that is the auxiliary output's tensor map."""
+        return self.map_of_c + (7 if self.batched else 5)
 
     @property
     def full_barriers(self):

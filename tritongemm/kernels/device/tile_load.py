@@ -50,17 +50,24 @@ def load_stage_shared(a_map, b_map, batch, row, col, k, stage, rank, S: gl.const
     share."""
     a_peers, b_peers = peers_of(rank, S)
     load_share(a_map, batch, row, k, stage, rank // S.cluster_m % S.cluster_n, a_peers, 0,
-               S.block_m, S.cluster_n, S.a_box, S.a_t, S)
-    load_share(b_map, batch, col, k, stage, rank % S.cluster_m, b_peers, S.block_m, S.b_rows,
-               S.cluster_m, S.b_box, not S.b_t, S)
+               S.block_m, S.cluster_n, S.a_box, S.a_t, S.batch_axes, S)
+    if S.gated:  # each half in a matrix of its own, one behind the other
+        for half in gl.static_range(2):
+            load_share(b_map, batch + half, col, k, stage, rank % S.cluster_m, b_peers,
+                       S.block_m + half * (S.b_rows // 2), S.b_rows // 2, S.cluster_m, S.b_box,
+                       not S.b_t, 1, S)
+    else:
+        load_share(b_map, batch, col, k, stage, rank % S.cluster_m, b_peers, S.block_m, S.b_rows,
+                   S.cluster_m, S.b_box, not S.b_t, S.batch_axes, S)
 
 
 @gluon.jit
 def load_share(map_, batch, first, k, stage, share, peers, BEFORE: gl.constexpr,
                ROWS: gl.constexpr, SHARES: gl.constexpr, BOX: gl.constexpr, ACROSS: gl.constexpr,
-               S: gl.constexpr):
+               AXES: gl.constexpr, S: gl.constexpr):
     """Starts the copies of one of the SHARES of an operand's ROWS rows (of B: columns), which begin
-    at ``first``, to the programs ``peers``. BEFORE: rows of a stage before the operand's.
+    at ``first``, to the programs ``peers``. BEFORE: rows of a stage before the operand's. AXES: the
+    axes of the tensor map that are the batch.
 
     A share is one box of BOX rows; or, of an operand stored ACROSS K, which lies in swizzle atoms
     of 64 rows, whole atoms where BOX is 64, else BOX elements along K of every atom."""
@@ -76,7 +83,6 @@ def load_share(map_, batch, first, k, stage, share, peers, BEFORE: gl.constexpr,
         barrier = 8 * (S.full_barriers + stage)
         if ACROSS:
             copy_box(map_, offset, barrier, peers, SHARES > 1, batch, k + share * SHARE_K,
-                     first + at, S.batch_axes)
+                     first + at, AXES)
         else:
-            copy_box(map_, offset, barrier, peers, SHARES > 1, batch, first + at, k,
-                     S.batch_axes)
+            copy_box(map_, offset, barrier, peers, SHARES > 1, batch, first + at, k, AXES)

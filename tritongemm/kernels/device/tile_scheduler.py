@@ -9,7 +9,7 @@ from tritongemm.kernels.device.order import gluon_tile_of
 @gluon.jit
 def tiles_of(M, N, S: gl.constexpr):
     """Tiles along M and along N; the tiles that a cluster computes together count as one."""
-    return gl.cdiv(M, S.block_m * S.cluster_m), gl.cdiv(N, S.block_n * S.cluster_n)
+    return gl.cdiv(M, S.block_m * S.cluster_m), gl.cdiv(N, S.tile_n * S.cluster_n)
 
 
 @gluon.jit
@@ -36,11 +36,11 @@ def origin_of(unit, rank, M, N, batches, S: gl.constexpr):
         tile = tile % (num_m * num_n)
     tile_m, tile_n = gluon_tile_of(tile, num_m, num_n, S.group_m)
     row = tile_m * (S.block_m * S.cluster_m)
-    col = tile_n * (S.block_n * S.cluster_n)
+    col = tile_n * (S.tile_n * S.cluster_n)
     if S.cluster_m > 1:
         row += rank % S.cluster_m * S.block_m
     if S.cluster_n > 1:
-        col += rank // S.cluster_m * S.block_n
+        col += rank // S.cluster_m * S.tile_n
     return batch, row, col
 
 

@@ -87,6 +87,15 @@ def load_addend(acc, epilogue, batch, row, col, M, N, PTX_STORE: gl.constexpr, S
     """D at the elements of ``acc``, in its shape and layout (copies of a vector's elements take no
     registers); 0 where there is none. PTX_STORE: C is stored by PTX (``arange``)."""
     d, alpha, beta, stride_db, stride_dm, stride_dn = epilogue
+    return load_operand(acc, d, (stride_db, stride_dm, stride_dn), batch, row, col, M, N, PTX_STORE,
+                        S.paired_d, S.addend)
+
+
+@gluon.jit
+def load_operand(acc, d, strides, batch, row, col, M, N, PTX_STORE: gl.constexpr,
+                 PAIRED: gl.constexpr, ADDEND: gl.constexpr):
+    """The same of any operand with D's strides, which ADDEND describes as it does D."""
+    stride_db, stride_dm, stride_dn = strides
     layout: gl.constexpr = acc.type.layout
     if PTX_STORE:
         rows = row + arange(acc.shape[0], gl.SliceLayout(1, layout))
@@ -95,15 +104,14 @@ def load_addend(acc, epilogue, batch, row, col, M, N, PTX_STORE: gl.constexpr, S
         rows = row + gl.arange(0, acc.shape[0], layout=gl.SliceLayout(1, layout))
         cols = col + gl.arange(0, acc.shape[1], layout=gl.SliceLayout(0, layout))
     batch, rows, cols = batch.to(gl.int64), rows.to(gl.int64), cols.to(gl.int64)
-    if S.paired_d:
+    if PAIRED:
         value = load_pairs(*gluon_pointers_to_d(d, batch, rows, cols, M, N, stride_db, stride_dm,
-                                                stride_dn, S.addend))
-        if S.addend == "columns":
+                                                stride_dn, ADDEND))
+        if ADDEND == "columns":
             value = value[None, :]
     else:
-        value = gluon_load_d(d, batch, rows, cols, M, N, stride_db, stride_dm, stride_dn,
-                             S.addend)
-    if S.addend == "none" or S.addend == "scale":
+        value = gluon_load_d(d, batch, rows, cols, M, N, stride_db, stride_dm, stride_dn, ADDEND)
+    if ADDEND == "none" or ADDEND == "scale":
         return value
     else:
         return gl.broadcast(value, acc)[0]
@@ -166,6 +174,19 @@ def store_tile(c_desc, c, buffer, acc, value, epilogue, batch, split, row, col, 
     else:
         d, alpha, beta, stride_db, stride_dm, stride_dn = epilogue
         acc = gluon_finish(acc, value, alpha, beta, S.addend, S.activation)
+        store_finished(c_desc, c, buffer, acc, batch, split, row, col, M, N, strides, S)
+
+
+@gluon.jit
+def store_finished(c_desc, c, buffer, acc, batch, split, row, col, M, N, strides,
+                   S: gl.constexpr):
+    """Stores finished rows of the tile as :func:`store_tile` does."""
+    if S.vector > 0 and acc.shape[1] > S.row_columns:
+        left, right = halves(acc)
+        store_finished(c_desc, c, buffer, left, batch, split, row, col, M, N, strides, S)
+        store_finished(c_desc, c, buffer, right, batch, split, row, col + acc.shape[1] // 2, M, N,
+                       strides, S)
+    else:
         if S.tma_store:
             store_subtile(c_desc, buffer, acc, batch, row, col, S.batched)
         else:

@@ -135,10 +135,11 @@ def make_buffers(a_desc, b_desc, c_desc, BUFFER_BYTES: gl.constexpr, S: gl.const
 
 
 @gluon.jit(repr=symbol)
-def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, inner, stride_cb, stride_cm,
-                     stride_cn, stride_cs, d, alpha, beta, stride_db, stride_dm,
-                     stride_dn, A_T: gl.constexpr, B_T: gl.constexpr, BATCHED: gl.constexpr,
-                     TWO_STRIDES: gl.constexpr, TRANSPOSED: gl.constexpr, TMA_STORE: gl.constexpr,
+def warp_specialized(a_desc, b_desc, c_desc, aux_desc, c, M, N, K, batches, inner, stride_cb,
+                     stride_cm, stride_cn, stride_cs, d, alpha, beta, stride_db, stride_dm,
+                     stride_dn, x, stride_xb, stride_xm, stride_xn, A_T: gl.constexpr,
+                     B_T: gl.constexpr, BATCHED: gl.constexpr, TWO_STRIDES: gl.constexpr,
+                     TRANSPOSED: gl.constexpr, TMA_STORE: gl.constexpr,
                      EVICT_FIRST: gl.constexpr, VECTOR: gl.constexpr, ROW_COLUMNS: gl.constexpr,
                      SUBTILE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
                      BLOCK_K: gl.constexpr, ROWS: gl.constexpr, FRAGMENT_N: gl.constexpr,
@@ -152,6 +153,7 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, inner, stride_
                      STORE_BYTES: gl.constexpr, BARRIERS_OFFSET: gl.constexpr,
                      BUFFER_BYTES: gl.constexpr, EARLY_FRAGMENTS: gl.constexpr,
                      PAIRED_D: gl.constexpr, ADDEND: gl.constexpr, ACTIVATION: gl.constexpr,
+                     GATED: gl.constexpr, RESIDUAL: gl.constexpr, EXTRA: gl.constexpr,
                      CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
                      RELEASE: gl.constexpr, SYMBOL: gl.constexpr):
     """C[batch, M, N] = A @ B and its epilogue. A is stored [M, K] or, with A_T, [K, M]; B [K, N]
@@ -168,6 +170,10 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, inner, stride_
     accumulator's layout. EARLY_FRAGMENTS of D are loaded before the last product is complete, with
     PAIRED_D two values of a row at once. CHUNKS_PER_STAGE: ``cluster.send_partials``.
 
+    GATED: B's tensor map holds two matrices, of which BLOCK_N / 2 columns each make a tile; N
+    counts columns of C. ``x``, EXTRA and RESIDUAL: ``kernels.epilogue``; ``aux_desc``: of the
+    auxiliary output.
+
     ONE_BUFFER: which consumer; then A_BOX and B_BOX are the outer sides of what a program loads at
     once (``tile_load.load_share``), and PARTIALS_OFFSET, STORE_OFFSET (STORE_BYTES a consumer) and
     BARRIERS_OFFSET are bytes from the start of its BUFFER_BYTES. STAGE_BYTES: of both operands.
@@ -178,14 +184,16 @@ def warp_specialized(a_desc, b_desc, c_desc, c, M, N, K, batches, inner, stride_
         SUBTILE, BLOCK_M, BLOCK_N, BLOCK_K, ROWS, FRAGMENT_N, EPILOGUE_N, STORE_BUFFERS, GROUP_M,
         SPLIT_K, STAGES, CONSUMERS, PINGPONG, CLUSTER_K, CLUSTER_M, CLUSTER_N, CHUNKS_PER_STAGE,
         ONE_BUFFER, STAGE_BYTES, A_BOX, B_BOX, PARTIALS_OFFSET, STORE_OFFSET, STORE_BYTES,
-        BARRIERS_OFFSET, EARLY_FRAGMENTS, PAIRED_D, ADDEND, ACTIVATION, RELEASE, SYMBOL)
+        BARRIERS_OFFSET, EARLY_FRAGMENTS, PAIRED_D, ADDEND, ACTIVATION, GATED, RESIDUAL, EXTRA,
+        RELEASE, SYMBOL)
     buffers = make_buffers(a_desc, b_desc, c_desc, BUFFER_BYTES, S)
     if S.programs > 1:
         fence_barrier_init()
     fence_async_shared()
     sizes = (M, N, K, batches)
     result = (c_desc, c, (stride_cb, stride_cm, stride_cn, stride_cs),
-              (d, alpha, beta, stride_db, stride_dm, stride_dn))
+              (d, alpha, beta, stride_db, stride_dm, stride_dn),
+              (x, stride_xm, stride_xn))
     # Each list is written out: one in a variable would turn constants into values.
     if S.programs == 1:
         if CONSUMERS == 1:

@@ -1,0 +1,169 @@
+"""``gated_linear`` and a residual of ``linear``: what is refused, and torch's way of the rest."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
+
+import tritongemm as tg  # noqa: E402
+from tritongemm.errors import LaunchError, UnsupportedError, UsageError  # noqa: E402
+
+GENERATOR = torch.Generator().manual_seed(44)
+X, W, B = (torch.randn(*shape, generator=GENERATOR) for shape in ((3, 5, 8), (12, 8), (12,)))
+#: Gradients in float32, whose sums are made in another order than torch's.
+close = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-4)
+
+
+def composed(x, w, bias=None, interleaved=False):
+    total = F.linear(x, w, bias)
+    gate, up = (total[..., ::2], total[..., 1::2]) if interleaved else total.chunk(2, -1)
+    return F.silu(gate) * up
+
+
+@pytest.mark.parametrize("interleaved", (False, True))
+@pytest.mark.parametrize("bias", (None, B))
+def test_what_no_kernel_takes_is_composed(interleaved, bias):
+    torch.testing.assert_close(tg.gated_linear(X, W, bias, interleaved=interleaved),
+                               composed(X, W, bias, interleaved))
+    vector = X[0, 0]
+    torch.testing.assert_close(tg.gated_linear(vector, W), composed(vector, W))
+
+
+def test_a_residual_is_added_after_the_activation():
+    residual = torch.randn(3, 5, 12)
+    for activation in ("none", "gelu"):
+        act = F.gelu if activation == "gelu" else torch.clone
+        torch.testing.assert_close(
+            tg.linear(X, W, B, activation=activation, residual=residual),
+            act(F.linear(X, W, B)) + residual)
+
+
+def test_gradients_and_transforms_of_what_is_composed():
+    double = [t.double().requires_grad_() for t in (X[0], W, B)]
+    assert torch.autograd.gradcheck(tg.gated_linear, double)
+    assert torch.autograd.gradcheck(lambda x, w, b: tg.linear(x, w, b, activation="silu",
+                                                             residual=x @ w.T), double)
+    torch.testing.assert_close(torch.func.vmap(tg.gated_linear, (0, None))(X, W), composed(X, W))
+    _, tangent = torch.func.jvp(lambda x: tg.gated_linear(x, W), (X,), (X,))
+    assert tangent.shape == (3, 5, 6)
+
+
+@pytest.mark.parametrize("call, says", [
+    (lambda: tg.gated_linear(X, W[:11]), r"\(11, 8\); a gated weight is \[2 N, K\]"),
+    (lambda: tg.gated_linear(X, B), r"\(12,\); a gated weight is \[2 N, K\]"),
+    (lambda: tg.gated_linear(X, W, activation="none"), "'none' is not one of a gate; use one"),
+    (lambda: tg.gated_linear(X, W, activation="swish"), "'swish' is not one of a gate"),
+    (lambda: tg.gated_linear(X, W, B[:6]), r"bias is of shape \(6,\); the weight has 12 rows"),
+    (lambda: tg.linear(X, W, activation="swish"), "'swish' is not known"),
+    (lambda: tg.linear(X, W, residual=B), r"\(12,\); the result.* of shape \(3, 5, 12\). Expand"),
+    (lambda: tg.linear(X, W, residual=torch.randn(3, 5, 12).half()),
+     "residual is torch.float16 on cpu; the result is torch.float32 on cpu. Convert it first"),
+    (lambda: tg.linear(X, W, residual=torch.randn(3, 5, 12, device="meta")), "on meta; the result"),
+], ids=str)
+def test_wrong_calls_name_what_is_wrong(call, says):
+    with pytest.raises(UsageError, match=says):
+        call()
+
+
+def test_strict_calls_say_why_they_would_be_torchs():
+    for call in (lambda: tg.gated_linear(X, W, strict=True),
+                 lambda: tg.linear(X, W, residual=torch.randn(3, 5, 12), strict=True)):
+        with pytest.raises(UnsupportedError, match="operands are on cpu|TRITONGEMM_DISABLE"):
+            call()
+
+
+def test_wrong_extents_and_dtypes_are_torchs_errors():
+    for x, w in ((X, W[:, :7]), (X, W.double())):
+        with pytest.raises(RuntimeError):
+            tg.gated_linear(x, w)
+
+
+def test_rows_without_elements():
+    assert tg.gated_linear(X[:0], W).shape == (0, 5, 6)
+    assert tg.linear(X[:0], W, residual=torch.empty(0, 5, 12)).shape == (0, 5, 12)
+
+
+def samples():
+    def leaf(*shape):
+        return torch.randn(*shape).requires_grad_()
+
+    ops, x, w, b = torch.ops.tritongemm, leaf(3, 4), leaf(6, 4), leaf(6)
+    return {
+        "gated": (ops.gated_linear, (x, w, b, "silu", False)),
+        "gated interleaved": (ops.gated_linear, (x, w, None, "relu", True)),
+        "gated aux": (ops.gated_linear_aux, (x, w, b, "gelu", False)),
+        "gated aux interleaved": (ops.gated_linear_aux, (x, w, None, "silu", True)),
+        "aux": (ops.linear_aux, (x, w, b, "gelu_tanh")),
+        "aux of the result": (ops.linear_aux, (x, w, None, "relu")),
+        "residual": (ops.linear_residual, (x, w, b, leaf(3, 6), "none")),
+        "residual activated": (ops.linear_residual, (x, w, None, leaf(3, 6), "silu")),
+    }
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", (
+    "gated", "gated interleaved", "gated aux", "gated aux interleaved", "aux", "aux of the result",
+    "residual", "residual activated"))
+def test_the_registered_ops_pass_torchs_checks(name):
+    import tritongemm.ops.registered  # noqa: F401 - it defines the ops
+
+    op, arguments = samples()[name]
+    torch.library.opcheck(op.default, arguments)
+
+
+@pytest.mark.parametrize("interleaved", (False, True))
+def test_gradients_of_the_registered_ops_are_those_of_the_composed_layer(interleaved):
+    import tritongemm.ops.registered  # noqa: F401
+
+    def grads(f):
+        leaves = [t.clone().requires_grad_() for t in (X[0], W, B)]
+        f(*leaves).square().sum().backward()
+        return [t.grad for t in leaves]
+
+    ops = torch.ops.tritongemm
+    truth = grads(lambda x, w, b: composed(x, w, b, interleaved))
+    for found in (grads(lambda x, w, b: ops.gated_linear(x, w, b, "silu", interleaved)),
+                  grads(lambda x, w, b: ops.gated_linear_aux(x, w, b, "silu", interleaved)[0])):
+        close(found, truth)
+    residual = torch.randn(5, 12)
+    truth = grads(lambda x, w, b: F.gelu(F.linear(x, w, b)) + residual)
+    close(
+        grads(lambda x, w, b: ops.linear_residual(x, w, b, residual, "gelu")), truth)
+    close(
+        grads(lambda x, w, b: ops.linear_aux(x, w, b, "gelu")[0] + residual), truth)
+
+
+@pytest.mark.parametrize("interleaved", (False, True))
+def test_one_launch_is_asked_for_and_its_gradients_are_kernels(interleaved, plans):
+    leaves = [t.clone().requires_grad_() for t in (X, W, B)]
+    found = tg.gated_linear(*leaves, interleaved=interleaved, strict=True)
+    assert [p.epilogue for p, _ in plans.made] == ["bias+gated_silu+aux"]
+    truth = composed(*leaves, interleaved)
+    torch.testing.assert_close(found, truth)
+    ours = torch.autograd.grad(found.square().sum(), leaves)
+    assert [p.epilogue for p, _ in plans.made[1:]] == ["none", "none"]
+    close(ours, torch.autograd.grad(truth.square().sum(), leaves))
+    plans.made.clear()
+    tg.gated_linear(X, W, B, interleaved=interleaved)
+    tg.gated_linear(X, W, B, interleaved=interleaved)
+    (problem, geometry), = plans.made
+    assert problem.epilogue == "bias+gated_silu" and (problem.n, problem.columns) == (12, 6)
+    assert (geometry.bb, geometry.bn) == ((8, 16) if interleaved else (48, 8))
+    assert (geometry.db, geometry.dn) == ((1, 2) if interleaved else (6, 1))
+
+
+def test_a_launch_that_the_driver_refuses_is_composed(plans):
+    plans.launch_error = LaunchError("no")
+    torch.testing.assert_close(tg.gated_linear(X, W), composed(X, W))
+
+
+def test_a_residual_without_more_is_an_addend_of_every_kernel(plans):
+    residual = torch.randn(3, 5, 12)
+    tg.linear(X, W, residual=residual)
+    tg.linear(X, W, B, residual=residual)
+    tg.linear(X, W, activation="gelu", residual=residual)
+    assert [p.epilogue for p, _ in plans.made] == ["add", "bias+residual", "gelu+residual"]

@@ -1,0 +1,312 @@
+"""Linear layers whose epilogue is gated, adds a residual, or writes the argument of its activation.
+
+:func:`run` is one launch, or the reason why there is none, below autograd and modes. :func:`gated`
+and :func:`linear` differentiate it: the launch writes what the gradient of the activation needs as
+a second result, so that the activation stays in the kernel, and the products of the backward are
+this package's. Functions that autograd, a mode or a compiler must see are composed of torch's
+(:func:`gate`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from tritongemm.activations import BY_NAME
+from tritongemm.errors import LaunchError
+from tritongemm.formats import format_of
+from tritongemm.kernels.launch import Geometry, View
+from tritongemm.ops import autograd, calls, execute, formulas
+from tritongemm.ops.calls import NAMES
+from tritongemm.ops.declined import Declined, DeclinedNow
+from tritongemm.ops.execute import Op
+from tritongemm.ops.operands import Operand, form_of, problem_of_form
+from tritongemm.ops.plan import PRODUCT, Plan
+from tritongemm.ops.plans import plans
+from tritongemm.ops.untraced import untraced
+from tritongemm.problem import Epilogue, GemmProblem, divisor_of
+
+Results = tuple[Tensor, ...]
+#: The calls that are known, by all that their launch depends on: cleared with all others.
+_LINEAR = Op(calls.Rule("linear", (2, 2), flipped=True))
+
+
+class Layer(NamedTuple):
+    """What a linear layer computes beside its product.
+
+    Attributes:
+        activation: a name of :data:`tritongemm.activations.BY_NAME`.
+        gated: the weight [2 N, K] holds the gate's rows and the others.
+        interleaved: these alternate, else the gate's N rows come first.
+        aux: the argument of the activation, [M, N] or [M, 2 N] (the gate's columns first), is a
+            second result.
+        forced: run also what is torch's by choice.
+    """
+
+    activation: str = "none"
+    gated: bool = False
+    interleaved: bool = False
+    aux: bool = False
+    forced: bool = False
+
+
+@untraced
+def run(layer: Layer, x: Tensor, w: Tensor, bias: Tensor | None = None,
+        residual: Tensor | None = None) -> Results | Declined:
+    """activation(x @ w.T + bias) + residual, or with a gate activation(gate) * other, by one
+    launch.
+
+    Args:
+        x: [M, K].
+        w: [N, K], or [2 N, K].
+        bias: as many elements as ``w`` has rows.
+        residual: [M, N], not with a gate nor with ``aux``.
+
+    Returns:
+        (result [M, N],) or (result, argument of the activation).
+    """
+    tensors = [t for t in (x, w, bias, residual) if t is not None]
+    try:
+        addresses = [t.data_ptr() for t in tensors]
+        key = (layer, bias is None, *((t.shape, t.stride(), t.dtype, t.device, at & 15)
+                                      for t, at in zip(tensors, addresses)),
+               calls.precision_setting("cuda", "matmul"))
+    except RuntimeError:
+        return execute._NOT_STRIDED
+    if execute._without_memory(*tensors):
+        return execute._NOT_IN_MEMORY
+    call = _LINEAR.hits.get(key)
+    if call is None:
+        hits = _LINEAR.hits
+        try:
+            call = _bind(layer, x, w, bias, residual)
+        except Declined as reason:
+            call = execute._refusing(reason)
+            if not reason.lasting:
+                return reason.fresh()
+        execute._keep(hits, key, call)
+    return call(x, w, bias, residual)
+
+
+def _bind(layer: Layer, x: Tensor, w: Tensor, bias: Tensor | None,
+          residual: Tensor | None) -> Callable[..., Results | Declined]:
+    """The callable for operands like these. Raises Declined."""
+    rule = _LINEAR.rule._replace(forced=layer.forced)
+    calls._check(rule, calls.Operands(x, w, None, bias), x.dtype)
+    m, n = x.shape[0], w.shape[0]
+    shape = (m, n // 2 if layer.gated else n)
+    if residual is not None and (residual.dtype, residual.device, tuple(residual.shape)) != (
+            x.dtype, x.device, shape):
+        raise Declined(f"the residual is {tuple(residual.shape)}, {residual.dtype} on "
+                       f"{residual.device}")
+    problem, geometry = _problem(layer, x, w, bias, residual)
+    key = (problem, geometry, x.device)
+    plan = plans.get(key, forced=layer.forced)
+    dtype, device, aux = x.dtype, x.device, layer.aux
+    vector_is_d = residual is None
+
+    def call(x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None) -> Results:
+        results: Results = (torch.empty(shape, dtype=dtype, device=device),)
+        others: dict[str, Tensor] = {}
+        if aux:
+            results += (torch.empty((m, n), dtype=dtype, device=device),)
+            others["aux"] = results[1]
+        d = bias if vector_is_d else residual
+        if not vector_is_d and bias is not None:
+            others["bias"] = bias
+        if isinstance(plan, Plan):
+            values = (x.data_ptr(), w.data_ptr(), results[0].data_ptr(),
+                      0 if d is None else d.data_ptr(), 1.0, 1.0,
+                      *(others[name].data_ptr() for name in plan.operands[len(PRODUCT):]))
+            if calls._alone():
+                plan.at(values)
+            else:
+                with torch.cuda.device(plan.index):
+                    plan.at(values)
+        elif layer.gated:  # a plan that takes views, such as the interpreter's
+            plan(x, _apart(w, layer).mT, results[0],
+                 None if d is None else _apart(d, layer)[:, None], 1.0, 1.0,
+                 **{name: halves.movedim(-2, 0) for name, other in others.items()
+                    for halves in [other.unflatten(-1, (2, -1))]})
+        else:
+            plan(x, w.mT, results[0], d, 1.0, 1.0, **others)
+        return results
+
+    def guarded(*operands: Tensor | None) -> Results | Declined:
+        try:
+            return call(*operands)
+        except LaunchError as error:
+            reason = plans.refuse(key, error)
+            for forget in calls.on_refusal:
+                forget()
+            return reason
+        except torch.OutOfMemoryError:
+            return DeclinedNow("there is no memory for the results or the scratch of this call")
+    return guarded
+
+
+def _problem(layer: Layer, x: Tensor, w: Tensor, bias: Tensor | None,
+             residual: Tensor | None) -> tuple[GemmProblem, Geometry]:
+    """The problem of a launch, and its strides. Raises Declined for an extent of 0."""
+    rows, k = w.shape
+    n, apart = rows, 1
+    along_n, along_k = w.stride()
+    half_b = half_d = 0
+    if layer.gated:
+        n //= 2
+        half_b, apart = (along_n, 2) if layer.interleaved else (n * along_n, 1)
+    d = None
+    if residual is not None:
+        d = Operand(residual.shape, residual.stride())
+    elif bias is not None:
+        step = bias.stride(0)
+        d = Operand((n,), (apart * step,))
+        half_d = (step if layer.interleaved else n * step) if layer.gated else 0
+    form = form_of(Operand(x.shape, x.stride()), Operand((k, n), (along_k, apart * along_n)), None,
+                   d)
+    name = NAMES[x.dtype]
+    vector = bias if residual is None else residual
+    bases = (x.data_ptr(), w.data_ptr(), 0, 0 if vector is None else vector.data_ptr())
+    problem, geometry = problem_of_form(form, bases, (name, name, name), "none",
+                                        calls._precision_of(x))
+    plain = not layer.gated and not layer.aux
+    if residual is not None and bias is None and layer.activation == "none":
+        epilogue = Epilogue("add", "none")
+    else:
+        epilogue = Epilogue("none" if bias is None else "bias", layer.activation, layer.gated,
+                            plain and residual is not None, layer.aux)
+    align_b = min(problem.align_b, divisor_of(half_b * format_of(name).itemsize))
+    problem = replace(problem, n=rows, epilogue=str(epilogue), align_b=align_b)
+    others: tuple[tuple[str, View], ...] = ()
+    if layer.aux:
+        others = (("aux", View((n if layer.gated else 0, rows, 1))),)
+    elif residual is not None and bias is not None:
+        others = (("bias", View((bias.stride(0),), divisor_of(bias.data_ptr()))),)
+    if layer.gated:
+        geometry = replace(geometry, bb=half_b, db=half_d)
+    return problem, replace(geometry, others=others)
+
+
+def _apart(x: Tensor, layer: Layer) -> Tensor:
+    """The two halves of a gated weight's or bias's rows as [2, N, ...]."""
+    if layer.interleaved:
+        return x.unflatten(0, (-1, 2)).transpose(0, 1)
+    return x.unflatten(0, (2, -1))
+
+
+def gate(activate: Callable[[Tensor], Tensor], total: Tensor, interleaved: bool) -> Tensor:
+    """activate(gate) * other of [..., 2 N], by torch."""
+    first, second = halves(total, interleaved)
+    return activate(first) * second
+
+
+def halves(total: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
+    """The gate and the other columns of [..., 2 N]."""
+    if interleaved:
+        return total[..., ::2], total[..., 1::2]
+    first, second = total.chunk(2, -1)
+    return first, second
+
+
+def _wants_gradient(*tensors: Tensor | None) -> bool:
+    return autograd.recording() and any(x is not None and x.requires_grad for x in tensors)
+
+
+@untraced
+def gated(x: Tensor, w: Tensor, bias: Tensor | None, activation: str,
+          interleaved: bool, forced: bool = False) -> Tensor | Declined:
+    """activation(gate) * other of x @ w.T + bias for ``x`` [..., K] and ``w`` [2 N, K], with a
+    gradient where one is needed."""
+    layer = Layer(activation, True, interleaved, _wants_gradient(x, w, bias), forced)
+    return _folded(layer, x, w, bias, None)
+
+
+@untraced
+def linear(x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None,
+           activation: str, forced: bool = False) -> Tensor | Declined:
+    """activation(x @ w.T + bias) + residual for ``x`` [..., K] and ``w`` [N, K], with a gradient
+    where one is needed."""
+    layer = Layer(activation, forced=forced)
+    if not _wants_gradient(x, w, bias, residual):
+        return _folded(layer, x, w, bias, residual)
+    if activation == "none":
+        return _folded(layer, x, w, bias, residual)
+    # The gradient needs the activation's own result or argument, not the sum with the residual.
+    result = _folded(layer._replace(aux=not BY_NAME[activation].of_result), x, w, bias, None)
+    return result if residual is None or isinstance(result, Declined) else result + residual
+
+
+def _folded(layer: Layer, x: Tensor, w: Tensor, bias: Tensor | None,
+            residual: Tensor | None) -> Tensor | Declined:
+    """The layer of ``x`` [..., K]: the batch folded into the rows."""
+    if x.dim() < 2 or w.dim() != 2:
+        return Declined(f"ranks are {x.dim()} and {w.dim()}")
+    if x.shape[-1] != w.shape[1] or x.numel() == 0:
+        return Declined(f"shapes are {tuple(x.shape)} and {tuple(w.shape)}")
+    columns = w.shape[0] // 2 if layer.gated else w.shape[0]
+    shape = (*x.shape[:-1], columns)
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    added = residual if residual is None or residual.dim() == 2 else residual.reshape(-1, columns)
+    results = run(layer, rows, w, bias, added)
+    if isinstance(results, Declined):
+        return results
+    result = results[0]
+    if _wants_gradient(x, w, bias, residual):
+        result = FusedLinear.apply(rows, w, bias, added, layer, results)[0]
+    return result if x.dim() == 2 else result.view(shape)
+
+
+class FusedLinear(Function):
+    """A layer's results that are already there, with their gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None,
+                layer: Layer, results: Results) -> Results:
+        """Keeps what the gradients need; a second result is the argument of the activation."""
+        ctx.set_materialize_grads(False)
+        ctx.layer = layer
+        need_x, need_w = ctx.needs_input_grad[:2]
+        of = results[1] if layer.aux else results[0] if layer.activation != "none" else None
+        ctx.save_for_backward(x if need_w else None, w if need_x else None, of)
+        return results
+
+    @staticmethod
+    @untraced
+    def backward(ctx: Any, grad: Tensor | None, grad_total: Tensor | None = None) -> tuple:
+        """The gradients of x, w, bias and residual, where they are needed."""
+        x, w, of = ctx.saved_tensors
+        need_x, need_w, need_bias, need_residual, *_ = ctx.needs_input_grad
+        total = grad_of_total(ctx.layer, grad, grad_total, of)
+        if total is None:
+            return (None,) * 6
+        multiply = partial(autograd.multiply, execute.MATMUL)
+        return (multiply(total, w) if need_x else None,
+                multiply(total.mT, x) if need_w else None,
+                total.sum(0) if need_bias else None, grad if need_residual else None, None, None)
+
+
+def grad_of_total(layer: Layer, grad: Tensor | None, grad_total: Tensor | None,
+                  of: Tensor | None) -> Tensor | None:
+    """The gradient of x @ w.T + bias, its columns in the order of the rows of w.
+
+    Args:
+        grad, grad_total: of the result and of the argument of the activation; None: none.
+        of: that argument, or the result where the activation's gradient is of that.
+    """
+    if grad is not None and layer.activation != "none":
+        assert of is not None
+        if layer.gated:
+            grad = formulas.grad_gated(layer.activation, grad, of)
+        else:
+            grad = formulas.grad_activation(layer.activation, grad, of, lambda: of)
+    if grad is None or grad_total is not None:
+        grad = grad_total if grad is None else grad + grad_total
+    if grad is not None and layer.interleaved:
+        grad = torch.stack(grad.chunk(2, -1), -1).flatten(-2)
+    return grad
