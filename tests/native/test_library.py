@@ -39,7 +39,7 @@ def compiler(tmp_path, monkeypatch):
         yield fake
 
 
-def test_it_is_built_once(compiler):
+def test_the_library_is_built_once(compiler):
     assert build() == build() == library() and compiler.calls == 1
     build(again=True)
     assert compiler.calls == 2 and obstacle() is None
@@ -83,7 +83,7 @@ def test_what_cannot_be_imported_is_one_warning(compiler, caplog):
     assert len(said) == 1 and "cannot be loaded" in said[0] and "--again" in said[0]
 
 
-def test_it_is_off_by_default():
+def test_the_native_dispatcher_is_off_by_default():
     assert not settings.current().native and load() is None
 
 

@@ -120,7 +120,7 @@ def test_what_is_no_product_of_kernels_is_said(a, b, says):
         form_of(Operand(a, torch.empty(a).stride()), Operand(b, torch.empty(b).stride()))
 
 
-def test_an_axis_of_one_element_gets_a_stride_that_kernels_like():
+def test_an_axis_of_one_element_gets_the_best_stride_for_kernels():
     row, column = torch.empty(100, 33)[:1], torch.empty(33, 100)[:, :1]
     form = form_of(read(row), read(column))
     assert form.a == (0, 48, 1) and form.b[1:] == (100, 1)
