@@ -83,7 +83,7 @@ def test_what_cannot_be_imported_is_one_warning(compiler, caplog):
     assert len(said) == 1 and "cannot be loaded" in said[0] and "--again" in said[0]
 
 
-def test_the_native_dispatcher_is_off_by_default():
+def test_it_is_off_by_default():
     assert not settings.current().native and load() is None
 
 
