@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb."""
     add_shape_arguments(parser)
     parser.add_argument("--device", metavar="SLUG",
-                        help="a device of configs/devices, e.g. nvidia-h200: compile for it without "
+                        help="a device of configs/devices, e.g. nvidia-h200: compile without "
                              "a GPU here (default: the current CUDA device)")
     parser.add_argument("--workers", type=int, metavar="N",
                         help="compiling processes (default one a core)")
