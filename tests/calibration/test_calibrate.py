@@ -161,7 +161,7 @@ def test_what_is_shipped_is_judged_on_journals_alone(journal, words, capsys):
     assert f"leave out {words[0]}" in capsys.readouterr().err
 
 
-def test_one_problem_alone_has_no_model_and_no_neighbour(tmp_path):
+def test_a_single_problem_has_no_model_and_no_neighbour(tmp_path):
     (one,) = regret([sweep(tmp_path / "one.jsonl", problems=PROBLEMS[:1])])
     assert one.model is None and one.nearest is None and one.best.config in CONFIGS
     assert summaries([one]) == {}
@@ -189,7 +189,7 @@ def test_journals_of_two_devices_need_a_choice(journal, tmp_path):
         PROBLEMS[0]}
 
 
-def test_timings_of_fused_products_teach_nothing(journal, tmp_path):
+def test_timings_of_fused_products_are_skipped(journal, tmp_path):
     fused = [replace(p, epilogue="bias+gelu") for p in PROBLEMS]
     other = sweep(tmp_path / "fused.jsonl", problems=fused)
     assert read_timings([journal, other]).timings == read_timings([journal]).timings

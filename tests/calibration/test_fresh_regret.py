@@ -64,7 +64,7 @@ def test_what_was_measured_is_not_drawn():
     assert not known & {(p.m, p.n, p.k) for p in drawn_for(H200, 7)}
 
 
-def test_there_must_be_something_to_judge():
+def test_drawing_needs_a_calibration_and_a_count():
     with pytest.raises(UsageError, match="calibrate"):
         drawn_for(device_named("nvidia-l40s"), 7)
     with pytest.raises(UsageError, match="below 1"):
@@ -163,7 +163,7 @@ def test_the_plan_needs_no_gpu_and_writes_nothing(faked, tmp_path, capsys):
 
 @pytest.mark.parametrize("words, says", [
     ([*FRESH, "some.jsonl"], "leave out the journals"), (["regret"], "--fresh SEED")])
-def test_slips_are_said(words, says, faked, capsys):
+def test_wrong_arguments_are_named(words, says, faked, capsys):
     assert main(words) == 2
     assert says in capsys.readouterr().err
 

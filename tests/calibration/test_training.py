@@ -27,7 +27,7 @@ def trained(drawn):
     return training.train(NAMES, inputs[:1500], misses[:1500], np.zeros(1500))
 
 
-def test_it_says_of_others_what_it_saw(drawn, trained):
+def test_a_network_predicts_timings_that_it_was_not_trained_on(drawn, trained):
     inputs, misses = drawn
     found = Network(trained)(inputs[1500:])
     assert np.sqrt(np.mean((found - misses[1500:]) ** 2)) < 0.5 * np.std(misses[1500:])
@@ -48,7 +48,7 @@ def test_timings_far_behind_weigh_less(drawn):
     assert found[0] == pytest.approx(0.0, abs=0.05)
 
 
-def test_what_those_alike_have_in_common_is_not_learned(drawn):
+def test_a_constant_of_a_group_is_not_learned(drawn):
     inputs, misses = drawn
     alike = np.arange(1500) // 5
     own = np.random.default_rng(1).normal(size=300)[alike]  # far more than what is to be learned
@@ -58,13 +58,13 @@ def test_what_those_alike_have_in_common_is_not_learned(drawn):
     assert np.sqrt(np.mean(error ** 2)) < 0.5 * np.std(misses[1500:])
 
 
-def test_from_too_little_nothing_is_learned(drawn):
+def test_too_few_timings_train_no_network(drawn):
     inputs, misses = drawn
     few = training.LEAST - 1
     assert training.train(NAMES, inputs[:few], misses[:few], np.zeros(few)) is None
 
 
-def test_an_input_that_never_moved_says_nothing(drawn):
+def test_a_constant_input_has_no_effect(drawn):
     inputs, misses = drawn
     still = np.concatenate([inputs, np.full((len(inputs), 1), 16.0, np.float32)], 1)
     network = Network(training.train((*NAMES, "still"), still[:1500], misses[:1500],

@@ -93,7 +93,7 @@ def test_what_is_otherwise_here_is_learned_and_the_sibling_stays(configs, journa
     assert sibling_of(H100) == with_rows_for(H100) == H200 and sibling_of(H200) is None
 
 
-def test_it_has_the_siblings_constants_with_its_own_memory(configs, journals):
+def test_a_target_has_the_siblings_constants_with_its_own_memory(configs, journals):
     path, made = calibrate_with_sibling(journals, H100.slug)
     (there,), (here,) = read_shipped(H200.slug).sections, made.sections
     assert read_shipped(H100.slug, H200.slug) == made and path.exists()

@@ -377,7 +377,7 @@ def test_a_wrong_call_raises_what_torch_raises(function, call):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("factor", [1e39, -1e39, 2**64, float("inf"), 1e-46], ids=str)
-def test_a_factor_that_float32_does_not_hold_is_torchs_to_judge(factor, dtype):
+def test_a_factor_outside_of_float32_goes_to_torch(factor, dtype):
     a, b = drawn((64, 72), (72, 40), dtype=dtype)
     nan = torch.full((64, 40), float("nan"), device="cuda", dtype=dtype)
     tg.addmm(nan, a, b, alpha=0.5, beta=0.5)  # a known call of this kind

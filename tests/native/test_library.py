@@ -48,7 +48,7 @@ def compiler(tmp_path, monkeypatch):
         yield fake
 
 
-def test_it_is_built_once(compiler):
+def test_the_library_is_built_once(compiler):
     assert build() == build() == library() and compiler.calls == 1
     build(again=True)
     assert compiler.calls == 2 and obstacle() is None

@@ -144,7 +144,7 @@ class Sub(torch.Tensor):
     """A sub-class, whose calls are torch's."""
 
 
-def test_a_sub_class_stays_one(driver):
+def test_a_call_of_a_sub_class_returns_the_sub_class(driver):
     a, b = drawn(33, 17), drawn(17, 40)
     twice(driver, lambda: tg.mm(a, b))
     assert isinstance(tg.mm(a.as_subclass(Sub), b), Sub)
@@ -152,7 +152,7 @@ def test_a_sub_class_stays_one(driver):
 
 
 @pytest.mark.parametrize("change", ("shape", "stride", "dtype", "alignment"))
-def test_a_call_that_differs_is_another_one(driver, change):
+def test_a_call_that_differs_in_its_key_has_its_own_entry(driver, change):
     a, b = drawn(32, 16), drawn(16, 40)
     twice(driver, lambda: tg.mm(a, b))
     other = {"shape": lambda: a[:31], "stride": lambda: a.T.contiguous().T,

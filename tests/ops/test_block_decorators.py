@@ -32,7 +32,7 @@ def block(request):
     assert not holds()
 
 
-def test_a_function(block):
+def test_a_plain_function_is_inside_the_block(block):
     block, holds = block
 
     @block

@@ -83,7 +83,7 @@ def outcome(call: Callable[[], torch.Tensor]):
 
 
 @pytest.mark.parametrize("case", DECLINED, ids=str)
-def test_it_is_torchs_result_and_strict_says_why(case, plans):
+def test_a_declined_call_gives_torchs_result_and_strict_gives_the_reason(case, plans):
     a, b = case.operands()
     assert outcome(lambda: tg.matmul(a, b)) == outcome(lambda: torch.matmul(a, b))
     with pytest.raises(UnsupportedError, match=f"would call torch: .*(?:{case.reason})"):

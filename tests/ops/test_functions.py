@@ -181,7 +181,7 @@ def test_alpha_of_0_is_torchs_for_it_hides_nan(plans):
 
 
 @pytest.mark.parametrize("value", [torch.tensor(2.0), True, 2 + 0j], ids=str)
-def test_a_factor_that_is_no_plain_number_is_torchs_to_judge(value, plans):
+def test_a_factor_that_is_not_a_plain_number_goes_to_torch(value, plans):
     tensors = randn(3), randn(5, 7), randn(7, 3)
 
     def outcome(function):
@@ -202,7 +202,7 @@ FACTORS = (1e39, -1e39, 3.4028235e38, 2**64, -2**63 - 1, 10**40, -10**5000, floa
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("factor", FACTORS, ids=lambda x: f"{x:.3g}"
                          if abs(x) < 10**300 else "huge")
-def test_a_factor_that_float32_does_not_hold_is_torchs_to_judge(factor, dtype, warm, plans):
+def test_a_factor_outside_of_float32_goes_to_torch(factor, dtype, warm, plans):
     nan = torch.full((5, 3), float("nan"), dtype=dtype)
     a, b = randn(5, 7).to(dtype), randn(7, 3).to(dtype)
     if warm:  # a known call with a factor of the same kind must not let it pass
@@ -236,7 +236,7 @@ def test_a_factor_that_float32_does_not_hold_is_torchs_where_the_input_alone_is_
     assert str(found[0]) == str(found[1])
 
 
-def test_factors_at_the_ends_of_float32_are_a_kernels(plans):
+def test_factors_at_the_ends_of_float32_run_on_a_kernel(plans):
     d, a, b = randn(5, 3), randn(5, 7), randn(7, 3)
     for factor in (torch.finfo(torch.float32).max, -torch.finfo(torch.float32).tiny, 2**63 - 1):
         tg.addmm(d, a, b, alpha=factor, strict=True)
@@ -327,7 +327,7 @@ def test_function_and_dispatch_modes_see_torchs_functions(plans):
     assert len(plans.made) == made
 
 
-def test_a_default_device_is_no_mode_that_matters(plans):
+def test_a_default_device_does_not_send_calls_to_torch(plans):
     a, b = randn(5, 7), randn(7, 3)
     with torch.device("cpu"):
         close(tg.matmul(a, b, strict=True), a @ b)
@@ -481,7 +481,7 @@ def test_torchs_older_orders_of_arguments_are_taken_with_a_warning(name, out, pl
 
 
 @pytest.mark.filterwarnings("ignore:Named tensors")
-def test_names_of_axes_are_torchs_business(plans):
+def test_named_tensors_go_to_torch(plans):
     if not hasattr(torch.Tensor, "has_names"):  # torch 2.13 dropped them: nothing to keep
         with pytest.raises(AttributeError):
             _ = randn(5, 7).names

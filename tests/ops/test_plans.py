@@ -63,7 +63,7 @@ def test_the_oldest_plan_is_dropped(plans):
     assert [problem.m for problem, _ in plans.made] == [1, 2, 3, 1]
 
 
-def test_any_number_of_shapes_stays_within_the_bound(plans):
+def test_the_numbers_of_plans_and_calls_stay_within_the_limit(plans):
     with settings.override(plan_cache_size=5):
         for m in range(1, 40):
             call(m)
@@ -212,7 +212,7 @@ def test_what_a_launch_declares_beyond_a_product_is_packed_by_its_name(scaled):
                        more["scale_a"].data_ptr(), more["offsets"].data_ptr()]
 
 
-def test_a_call_that_does_not_bring_what_a_launch_reads_is_refused(scaled):
+def test_a_call_without_an_operand_that_a_launch_reads_is_refused(scaled):
     a, b, c = torch.ones(16, 128), torch.ones(128, 24), torch.ones(16, 24)
     with pytest.raises(LaunchError, match="the kernel reads 'offsets', and this call passes none"):
         scaled(a, b, c, scale_a=torch.ones(1))

@@ -108,7 +108,7 @@ def test_out_decides_the_alignment_of_c():
 
 
 @pytest.mark.parametrize("epilogue", ("none", "bias"))
-def test_c_with_gaps_in_its_rows_is_no_persistent_kernels(epilogue):
+def test_persistent_kernels_refuse_c_with_gaps_in_its_rows(epilogue):
     a, b = torch.zeros(64, 64), torch.zeros(64, 64).t()
     with settings.override(interpret=True):
         problem = replace(problem_of(a, b, torch.zeros(64, 64).t()), precision="tf32",

@@ -180,7 +180,7 @@ def test_both_strides_of_a_batch_count_in_the_alignment():
     assert (problem.two_strides, problem.align_a, problem.align_b) == ("a", 2, 16)
 
 
-def test_an_axis_of_one_element_gets_a_stride_that_kernels_like():
+def test_an_axis_of_one_element_gets_the_best_stride_for_kernels():
     row, column = torch.empty(100, 33)[:1], torch.empty(33, 100)[:, :1]
     form = form_of(read(row), read(column))
     assert form.a == (0, 48, 1) and form.b[1:] == (100, 1)

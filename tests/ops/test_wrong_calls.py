@@ -181,7 +181,7 @@ def test_the_error_is_torchs(call, warm, plans):
     assert len(plans.made) == made
 
 
-def test_there_are_enough_of_them():
+def test_there_are_at_least_sixty_wrong_calls():
     assert len(CALLS) >= 60
 
 

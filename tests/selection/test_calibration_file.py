@@ -82,7 +82,7 @@ def test_one_owner_a_line_so_that_a_diff_reads(path):
     assert any(line.strip() == '"tiled": {"fill_us": 1.0}' for line in lines)
 
 
-def test_the_shipped_one_can_be_read():
+def test_the_shipped_calibration_can_be_read():
     found = read_shipped("nvidia-h200")
     assert found is not None and found.section("bf16") is not None
     assert read_shipped("no-such-device") is None

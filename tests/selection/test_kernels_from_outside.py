@@ -36,7 +36,7 @@ def calibrated(configs):
     return configs
 
 
-def test_it_is_legal_and_offered_to_a_sweep(calibrated):
+def test_an_outside_kernels_configs_are_legal_and_swept(calibrated):
     with registered(calibrated):
         config = OUTSIDER.default(PROBLEM, H200)
         assert violation(PROBLEM, config, H200) is None
@@ -48,7 +48,7 @@ def test_it_is_legal_and_offered_to_a_sweep(calibrated):
     assert violation(PROBLEM, config, H200).rule == "kernel"
 
 
-def test_beside_measured_kernels_it_changes_no_choice(calibrated):
+def test_an_outside_kernel_changes_no_choice_among_measured_kernels(calibrated):
     problems = [PROBLEM, replace(PROBLEM, m=16), GemmProblem.contiguous(1000, 333, 777),
                 GemmProblem.contiguous(512, 512, 512, dtype="fp16", layout="tn")]
     before = [choose(p, H200) for p in problems]
@@ -57,7 +57,7 @@ def test_beside_measured_kernels_it_changes_no_choice(calibrated):
         assert [choose(p, H200) for p in problems] == before
 
 
-def test_alone_it_is_chosen_by_rule_and_the_choice_says_why(calibrated):
+def test_an_outside_kernel_alone_is_chosen_by_rule_and_the_note_says_why(calibrated):
     with registered(calibrated, alone=True):
         choice = choose(PROBLEM, H200)
         assert (choice.source, choice.config) == ("rule", default_config(PROBLEM, H200))
@@ -68,7 +68,7 @@ def test_alone_it_is_chosen_by_rule_and_the_choice_says_why(calibrated):
         assert f"           not calibrated: {UNMEASURED}" in text.splitlines()
 
 
-def test_its_estimate_has_the_usual_constants_and_no_correction(calibrated):
+def test_an_outside_kernels_estimate_has_typical_constants_and_no_correction(calibrated):
     with registered(calibrated):
         config = OUTSIDER.default(PROBLEM, H200)
         assert estimate(PROBLEM, config, H200).correction_us == 0.0
@@ -78,7 +78,7 @@ def test_its_estimate_has_the_usual_constants_and_no_correction(calibrated):
         assert estimate(PROBLEM, TMA, H200).correction_us != 0.0
 
 
-def test_other_modes_take_it_too(calibrated):
+def test_an_outside_kernel_runs_under_batch_invariance_and_a_budget(calibrated):
     with registered(calibrated, alone=True):
         with tg.batch_invariant():
             choice = choose(PROBLEM, H200)
@@ -97,7 +97,7 @@ def test_a_tuned_row_of_it_serves_and_explain_says_that_the_estimate_is_not_cali
         assert choose(near, H200).source == "model"
 
 
-def test_once_measured_it_is_a_choice_like_the_others(configs):
+def test_an_outside_kernel_is_chosen_like_others_once_measured(configs):
     with registered(configs):
         calibrate(H200, TILED, CONFIG, favourite=CONFIG)
         selection.reload()

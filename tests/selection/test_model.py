@@ -74,7 +74,7 @@ def test_programs_that_share_operands_ask_for_less_and_take_in_as_much():
     assert class_of(shared) == "warp_specialized_128x128x64_w8_m2_n2"
 
 
-def test_a_turned_tile_is_made_as_others_and_stored_by_the_copy_engine():
+def test_a_transposed_store_has_the_class_of_other_tiles_and_stores_by_tma():
     problem = GemmProblem.contiguous(272, 4096, 4096, layout="nt")
     turned = replace(PAIR, block_n=144, swap_ab=2)
     work = work_of(problem, turned, H200)
@@ -192,7 +192,7 @@ def test_every_rate_has_a_constant():
     assert len(keys_of(PAIR, work)) == len(Rates._fields) == len(scales(SQUARE, H200))
 
 
-def test_terms_sum_up_and_explain_prints_them(configs, h200):
+def test_the_terms_add_up_to_the_total_and_explain_prints_them(configs, h200):
     calibrate(h200, TILED, TMA)
     for config in candidates(SQUARE, h200, 20):
         e = estimate(SQUARE, config, h200)
@@ -277,7 +277,7 @@ def test_what_calibration_predicts_is_what_a_call_predicts(h200):
        st.sampled_from(LAYOUTS), st.sampled_from(("none", "bias", "add")), st.booleans(),
        st.integers(0, 10**6))
 @hypothesis_settings(deadline=None)  # the first reads the spaces
-def test_what_a_kind_decides_no_size_does(m, n, k, batch, dtype, layout, epilogue, whole, seed):
+def test_a_kind_decides_the_static_part(m, n, k, batch, dtype, layout, epilogue, whole, seed):
     if whole:
         n, k = -(-n // 8) * 8, -(-k // 8) * 8
     problem = GemmProblem.contiguous(m, n, k, batch=batch, dtype=dtype, layout=layout,

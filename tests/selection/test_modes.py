@@ -67,7 +67,7 @@ def test_a_budget_of_all_sms_changes_nothing(budget):
         assert within_budget(H200) is H200
 
 
-def test_a_row_tuned_on_all_sms_says_nothing_under_a_budget(configs, h200):
+def test_a_row_tuned_on_all_sms_is_ignored_under_a_budget(configs, h200):
     problem = GemmProblem.contiguous(512, 512, 512, layout="nt")
     publish(h200, (problem, TILED))
     assert choose(problem, h200).source == "exact"
@@ -110,7 +110,7 @@ def test_the_block_sets_and_restores_the_budget():
 
 
 @pytest.mark.parametrize("bad", [0, -1, 1.5, "100", True])
-def test_a_budget_is_a_count(bad):
+def test_a_budget_must_be_a_positive_integer(bad):
     with pytest.raises(UsageError, match="num_sms"), tg.sm_budget(bad):
         raise AssertionError("never entered")
 
@@ -173,7 +173,7 @@ def test_one_config_serves_every_m_of_any_n_and_k(n, k, dtype, few, many):
 
 
 @pytest.mark.parametrize("n, k", NK)
-def test_the_kernel_says_that_it_can_run_it_however_small_m_is(n, k):
+def test_the_one_config_is_legal_for_every_m(n, k):
     with tg.batch_invariant():
         for m in EVERY_M:
             problem = GemmProblem.contiguous(m, n, k, layout="nt")
@@ -253,7 +253,7 @@ def test_one_config_for_every_m_is_chosen_again_without_gluon():
     ("TRITONGEMM_NUM_SMS", "100", "num_sms", 100), ("TRITONGEMM_NUM_SMS", "", "num_sms", None),
     ("TRITONGEMM_BATCH_INVARIANT", "1", "batch_invariant", True),
     ("TRITONGEMM_POLICY", "OWN", "policy", "own")])
-def test_the_environment_says_it_too(variable, value, field, read, monkeypatch):
+def test_the_environment_variable_sets_the_mode_too(variable, value, field, read, monkeypatch):
     monkeypatch.setenv(variable, value)
     try:
         assert getattr(settings.reload(), field) == read

@@ -46,7 +46,7 @@ def with_network(device, network):
     selection.reload()
 
 
-def test_it_is_the_mean_of_its_members():
+def test_a_network_is_the_mean_of_its_members():
     # Of 3: (3 - 1) / 0.5 = 4; in the first member 4 * 0.5 - 1 = 1, sigmoid(1) * 2; in the second 4.
     record = NetworkRecord(("x",), (1.0,), (0.5,), (
         (Layer((0.5,), (-1.0,)), Layer((2.0,), (0.0,))), (Layer((1.0,), (0.0,)),)))
@@ -54,13 +54,13 @@ def test_it_is_the_mean_of_its_members():
     assert found == pytest.approx([(2 / (1 + math.exp(-1)) + 4) / 2])
 
 
-def test_an_input_far_from_all_that_it_was_trained_on_says_no_more_than_one_at_the_edge():
+def test_an_input_far_outside_the_training_data_is_clipped():
     record = NetworkRecord(("x",), (0.0,), (2.0,), ((Layer((1.0,), (0.0,)),),))
     found = Network(record)(np.array([[2 * FARTHEST], [1e6], [-1e6]], np.float32))
     assert found.tolist() == [FARTHEST, FARTHEST, -FARTHEST]
 
 
-def test_the_model_adds_what_it_says_and_explain_shows_it(configs, h200):
+def test_the_networks_correction_is_added_and_explain_prints_it(configs, h200):
     with_network(h200, says(0.0))
     plain = estimate(SQUARE, TILED, h200)
     assert plain.correction_us == 0
@@ -87,7 +87,7 @@ def test_a_network_with_other_inputs_is_left_out_with_one_warning(configs, h200,
     assert "nvidia-h200.json" in record.message and "tritongemm calibrate" in record.message
 
 
-def test_each_input_is_what_its_name_says(configs, h200):
+def test_each_input_has_the_value_that_its_name_states(configs, h200):
     """A network that repeats one input, a hundredth of it."""
     assert len(set(NAMES)) == len(NAMES)
     problem = GemmProblem.contiguous(100, 520, 2056, layout="nt")
@@ -117,7 +117,7 @@ def test_each_input_is_what_its_name_says(configs, h200):
 
 
 @pytest.mark.parametrize("dtype", ("bf16", "fp32"))
-def test_every_kernel_can_be_shown_to_it(dtype, h200):
+def test_every_kernel_has_network_inputs(dtype, h200):
     problem = GemmProblem.contiguous(8, 4096, 4096, dtype=dtype, layout="nt")
     model = model_for(problem, h200)
     every = {config.kernel: config for config in shipped_configs(problem)}

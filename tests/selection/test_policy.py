@@ -103,8 +103,8 @@ MEASURED = [KernelConfig("gemv", 1, 16, 256, num_stages=1),
 
 @pytest.mark.parametrize("problem", [THIN, replace(THIN, k=0), replace(THIN, m=8192, n=2)], ids=str)
 @pytest.mark.parametrize("config", MEASURED, ids=str)
-def test_a_kernel_that_only_measuring_can_speak_for_is_not_chosen_before(configs, h200, config,
-                                                                         problem):
+def test_a_kernel_that_needs_a_measurement_is_not_chosen_without_one(configs, h200, config,
+                                                                     problem):
     assert violation(THIN, config, h200) is None
     assert estimate(problem, SPECS[config.kernel].default(problem, h200), h200).total_us > 0
     assert choose(problem, h200).config.kernel != config.kernel
@@ -113,7 +113,7 @@ def test_a_kernel_that_only_measuring_can_speak_for_is_not_chosen_before(configs
 
 
 @pytest.mark.parametrize("config", MEASURED, ids=str)
-def test_once_measured_it_is_a_choice_like_the_others(configs, h200, config):
+def test_a_kernel_that_needs_a_measurement_is_chosen_once_measured(configs, h200, config):
     calibrate(h200, TILED, config, favourite=config)
     assert choose(THIN, h200).config.kernel == config.kernel
     publish(h200, (THIN, config))
@@ -121,7 +121,7 @@ def test_once_measured_it_is_a_choice_like_the_others(configs, h200, config):
 
 
 @pytest.mark.parametrize("config", MEASURED, ids=str)
-def test_all_its_configs_can_be_swept(configs, h200, config):
+def test_all_configs_of_a_kernel_that_needs_a_measurement_can_be_swept(configs, h200, config):
     offered = [c for c in candidates(THIN, h200) if c.kernel == config.kernel]
     assert len(offered) > 24 and {c.dependent_launch for c in offered} == {0, 1}
 
@@ -150,7 +150,7 @@ def test_the_row_with_the_epilogue_comes_first(configs, h200):
     assert choose(replace(FUSED, epilogue="relu"), h200).config == TILED
 
 
-def test_a_near_row_with_another_epilogue_says_nothing(configs, h200):
+def test_a_nearby_row_with_another_epilogue_is_ignored(configs, h200):
     publish(h200, (replace(NEAR, epilogue="relu"), TMA))
     assert choose(PROBLEM, h200).source == choose(FUSED, h200).source == "rule"
     publish(h200, (NEAR, TILED), (replace(NEAR, epilogue="bias+gelu"), TMA))
@@ -165,7 +165,7 @@ def test_the_estimate_counts_a_matrix_that_is_added(h200):
     assert added._replace(dram_bytes=plain.dram_bytes) == plain
 
 
-def test_a_row_too_far_away_says_nothing(configs, h200):
+def test_a_row_beyond_the_distance_limit_is_ignored(configs, h200):
     publish(h200, (FAR, TILED))
     assert choose(PROBLEM, h200).source == "rule"
 
@@ -316,7 +316,7 @@ def test_every_shipped_choice_is_legal_and_the_same_again(m, n, k, batch, dtype,
 
 
 @pytest.mark.parametrize("miss, first", [(0.005, True), (0.02, False)])
-def test_of_predictions_as_good_the_calibrations_first_is_taken(miss, first, configs, h200):
+def test_of_equal_predictions_the_first_listed_is_chosen(miss, first, configs, h200):
     """So that problems near each other share binaries; beyond a hundredth the faster one is."""
     slower, faster = TILED, replace(TILED, num_stages=4)
     section = calibrate(h200, TILED)

@@ -42,7 +42,7 @@ def test_the_sibling_has_the_same_architecture_and_a_calibration(configs, h100, 
     assert sibling_of(interpreter_device()) is None
 
 
-def test_of_two_it_is_the_one_with_as_many_sms(configs, h100, h200):
+def test_of_two_siblings_the_one_with_the_same_number_of_sms_is_used(configs, h100, h200):
     calibrate(h100, TMA)
     calibrate(h200, TMA)
     other = replace(h200, slug="nvidia-h800", name="NVIDIA H800")
@@ -54,7 +54,7 @@ def test_of_two_it_is_the_one_with_as_many_sms(configs, h100, h200):
         assert sibling_of(other).slug == "nvidia-h200"
 
 
-def test_its_rows_serve_after_the_devices_own(configs, h100, h200):
+def test_the_siblings_rows_are_used_after_the_devices_own(configs, h100, h200):
     calibrate(h200, TMA)
     publish(h200, (PROBLEM, TILED))
     for problem, said in ((PROBLEM, ""), (TWIN, ", measured in bf16")):
@@ -68,7 +68,7 @@ def test_its_rows_serve_after_the_devices_own(configs, h100, h200):
     assert choose(PROBLEM, h200).config == TILED
 
 
-def test_its_times_are_not_said_to_be_measured_here(configs, h100, h200):
+def test_explain_does_not_report_the_siblings_times_as_measured_here(configs, h100, h200):
     calibrate(h200, TMA)
     publish(h200, (PROBLEM, TILED))
     assert explain_problem(PROBLEM, h200).measured_us == 10.0
@@ -76,7 +76,7 @@ def test_its_times_are_not_said_to_be_measured_here(configs, h100, h200):
     assert explain_problem(PROBLEM, h100).source == "sibling"
 
 
-def test_whether_torch_wins_there_says_nothing_here(configs, h100, h200):
+def test_a_siblings_comparison_with_torch_is_not_used(configs, h100, h200):
     calibrated = calibrate(h200, TMA)
     write_calibration(calibration_path(h200.slug), Calibration(h200.slug, h200.arch, (
         replace(calibrated, neighbours=(Neighbour(PROBLEM, 0.5),)),)))
@@ -135,7 +135,7 @@ def test_as_shipped_only_what_the_memory_bounds_is_predicted_slower(h100, h200):
     assert ratio(thin) > 1.2 > 1.05 > ratio(square) > 0.95
 
 
-def test_without_peaks_on_record_it_is_as_fast_as_its_sibling(configs, h100, h200):
+def test_a_device_without_peaks_gets_its_siblings(configs, h100, h200):
     calibrate(h200, TMA)
     unknown = replace(h200, slug="nvidia-gh200", name="NVIDIA GH200", peak_tflops={},
                       memory_gbps=None)
@@ -148,7 +148,7 @@ def test_without_peaks_on_record_it_is_as_fast_as_its_sibling(configs, h100, h20
     assert time_us(half) > 1.2 * time_us(h200)
 
 
-def test_a_calibration_of_its_own_comes_first(configs, h100, h200):
+def test_a_devices_own_calibration_precedes_its_siblings(configs, h100, h200):
     calibrate(h200, TMA)
     publish(h200, (PROBLEM, TMA))
     calibrate(h100, TILED)
@@ -173,7 +173,7 @@ def test_the_nearest_row_may_be_the_siblings(configs, h100, h200):
     assert choice.config == TILED and "measured on" not in choice.note
 
 
-def test_what_a_siblings_row_could_gain_is_the_models_word(configs, h100, h200):
+def test_the_expected_gain_over_a_siblings_row_uses_the_models_prediction(configs, h100, h200):
     calibrate(h200, TMA, TILED, favourite=TMA)
     publish(h200, (PROBLEM, TILED))
     best, own = by_model(PROBLEM, h100), estimate(PROBLEM, TILED, h100).total_us
@@ -182,14 +182,14 @@ def test_what_a_siblings_row_could_gain_is_the_models_word(configs, h100, h200):
     assert expected_gain(replace(PROBLEM, n=2048), h100) is None
 
 
-def test_for_a_type_that_its_own_does_not_hold_the_siblings_serves(configs, h100, h200):
+def test_the_siblings_calibration_is_used_for_a_dtype_that_the_own_one_lacks(configs, h100, h200):
     calibrate(h200, TMA, units=("fp16",))
     calibrate(h100, TILED)
     assert model_for(TWIN, h100).where == h200.name
     assert model_for(PROBLEM, h100).where == h100.name
 
 
-def test_under_a_budget_of_sms_its_rows_say_nothing(configs, h100, h200):
+def test_the_siblings_rows_are_ignored_under_a_budget_of_sms(configs, h100, h200):
     calibrate(h200, TMA)
     publish(h200, (PROBLEM, TILED))
     with override(num_sms=100):

@@ -72,13 +72,13 @@ def test_a_row_says_what_torch_took(ratio, wins, configs, h200):
 
 @pytest.mark.parametrize("time_us, wins", [(31.9, True), (17.0, True), (16.4, False),
                                            (5.0, False)])
-def test_what_is_over_before_it_could_be_handed_over_stays_ours(time_us, wins, configs, h200):
+def test_a_product_shorter_than_the_hand_over_stays_ours(time_us, wins, configs, h200):
     publish(h200, 0.5, time_us)
     choice = choose(PROBLEM, h200)
     assert choice.time_us == time_us and bool(torch_wins(PROBLEM, choice, h200)) is wins
 
 
-def test_so_does_what_is_predicted_to_be_over(configs, h200):
+def test_a_product_predicted_shorter_than_the_hand_over_stays_ours(configs, h200):
     small = replace(PROBLEM, m=1024, n=1024, k=1024)
     measured_near_by(h200, *[0.8] * 6)
     big, little = choose(replace(PROBLEM, n=2040), h200), choose(small, h200)
@@ -110,7 +110,7 @@ def test_one_problem_near_by_is_little_evidence_and_many_are_enough(configs, h20
     assert "near by" in torch_wins(PROBLEM, choice, h200)
 
 
-def test_nothing_measured_is_no_reason(configs, h200):
+def test_without_a_measurement_there_is_no_reason_for_torch(configs, h200):
     measured_near_by(h200, None, None)
     assert choose(PROBLEM, h200).vs_torch is None and reason_for(PROBLEM, h200) is None
     far = replace(PROBLEM, m=2**30)

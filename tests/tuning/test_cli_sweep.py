@@ -71,7 +71,7 @@ def test_the_way_of_searching_and_the_gain_are_passed_on(faked, monkeypatch):
                      ("random", 7, 0.01), (None, None, 0.025)]
 
 
-def test_what_is_not_said_is_what_the_door_takes():
+def test_options_have_the_defaults_of_the_function():
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     said, door_takes = parser.parse_args([]), inspect.signature(door.sweep).parameters

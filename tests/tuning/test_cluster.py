@@ -173,7 +173,7 @@ def test_a_budget_ends_what_was_not_begun(local, tmp_path, monkeypatch):
     assert report.stopped == "budget" and 2 <= len(report.problems) < len(PROBLEMS)
 
 
-def test_an_address_where_nothing_listens(monkeypatch, tmp_path):
+def test_an_address_without_a_scheduler_is_an_error(monkeypatch, tmp_path):
     monkeypatch.setattr(dask_pool, "CONNECT_TIMEOUT_S", 0.5)
     with pytest.raises(DeviceError, match="no Dask scheduler can be reached at "
                                           "'tcp://127.0.0.1:9'.*dask scheduler"):

@@ -73,7 +73,7 @@ class Truth:
 
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])
-def test_it_ends_near_the_best_long_before_everything_is_timed(scale):
+def test_a_search_ends_near_the_best_long_before_all_configs_are_timed(scale):
     configs = space()
     shares = []
     for seed in range(12):
@@ -95,7 +95,7 @@ def test_a_smaller_gain_times_more():
     assert timed[0] <= timed[1] <= timed[2] and timed[0] < timed[2]
 
 
-def test_a_kernel_that_the_model_thinks_too_little_of_is_found():
+def test_a_kernel_that_the_model_underrates_is_found():
     configs = space()
     truth = Truth(configs, 1)
     factor = {c: 0.8 if c.kernel == "persistent_tma" else 1.0 for c in configs}

@@ -64,7 +64,7 @@ def test_why_a_row_is_stale(made_with, reason):
     assert (len(found) == 1 and found[0].startswith(reason)) if reason else not found
 
 
-def test_what_is_not_known_here_makes_nothing_stale():
+def test_an_unknown_version_makes_no_row_stale():
     here = stale.Present(None, None)
     assert not stale.stale_because(row(64, triton="3.6.0", driver="570.9"), here)
 

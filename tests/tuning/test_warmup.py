@@ -138,7 +138,7 @@ def test_a_real_build_lands_in_the_store(tmp_path):
     ([(1, 2)], {}, UsageError, "is no problem"), ("no_such_suite", {}, UsageError, "suite"),
     ((64, 64, 64), {"device": "no-such"}, DeviceError, "nvidia-h200"),
     ((64, 64, 64), {"workers": 0}, UsageError, "workers=0")])
-def test_slips_are_said(what, options, error, says):
+def test_wrong_arguments_are_named(what, options, error, says):
     with pytest.raises(error, match=says):
         tg.warmup(what, **{"device": "nvidia-h200", **options})
 

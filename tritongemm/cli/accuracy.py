@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                                                      "(default: the published study)")
     parser.add_argument("--k", metavar="SIZES", help="K, likewise; goes with --m")
     parser.add_argument("--layout", default="nn", choices=LAYOUTS,
-                        help="of the sizes of --m (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the operands (default 0)")
+                        help="layout of the sizes of --m (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the operands (default 0)")
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, metavar="FILE.csv",
                         help="replaces this file; pictures go beside it (default %(default)s)")
     parser.add_argument("--no-pictures", action="store_true", help="write the CSV only")

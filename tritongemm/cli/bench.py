@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS",
                        help="kill the process of a problem that takes longer (default %(default)g)")
     group.add_argument("--seed", type=int, default=0,
-                       help="of the operands and the order of rounds (default 0)")
+                       help="seed of the operands and the order of rounds (default 0)")
     group.add_argument("--compile-workers", type=int, metavar="N",
                        help="processes that compile kernels first (default: one a core; 0: none)")
     group.add_argument("--host-time", action="store_true",

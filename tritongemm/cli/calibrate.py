@@ -37,15 +37,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                        help="for a GPU that was never measured: sweep a spread of problems and "
                             "configs on it, then fit; no JOURNAL is given")
     quick.add_argument("--budget", type=float, metavar="SECONDS",
-                       help="of --quick: for everything (default 480)")
+                       help="with --quick: for everything (default 480)")
     quick.add_argument("--journal", type=file_argument, metavar="FILE.jsonl",
-                       help="of --quick: every outcome is appended here (default quick-RUN.jsonl)")
+                       help="with --quick: the sweep's journal (default quick-RUN.jsonl)")
     quick.add_argument("--cuda-device", type=int, default=0, metavar="INDEX",
-                       help="of --quick: the GPU (default %(default)s)")
+                       help="with --quick: the GPU (default %(default)s)")
     quick.add_argument("--dtype", choices=tuple(DTYPES), default="bf16",
-                       help="of --quick: of the problems (default %(default)s)")
+                       help="with --quick: dtype of the problems (default %(default)s)")
     quick.add_argument("--plain", action="store_true",
-                       help="of --quick: print lines instead of the live display")
+                       help="with --quick: print lines instead of the live display")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="where everything goes; an earlier demo's folder is cleared "
                              "(default %(default)s)")
     parser.add_argument("--budget", type=float, default=90.0, metavar="SECONDS",
-                        help="of the sweep, where there is a GPU (default %(default)g)")
+                        help="budget of the sweep, with a GPU (default %(default)g)")
     parser.add_argument("--no-gpu", action="store_true", help="as if there were no GPU")
 
 

@@ -17,13 +17,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("k", type=int, metavar="K", help="columns of A, rows of B")
     parser.add_argument("--batch", type=int, default=1, help="products at once (default 1)")
     parser.add_argument("--dtype", default="bf16", choices=tuple(DTYPES),
-                        help="of the operands and the result (default bf16)")
+                        help="dtype of the operands and the result (default bf16)")
     parser.add_argument("--layout", default="nn", choices=LAYOUTS,
                         help="how A and B are stored; nt is what nn.Linear does (default nn)")
     parser.add_argument("--epilogue", default="none", metavar="NAME",
                         help="what is fused after the product, e.g. bias+gelu (default none)")
     parser.add_argument("--precision", choices=PRECISIONS,
-                        help="of fp32 products (default: fp16x3, or ieee under "
+                        help="precision of fp32 products (default: fp16x3, or ieee under "
                              "TRITONGEMM_FP32=ieee)")
     add_operand_arguments(parser)
     parser.add_argument("--device-name", metavar="SLUG",

@@ -1,4 +1,4 @@
-"""``tritongemm models``: whole programs of published sizes under override, beside torch."""
+"""``tritongemm models``: whole programs of published sizes under override against torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--processes", type=int, default=1, metavar="N",
                         help="measure everything in N fresh processes and keep the median rows "
                              "(default 1; published figures use 3)")
-    parser.add_argument("--seed", type=int, default=0, help="of weights, inputs and orders")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights, inputs and orders")
     parser.add_argument("--budget", type=float, default=10.0, metavar="SECONDS",
                         help="time of one program's rounds in one mode (default %(default)g)")
     parser.add_argument("--timeout", type=float, default=1800.0, metavar="SECONDS",

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="a rung of the ladder (with parameters behind it, as in "
                              "warp_tiled+block_k=16), a kernel of tritongemm, or torch")
     parser.add_argument("--dtype", choices=tuple(DTYPES), metavar="NAME",
-                        help="of the operands (default: fp32 for CUDA rungs, else bf16)")
+                        help="dtype of the operands (default: fp32 for CUDA rungs, else bf16)")
     parser.add_argument("--layout", default="nn", choices=LAYOUTS)
     parser.add_argument("--precision", default="ieee", choices=PRECISIONS)
     parser.add_argument("--out", type=file_argument, default=DEFAULT_OUT, metavar="FILE.jsonl",

@@ -116,7 +116,7 @@ def add_shape_arguments(parser: argparse.ArgumentParser, *, dtype: str | None = 
                             "either alone or joined by + (bias+gelu), where the suite has none "
                             "(default %(default)s)")
     group.add_argument("--precision", default="ieee", choices=PRECISIONS,
-                       help="of fp32 products (default %(default)s)")
+                       help="precision of fp32 products (default %(default)s)")
     add_operand_arguments(group)
     group.add_argument("--max-extent", type=int, metavar="N",
                        help="leave out shapes with m, n or k above N")
@@ -126,9 +126,9 @@ def add_shape_arguments(parser: argparse.ArgumentParser, *, dtype: str | None = 
 
 def add_operand_arguments(group: argparse._ActionsContainer) -> None:
     """Adds what :func:`operand_words` reads: how B, the result and scales differ from A."""
-    group.add_argument("--dtype-b", choices=tuple(DTYPES), help="of B (default: that of A)")
+    group.add_argument("--dtype-b", choices=tuple(DTYPES), help="dtype of B (default: A's)")
     group.add_argument("--dtype-out", choices=tuple(DTYPES),
-                       help="of the result (default: that of A)")
+                       help="dtype of the result (default: A's)")
     for name in ("a", "b"):
         group.add_argument(f"--scale-{name}", default="none", metavar="WORD",
                            help=f"factors of {name.upper()}: tensor, row or a block such as 1x128 "

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                        help="compiling processes (default one a core)")
     what = parser.add_argument_group("which configs")
     what.add_argument("--kernels", metavar="LIST",
-                      help="of configs/spaces, comma separated (default all)")
+                      help="kernels of configs/spaces, comma separated (default all)")
     what.add_argument("--rungs", metavar="LIST",
                       help="CUDA rungs of the ladder instead (configs/spaces/ladder), or `all`; "
                            "needs --dtype fp32; writes a journal each; their winners go to "
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--finalists", type=int, default=9, metavar="N",
                       help="configs measured again, interleaved with torch (default %(default)s)")
     what.add_argument("--seed", type=int, default=0,
-                      help="of the operands, the order of rounds and --random")
+                      help="seed of the operands, the order of rounds and --random")
     parser.add_argument("--plain", action="store_true",
                         help="print lines instead of the live display")
 

@@ -67,10 +67,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layout", default="nt", help="where a suite has none (default "
                                                        "%(default)s)")
     parser.add_argument("--precision", default="ieee", choices=PRECISIONS,
-                        help="of fp32 products (default %(default)s)")
+                        help="precision of fp32 products (default %(default)s)")
     parser.add_argument("--compile-workers", type=int, metavar="N",
                         help="compiling processes (default one a core)")
-    parser.add_argument("--seed", type=int, default=0, help="of operands and orders")
+    parser.add_argument("--seed", type=int, default=0, help="seed of operands and orders")
     parser.add_argument("--plain", action="store_true",
                         help="print lines instead of the live display")
     parser.add_argument("program", nargs="?", help="a Python script, or with -m a module")

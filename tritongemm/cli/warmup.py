@@ -15,8 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb."""
     add_shape_arguments(parser)
     parser.add_argument("--device", metavar="SLUG",
-                        help="of configs/devices, e.g. nvidia-h200: compile for it with no GPU "
-                             "here (default: the current CUDA device)")
+                        help="a device of configs/devices, e.g. nvidia-h200: compile without "
+                             "a GPU here (default: the current CUDA device)")
     parser.add_argument("--workers", type=int, metavar="N",
                         help="compiling processes (default one a core)")
 

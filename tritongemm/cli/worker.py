@@ -13,11 +13,11 @@ _HANDED_ON = {"--memory-limit": "BYTES", "--death-timeout": "SECONDS", "--local-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb."""
     parser.add_argument("scheduler", metavar="ADDRESS",
-                        help="of the Dask scheduler, such as tcp://10.0.0.1:8786")
+                        help="address of the Dask scheduler, such as tcp://10.0.0.1:8786")
     parser.add_argument("--devices", default="all", metavar="LIST",
                         help="`all`, or CUDA indices such as 0,1 (default %(default)s)")
     parser.add_argument("--name", default="", metavar="NAME",
-                        help="of this host in the cluster (default: Dask names the workers)")
+                        help="name of this host in the cluster (default: Dask names the workers)")
     handed_on = parser.add_argument_group("handed on to `dask worker`")
     for option, value in _HANDED_ON.items():
         handed_on.add_argument(option, metavar=value, help=f"see `dask worker {option}`")
