@@ -37,7 +37,7 @@ PROBLEMS = [
     ((512, 256, 320), {"dtype": "fp32", "precision": "tf32", "layout": "nn"}),
     ((1024, 768, 512), {"dtype": "fp32", "precision": "fp16x3", "layout": "nt"}),
     ((130, 70, 50), {"dtype": "fp32", "precision": "fp16x3", "layout": "tn", "batch": 2}),
-    ((256, 512, 1024), {"layout": "nn", "align": 4}),
+    ((256, 512, 1024), {"layout": "nn", "align": 4}), ((3, 2048, 1001), {"layout": "nt"}),
     ((128, 256, 512), {"dtype": "fp32", "precision": "fp16x3", "layout": "nn", "align": 4}),
 ]
 #: Of the ladder's kernels, which are not tuned for calls: these problems alone.
