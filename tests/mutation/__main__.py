@@ -50,11 +50,11 @@ def main(words: list[str]) -> int:
         kept = [json.dumps(r) for r in _read(out) if r["verdict"] != "survived"]
         out.replace(out.with_suffix(".before"))
         out.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-    done = {(r["file"], r["before"], r["after"]) for r in _read(out)}
+    done = {(r["name"], r["after"]) for r in _read(out)}
     end = time.monotonic() + 60 * args.minutes
     for mutant in sample(copy, args.sample, args.seed, args.only):
         before, after = texts(copy, mutant)
-        if (mutant.file, before, after) in done:
+        if (mutant.name, after) in done:
             continue
         if time.monotonic() > end:
             break
