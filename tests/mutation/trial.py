@@ -201,7 +201,8 @@ def run(copy: Path, tests: list[str], cpu_s: float, stop: bool = True) -> Outcom
     seconds = time.monotonic() - begun
     shutil.rmtree(temporary, ignore_errors=True)
     if status is None:
-        return Outcome("timeout", "", f"idle for {IDLE_S} s or {4 * cpu_s:.0f} s on the clock", seconds)
+        return Outcome("timeout", "", f"idle for {IDLE_S} s, or {4 * cpu_s:.0f} s on the clock",
+                       seconds)
     if not text:
         limit = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL)
         return Outcome("timeout" if limit else "killed", "", f"the process ended with {status}",
