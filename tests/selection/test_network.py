@@ -116,6 +116,13 @@ def test_each_input_is_what_its_name_says(configs, h200):
         assert 100 * said == pytest.approx(value, abs=1e-3), name
 
 
+def test_configs_as_arrays_have_no_other_attributes():
+    configs = Columns([TILED, TMA])
+    assert configs.block_m.tolist() == [64, 128]
+    with pytest.raises(AttributeError, match="block_q"):
+        configs.block_q  # noqa: B018
+
+
 def test_it_learns_from_inputs_and_times_that_have_no_correction(configs, h200):
     calibrate(h200, TILED, TMA)
     plain = [estimate(SQUARE, one, h200).total_us for one in (TILED, TMA)]
