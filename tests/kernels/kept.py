@@ -33,6 +33,7 @@ PROBLEMS = [
     ((5, 4096, 4096), {"layout": "nt", "epilogue": "relu"}),
     ((4096, 1, 1032), {"layout": "nt", "dtype": "fp16", "epilogue": "scale"}),
     ((33, 77, 129), {"layout": "nn"}), ((640, 512, 8), {"layout": "nt"}),
+    ((640, 512, 20), {"layout": "nt"}),
     ((11400, 11400, 4001), {"layout": "nn"}),
     ((512, 256, 320), {"dtype": "fp32", "precision": "tf32", "layout": "nn"}),
     ((1024, 768, 512), {"dtype": "fp32", "precision": "fp16x3", "layout": "nt"}),
