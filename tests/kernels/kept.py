@@ -33,11 +33,12 @@ PROBLEMS = [
     ((5, 4096, 4096), {"layout": "nt", "epilogue": "relu"}),
     ((4096, 1, 1032), {"layout": "nt", "dtype": "fp16", "epilogue": "scale"}),
     ((33, 77, 129), {"layout": "nn"}), ((640, 512, 8), {"layout": "nt"}),
+    ((640, 512, 20), {"layout": "nt"}),
     ((11400, 11400, 4001), {"layout": "nn"}),
     ((512, 256, 320), {"dtype": "fp32", "precision": "tf32", "layout": "nn"}),
     ((1024, 768, 512), {"dtype": "fp32", "precision": "fp16x3", "layout": "nt"}),
     ((130, 70, 50), {"dtype": "fp32", "precision": "fp16x3", "layout": "tn", "batch": 2}),
-    ((256, 512, 1024), {"layout": "nn", "align": 4}),
+    ((256, 512, 1024), {"layout": "nn", "align": 4}), ((3, 2048, 1001), {"layout": "nt"}),
     ((128, 256, 512), {"dtype": "fp32", "precision": "fp16x3", "layout": "nn", "align": 4}),
 ]
 #: Of the ladder's kernels, which are not tuned for calls: these problems alone.

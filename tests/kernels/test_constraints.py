@@ -455,3 +455,12 @@ def test_copies_and_the_parts_of_a_split_k_share_the_limit_of_scratch(split, leg
     config = KernelConfig("warp_specialized", 128, 128, 64, num_warps=8, num_stages=3,
                           split_k=split, pad_operands=1)
     assert (violation(problem, config, representative(90)) is None) == legal
+
+
+@pytest.mark.parametrize(("block_n", "subtile", "legal"), [
+    (16, 1, True), (32, 2, False), (64, 2, True), (64, 4, False), (128, 4, True)])
+def test_pieces_of_a_tile_have_32_columns_and_a_whole_one_may_have_fewer(block_n, subtile, legal):
+    config = KernelConfig("warp_specialized", 64, block_n, 64, num_stages=4,
+                          epilogue_subtile=subtile)
+    problem = GemmProblem.contiguous(1024, block_n, 1024, layout="nt")
+    assert (violation(problem, config, representative(90)) is None) == legal

@@ -162,7 +162,8 @@ def _cpu_ticks(process: int) -> int:
 def run(copy: Path, tests: list[str], cpu_s: float, stop: bool = True) -> Outcome:
     """Runs tests of the copy in a forked child that has this process's imports, with its own
     temporary folder, at most ``cpu_s`` seconds of its CPU time, which a busy machine does not
-    shorten; it also ends once its processes have stood still for ``IDLE_S``."""
+    shorten; it also ends once its processes have stood still for ``IDLE_S``, or after four times
+    ``cpu_s`` on the clock."""
     temporary = Path(tempfile.mkdtemp(prefix="mutation-"))
     read, write = os.pipe()
     begun = time.monotonic()
@@ -179,7 +180,8 @@ def run(copy: Path, tests: list[str], cpu_s: float, stop: bool = True) -> Outcom
     os.close(write)
     status, ticks, moved = None, 0, begun
     try:
-        while status is None and time.monotonic() - moved < IDLE_S:
+        while (status is None and time.monotonic() - moved < IDLE_S
+               and time.monotonic() - begun < 4 * cpu_s):
             pid, found = os.waitpid(child, os.WNOHANG)
             status = found if pid else None
             time.sleep(0.05 if status is None else 0)
@@ -199,7 +201,8 @@ def run(copy: Path, tests: list[str], cpu_s: float, stop: bool = True) -> Outcom
     seconds = time.monotonic() - begun
     shutil.rmtree(temporary, ignore_errors=True)
     if status is None:
-        return Outcome("timeout", "", f"idle for {IDLE_S} s", seconds)
+        return Outcome("timeout", "", f"idle for {IDLE_S} s, or {4 * cpu_s:.0f} s on the clock",
+                       seconds)
     if not text:
         limit = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL)
         return Outcome("timeout" if limit else "killed", "", f"the process ended with {status}",

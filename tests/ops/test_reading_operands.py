@@ -200,9 +200,9 @@ def test_offsets_of_several_launches_count_in_the_alignment():
     form = form_of(a, Operand((3, 8, 8), (64, 8, 1)), two_strides=False)
     assert len(form.parts) == 2
     assert problem_of_form(form, (0, 0, 0, 0), ("bf16",) * 3, "none", "ieee")[0].align_a == 2
-    b = Operand((2, 1, 8, 8), (102, 0, 8, 1))
-    problem, _ = problem_of_form(form_of(Operand((3, 12, 8), (96, 8, 1)), b), (0, 0, 0, 0),
-                                 ("bf16",) * 3, "none", "ieee")
+    form = form_of(Operand((12, 8), (8, 1)), Operand((2, 3, 8, 8), (202, 64, 8, 1)))
+    assert (form.batch, len(form.parts)) == (3, 2)
+    problem, _ = problem_of_form(form, (0, 0, 0, 0), ("bf16",) * 3, "none", "ieee")
     assert (problem.align_a, problem.align_b, problem.align_c) == (16, 4, 16)
 
 

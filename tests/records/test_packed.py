@@ -177,3 +177,10 @@ def test_a_forged_length_reserves_no_memory(one_file):
             archive.writestr(member, raw)
     with pytest.raises(DataFileError, match="no column of numbers"):
         list(read_journal(one_file))
+
+
+@pytest.mark.parametrize(("seconds", "utc"), [
+    (0, None), (1, "1970-01-01T00:00:01Z"), (2**31, "2038-01-19T03:14:08Z"),
+    (2**32 - 1, "2106-02-07T06:28:15Z"), (2**32, None)])
+def test_a_time_is_read_as_far_as_its_field_reaches(seconds, utc):
+    assert packed._when(seconds) == ({} if utc is None else {"utc": utc})

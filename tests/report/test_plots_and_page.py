@@ -173,6 +173,20 @@ def test_the_intensity_is_flops_a_byte_of_compulsory_traffic(make_csv):
     assert found == pytest.approx(2 * 64**3 / (3 * 64 * 64 * 2), rel=1e-3)
 
 
+@pytest.mark.parametrize("which", "xy")
+def test_an_axis_of_ratios_has_ratio_ticks_and_the_other_keeps_its_own(which):
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    axes = Figure().subplots()
+    own = (axes.yaxis if which == "x" else axes.xaxis).get_major_locator()
+    plots._ratio_axis(axes, which, pd.Series([0.5, 2.0]))
+    axis, other = (axes.xaxis, axes.yaxis) if which == "x" else (axes.yaxis, axes.xaxis)
+    assert list(axis.get_majorticklocs()) == list(style.ratio_ticks(0.5 / 1.06, 2.0 * 1.06))
+    assert (axis.get_scale(), other.get_scale()) == ("log", "linear")
+    assert other.get_major_locator() is own
+
+
 def test_the_axes_of_a_roofline_hold_what_matters(make_csv):
     rows = [make_row(1024 + i, 1024, 1024, time_us=4.0) for i in range(400)]
     rows += [make_row(1, 1, 1, time_us=4.0)]
@@ -243,6 +257,12 @@ def test_text_from_a_csv_is_escaped(make_csv, tmp_path):
     data = next(json.loads(s) for s in parsed.scripts if s.startswith('{"columns"'))
     [suites] = [column for column in data["columns"] if column["name"] == "suite"]
     assert [SLY, "b"] == suites["texts"]
+
+
+def test_the_slowest_15_are_listed_unless_a_number_is_asked_for(make_csv):
+    found = load.load([make_csv([make_row(64 + i, ratio=1.0 + i / 100) for i in range(20)])])
+    assert len(tables.slowest_table(found).cells) == 15
+    assert len(tables.slowest_table(found, 3).cells) == 3
 
 
 def test_the_page_of_nothing_is_a_page(make_csv):

@@ -148,6 +148,7 @@ def _drop(*where):
     (_set("sections", 0, "network", 0, "scale", [0.0, 1.0]), "a scale of at least 1e-06"),
     (_drop("sections", 0, "network", 0, "scale"), "scale"),
     (_set("sections", 0, "network", 0, "names", ["m"]), "1 names, 2 means"),
+    (_set("sections", 0, "network", 0, {"names": [], "mean": [], "scale": []}), "0 names"),
     (_set("sections", 0, "network", 0, "names", ["m", 7]), "names"),
     (_set("sections", 0, "network", 1, []), "member 1 has no layers, or its last one has several"),
     (_set("sections", 0, "network", 1, 7), "member 1 has no layers"),

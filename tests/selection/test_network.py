@@ -116,6 +116,21 @@ def test_each_input_has_the_value_that_its_name_states(configs, h200):
         assert 100 * said == pytest.approx(value, abs=1e-3), name
 
 
+def test_configs_as_arrays_have_no_other_attributes():
+    configs = Columns([TILED, TMA])
+    assert configs.block_m.tolist() == [64, 128]
+    with pytest.raises(AttributeError, match="block_q"):
+        configs.block_q  # noqa: B018
+
+
+def test_it_learns_from_inputs_and_times_that_have_no_correction(configs, h200):
+    calibrate(h200, TILED, TMA)
+    plain = [estimate(SQUARE, one, h200).total_us for one in (TILED, TMA)]
+    with_network(h200, says(-0.5))
+    inputs, times_us = model_for(SQUARE, h200).training_inputs(SQUARE, Columns([TILED, TMA]))
+    assert inputs.shape == (2, len(NAMES)) and times_us == pytest.approx(plain)
+
+
 @pytest.mark.parametrize("dtype", ("bf16", "fp32"))
 def test_every_kernel_has_network_inputs(dtype, h200):
     problem = GemmProblem.contiguous(8, 4096, 4096, dtype=dtype, layout="nt")

@@ -195,6 +195,20 @@ class SharedBuilder(Builder):
         return key == "16"
 
 
+class RefusingBuilder(Builder):
+    """Says while it is asked for a config's key that there can be no binary."""
+
+    @staticmethod
+    def key(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> str:
+        if config.group_m == REFUSED:
+            raise CompileError("no launch")
+        return config.config_id
+
+    @staticmethod
+    def stored(key: str) -> bool:
+        return True
+
+
 class NoBuilder:
     """Cannot start."""
 

@@ -209,6 +209,12 @@ def test_a_hostile_winner_is_an_error_naming_file_line_and_field(tmp_path, confi
     assert list(config_dir.rglob("*.json")) == []
 
 
+def test_times_margins_and_ratios_are_rounded(tmp_path):
+    publish([journal(tmp_path / "a.jsonl", {"time_us": 12.345678, "margin_vs_second": 0.0123456,
+                                            "ratio_vs_torch": 1.234567})])
+    assert (row().time_us, row().margin_vs_second, row().vs_torch) == (12.3457, 0.01235, 1.2346)
+
+
 def test_a_table_names_the_newest_torch_that_made_it_whatever_its_triton(tmp_path):
     publish([journal(tmp_path / "a.jsonl", {"torch": "2.13.0", "triton": "3.6.0"},
                      {"torch": "2.11.0", "triton": "3.7.1", "problem": fakes.problem(32)})])

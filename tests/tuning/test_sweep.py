@@ -145,6 +145,14 @@ def test_compile_failures_hangs_and_deaths_keep_their_kinds(tmp_path):
     assert report.problems[0].winner == config(1)
 
 
+def test_a_config_that_has_no_launch_is_a_compile_failure_and_the_rest_goes_on(tmp_path):
+    configs = [config(1), config(2, fakes.REFUSED)]
+    report = run(tmp_path / "j.jsonl", configs, builder="fakes:RefusingBuilder")
+    record = results(tmp_path / "j.jsonl")[64, configs[1].config_id]
+    assert (record["stage"], record["status"]) == ("compile", "compile")
+    assert "no launch" in record["reason"] and report.problems[0].winner == config(1)
+
+
 def test_no_compiler_at_all_is_an_error_that_says_why(tmp_path):
     with pytest.raises(CompileError, match="No module named 'triton'"):
         run(tmp_path / "j.jsonl", FOUR, builder="fakes:NoBuilder")
