@@ -112,7 +112,7 @@ def close(topic: str) -> None:
 # -- the sweep of this process --------------------------------------------------------------------
 
 @dataclass(eq=False)
-class _Assigned:
+class _Job:
     """A problem on its way: who waits for it, and its records that were not sent yet."""
 
     attempt: str
@@ -130,7 +130,7 @@ class _Feed:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.new: list[GemmProblem] = []
-        self.assigned: dict[GemmProblem, _Assigned] = {}
+        self.jobs: dict[GemmProblem, _Job] = {}
         self.known: dict[GemmProblem, DoneKeys] = {}
         self.closed = self.cut = False
         self.last_used = time.monotonic()
@@ -155,12 +155,12 @@ class _FedLoop(Loop):
 
     def _over(self) -> bool:
         return self._feed.closed or (
-            not self._feed.assigned and time.monotonic() - self._feed.last_used > IDLE_S)
+            not self._feed.jobs and time.monotonic() - self._feed.last_used > IDLE_S)
 
     def _share_budget(self, task: Task) -> None:
-        assigned = self._feed.assigned.get(task.problem)
-        if assigned is not None and assigned.share_s is not None:
-            task.deadline = time.monotonic() + assigned.share_s
+        job = self._feed.jobs.get(task.problem)
+        if job is not None and job.share_s is not None:
+            task.deadline = time.monotonic() + job.share_s
 
     def _advance_tasks(self) -> None:
         if self._feed.cut:
@@ -241,19 +241,19 @@ class _Sweep:
     def measure(self, problem: GemmProblem, attempt: str, known: list[Mapping[str, object]],
                 share_s: float | None) -> Swept:
         """See :func:`measure`."""
-        assigned = _Assigned(attempt, share_s)
+        job = _Job(attempt, share_s)
         header = self.header()
         with self.feed.lock:
             self.feed.last_used = time.monotonic()
             self.feed.known[problem] = done_among(known, header["environment"])
-            self.feed.assigned[problem] = assigned
+            self.feed.jobs[problem] = job
             self.feed.new.append(problem)
-        while not assigned.over.wait(_POLL_S):
+        while not job.over.wait(_POLL_S):
             self.check()
-            if not self.thread.is_alive() and not assigned.over.is_set():
+            if not self.thread.is_alive() and not job.over.is_set():
                 raise WorkerFault(self._address, "its sweep ended; the run was closed")
-        assert assigned.report is not None and self._loop is not None
-        return Swept(attempt, self._address, assigned.report, assigned.sent, self._loop.gpu_busy_s,
+        assert job.report is not None and self._loop is not None
+        return Swept(attempt, self._address, job.report, job.sent, self._loop.gpu_busy_s,
                      self._loop.gpu_waited_s, self._loop.compile_s)
 
     def close(self) -> None:
@@ -286,38 +286,37 @@ class _Sweep:
             self._header = record
             self._identified.set()
             return
-        problem = problem_from_json(record["problem"])  # type: ignore[arg-type]
-        assigned = self.feed.assigned.get(problem)
-        if assigned is not None:
-            assigned.since = assigned.since if assigned.records else time.monotonic()
-            assigned.records.append(record)
-            if len(assigned.records) >= BATCH:
-                self._send(assigned)
+        job = self.feed.jobs.get(problem_from_json(record["problem"]))  # type: ignore[arg-type]
+        if job is not None:
+            job.since = job.since if job.records else time.monotonic()
+            job.records.append(record)
+            if len(job.records) >= BATCH:
+                self._send(job)
 
     def send_old(self) -> None:
         """Sends what has waited for :data:`BATCH_S`."""
-        for assigned in list(self.feed.assigned.values()):
-            if assigned.records and time.monotonic() - assigned.since >= BATCH_S:
-                self._send(assigned)
+        for job in list(self.feed.jobs.values()):
+            if job.records and time.monotonic() - job.since >= BATCH_S:
+                self._send(job)
 
     def closed(self, report: ProblemReport) -> None:
         """A problem is over: the rest of its records, then its report."""
         with self.feed.lock:
-            assigned = self.feed.assigned.pop(report.problem, None)
+            job = self.feed.jobs.pop(report.problem, None)
             self.feed.known.pop(report.problem, None)
             self.feed.last_used = time.monotonic()
-        if assigned is not None:
-            self._send(assigned)
-            assigned.report = report
-            assigned.over.set()
+        if job is not None:
+            self._send(job)
+            job.report = report
+            job.over.set()
 
-    def _send(self, assigned: _Assigned) -> None:
-        if assigned.records:
-            assigned.sent += len(assigned.records)
+    def _send(self, job: _Job) -> None:
+        if job.records:
+            job.sent += len(job.records)
             assert self._header is not None
-            self._emit({"attempt": assigned.attempt, "environment": self._header["environment"],
-                        "records": [json.dumps(one, allow_nan=False) for one in assigned.records]})
-            assigned.records = []
+            self._emit({"attempt": job.attempt, "environment": self._header["environment"],
+                        "records": [json.dumps(one, allow_nan=False) for one in job.records]})
+            job.records = []
 
 
 _sweeps: dict[str, _Sweep] = {}
