@@ -24,7 +24,7 @@ PACKAGE = Path(tritongemm.__file__).resolve().parent
 #: beside each other and do not import each other.
 LAYERS = (
     ("errors", "notebook"), ("settings",), ("formats", "activations", "plugins"), ("compute",),
-    ("problem", "config"), ("records",), ("device",),
+    ("problem", "config"), ("records",), ("device",), ("occupancy",),
     ("kernels", "baselines", "measure", "native"), ("selection",), ("ops",), ("integration",),
     ("inductor",), ("workers",), ("tuning", "bench"), ("calibration", "ladder", "models"),
     ("cli",),

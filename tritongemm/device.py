@@ -58,7 +58,8 @@ class DeviceSpec:
 
     def blocks_by_shared(self, shared_bytes: int) -> int:
         """Blocks of ``shared_bytes`` each that the shared memory of an SM holds."""
-        return self.shared_bytes_per_sm // (shared_bytes + RESERVED_SHARED_BYTES)
+        reserved = 0 if self.arch == 75 else RESERVED_SHARED_BYTES
+        return self.shared_bytes_per_sm // max(shared_bytes + reserved, 1)
 
     @property
     def sm(self) -> str:

@@ -10,7 +10,6 @@ from tritongemm.baselines.cuda.rungs import (
     CUDA_RUNGS,
     MAX_SIZE,
     config_violation,
-    occupancy,
     require,
     rung_named,
     violation,
@@ -161,15 +160,3 @@ def test_legal_parameters_move_every_element_of_a_tile_once(values, rung):
         assert threads * config.thread_m * config.thread_n == config.block_m * config.block_n
     for _, elements, share in rung.loads(config, threads):
         assert elements % share == 0
-
-
-@pytest.mark.parametrize("threads, registers, shared, want", [
-    (256, 128, 16640, 0.25),   # registers: 2 blocks of 8 warps of 64
-    (128, 255, 0, 0.125),      # 2 blocks of 4
-    (256, 32, 99328, 0.25),    # shared memory: 2 blocks
-    (1024, 32, 8192, 1.0),
-    (32, 16, 0, 0.5),          # 32 blocks at most
-    (1024, 128, 0, 0.0),       # does not fit
-])
-def test_occupancy_of_sm_90(threads, registers, shared, want):
-    assert occupancy(threads, registers, shared, H200) == want

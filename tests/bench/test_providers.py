@@ -3,7 +3,6 @@
 import pytest
 
 from tritongemm import selection
-from tritongemm.bench.occupancy import occupancy
 from tritongemm.bench.providers import PROVIDERS, check_names, load
 from tritongemm.bench.target import HOST, Target, resolve
 from tritongemm.device import device_named
@@ -105,19 +104,3 @@ def test_without_a_gpu_the_way_out_is_named():
         pytest.skip("there is a GPU here")
     with pytest.raises(DeviceError, match="--device cpu .* TRITON_INTERPRET=1"):
         resolve("auto")
-
-
-@pytest.mark.parametrize(("warps", "registers", "shared", "share"), [
-    # Limits of sm_90: 64 warps, 32 blocks, 65536 registers, 233472 bytes of shared memory.
-    (8, 32, 0, 1.0), (8, 255, 0, 8 / 64), (8, 168, 0, 8 / 64), (4, 128, 0, 16 / 64),
-    (8, 32, 200_000, 8 / 64), (8, 32, 100_000, 16 / 64), (1, 16, 0, 32 / 64),
-])
-def test_occupancy_is_the_scarcest_resources(warps, registers, shared, share):
-    assert occupancy(device_named("nvidia-h200"), num_warps=warps, registers=registers,
-                     shared_bytes=shared) == share
-
-
-def test_occupancy_is_unknown_without_registers_or_limits():
-    assert occupancy(device_named("nvidia-h200"), num_warps=4, registers=None,
-                     shared_bytes=0) is None
-    assert occupancy(HOST, num_warps=4, registers=32, shared_bytes=0) is None

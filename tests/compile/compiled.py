@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 import random
 import re
@@ -82,11 +83,16 @@ def fault(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> str
 
 def disassembled(binary: Binary) -> str:
     """The text of a binary's instructions. Skips where there is no disassembler."""
+    return _disassembled(binary.cubin)
+
+
+@functools.lru_cache(maxsize=256)  # several tests look at one binary
+def _disassembled(cubin: bytes) -> str:
     tool = disassembler("nvdisasm")
     if tool is None:
         pytest.skip("this Triton brings no nvdisasm")
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(binary.cubin)
+        file.write(cubin)
         file.flush()
         # No data flow analysis: it only names the targets of indirect branches, and takes long.
         done = subprocess.run([tool, "-c", "-ndf", file.name], capture_output=True, text=True,

@@ -37,7 +37,7 @@ _ROW_COLUMNS = 32
 #: SMs of 132 that clusters of four and eight leave idle on an H200.
 _LEFT_OVER = 12
 #: Bytes of shared memory of a block (CUDA programming guide, compute capability 9.0).
-_MOST_SHARED = 227 * 1024
+MOST_SHARED_BYTES = 227 * 1024
 #: Bytes of the one buffer's barriers: 32, for 13 stages, full and empty, and two for each of three
 #: consumers.
 _BARRIERS = 8 * 32
@@ -216,7 +216,7 @@ def store_buffers(problem: GemmProblem, config: KernelConfig) -> int:
               * dtype_of(problem.dtype_out).itemsize)
     stages = config.num_stages * stage_bytes(problem, config)
     total = stages + 2 * buffer * consumers_of(config) + _BARRIERS + _OTHERS
-    return 2 if total <= _MOST_SHARED else 1
+    return 2 if total <= MOST_SHARED_BYTES else 1
 
 
 def staged_bytes(problem: GemmProblem, config: KernelConfig) -> int:

@@ -12,13 +12,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tritongemm.baselines.cuda import rungs as cuda
-from tritongemm.bench.occupancy import occupancy
 from tritongemm.bench.providers import Prepared
 from tritongemm.config import PARAMETERS, KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.errors import UnsupportedError, UsageError
 from tritongemm.kernels.ladder import RUNG_SPECS
 from tritongemm.ladder import catalog
+from tritongemm.occupancy import occupancy
 from tritongemm.problem import GemmProblem
 from tritongemm.records.tables import LADDER, layers_for, read_layers
 

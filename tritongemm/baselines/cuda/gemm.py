@@ -12,7 +12,6 @@ from tritongemm.baselines.cuda.compiler import compile_cuda
 from tritongemm.baselines.cuda.rungs import (
     MAX_GRID_Y,
     CudaRung,
-    occupancy,
     require,
     rung_named,
 )
@@ -24,6 +23,7 @@ from tritongemm.errors import (
     ProblemError,
     UsageError,
 )
+from tritongemm.occupancy import occupancy
 from tritongemm.problem import DTYPES, FULL_ALIGNMENT, GemmProblem
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ class RungReport:
         seconds, cached: spent compiling; whether it came from the disk cache.
         registers, spills: a thread; spills in bytes stored and loaded.
         shared_bytes: a block, static and dynamic.
-        occupancy: share of an SM's warps that its blocks can fill, 0 to 1.
+        occupancy: share of an SM's warps that its blocks can fill, 0 to 1; None: the limits are not
+            known.
     """
 
     seconds: float
@@ -51,7 +52,7 @@ class RungReport:
     registers: int
     spills: int
     shared_bytes: int
-    occupancy: float
+    occupancy: float | None
 
 
 def build(rung: CudaRung, config: KernelConfig, device: DeviceSpec, *, k: int = 0,
@@ -67,8 +68,9 @@ def build(rung: CudaRung, config: KernelConfig, device: DeviceSpec, *, k: int = 
                           arch=device.arch)
     resources, threads = kernel.resources, rung.threads(config)
     shared = resources.shared_bytes + rung.dynamic(config, k)
-    filled = occupancy(threads, resources.registers, shared, device)
-    if filled <= 0:
+    filled = occupancy(device, num_warps=-(-threads // 32), registers=resources.registers,
+                       shared_bytes=shared)
+    if filled == 0:
         raise ConstraintError(
             f"{config} compiles to {resources.registers} registers a thread and {shared} bytes of "
             f"shared memory: {threads} threads of it do not fit an SM of {device.name}. "

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tritongemm.baselines.cuda import source_path
 from tritongemm.config import KernelConfig
-from tritongemm.device import RESERVED_SHARED_BYTES, DeviceSpec
+from tritongemm.device import DeviceSpec
 from tritongemm.errors import ConfigError, ConstraintError, UsageError
 from tritongemm.problem import MAX_EXTENT, GemmProblem
 
@@ -395,21 +395,3 @@ def require(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> C
     if reason is not None:
         raise ConstraintError(reason)
     return CUDA_RUNGS[config.kernel]
-
-
-def occupancy(threads: int, registers: int, shared_bytes: int, device: DeviceSpec) -> float:
-    """The share of an SM's warps that blocks of this kind can fill.
-
-    Registers are given out to a warp in units of 256 and shared memory to a block in units of
-    128 bytes with 1 KiB kept by the system (CUDA C++ Programming Guide, "Hardware
-    Multithreading"); sm_75 keeps none.
-    """
-    most_warps = {75: 32, 86: 48, 89: 48, 120: 48}.get(device.arch, 64)
-    most_blocks = {75: 16, 86: 16, 89: 24, 120: 24}.get(device.arch, 32)
-    warps = -(-threads // 32)
-    per_warp = -(-max(registers, 1) * 32 // 256) * 256
-    by_registers = device.registers_per_sm // per_warp // 4 * 4 // warps
-    reserved = 0 if device.arch < 80 else RESERVED_SHARED_BYTES
-    by_shared = device.shared_bytes_per_sm // max(-(-shared_bytes // 128) * 128 + reserved, 1)
-    blocks = min(most_warps // warps, by_registers, by_shared, most_blocks)
-    return blocks * warps / most_warps

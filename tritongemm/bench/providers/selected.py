@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tritongemm import selection
-from tritongemm.bench.occupancy import occupancy
 from tritongemm.bench.providers import Prepared
 from tritongemm.kernels.compile import launches_of
 from tritongemm.measure.contender import Contender
+from tritongemm.occupancy import occupancy
 from tritongemm.ops.plan import bind_config
 
 if TYPE_CHECKING:

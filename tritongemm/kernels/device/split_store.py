@@ -6,15 +6,10 @@ from triton.experimental.gluon import language as gl
 
 from tritongemm.kernels.device import wgmma
 from tritongemm.kernels.device.epilogue import gluon_finish, gluon_load_d
-from tritongemm.kernels.device.split_fp32 import FLAGGED
+from tritongemm.kernels.device.split_fp32 import FLAGGED, gluon_power_of_two
 
 #: Undoes the scale of the lo parts.
 _LO = gl.constexpr(2.0**-11)
-
-
-@gluon.jit
-def power_of_two(e):
-    return ((e.to(gl.int32) + 127) << 23).to(gl.float32, bitcast=True)
 
 
 @gluon.jit
@@ -24,7 +19,7 @@ def scales_of(exponents):
     valid = exponents != FLAGGED
     e = gl.where(valid, exponents, 0.0).to(gl.int32)
     half = e >> 1
-    return power_of_two(-half), power_of_two(half - e), valid
+    return gluon_power_of_two(-half), gluon_power_of_two(half - e), valid
 
 
 @gluon.constexpr_function
