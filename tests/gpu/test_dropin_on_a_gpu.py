@@ -393,7 +393,7 @@ def test_a_factor_that_float32_does_not_hold_is_torchs_to_judge(factor, dtype):
 
 
 def test_complex_and_double_products_are_torchs_result():
-    for dtype in (torch.float64, torch.complex64):
+    for dtype in (torch.float64, torch.complex128):
         a, b = drawn((64, 64), (64, 64), dtype=dtype)
         assert torch.equal(tg.matmul(a, b), torch.matmul(a, b))
         with pytest.raises(UnsupportedError, match="dtypes are"):

@@ -31,7 +31,9 @@ class Geometry:
     D's are 0 where it is broadcast (a bias [N] is (0, 0, its stride)) and where there is none.
     ``align_d``: bytes, a power of two up to 16 that divides D's base address, and where D is a
     matrix its outer strides in bytes. ``others``: the views of what else a call brings (scales,
-    offsets), by name and in the order of their names.
+    offsets), by name and in the order of their names. ``conjugated``: whether A and B stand for the
+    complex conjugates of what is in memory. ``stored_a``: the format of A in memory, where a kernel
+    converts it to the problem's; empty: it is the problem's.
     """
 
     ab: int
@@ -48,6 +50,8 @@ class Geometry:
     dn: int = 0
     align_d: int = FULL_ALIGNMENT
     others: tuple[tuple[str, View], ...] = ()
+    conjugated: tuple[bool, bool] = (False, False)
+    stored_a: str = ""
 
     def view(self, operand: str) -> View:
         """How one of ``others`` lies in memory. Raises :class:`LaunchError` where it is not

@@ -150,7 +150,12 @@ def _make(problem: GemmProblem, geometry: Geometry, where: torch.device,
 def _without_scratch(problem: GemmProblem, device: DeviceSpec, geometry: Geometry,
                      config: KernelConfig) -> KernelConfig:
     """The config with the least estimate that needs no scratch: no split K, no copies of operands,
-    no split float32 operands (these then run on CUDA cores). Raises UnsupportedError."""
+    no split float32 operands (these then run on CUDA cores). Complex operands, which are arranged
+    in scratch, go to torch. Raises UnsupportedError."""
+    if problem.a.format.real:
+        log.warning("tritongemm: %s: there is no memory for the scratch of %s; calls that find "
+                    "none go to torch", problem, config)
+        raise UnsupportedError("there is no memory for the scratch of this call")
     for other in chain([config], candidates(problem, device)):
         if not scratch_of(launches_of(problem, other, device, geometry)):
             if other != config:
