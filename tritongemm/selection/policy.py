@@ -125,8 +125,8 @@ def tables_for(problem: GemmProblem, device: DeviceSpec) -> list[TunedTable]:
 
 
 def choose(problem: GemmProblem, device: DeviceSpec) -> Choice:
-    """The config for ``problem``. Does not measure. A complex problem gets the config of its float32
-    product.
+    """The config for ``problem``. Does not measure. A complex problem gets the config of its
+    float32 product.
 
     Raises:
         UnsupportedError: no kernel of this package runs it; the message gives each kernel's reason.
