@@ -77,7 +77,8 @@ def test_torch_and_triton_know_the_formats_by_their_names():
 @pytest.mark.parametrize(("dtype", "precision", "mode", "kind"), [
     ("bf16", "ieee", "native", "bf16"), ("fp16", "ieee", "native", "fp16"),
     ("fp32", "ieee", "ieee", "fp32"), ("fp64", "ieee", "ieee", "fp64"),
-    ("fp32", "tf32", "tf32", "tf32"), ("fp32", "fp16x3", "fp16x3", "fp16x3")])
+    ("fp32", "tf32", "tf32", "tf32"), ("fp32", "fp16x3", "fp16x3", "fp16x3"),
+    ("c64", "ieee", "ieee", "fp32"), ("c64", "fp16x3", "fp16x3", "fp16x3")])
 def test_a_problem_has_one_compute_mode(dtype, precision, mode, kind):
     problem = replace(FP32, dtype_a=dtype, dtype_b=dtype, precision=precision)
     assert problem.compute is COMPUTES[mode] is compute_of(precision, format_of(dtype))
@@ -85,8 +86,8 @@ def test_a_problem_has_one_compute_mode(dtype, precision, mode, kind):
 
 
 @pytest.mark.parametrize(("dtype", "precision", "says"), [
-    ("bf16", "tf32", "precision tf32 is for fp32 operands, not bf16"),
-    ("fp64", "fp16x3", "precision fp16x3 is for fp32 operands, not fp64"),
+    ("bf16", "tf32", "precision tf32 is for fp32, c64 operands, not bf16"),
+    ("fp64", "fp16x3", "precision fp16x3 is for fp32, c64 operands, not fp64"),
     ("fp32", "fp16x2", "precision 'fp16x2' is not known; use one of ieee, tf32, fp16x3"),
     ("fp32", ["ieee"], "is not known"), ("fp32", None, "is not known")])
 def test_a_mode_that_operands_do_not_have_is_refused(dtype, precision, says):

@@ -75,11 +75,11 @@ class Compute:
     def unit(self, operand: Format) -> str:
         """What bounds a product of such operands, as calibrations call it: the mode's name where
         it has a peak rate of its own, else the operand's format."""
-        return self.name if self.peak else operand.name
+        return self.name if self.peak else operand.real or operand.name
 
     def peak_tflops(self, operand: Format, peaks: Mapping[str, float]) -> float | None:
         """The peak rate of such operands in TFLOP/s; None where ``peaks``, a device's, has none."""
-        peak = peaks.get(self.peak or operand.name)
+        peak = peaks.get(self.peak or operand.real or operand.name)
         return None if peak is None else peak / self.products
 
 
@@ -91,13 +91,13 @@ COMPUTES = {c.name: c for c in (
     # Algorithms, 2nd edition, section 3.1).
     Compute("ieee", "ieee", tensor_cores=False),
     # Either operand may be truncated to 10 bits of mantissa.
-    Compute("tf32", "tf32", ("fp32",), peak="tf32", input_precision="tf32", eps=2 * 2.0**-10,
+    Compute("tf32", "tf32", ("fp32", "c64"), peak="tf32", input_precision="tf32", eps=2 * 2.0**-10,
             bound_of_product=2 * 2.0**-10, bound_of_sum=2.0**-23),
     # Each operand as a sum of two fp16 numbers, of whose four products the smallest is left out
     # (Ootomo and Yokota, arXiv 2203.03341). The bound is twice that of K float32 multiply-adds
     # (device/split_fp32.py); results are held to the limits of ieee.
-    Compute("fp16x3", "fp16x3", ("fp32",), products=3, peak="fp16", bound_of_product=4 * 2.0**-23,
-            bound_of_sum=2.0**-23),
+    Compute("fp16x3", "fp16x3", ("fp32", "c64"), products=3, peak="fp16",
+            bound_of_product=4 * 2.0**-23, bound_of_sum=2.0**-23),
 )}
 #: What a problem's ``precision`` may be.
 PRECISIONS = tuple(dict.fromkeys(c.precision for c in COMPUTES.values()))

@@ -37,6 +37,7 @@ class Format:
         poison: the value that a proof fills an output with before it is written. No correct
             result may hold it. Formats with NaN use NaN.
         draw: fills a torch tensor of the format with random values.
+        real: of a complex format, the format of its real and imaginary parts; empty: it is real.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Format:
     packed: int = 1
     poison: float = math.nan
     draw: Callable[[torch.Tensor, torch.Generator], None] = draw_normal
+    real: str = ""
 
     def bytes_of(self, count: int) -> int:
         """Bytes of ``count`` elements without gaps."""
@@ -73,9 +75,13 @@ FORMATS = {f.name: f for f in (
     Format("fp16", 16, "float16", "fp16", 2.0**-10, "f16"),
     Format("fp32", 32, "float32", "fp32", 2.0**-23),
     Format("fp64", 64, "float64", "fp64", 2.0**-52),
+    # Kernels read the parts: "fp32" is of one of them.
+    Format("c64", 64, "complex64", "fp32", 2.0**-23, real="fp32"),
 )}
 #: Formats of the operands that ``matmul`` hands to a kernel.
 OPERAND_FORMATS = ("bf16", "fp16", "fp32")
+#: Complex formats whose products ``matmul`` runs as real ones (``kernels/complex_product.py``).
+COMPLEX_FORMATS = ("c64",)
 
 
 #: Called when a format was added or removed: what was worked out from formats is forgotten.

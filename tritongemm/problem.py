@@ -478,8 +478,9 @@ class GemmProblem(_Kept):
         return self.compute.peak_tflops(self.a.format, peaks)
 
     def flops(self) -> int:
-        """Operations: a multiply and an add a product."""
-        return 2 * self.batch * self.m * self.n * self.k
+        """Operations of real numbers: a multiply and an add a product, of which a complex one has
+        four."""
+        return (8 if self.a.format.real else 2) * self.batch * self.m * self.n * self.k
 
     def _matrices(self, without: str) -> int:
         """Matrices of the operand that has not the extent ``without``: with groups along that

@@ -393,7 +393,7 @@ def test_a_factor_outside_of_float32_goes_to_torch(factor, dtype):
 
 
 def test_complex_and_double_products_are_torchs_result():
-    for dtype in (torch.float64, torch.complex64):
+    for dtype in (torch.float64, torch.complex128):
         a, b = drawn((64, 64), (64, 64), dtype=dtype)
         assert torch.equal(tg.matmul(a, b), torch.matmul(a, b))
         with pytest.raises(UnsupportedError, match="dtypes are"):

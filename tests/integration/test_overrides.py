@@ -133,11 +133,11 @@ def test_an_out_of_another_shape_is_resized_with_torchs_warning(products):
 
 def test_dtypes_of_torchs_are_left_to_torch_and_counted(products):
     with tg.override(min_flops=0):
-        for dtype in (torch.float64, torch.int64, torch.complex64):
+        for dtype in (torch.float64, torch.int64, torch.complex128):
             (A * 10).to(dtype) @ (B * 10).to(dtype)
             torch.addmm(A[:, :1].to(dtype), A.to(dtype), B.to(dtype))
     assert declined() == {f"dtypes are {d} and {d}": 1
-                          for d in (torch.float64, torch.int64, torch.complex64)}
+                          for d in (torch.float64, torch.int64, torch.complex128)}
 
 
 def test_min_flops_is_inclusive_and_counts_the_batch(products):

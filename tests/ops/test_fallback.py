@@ -49,14 +49,14 @@ class Case:
 
 DECLINED = (
     Case("float64", lambda: pair(torch.float64), "dtypes are torch.float64"),
-    Case("complex", lambda: pair(torch.complex64), "dtypes are torch.complex64"),
+    Case("complex", lambda: pair(torch.complex128), "dtypes are torch.complex128"),
     Case("integers", lambda: (torch.arange(6).view(2, 3), torch.arange(6).view(3, 2)), "int64"),
     Case("sub-class", lambda: (randn(5, 7).as_subclass(Mine), randn(7, 3)), "Mine and Tensor"),
     Case("meta", lambda: tuple(x.to("meta") for x in pair()), "on meta"),
     Case("devices", lambda: (randn(5, 7).to("meta"), randn(7, 3)), "devices are meta and cpu"),
     Case("sparse", lambda: (randn(5, 7).to_sparse(), randn(7, 3)), "not strided"),
-    Case("conjugate", lambda: (pair(torch.complex64)[0].conj(), pair(torch.complex64)[1]),
-         "complex64"),
+    Case("conjugate", lambda: (pair(torch.complex128)[0].conj(), pair(torch.complex128)[1]),
+         "complex128"),
     Case("no-rows", lambda: (randn(0, 7), randn(7, 3)), "an extent is 0"),
     Case("no-columns", lambda: (randn(5, 7), randn(7, 0)), "an extent is 0"),
     Case("empty-sum", lambda: (randn(5, 0), randn(0, 3)), "an extent is 0"),

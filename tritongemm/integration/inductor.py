@@ -415,6 +415,8 @@ def _ours(found: Match, min_flops: float) -> bool:
         None if found.addend is None else _value(found.addend))
     if a.dtype not in NAMES or a.dtype != b.dtype or d is not None and d.dtype != a.dtype:
         return False
+    if a.dtype.is_complex:  # Inductor leaves it to aten; lazy conjugates are not to be seen here
+        return False
     if _value(found.product).dtype != a.dtype:
         return False
     if a.device.type != "cuda" and not (a.device.type == "cpu" and settings.current().interpret):

@@ -21,9 +21,15 @@ from typing import Any
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
-from tritongemm.errors import CompileError, DataFileError, MissingDependencyError
+from tritongemm.errors import (
+    CompileError,
+    DataFileError,
+    MissingDependencyError,
+    UnsupportedError,
+)
 from tritongemm.formats import format_of
 from tritongemm.kernels import gluon_support, spec_named, store
+from tritongemm.kernels.complex_product import complex_launches
 from tritongemm.kernels.launch import (
     Descriptor,
     Geometry,
@@ -65,10 +71,18 @@ def build(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> Bui
 
 def launches_of(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
                 geometry: Geometry | None = None) -> tuple[Launch, ...]:
-    """The launches of a legal config. Raises :class:`ConstraintError` for an illegal one."""
+    """The launches of a legal config. Raises :class:`ConstraintError` for an illegal one,
+    :class:`UnsupportedError` for a complex product that no config runs, or an A in memory in
+    another format than a kernel that does not convert it."""
+    geometry = geometry or Geometry.contiguous(problem)
+    if problem.a.format.real:
+        return complex_launches(problem, config, device, geometry)
     spec = spec_named(config.kernel)
     spec.require(problem, config, device)
-    return spec.launches(problem, config, device, geometry or Geometry.contiguous(problem))
+    if geometry.stored_a and not spec.widens_a:
+        raise UnsupportedError(f"{config.kernel} reads A in {problem.dtype_a}, not in "
+                               f"{geometry.stored_a}")
+    return spec.launches(problem, config, device, geometry)
 
 
 def build_launches(launches: tuple[Launch, ...], arch: int, *,

@@ -78,6 +78,10 @@ def _integer(x: Scalar) -> object:
 
 def _at(operand: torch.Tensor, x: Pointer | Descriptor) -> torch.Tensor:
     """The operand itself, or scratch from the argument's offset on, as its dtype."""
+    if operand.is_complex():  # kernels read the parts, as they are in memory
+        import torch
+
+        return torch.view_as_real(operand.conj() if operand.is_conj() else operand)
     if x.operand != "scratch":
         return operand
     return operand[x.offset // 4:].view(torch_dtype(x.dtype))

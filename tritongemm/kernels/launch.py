@@ -33,7 +33,9 @@ class Geometry:
     of B, and of a bias, to the other one.
     ``align_d``: bytes, a power of two up to 16 that divides D's base address, and where D is a
     matrix its outer strides in bytes. ``others``: the views of what else a call brings (scales,
-    offsets), by name and in the order of their names.
+    offsets), by name and in the order of their names. ``conjugated``: whether A and B stand for the
+    complex conjugates of what is in memory. ``stored_a``: the format of A in memory, where a kernel
+    converts it to the problem's; empty: it is the problem's.
 
     Of a problem with ``two_strides``, matrix ``i`` of the batch begins at ``i // inner *
     outer_a + i % inner * ab`` in A, and so on. ``inner`` is 0 where every operand has one stride.
@@ -53,6 +55,8 @@ class Geometry:
     dn: int = 0
     align_d: int = FULL_ALIGNMENT
     others: tuple[tuple[str, View], ...] = ()
+    conjugated: tuple[bool, bool] = (False, False)
+    stored_a: str = ""
     inner: int = 0
     outer_a: int = 0
     outer_b: int = 0

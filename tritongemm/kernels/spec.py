@@ -33,6 +33,8 @@ class KernelSpec:
         footprint: what a config occupies on a device and which units it uses; selection predicts
             times from it.
         takes: formats, compute modes, scales and groups; asked before the constraints.
+        widens_a: whether it converts an A that is in memory in another format
+            (``Geometry.stored_a``).
         by_rule: whether selection may take that default where nothing was measured. False: only a
             measurement can say that the kernel pays.
         sum_order: the order in which a config adds the products of an element of C. Configs of
@@ -49,6 +51,7 @@ class KernelSpec:
     default: Callable[[GemmProblem, DeviceSpec], KernelConfig]
     footprint: Callable[[GemmProblem, KernelConfig, DeviceSpec], Footprint]
     by_rule: bool = True
+    widens_a: bool = False
     takes: Takes = field(kw_only=True)
     sum_order: Callable[[GemmProblem, KernelConfig, DeviceSpec],
                         SumOrder | None] = field(default=not_described, kw_only=True)

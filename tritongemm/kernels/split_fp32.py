@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import LINE_BYTES, DeviceSpec
+from tritongemm.formats import format_of
 from tritongemm.kernels.epilogue import NO_EPILOGUE, epilogue_of_launch
 from tritongemm.kernels.launch import (
     Descriptor,
@@ -152,6 +153,14 @@ def _block(operand: SplitOperand, strip: int, warps: int) -> tuple[int, int, boo
     return min(kept // k, 1 << (operand.rows - 1).bit_length()), k, True
 
 
+def _source(problem: GemmProblem, geometry: Geometry, operand: str) -> Pointer:
+    """An operand in memory. The problem's alignment is that of elements of 4 bytes: of narrower
+    ones it covers as many."""
+    align = getattr(problem, f"align_{operand}")
+    stored = format_of(operand == "a" and geometry.stored_a or "fp32")
+    return Pointer(operand, operand, stored.name, max(1, align * stored.itemsize // 4))
+
+
 def split_launch(problem: GemmProblem, config: KernelConfig, geometry: Geometry,
                  device: DeviceSpec, split: SplitOperands) -> Launch:
     """The launch that splits both operands."""
@@ -168,7 +177,7 @@ def split_launch(problem: GemmProblem, config: KernelConfig, geometry: Geometry,
         # words far apart.
         stored = divisor_of(operand.lead, 16) if aligned == 4 else 2
         arguments += [
-            Pointer(x, x, "fp32", getattr(problem, f"align_{x}")),
+            _source(problem, g, x),
             Pointer(f"{x}_parts", "scratch", "fp16", 2 * min(stored, 8), operand.offset),
             operand.exponents_at(), Scalar(f"rows_{x}", operand.rows, divisor_of(
                 operand.rows, aligned) if operand.across else 1),
@@ -204,8 +213,8 @@ def guard_launch(problem: GemmProblem, config: KernelConfig, geometry: Geometry,
     if config.split_k == 1:
         extra, epilogue = epilogue_of_launch(problem, g)
     arguments = (
-        Pointer("a", "a", "fp32", problem.align_a), Pointer("b", "b", "fp32", problem.align_b),
-        c.pointer, split.a.exponents_at(), split.b.exponents_at(),
+        _source(problem, g, "a"), _source(problem, g, "b"), c.pointer,
+        split.a.exponents_at(), split.b.exponents_at(),
         Scalar("M", m, vec_m), Scalar("N", n, vec_n), Scalar("K", problem.k),
         Scalar("batches", problem.batch), Scalar("mask_m", edge_mask(m)),
         Scalar("mask_n", edge_mask(n)), *operand_strides(g, block_k, align_a, align_b),

@@ -216,4 +216,5 @@ SPLIT_PRODUCT = KernelSpec(
         rules.Constraint("scratch", _scratch, of_problem=True), rules.split_k,
         rules.shared_memory(shared_bytes)),
     shared_bytes=shared_bytes, launches=launches, default=default, footprint=footprint,
-    takes=Takes(("fp32",), ("fp16x3", "tf32"), outputs=("fp32",)), sum_order=sum_order)
+    widens_a=True, takes=Takes(("fp32",), ("fp16x3", "tf32"), outputs=("fp32",)),
+    sum_order=sum_order)

@@ -1,5 +1,7 @@
 """Checks results: the float64 reference, the error limit, and the comparison.
 
+A complex result is checked as the real numbers that it consists of, each a sum of 2 K products.
+
 The limit on the error, by maximum and (from 1,000 outputs on) by root mean square, is the
 larger of
 
@@ -79,17 +81,18 @@ def reference(a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor | None = None
         rows: indices of the rows of ``a`` to compute; all by default.
 
     Returns:
-        float64 [R, N] or [batch, R, N].
+        float64 [R, N] or [batch, R, N]; of complex operands complex128.
     """
+    wide = torch.complex128 if a.is_complex() else torch.float64
     if a.dim() == 3:
         out = a.new_empty((len(a), a.shape[1] if rows is None else len(rows), b.shape[2]),
-                          dtype=torch.float64)
+                          dtype=wide)
         # Small matrices in one batch, large ones one by one.
         step = max(1, _CHUNK // max(1, a[0].numel() + b[0].numel()))
         for i in range(0, len(a), step):
             part = a[i:i + step] if rows is None else a[i:i + step, rows]
             if step > 1:
-                torch.bmm(part.double(), b[i:i + step].double(), out=out[i:i + step])
+                torch.bmm(part.to(wide), b[i:i + step].to(wide), out=out[i:i + step])
             else:
                 out[i] = reference(part[0], b[i])
         return out
@@ -97,13 +100,13 @@ def reference(a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor | None = None
         a = a[rows]
     m, k = a.shape
     n = b.shape[1]
-    out = a.new_empty((m, n), dtype=torch.float64)
+    out = a.new_empty((m, n), dtype=wide)
     step_n = max(1, _CHUNK // max(k, 1))
     step_m = max(1, _CHUNK // max(k, 1))
     for j in range(0, n, step_n):
-        right = b[:, j:j + step_n].double()
+        right = b[:, j:j + step_n].to(wide)
         for i in range(0, m, step_m):
-            out[i:i + step_m, j:j + step_n] = a[i:i + step_m].double() @ right
+            out[i:i + step_m, j:j + step_n] = a[i:i + step_m].to(wide) @ right
     return out
 
 
@@ -112,11 +115,18 @@ def poison(out: torch.Tensor) -> None:
     out.fill_(math.nan)
 
 
+def _parts(x: torch.Tensor) -> torch.Tensor:
+    """``x`` as real numbers: a complex [..., N] as its parts, [..., 2 N]."""
+    return torch.view_as_real(x.resolve_conj()).flatten(-2) if x.is_complex() else x
+
+
 def output_size(a: torch.Tensor, b: torch.Tensor) -> float:
-    """``sqrt(K) * rms|a| * rms|b|``: the size of one output of random operands."""
-    k = a.shape[-1]
+    """``sqrt(K) * rms|a| * rms|b|``: the size of one output of random operands, or of one part of
+    it, where K counts the parts too."""
+    k = a.shape[-1] * (2 if a.is_complex() else 1)
     if a.numel() == 0 or b.numel() == 0:
         return 0.0
+    a, b = _parts(a), _parts(b)
     norms = torch.stack((torch.linalg.vector_norm(a, dtype=torch.float32),
                          torch.linalg.vector_norm(b, dtype=torch.float32))).tolist()
     return math.sqrt(k) * norms[0] / math.sqrt(a.numel()) * norms[1] / math.sqrt(b.numel())
@@ -152,6 +162,7 @@ def rms(x: torch.Tensor) -> float:
     """Root mean square of the elements, 0 where there are none."""
     if not x.numel():
         return 0.0
+    x = _parts(x)
     return torch.linalg.vector_norm(x, dtype=torch.float64).item() / math.sqrt(x.numel())
 
 
@@ -163,6 +174,7 @@ def error_of(out: torch.Tensor, ref: torch.Tensor, sign: float = 1.0,
         raise NumericsError(f"the result is {list(out.shape)}, the reference {list(ref.shape)}")
     if out.numel() == 0:
         return Error(0.0, 0.0, 0, 0)
+    out, ref = _parts(out), _parts(ref)
     rows, refs = out.flatten(0, -2) if out.dim() > 2 else out, ref.reshape(-1, ref.shape[-1])
     step = max(1, _CHUNK // max(1, rows.shape[-1]))
     parts = []

@@ -68,6 +68,8 @@ def product(operands: OperandSet) -> Callable[[], None]:
     """torch's own product into ``out``: ``mm`` or ``bmm`` with ``out=``."""
     a, b, out = operands.a, operands.b, operands.out
     run = torch.mm if a.dim() == 2 else torch.bmm
+    if a.dtype != b.dtype:  # torch refuses them: the narrower operand is widened first
+        return lambda: run(a.to(out.dtype), b.to(out.dtype), out=out)
     if out.dtype == a.dtype:
         return lambda: run(a, b, out=out)
     if a.is_cuda:

@@ -206,12 +206,12 @@ bool named(const T&, long) {
   return false;
 }
 
-// Whether sizes, strides and an address describe the tensor completely. False for a freed storage:
-// the address of a view into it is only an offset.
+// Whether sizes, strides and an address describe the tensor completely. False for a lazy conjugate,
+// and for a freed storage: the address of a view into it is only an offset.
 bool usable(const at::Tensor& x) {
   return x.defined() && x.layout() == at::kStrided && !x.is_nested() && x.has_storage() &&
          x.unsafeGetTensorImpl()->storage_initialized() && x.dim() <= MAX_RANK &&
-         (x.is_cuda() || x.is_cpu()) && !named(x, 0);
+         (x.is_cuda() || x.is_cpu()) && !x.is_conj() && !named(x, 0);
 }
 
 void add_tensor(Key& key, const at::Tensor& x, uint64_t address) {
@@ -247,7 +247,7 @@ bool fill(int operation, const Operands& x, Key& key, Values& values) {
     return false;
   values.number[ALPHA] = x.alpha;
   values.number[BETA] = x.beta;
-  bool fp32 = x.a->scalar_type() == at::kFloat;
+  bool fp32 = x.a->scalar_type() == at::kFloat || x.a->scalar_type() == at::kComplexFloat;
   key.add(static_cast<uint64_t>(operation) | static_cast<uint64_t>(x.d != nullptr) << 16 |
           static_cast<uint64_t>(x.out != nullptr) << 17 |
           static_cast<uint64_t>(x.alpha == 1) << 18 | static_cast<uint64_t>(x.beta == 1) << 19 |

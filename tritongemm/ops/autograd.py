@@ -207,7 +207,7 @@ def _grad_a(op: Op, grad: Tensor, b: Tensor, alpha: float, form: formulas.Form) 
 
 
 def _grad_b(op: Op, grad: Tensor, a: Tensor, alpha: float, form: formulas.Form) -> Tensor:
-    left, right = (grad, a) if op.rule.flipped else (a, grad)
+    left, right = (grad.conj(), a.conj()) if op.rule.flipped else (a, grad)
     return formulas.grad_b(partial(multiply, MATMUL, alpha=alpha), left, right, form)
 
 

@@ -6,13 +6,14 @@ Everything here runs once for each kind of call. A repeated call runs only the c
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 
 from tritongemm import settings
 from tritongemm.errors import LaunchError, UnsupportedError
-from tritongemm.formats import OPERAND_FORMATS, torch_dtype
+from tritongemm.formats import COMPLEX_FORMATS, OPERAND_FORMATS, torch_dtype
 from tritongemm.kernels.launch import Geometry
 from tritongemm.ops.declined import Declined, DeclinedByChoice, DeclinedNow
 from tritongemm.ops.native import Bound
@@ -29,14 +30,14 @@ from tritongemm.ops.operands import (
 )
 from tritongemm.ops.plan import PRODUCT, Plan
 from tritongemm.ops.plans import AnyPlan, Key, plans
-from tritongemm.problem import Epilogue, GemmProblem
+from tritongemm.problem import FULL_ALIGNMENT, Epilogue, GemmProblem
 
 #: call(a, b, address of a, address of b, alpha, d, address of d, beta[, out]) -> the result, or the
 #: reason why torch must run it
 Call = Callable[..., torch.Tensor | Declined]
 
 #: The formats of operands, by torch's dtype.
-NAMES = {torch_dtype(name): name for name in OPERAND_FORMATS}
+NAMES = {torch_dtype(name): name for name in (*OPERAND_FORMATS, *COMPLEX_FORMATS)}
 #: precision_setting("cuda", "matmul"): torch's property takes 3 us, this getter less than 1 us
 #: (host of an H200).
 precision_setting = torch._C._get_fp32_precision_getter
@@ -51,6 +52,8 @@ class Rule(NamedTuple):
         broadcasts: whether the batches of A and B may differ.
         activation: applied to the result.
         forced: also run products that the policy gives to torch (``strict``).
+        mixed: A is of 16 bits, B and the result are float32: a float32 product of which the split
+            reads A as it is. Its callers know the call by torch's precision setting.
     """
 
     name: str
@@ -59,6 +62,7 @@ class Rule(NamedTuple):
     broadcasts: bool = True
     activation: str = "none"
     forced: bool = False
+    mixed: bool = False
 
 
 class Operands(NamedTuple):
@@ -79,7 +83,7 @@ def bind(rule: Rule, x: Operands) -> Call:
     Raises:
         Declined: torch must run them.
     """
-    dtype_out = x.dtype_out or x.a.dtype
+    dtype_out = x.b.dtype if rule.mixed else x.dtype_out or x.a.dtype
     _check(rule, x, dtype_out)
     *others, last = _forms(rule, x)
     for form in others:
@@ -121,9 +125,9 @@ def _check(rule: Rule, x: Operands, dtype_out: torch.dtype) -> None:
         raise Declined("TRITONGEMM_DISABLE is set")
     if torch._C._get_tracing_state() is not None:
         raise DeclinedNow("torch.jit.trace can record only torch's own calls")
-    if a.dtype not in NAMES or a.dtype != b.dtype:
+    if a.dtype not in NAMES or a.dtype != b.dtype and not rule.mixed:
         raise Declined(dtypes_reason(a, b))
-    if dtype_out not in (a.dtype, torch.float32):
+    if dtype_out is not a.dtype and (dtype_out is not torch.float32 or a.is_complex()):
         raise Declined(f"the result is to be {dtype_out}, of {a.dtype} operands")
     if a.device != b.device:
         raise Declined(f"devices are {a.device} and {b.device}")
@@ -135,6 +139,8 @@ def _check(rule: Rule, x: Operands, dtype_out: torch.dtype) -> None:
         if other is not None and (other.dtype != dtype_out or other.device != a.device
                                   or other.layout is not torch.strided):
             raise Declined(f"{name} is {other.dtype} on {other.device}, {other.layout}")
+        if other is not None and other.is_conj():
+            raise Declined(f"{name} is a lazy conjugate")
     if out is not None and repeats(Operand(out.shape, out.stride())):
         raise Declined("out= overlaps itself")
     reason = ranks_reason(rule, a, b, d)
@@ -196,14 +202,33 @@ def _problem(rule: Rule, x: Operands, form: Form,
     bases = (x.a.data_ptr(), x.b.data_ptr(), 0 if x.out is None else x.out.data_ptr(),
              0 if x.d is None else x.d.data_ptr())
     dtypes = NAMES[x.a.dtype], NAMES[x.b.dtype], NAMES[dtype_out]
-    return problem_of_form(form, bases, dtypes, str(Epilogue(addend, rule.activation)),
-                           _precision_of(x.a))
+    precision = "ieee" if rule.mixed else _precision_of(x.a)
+    problem, geometry = problem_of_form(
+        form, bases, dtypes, str(Epilogue(addend, rule.activation)), precision)
+    if rule.mixed:
+        return _widened(problem, geometry, form, _precision_of(x.b))
+    if x.a.is_conj() or x.b.is_conj():
+        geometry = replace(geometry, conjugated=(x.a.is_conj(), x.b.is_conj()))
+    return problem, geometry
+
+
+def _widened(problem: GemmProblem, geometry: Geometry, form: Form,
+             precision: str) -> tuple[GemmProblem, Geometry]:
+    """The float32 problem of an A of 16 bits, whose alignment covers as many elements of 4 bytes.
+    Raises Declined where no split reads A."""
+    if precision != "fp16x3":
+        raise Declined(f"at precision {precision} no kernel reads A as {problem.dtype_a}")
+    if len(form.parts) > 1:
+        raise Declined("the batch has several strides")
+    return (replace(problem, dtype_a="fp32", align_a=min(2 * problem.align_a, FULL_ALIGNMENT),
+                    precision=precision),
+            replace(geometry, stored_a=problem.dtype_a))
 
 
 def _precision_of(a: torch.Tensor) -> str:
-    """The precision of a product of A: float32 on CUDA obeys torch's setting, then
+    """The precision of a product of A: float32 and complex64 on CUDA obey torch's setting, then
     ``TRITONGEMM_FP32``."""
-    if a.dtype is not torch.float32 or not a.is_cuda:
+    if a.dtype not in (torch.float32, torch.complex64) or not a.is_cuda:
         return "ieee"
     if precision_setting("cuda", "matmul") == "tf32":
         return "tf32"

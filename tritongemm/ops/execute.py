@@ -8,7 +8,8 @@ selection and plan are computed only for a new key.
 A product that torch must run is returned as a :class:`Declined`, never raised; callers check for
 it.
 
-Operands are plain tensors without a lazy negative bit, as below torch's dispatcher.
+Operands are plain tensors without a lazy negative bit, as below torch's dispatcher; complex ones
+may be lazy conjugates.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from tritongemm.ops.plans import forget as forget_plans
 from tritongemm.ops.untraced import untraced
 from tritongemm.problem import ACTIVATIONS
 
-__all__ = ["Declined", "Op", "clear_plans", "dispatch_keys", "fused", "product", "product_into"]
+__all__ = ["Declined", "Op", "clear_plans", "dispatch_keys", "fused", "mixed", "product",
+           "product_into"]
 
 
 class Op:
@@ -48,7 +50,7 @@ class Op:
         _ops.append(self)
 
 
-float32 = torch.float32
+float32, complex64 = torch.float32, torch.complex64
 _ops: list[Op] = []
 _lock = threading.Lock()
 
@@ -58,6 +60,8 @@ BMM, BADDBMM = (Op(Rule(name, (3, 3), broadcasts=False)) for name in ("bmm", "ba
 ADDMM, LINEAR = (
     {name: Op(rule._replace(activation=name)) for name in ACTIVATIONS}
     for rule in (Rule("addmm", (2, 2)), Rule("linear", flipped=True)))
+#: The same of an A of 16 bits and a float32 B.
+_MIXED = {op: Op(op.rule._replace(mixed=True)) for op in (MATMUL, MM, BMM, *LINEAR.values())}
 
 
 @untraced
@@ -70,6 +74,8 @@ def product(op: Op, a: torch.Tensor, b: torch.Tensor,
     kind = a.dtype
     if kind is float32:  # torch's precision setting is part of the key
         kind = precision_setting("cuda", "matmul")
+    elif kind is complex64:
+        kind = _complex_kind(a, b)
     try:
         pa, pb = a.data_ptr(), b.data_ptr()
         key = (a.shape, b.shape, a.stride(), b.stride(), kind, b.dtype, a.device, b.device,
@@ -96,6 +102,8 @@ def product_into(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | N
     kind = a.dtype
     if kind is float32:
         kind = precision_setting("cuda", "matmul")
+    elif kind is complex64:
+        kind = _complex_kind(a, b, out)
     try:
         pa, pb = a.data_ptr(), b.data_ptr()
         key = (a.shape, b.shape, a.stride(), b.stride(), kind, b.dtype, a.device, b.device,
@@ -128,6 +136,8 @@ def fused(op: Op, d: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: float
     kind = a.dtype
     if kind is float32:
         kind = precision_setting("cuda", "matmul")
+    elif kind is complex64:
+        kind = _complex_kind(a, b, d, out)
     try:
         pa, pb, pd = a.data_ptr(), b.data_ptr(), d.data_ptr()
         key = (a.shape, b.shape, d.shape, a.stride(), b.stride(), d.stride(), kind, b.dtype,
@@ -149,6 +159,38 @@ def fused(op: Op, d: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: float
     if out is None:
         return call(a, b, pa, pb, alpha, d, pd, beta)
     return call(a, b, pa, pb, alpha, d, pd, beta, out)
+
+
+@untraced
+def mixed(op: Op, a: torch.Tensor, b: torch.Tensor,
+          d: torch.Tensor | None = None,
+          out: torch.Tensor | None = None) -> torch.Tensor | Declined:
+    """The op's activation of A @ B, or of A @ B + D, in float32, of an A of 16 bits, which kernels
+    read as it is, and a float32 B."""
+    op = _MIXED[op]
+    try:
+        pa, pb, pd = a.data_ptr(), b.data_ptr(), 0 if d is None else d.data_ptr()
+        key = (a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, a.device, b.device,
+               pa & 15, pb & 15, precision_setting("cuda", "matmul"),
+               None if d is None else (d.shape, d.stride(), d.dtype, d.device, pd & 15),
+               _out_key(out))
+    except RuntimeError:
+        return _NOT_STRIDED
+    if (pa < _LOW or pb < _LOW or d is not None and pd < _LOW or out is not None
+            and out.data_ptr() < _LOW) and _without_memory(a, b, d, out):
+        return _NOT_IN_MEMORY
+    call = op.hits.get(key)
+    if call is None:
+        call = _learn(op, key, Operands(a, b, out, d, added=d is not None))
+    if out is None:
+        return call(a, b, pa, pb, 1.0, d, pd, 1.0)
+    return call(a, b, pa, pb, 1.0, d, pd, 1.0, out)
+
+
+def _complex_kind(*tensors: torch.Tensor | None) -> tuple:
+    """What a complex call depends on beside shapes and strides: the precision that torch is set
+    to, and which tensors are lazy conjugates."""
+    return precision_setting("cuda", "matmul"), *(x is not None and x.is_conj() for x in tensors)
 
 
 def _out_key(out: torch.Tensor | None) -> tuple | None:

@@ -3,13 +3,14 @@ time."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, overload
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec, current_device, device_named
 from tritongemm.errors import UnsupportedError, UsageError
 from tritongemm.kernels import shared_bytes
+from tritongemm.kernels.complex_product import arranging_us, float32_problem
 from tritongemm.measure.roofline import roof_time_us
 from tritongemm.notebook import table
 from tritongemm.ops.float32 import Float32Path, default_precision, float32_path
@@ -167,6 +168,8 @@ def explain_problem(problem: GemmProblem, device: DeviceSpec) -> Explanation:
     """What a call of ``problem`` on ``device`` would run; needs no GPU and no torch."""
     roof = roof_time_us(problem, device)  # None if the device's peaks are unknown
     roof_us, bound = (roof.time_us, roof.bound) if roof else (None, None)
+    if problem.a.format.real:
+        return _explain_complex(problem, device, roof_us, bound)
     try:
         if 0 in (problem.batch, problem.m, problem.n, problem.k):
             raise UnsupportedError(NOTHING_TO_MULTIPLY)
@@ -191,6 +194,27 @@ def explain_problem(problem: GemmProblem, device: DeviceSpec) -> Explanation:
         bound, row.time_us if row else None, _foreign(choice.row), others,
         not_calibrated(problem, choice.config, device) or "",
         float32_path(problem, choice.config, device, faster is not None))
+
+
+def _explain_complex(problem: GemmProblem, device: DeviceSpec, roof_us: float | None,
+                     bound: str | None) -> Explanation:
+    """What a call of a complex problem would run: its float32 product, of arranged operands."""
+    try:
+        if 0 in (problem.batch, problem.m, problem.n, problem.k):
+            raise UnsupportedError(NOTHING_TO_MULTIPLY)
+        real = float32_problem(problem)
+        choice = choose(problem, device)
+    except UnsupportedError as error:
+        return Explanation(problem, device, None, "torch", str(error), None, None, roof_us, bound,
+                           None, "", ())
+    product = explain_problem(real, device)
+    faster = torch_wins(problem, choice, device)
+    note = f"{choice.note}, and {arranging_us(problem, device):.1f} us to arrange operands for it"
+    if faster:
+        note += f"; {faster}, so a call that is not strict is torch's"
+    return replace(product, problem=problem, source=choice.source, note=note, roof_time_us=roof_us,
+                   roof_bound=bound, measured_us=None,
+                   float32=float32_path(real, choice.config, device, faster is not None))
 
 
 def _foreign(row: TunedRow | None) -> str:

@@ -58,7 +58,7 @@ _TO_OWN = "TRITONGEMM_POLICY=own or strict=True: kernels of this package only"
 def default_precision(dtype: str) -> str:
     """The precision of a product with operands of ``dtype`` while torch's own setting is
     ``ieee``."""
-    return "fp16x3" if dtype == "fp32" and settings.current().fp32 == "split" else "ieee"
+    return "fp16x3" if dtype in ("fp32", "c64") and settings.current().fp32 == "split" else "ieee"
 
 
 def float32_path(problem: GemmProblem, config: KernelConfig | None, device: DeviceSpec,

@@ -1,9 +1,10 @@
 """The gradients of a product and of an activation, in terms of any ``multiply``.
 
-C = alpha A B + beta D has dA = alpha dC B^T, dB = alpha A^T dC, dD = beta dC (Giles, "An extended
-collection of matrix derivative results", 2008, 2.2). ``multiply(x, y)`` computes alpha times the
-product of two operands by ``matmul``'s rules: a kernel, a registered op, or torch in float64 where
-tests check the formulas. Transposed operands are strided views, not copies.
+C = alpha A B + beta D has dA = alpha dC B^H, dB = alpha A^H dC, dD = beta dC (Giles, "An extended
+collection of matrix derivative results", 2008, 2.2; of complex matrices in torch's convention, for
+real alpha and beta). ``multiply(x, y)`` computes alpha times the product of two operands by
+``matmul``'s rules: a kernel, a registered op, or torch in float64 where tests check the formulas.
+Transposed operands are strided views, not copies.
 """
 
 from __future__ import annotations
@@ -44,19 +45,19 @@ class Form(NamedTuple):
 
 
 def grad_a(multiply: Multiply, grad: Tensor, b: Tensor, form: Form) -> Tensor:
-    """dC @ B^T, summed to A's shape where A broadcast."""
-    product = multiply(b, grad.mT).mT if form.columns_first else multiply(grad, b.mT)
+    """dC @ B^H, summed to A's shape where A broadcast."""
+    product = multiply(b.conj(), grad.mT).mT if form.columns_first else multiply(grad, b.mH)
     return product.sum_to_size(form.shape)
 
 
 def grad_b(multiply: Multiply, a: Tensor, grad: Tensor, form: Form) -> Tensor:
-    """A^T @ dC, summed to B's shape where B broadcast; with (dC, A) as arguments, its transpose. If
-    B is a matrix and A a batch, the rows of all of A's matrices are summed over: they are folded
-    into the inner extent."""
+    """A^H @ dC, summed to B's shape where B broadcast; with the conjugates of (dC, A) as arguments,
+    its transpose. If B is a matrix and A a batch, the rows of all of A's matrices are summed over:
+    they are folded into the inner extent."""
     if len(form.shape) == 2 < a.dim():
         rows = math.prod(a.shape[:-1])  # -1 would be ambiguous where N is 0
         a, grad = a.reshape(rows, a.shape[-1]), grad.reshape(rows, grad.shape[-1])
-    product = multiply(grad.mT, a).mT if form.columns_first else multiply(a.mT, grad)
+    product = multiply(grad.mT, a.conj()).mT if form.columns_first else multiply(a.mH, grad)
     return product.sum_to_size(form.shape)
 
 

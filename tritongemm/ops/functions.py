@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -44,12 +45,15 @@ from tritongemm.ops.execute import (
     product,
     product_into,
 )
+from tritongemm.ops.execute import mixed as mixed_product
 from tritongemm.ops.untraced import uncompiled, untraced
 from tritongemm.problem import GATES
 
 _FUNCTIONALIZE = TransformType.Functionalize
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _NUMBERS = frozenset((int, float))
+#: What ``mixed`` takes for A.
+_NARROW = frozenset((torch.bfloat16, torch.float16))
 #: Up to 2.12 torch has named tensors, whose names its own functions check and propagate.
 _NAMED = hasattr(torch.Tensor, "has_names")
 _any_autocast = torch._C._is_any_autocast_enabled
@@ -59,7 +63,7 @@ _transforms = torch._C._are_functorch_transforms_active
 
 
 def matmul(input: Tensor, other: Tensor, *, out: Tensor | None = None,
-           strict: bool = False) -> Tensor:
+           strict: bool = False, mixed: bool = False) -> Tensor:
     """A @ B as ``torch.matmul``: vectors, matrices and batches. Batches broadcast without a copy.
 
     Args:
@@ -67,22 +71,42 @@ def matmul(input: Tensor, other: Tensor, *, out: Tensor | None = None,
         other: [K], [K, N] or [..., K, N].
         out: the output tensor, as in torch.
         strict: raise, naming the reason, instead of calling torch. Also TRITONGEMM_STRICT=1.
+        mixed: take a bfloat16 or float16 ``input`` with a float32 ``other``, which torch refuses,
+            as float32, where the first is exact; the result is float32, under autocast too.
 
     Raises:
-        UnsupportedError: only when strict. Wrong arguments raise what torch raises.
+        UnsupportedError: only when strict. UsageError: ``mixed`` with other dtypes. Wrong
+            arguments raise what torch raises.
     """
+    if mixed:
+        with _without_autocast(input):
+            if (found := _read_as_it_is(MATMUL, input, other, out=out)) is not None:
+                return found
+            return matmul(_widened(input, other), other, out=out, strict=strict)
     return _multiplied(torch.matmul, MATMUL, input, other, None, out, strict)
 
 
 def mm(input: Tensor, mat2: Tensor, out_dtype: torch.dtype | None = None, *,
-       out: Tensor | None = None, strict: bool = False) -> Tensor:
+       out: Tensor | None = None, strict: bool = False, mixed: bool = False) -> Tensor:
     """[M, K] @ [K, N] as ``torch.mm``; otherwise as :func:`matmul`."""
+    if mixed:
+        with _without_autocast(input):
+            found = _read_as_it_is(MM, input, mat2, out=out) if out_dtype is None else None
+            if found is not None:
+                return found
+            return mm(_widened(input, mat2), mat2, out_dtype, out=out, strict=strict)
     return _multiplied(torch.mm, MM, input, mat2, out_dtype, out, strict)
 
 
 def bmm(input: Tensor, mat2: Tensor, out_dtype: torch.dtype | None = None, *,
-        out: Tensor | None = None, strict: bool = False) -> Tensor:
+        out: Tensor | None = None, strict: bool = False, mixed: bool = False) -> Tensor:
     """[batch, M, K] @ [batch, K, N] as ``torch.bmm``; otherwise as :func:`matmul`."""
+    if mixed:
+        with _without_autocast(input):
+            found = _read_as_it_is(BMM, input, mat2, out=out) if out_dtype is None else None
+            if found is not None:
+                return found
+            return bmm(_widened(input, mat2), mat2, out_dtype, out=out, strict=strict)
     return _multiplied(torch.bmm, BMM, input, mat2, out_dtype, out, strict)
 
 
@@ -127,7 +151,7 @@ def baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, out_dtype: torch.dtyp
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *,
            activation: Activation = "none", residual: Tensor | None = None,
-           strict: bool = False) -> Tensor:
+           strict: bool = False, mixed: bool = False) -> Tensor:
     """activation(input @ weight.T + bias) + residual as ``torch.nn.functional.linear``, by one
     kernel: in float32, rounded once.
 
@@ -140,12 +164,20 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *,
         bias: [N].
         activation: a name of ``tritongemm.activations.BY_NAME``, such as ``relu`` or ``gelu``.
         residual: [..., N], of the result's shape, dtype and device; added after the activation.
-        strict: as in :func:`matmul`.
+        strict, mixed: as in :func:`matmul`, ``weight`` and ``bias`` in float32.
 
     Raises:
         UsageError: an unknown activation; a residual of another shape, dtype or device than the
             result. Otherwise as :func:`matmul`.
     """
+    if mixed:
+        op = LINEAR.get(activation)
+        with _without_autocast(input):
+            if op is not None and residual is None and (
+                    found := _read_as_it_is(op, input, weight, bias)) is not None:
+                return found
+            return linear(_widened(input, weight), weight, bias, activation=activation,
+                          residual=residual, strict=strict)
     op = LINEAR.get(activation)
     if op is None:
         raise UsageError(f"activation={activation!r} is not known; use one of "
@@ -271,6 +303,40 @@ def _further(run: Callable[..., Tensor | Declined], tensors: tuple[Tensor | None
     if isinstance(result, Declined) and result.by_choice and (strict or settings.current().strict):
         return run(*tensors, *options, True)
     return result
+
+
+def _read_as_it_is(op: Op, a: Tensor, b: Tensor, d: Tensor | None = None,
+                   out: Tensor | None = None) -> Tensor | None:
+    """A product of 16-bit A and float32 B by kernels that read A as it is; None where A is to be
+    converted first: for a gradient, a transform or a compiler, and where the float32 product is
+    torch's or no split product."""
+    if _compiling() or a.dtype not in _NARROW or b.dtype is not torch.float32:
+        return None
+    if _fast_path(a, b) is not product or d is not None and _adding(product, d) is not fused:
+        return None
+    if out is not None and not _writable(out):
+        return None
+    result = mixed_product(op, a, b, d, out)
+    if isinstance(result, Declined):
+        return None
+    return result if out is None else _written(result)
+
+
+def _widened(a: Tensor, b: Tensor) -> Tensor:
+    """A of 16 bits as float32, for a product with a float32 B; differentiable. Raises UsageError
+    for other dtypes."""
+    if a.dtype not in _NARROW or b.dtype is not torch.float32:
+        raise UsageError(f"mixed=True multiplies bfloat16 or float16 by float32, not {a.dtype} by "
+                         f"{b.dtype}; convert an operand, or leave mixed out where both are alike")
+    return a.float()
+
+
+def _without_autocast(a: Tensor) -> AbstractContextManager[object]:
+    """A block in which autocast, if it is on, leaves operands like A as they are."""
+    kind = a.device.type
+    if kind in ("cuda", "cpu") and torch.is_autocast_enabled(kind):
+        return torch.autocast(kind, enabled=False)
+    return nullcontext()
 
 
 def _activated_linear(activation: str, *operands: Tensor) -> Tensor:

@@ -88,7 +88,7 @@ def offer(found_in: int, number: int, call: Callable[..., object], result: Tenso
     """Adds a call of the op with this ``number`` to the native table. ``call`` has run once, so its
     tensor maps exist. ``found_in``: the generation of the table when the call was looked up."""
     native = table()
-    if native is None:
+    if native is None or a.is_complex():  # its keys do not tell a lazy conjugate
         return
     bound: Bound | None = getattr(call, "bound", None)
     if isinstance(result, Declined):

@@ -243,6 +243,8 @@ def geometry_of(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor,
                   for name, x in sorted(others.items()))
     g = Geometry(*strides_of(a), *strides_of(b), *strides_of(c),
                  *(() if d is None else strides_of_d(d)))
+    if a.is_conj() or b.is_conj():
+        g = replace(g, conjugated=(a.is_conj(), b.is_conj()))
     return replace(g, others=views) if views else g
 
 

@@ -149,9 +149,13 @@ def _make(problem: GemmProblem, geometry: Geometry, where: torch.device,
 
 def _without_scratch(problem: GemmProblem, device: DeviceSpec, geometry: Geometry,
                      config: KernelConfig) -> KernelConfig:
-    """The most promising config that takes no scratch: no split K, no copies of operands, no parts
-    of float32 operands, which then run on CUDA cores; under batch invariance of the same class.
-    Raises UnsupportedError."""
+    """The config with the least estimate that needs no scratch: no split K, no copies of operands,
+    no split float32 operands (these then run on CUDA cores); under batch invariance of the same
+    class. Complex operands, which are arranged in scratch, go to torch. Raises UnsupportedError."""
+    if problem.a.format.real:
+        log.warning("tritongemm: %s: there is no memory for the scratch of %s; calls that find "
+                    "none go to torch", problem, config)
+        raise UnsupportedError("there is no memory for the scratch of this call")
     others = candidates(problem, device)
     if settings.current().batch_invariant:
         alike = sum_class(problem, device)

@@ -95,22 +95,30 @@ def _addmm(self: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: 
            activation: str = "none") -> Tensor:
     activate = _activation(activation)
     op = execute.ADDMM[activation]
-    result = execute.fused(op, self, mat1, mat2, beta, alpha)
+    result = _sum(op, self, mat1, mat2, beta, alpha)
     if not isinstance(result, Declined):
         return result
-    return _declined(result, op, lambda op: execute.fused(op, self, mat1, mat2, beta, alpha),
+    return _declined(result, op, lambda op: _sum(op, self, mat1, mat2, beta, alpha),
                      lambda: activate(aten.addmm(self, mat1, mat2, beta=beta, alpha=alpha)))
 
 
 @untraced
 def _baddbmm(self: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1,
              alpha: float = 1) -> Tensor:
-    result = execute.fused(execute.BADDBMM, self, batch1, batch2, beta, alpha)
+    result = _sum(execute.BADDBMM, self, batch1, batch2, beta, alpha)
     if not isinstance(result, Declined):
         return result
     return _declined(result, execute.BADDBMM,
-                     lambda op: execute.fused(op, self, batch1, batch2, beta, alpha),
+                     lambda op: _sum(op, self, batch1, batch2, beta, alpha),
                      lambda: aten.baddbmm(self, batch1, batch2, beta=beta, alpha=alpha))
+
+
+def _sum(op: execute.Op, d: Tensor, a: Tensor, b: Tensor, beta: float,
+         alpha: float) -> Tensor | Declined:
+    """``execute.fused`` of a schema's scalars, which may be complex."""
+    if isinstance(beta, complex) or isinstance(alpha, complex):
+        return Declined("alpha or beta is no real number")
+    return execute.fused(op, d, a, b, beta, alpha)
 
 
 def _declined(reason: Declined, op: execute.Op,
@@ -341,6 +349,8 @@ def _register() -> None:
         body, fake = bodies[name]
         _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
         _library.impl(name, body, "CompositeExplicitAutograd")
+        # As aten's products: lazy conjugates reach the kernels, which need no copy of them.
+        _library.impl(name, torch.library.fallthrough_kernel, "Conjugate")
         torch.library.register_fake(f"tritongemm::{name}", fake, lib=_library)
     for name in ("mm", "bmm", "matmul"):
         _register_product(name)

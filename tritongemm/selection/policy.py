@@ -31,6 +31,7 @@ from tritongemm.config import KernelConfig
 from tritongemm.device import INTERPRETER, DeviceSpec
 from tritongemm.errors import UnsupportedError
 from tritongemm.kernels import SPECS, violation
+from tritongemm.kernels.complex_product import arranging_us, float32_problem
 from tritongemm.problem import GemmProblem
 from tritongemm.records.tables import TunedRow, TunedTable, key_of, layers_for, read_layers
 from tritongemm.selection import invariance as invariance
@@ -122,11 +123,17 @@ def tables_for(problem: GemmProblem, device: DeviceSpec) -> list[TunedTable]:
 
 
 def choose(problem: GemmProblem, device: DeviceSpec) -> Choice:
-    """The config for ``problem``. Does not measure.
+    """The config for ``problem``. Does not measure. A complex problem gets the config of its
+    float32 product.
 
     Raises:
         UnsupportedError: no kernel of this package runs it; the message gives each kernel's reason.
     """
+    if problem.a.format.real:
+        real = float32_problem(problem)
+        choice = choose(real, device)
+        return replace(choice, row=None, predicted_us=choice.time_us,
+                       note=f"as {real}: {choice.note}")
     if settings.current().batch_invariant:
         return _of_a_class(problem, device, invariance.sum_class(problem, device))
     best = _by_row(problem, device) or by_model(problem, device)
@@ -231,8 +238,11 @@ def torch_wins(problem: GemmProblem, choice: Choice, device: DeviceSpec) -> str 
     current = settings.current()
     if current.policy != "auto" or current.batch_invariant or current.num_sms is not None:
         return None
-    if problem.dtype_a == "fp32" and device.slug != INTERPRETER:
-        return _torch_wins_float32(problem, choice, device)
+    if device.slug != INTERPRETER:
+        if problem.a.format.real:
+            return _torch_wins_complex(problem, choice, device)
+        if problem.dtype_a == "fp32":
+            return _torch_wins_float32(problem, choice, device)
     if problem.two_strides != "none":
         return _torch_wins_with_copies(problem, choice, device)
     if (choice.vs_torch is None or choice.time_us is None
@@ -308,6 +318,19 @@ def _torch_wins_float32(problem: GemmProblem, choice: Choice, device: DeviceSpec
             else "at measured problems near by")
         return f"torch's {kind} kernel takes {choice.evidence:.2f} of the time of ours {where}"
     return None
+
+
+def _torch_wins_complex(problem: GemmProblem, choice: Choice, device: DeviceSpec) -> str | None:
+    """The same for complex operands: what was measured of the float32 product, with the time of
+    arranging the operands added to ours. At precision ``ieee`` torch's, whose kernel arranges
+    nothing."""
+    if problem.precision == "ieee":
+        return "complex64 at precision ieee is torch's"
+    if choice.time_us is not None:
+        total_us = choice.time_us + arranging_us(problem, device)
+        evidence = choice.evidence and choice.evidence * choice.time_us / total_us
+        choice = replace(choice, predicted_us=total_us, evidence=evidence)
+    return _torch_wins_float32(float32_problem(problem), choice, device)
 
 
 def _exact_rows(problem: GemmProblem, table: TunedTable) -> list[TunedRow]:

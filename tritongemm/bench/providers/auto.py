@@ -4,6 +4,7 @@ kernel for, goes to torch."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import tritongemm
@@ -28,7 +29,9 @@ class Auto:
         return None
 
     def build(self, problem: GemmProblem, target: Target) -> KernelConfig | None:
-        return selection.choose(problem, target.spec).config if target.kind == "cuda" else None
+        if target.kind != "cuda" or problem.dtype_a != problem.dtype_b:
+            return None
+        return selection.choose(problem, target.spec).config
 
     def prepare(self, problem: GemmProblem, target: Target) -> Prepared:
         if problem.epilogue != "none":
@@ -37,11 +40,12 @@ class Auto:
         columns: dict[str, object] = {"selection_source": "torch"}
         if target.kind != "cpu":
             try:
-                choice = selection.choose(problem, target.spec)
+                chosen = _float32_of(problem)
+                choice = selection.choose(chosen, target.spec)
             except TritonGemmError as error:  # the call itself goes to torch then
                 columns["kernel"] = f"torch ({type(error).__name__})"
             else:
-                if selection.torch_wins(problem, choice, target.spec):
+                if selection.torch_wins(chosen, choice, target.spec):
                     columns["kernel"] = "torch (faster)"
                 else:
                     columns = {"kernel": choice.config.kernel,
@@ -50,6 +54,17 @@ class Auto:
 
         def bind(operands: OperandSet) -> Callable[[], None]:
             a, b, out = operands.a, operands.b, operands.out
+            if a.dtype != b.dtype:
+                return lambda: tritongemm.matmul(a, b, out=out, mixed=True)
             return lambda: tritongemm.matmul(a, b, out=out)
 
         return Prepared(Contender(self.name, bind), columns)
+
+
+def _float32_of(problem: GemmProblem) -> GemmProblem:
+    """The float32 problem that ``mixed=True`` makes of a 16-bit A and a float32 B, whose alignment
+    covers as many elements; any other problem as it is."""
+    if problem.dtype_a == problem.dtype_b or problem.dtype_b != "fp32":
+        return problem
+    return replace(problem, dtype_a="fp32", align_a=min(2 * problem.align_a, 16),
+                   precision="fp16x3")

@@ -15,7 +15,7 @@ from tritongemm.kernels.device.dependent_launch import release, wait
 from tritongemm.kernels.device.dot import dot
 from tritongemm.kernels.device.edge import within
 from tritongemm.kernels.device.epilogue import finish, load_d
-from tritongemm.kernels.device.operand_types import require_operands
+from tritongemm.kernels.device.operand_types import require_type
 from tritongemm.kernels.device.split_fp32 import FLAGGED
 from tritongemm.kernels.device.symbol import symbol
 
@@ -54,7 +54,7 @@ def tile_in_ieee(a, b, c, a_exponents, b_exponents, batch, row, col, M, N, K, ma
     for first in range(0, K, CHAIN):
         part = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for start in range(first, min(first + CHAIN, K), BLOCK_K):
-            x = tl.load(a_ptrs, mask=(ks < K - start)[None, :], other=0.0)
+            x = tl.load(a_ptrs, mask=(ks < K - start)[None, :], other=0.0).to(tl.float32)
             y = tl.load(b_ptrs, mask=(ks < K - start)[:, None], other=0.0)
             part = dot(x, y, part, "ieee", INTERPRETED)
             a_ptrs += BLOCK_K * stride_ak
@@ -90,7 +90,8 @@ def ieee_guard(a, b, c, a_exponents, b_exponents, M, N, K, batches, mask_m, mask
                DEPENDENT: tl.constexpr, SYMBOL: tl.constexpr):
     """The elements of C[batch, M, N] = A @ B and its epilogue that lie in flagged rows of A or
     columns of B. A program looks at LOOK tiles at a time, each a grid away from the one before."""
-    require_operands(a.dtype.element_ty, b.dtype.element_ty, "fp32")
+    require_type("a", a.dtype.element_ty, "fp32, bf16, fp16")
+    require_type("b", b.dtype.element_ty, "fp32")
     num_m, num_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     tiles = num_m * num_n * batches
     programs = tl.num_programs(0)

@@ -24,6 +24,8 @@ Accuracy and Stability of Numerical Algorithms, 2nd edition, section 3.1). Where
 sparse row with outliers), such an element may be all that there is of a product, and no loss is let
 pass. The product leaves flagged rows out, and ``ieee_guard`` computes them.
 
+A may be stored in 16 bits; it is converted as it is loaded, which is exact.
+
 With PARTS 1 only ``hi`` is stored, for TF32's accuracy: r = x' - hi, and all limits are 2^11 times
 as large.
 """
@@ -33,7 +35,7 @@ import triton.language as tl
 from triton.experimental import gluon
 
 from tritongemm.kernels.device.dependent_launch import release, wait_after
-from tritongemm.kernels.device.operand_types import require_operands
+from tritongemm.kernels.device.operand_types import require_type
 from tritongemm.kernels.device.symbol import symbol
 
 #: In place of an exponent: the row's results are computed in float32.
@@ -125,7 +127,7 @@ def split_block(x, parts, exponents, rows, K, stride_batch, stride_row, stride_k
     if WHOLE:
         mask = inside & (k < K)[None, :]
         value = tl.load(source + (k * stride_k)[None, :], mask=mask, other=0.0,
-                        eviction_policy="evict_first")
+                        eviction_policy="evict_first").to(tl.float32)
         bits = tl.max(magnitude_bits(value), axis=1)
         e = exponent_of(bits)
         hi, lo, loss, large = parts_of(value, power_of_two(e)[:, None], PARTS)
@@ -139,7 +141,7 @@ def split_block(x, parts, exponents, rows, K, stride_batch, stride_row, stride_k
         for start in range(0, K, BLOCK_K):
             mask = inside & (start + k < K)[None, :]
             at = source + tl.cast(start, tl.int64) * stride_k
-            value = tl.load(at + (k * stride_k)[None, :], mask=mask, other=0.0)
+            value = tl.load(at + (k * stride_k)[None, :], mask=mask, other=0.0).to(tl.float32)
             largest = tl.maximum(largest, magnitude_bits(value))
         bits = tl.max(largest, axis=1)
         e = exponent_of(bits)
@@ -153,7 +155,7 @@ def split_block(x, parts, exponents, rows, K, stride_batch, stride_row, stride_k
             mask = inside & (start + k < K)[None, :]
             at = source + tl.cast(start, tl.int64) * stride_k
             value = tl.load(at + (k * stride_k)[None, :], mask=mask, other=0.0,
-                            eviction_policy="evict_first")
+                            eviction_policy="evict_first").to(tl.float32)
             hi, lo, loss, large = parts_of(value, scale, PARTS)
             to = target + tl.cast(start, tl.int64) * step + (k * step)[None, :]
             tl.store(to, hi, mask=mask)
@@ -179,7 +181,8 @@ def split_fp32(a, a_parts, a_exponents, rows_a, batch_a, row_a, k_a, lead_a, mat
                SYMBOL: tl.constexpr):
     """One launch for both operands: blocks up to ``blocks_a`` split A [batches_a, rows_a, K], the
     others B, whose columns are its ``rows_b`` rows here. B_FIRST: these come first."""
-    require_operands(a.dtype.element_ty, b.dtype.element_ty, "fp32")
+    require_type("a", a.dtype.element_ty, "fp32, bf16, fp16")
+    require_type("b", b.dtype.element_ty, "fp32")
     block = tl.program_id(0)
     if B_FIRST:
         block = (block + blocks_a) % tl.num_programs(0)
