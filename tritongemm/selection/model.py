@@ -265,12 +265,10 @@ class Model:
         self.neighbours = (Neighbours(section.neighbours)
                            if section is not None and section.neighbours else None)
         self.candidates = section.candidates if section is not None else ()
-        self._places = {config: place for place, config in enumerate(self.candidates)}
         self._network = (Network(section.network)
                          if section is not None and section.network is not None else None)
         self._learned = frozenset(section.covers.kernels) if section is not None else frozenset()
         self._constants_of: dict[tuple, tuple[float, ...]] = {}
-        self._of_width = _by_width(section.constants if section is not None else {})
 
     def knows(self, config: KernelConfig) -> bool:
         """Whether configs of this class, launched this way, were measured for the calibration."""
@@ -282,6 +280,14 @@ class Model:
     def place(self, config: KernelConfig) -> int:
         """Its place among the candidates; behind all of them if it is none."""
         return self._places.get(config, len(self._places))
+
+    @functools.cached_property
+    def _places(self) -> dict[KernelConfig, int]:
+        return {config: place for place, config in enumerate(self.candidates)}
+
+    @functools.cached_property
+    def _of_width(self) -> dict[Key, list[tuple[int, float]]]:
+        return _by_width(self.section.constants if self.section is not None else {})
 
     def estimate(self, problem: GemmProblem, config: KernelConfig) -> Estimate:
         """The terms of ``config`` for ``problem``."""

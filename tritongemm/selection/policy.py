@@ -291,17 +291,19 @@ def by_model(problem: GemmProblem, device: DeviceSpec) -> Choice | None:
     among = shipped.candidates_of(model, problem, device)
     if not len(among.columns):
         return None
+    listed = len(model.candidates) > 0  # else none comes before another
     firsts = np.flatnonzero(np.diff(among.family, prepend=-1))  # of each family
     first_us = model.times(problem, among.columns, firsts)
     hopeful = first_us[among.family] <= _HOPEFUL * first_us.min()
     for some in map(np.flatnonzero, (hopeful, ~hopeful)):  # these only where no hopeful is legal
         times = model.times(problem, among.columns, some)
-        legal = ((float(times[i]), config) for i in np.argsort(times, kind="stable")
-                 if violation(problem, config := among.columns.configs[some[i]], device) is None
+        legal = ((float(times[i]), config, among.place[some[i]])
+                 for i in np.argsort(times, kind="stable")
+                 if violation(problem, config := among.columns.config(some[i]), device) is None
                  and keeps_to_the_budget(problem, config, device))  # few are asked
         if (first := next(legal, None)) is not None:
             as_good = itertools.takewhile(lambda x: x[0] <= AS_GOOD * first[0], legal)
-            total_us, config = min((first, *as_good), key=lambda x: model.place(x[1]))
+            total_us, config, _ = min((first, *as_good), key=lambda x: listed * x[2])
             return _chosen(problem, device, config, model, total_us)
     return None
 
