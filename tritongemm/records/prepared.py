@@ -25,7 +25,7 @@ from tritongemm.records.reading import read_bytes
 #: Of the kept form; part of each key.
 VERSION = 1
 #: Bytes; a smaller file is read as fast.
-_WORTH = 32 << 10
+_WORTH = 16 << 10
 _LIMIT = 64 << 20
 
 _log = logging.getLogger("tritongemm")

@@ -57,6 +57,7 @@ class Columns:
         self._source, self._index, self._values = source, index, values
         self.of: dict[str, np.ndarray] = dict(zip((*SIZES, *WAYS), values, strict=True))
         self._kept: dict[tuple, Any] = {}
+        self._seen: set[GemmProblem] = set()
 
     @functools.cached_property
     def configs(self) -> np.ndarray:
@@ -85,6 +86,14 @@ class Columns:
         part = object.__new__(Columns)
         part._set(self._source, self._index[index], self._values[:, index])
         return part
+
+    def seen(self, kind: GemmProblem) -> bool:
+        """Whether this was asked of the kind before."""
+        before = kind in self._seen
+        if len(self._seen) >= _KEPT:
+            self._seen.clear()
+        self._seen.add(kind)
+        return before
 
     def kept(self, key: tuple, make: Callable[[], T]) -> T:
         """The result of ``make``, which is never None; computed once for each ``key``."""

@@ -35,7 +35,7 @@ from tritongemm.problem import GemmProblem
 from tritongemm.records.tables import TunedRow, TunedTable, key_of, layers_for, read_layers
 from tritongemm.selection import invariance as invariance
 from tritongemm.selection import shipped as shipped
-from tritongemm.selection.columns import Columns
+from tritongemm.selection.columns import Columns, kind_of
 from tritongemm.selection.model import Model, forget, model_for, not_calibrated
 from tritongemm.selection.sibling import with_rows_for
 from tritongemm.selection.work import keeps_to_the_budget
@@ -293,10 +293,15 @@ def by_model(problem: GemmProblem, device: DeviceSpec) -> Choice | None:
         return None
     listed = len(model.candidates) > 0  # else none comes before another
     firsts = np.flatnonzero(np.diff(among.family, prepend=-1))  # of each family
-    first_us = model.times(problem, among.columns, firsts)
+    # What the kind of a problem decides is worked out for all candidates once a second problem of
+    # the kind comes; for the first one, which a program may wait for, only of those that are asked.
+    again = among.columns.seen(kind_of(problem))
+    times_of = functools.partial(model.times, problem, among.columns) if again else (
+        lambda index: model.times(problem, among.columns.take(index)))
+    first_us = times_of(firsts)
     hopeful = first_us[among.family] <= _HOPEFUL * first_us.min()
     for some in map(np.flatnonzero, (hopeful, ~hopeful)):  # these only where no hopeful is legal
-        times = model.times(problem, among.columns, some)
+        times = times_of(some)
         legal = ((float(times[i]), config, among.place[some[i]])
                  for i in np.argsort(times, kind="stable")
                  if violation(problem, config := among.columns.config(some[i]), device) is None
