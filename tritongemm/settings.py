@@ -110,8 +110,8 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("cache_dir", "TRITONGEMM_CACHE_DIR", "", _path,
              "folder for compiled kernels; default: the user's cache folder"),
     Variable("cubins", "TRITONGEMM_CUBINS", "", _path_or_off,
-             "folder of a pack of compiled kernels that `tritongemm cubins build` made, in place of "
-             "the installed package's; off: use none"),
+             "folder of a pack of compiled kernels (`tritongemm cubins build`), in place of the "
+             "installed package's; off: use none"),
     Variable("plugins", "TRITONGEMM_PLUGINS", "", _names,
              "a comma list of modules that register kernels or formats; commands and worker "
              "processes import them first"),

@@ -20,6 +20,7 @@ from tritongemm.kernels.compile import binary_key, launch_key, launches_of
 from tritongemm.kernels.pack import Pack
 from tritongemm.kernels.store import Binary
 from tritongemm.kernels.triton_version import compiler_key, triton_version
+from tritongemm.records import calibration, tables
 from tritongemm.records.atomic import write_atomic
 from tritongemm.workers.builder import Builder
 from tritongemm.workers.compile_pool import compile_all
@@ -93,9 +94,21 @@ def build(wanted: Sequence[Choice], found: Sequence[Choice], folder: Path, arch:
     if not binaries:
         raise CompileError("nothing could be compiled" + (
             f": {failed[0][1]}" if failed else f" within {max_bytes} bytes"))
-    made = pack.write(_project(folder, arch), arch, triton_version(), compiler_key(arch),
-                      binaries.items())
+    into = _project(folder, arch)
+    prepare(into / pack.PREPARED)
+    made = pack.write(into, arch, triton_version(), compiler_key(arch), binaries.items())
     return Built(made, made.bytes(), tuple(failed), full, coverage(found, binaries))
+
+
+def prepare(folder: Path) -> None:
+    """Writes into ``folder`` what first calls read of the shipped calibrations and tables."""
+    for old in folder.glob("*.bin"):
+        old.unlink()
+    root = settings.shipped_root()
+    for path in sorted((root / "calibration").glob("*.json")):
+        calibration.prepare(path, folder)
+    for path in sorted((root / "tuned").glob("*/*.json")):
+        tables.prepare(path, folder)
 
 
 #: Of a binary in the manifest, about.
@@ -152,7 +165,7 @@ python_requires = >=3.10
 packages = {package}
 
 [options.package_data]
-{package} = {manifest}, {cubins}
+{package} = {manifest}, {cubins}, {prepared}/*.bin
 """
 _INIT = '"""Compiled kernels of tritongemm {version} for sm_{arch}: data that tritongemm finds."""\n'
 
@@ -161,7 +174,7 @@ def _project(folder: Path, arch: int) -> Path:
     """Writes the files beside the pack; its folder."""
     package = pack.package_of(arch)
     words = {"package": package, "distribution": package.replace("_", "-"), "version": __version__,
-             "arch": arch, "manifest": pack.MANIFEST, "cubins": pack.CUBINS}
+             "arch": arch, "manifest": pack.MANIFEST, "cubins": pack.CUBINS, "prepared": pack.PREPARED}
     write_atomic(folder / "pyproject.toml", _PYPROJECT)
     write_atomic(folder / "setup.cfg", _SETUP.format(**words))
     write_atomic(folder / package / "__init__.py", _INIT.format(**words))

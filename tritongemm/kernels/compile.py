@@ -8,7 +8,6 @@ without the compiler, which their manifest records (``pack.py``).
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import importlib
 import json
@@ -46,8 +45,8 @@ _log = logging.getLogger("tritongemm")
 
 @dataclass(frozen=True)
 class BuildReport:
-    """What building a config took: seconds, whether no binary was compiled, and the resources of its
-    main kernel."""
+    """What building a config took: seconds, whether no binary was compiled, and the resources of
+    its main kernel."""
 
     seconds: float
     cached: bool

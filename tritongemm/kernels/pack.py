@@ -8,6 +8,8 @@ A pack is a folder of two files, made by ``tritongemm cubins build``. The first 
 An entry is trusted by the SHA-256 that its line has of the compressed cubin, the lines by the
 SHA-256 that the first one has of them. Which compiler is installed does not matter: the manifest
 records the one that made the binaries. The pack's folder is trusted as the package's own code is.
+
+``prepared/`` holds the shipped calibrations and tables in a form that is read faster.
 """
 
 from __future__ import annotations
@@ -23,14 +25,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tritongemm import settings
+from tritongemm.device import known_devices
 from tritongemm.errors import DataFileError
 from tritongemm.kernels.revision import device_code_digest
 from tritongemm.kernels.store import Binary, head_of, with_head
-from tritongemm.records import atomic
+from tritongemm.records import atomic, prepared
 from tritongemm.records.reading import Fields, open_regular, parse_json, read_bytes
 
 SCHEMA_VERSION = 1
-MANIFEST, CUBINS = "manifest.jsonl", "cubins.bin"
+MANIFEST, CUBINS, PREPARED = "manifest.jsonl", "cubins.bin", "prepared"
 #: Bytes of a manifest, of a compressed cubin and of an unpacked one that are read at most.
 _MANIFEST_LIMIT, _ENTRY_LIMIT, _CUBIN_LIMIT = 256 << 20, 16 << 20, 64 << 20
 _HEAD = ("schema_version", "arch", "triton", "compiler", "device_code", "entries", "sha256")
@@ -219,16 +222,12 @@ def found(arch: int) -> Found:
 
 @functools.lru_cache(maxsize=8)
 def _found(arch: int) -> Found:
-    folder = settings.current().cubins
-    if folder == settings.OFF:
-        return Found(None, "TRITONGEMM_CUBINS=off")
+    folder = _folder(arch)
     if folder is None:
-        spec = importlib.util.find_spec(package_of(arch))
-        if spec is None or not spec.submodule_search_locations:
-            return Found(None, f"the package {package_of(arch).replace('_', '-')} is not installed")
-        folder = Path(next(iter(spec.submodule_search_locations)))
+        return Found(None, "TRITONGEMM_CUBINS=off" if settings.current().cubins == settings.OFF else
+                     f"the package {package_of(arch).replace('_', '-')} is not installed")
     try:
-        opened = Pack(Path(folder))
+        opened = Pack(folder)
     except DataFileError as error:
         return _refused(str(error))
     if opened.arch != arch:
@@ -237,6 +236,23 @@ def _found(arch: int) -> Found:
         return _refused(f"{opened.folder} was made from another revision of the kernels "
                         f"({opened.device_code[:12]}; these are {device_code_digest()[:12]})")
     return Found(opened)
+
+
+def _folder(arch: int) -> Path | None:
+    named = settings.current().cubins
+    if named is not None:
+        return None if named == settings.OFF else Path(named)
+    spec = importlib.util.find_spec(package_of(arch))
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+@functools.cache
+def prepared_folders() -> tuple[Path, ...]:
+    """Where packs keep what was made of calibrations and tables (``records/prepared.py``)."""
+    found = dict.fromkeys(map(_folder, sorted({x.arch for x in known_devices().values()})))
+    return tuple(folder / PREPARED for folder in found if folder is not None)
 
 
 def _refused(reason: str) -> Found:
@@ -256,4 +272,10 @@ def holds(key: str, arch: int) -> bool:
     return pack is not None and key in pack and pack.load(key) is not None
 
 
-settings.when_changed(_found.cache_clear)
+def _forget() -> None:
+    _found.cache_clear()
+    prepared_folders.cache_clear()
+
+
+settings.when_changed(_forget)
+prepared.shipped.append(prepared_folders)

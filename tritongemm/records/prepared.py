@@ -2,7 +2,7 @@
 
 Before a first call calibrations and tables of megabytes of JSON are read and checked: 0.3 s. What
 they hold is kept under the SHA-256 of the file as a line of JSON and plain arrays, in the cache
-folder, or beside shipped kernels. A file that changes has another digest, so nothing is out of date.
+folder, or beside shipped kernels. A file that changes has another digest: nothing is out of date.
 Kept files are sealed (``sealed.py``): one that is damaged is made again.
 """
 
