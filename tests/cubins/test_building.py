@@ -55,7 +55,8 @@ def compiled(tmp_path, monkeypatch):
         return outcomes
 
     monkeypatch.setattr(building, "compile_all", compile_all)
-    monkeypatch.setattr(building, "prepare", lambda folder: folder.mkdir(parents=True, exist_ok=True))
+    monkeypatch.setattr(building, "prepare", lambda folder: folder.mkdir(
+        parents=True, exist_ok=True))
     with settings.override(cache_dir=tmp_path / "cache", cubins=None):
         yield asked
 

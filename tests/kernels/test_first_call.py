@@ -1,7 +1,7 @@
 """A first call with shipped kernels: Triton is not imported, nothing is compiled or written.
 
-Processes of their own run ``perf/bench_first_call.py``'s call: operands are on the CPU, the driver's
-functions do nothing, everything else is real.
+Processes of their own run the call of ``perf/bench_first_call.py``: operands are on the CPU, the
+driver's functions do nothing, everything else is real.
 """
 
 from __future__ import annotations

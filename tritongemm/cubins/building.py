@@ -167,14 +167,15 @@ packages = {package}
 [options.package_data]
 {package} = {manifest}, {cubins}, {prepared}/*.bin
 """
-_INIT = '"""Compiled kernels of tritongemm {version} for sm_{arch}: data that tritongemm finds."""\n'
+_INIT = '"""Compiled kernels of tritongemm {version} for sm_{arch}: data alone."""\n'
 
 
 def _project(folder: Path, arch: int) -> Path:
     """Writes the files beside the pack; its folder."""
     package = pack.package_of(arch)
-    words = {"package": package, "distribution": package.replace("_", "-"), "version": __version__,
-             "arch": arch, "manifest": pack.MANIFEST, "cubins": pack.CUBINS, "prepared": pack.PREPARED}
+    words = {"package": package, "distribution": package.replace("_", "-"),
+             "version": __version__, "arch": arch, "manifest": pack.MANIFEST,
+             "cubins": pack.CUBINS, "prepared": pack.PREPARED}
     write_atomic(folder / "pyproject.toml", _PYPROJECT)
     write_atomic(folder / "setup.cfg", _SETUP.format(**words))
     write_atomic(folder / package / "__init__.py", _INIT.format(**words))

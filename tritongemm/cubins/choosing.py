@@ -1,7 +1,7 @@
 """Which binaries a pack should have: those that the choices for random problems need most often.
 
-Problems are drawn as fresh suites are (``bench/fresh.py``), as many of each family. What the shipped
-tables and models choose for them is kept in a journal, so that an interrupted run goes on.
+Problems are drawn as fresh suites are (``bench/fresh.py``), as many of each family. What the
+shipped tables and models choose for them is kept in a journal: an interrupted run goes on.
 """
 
 from __future__ import annotations
