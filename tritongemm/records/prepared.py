@@ -13,14 +13,15 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple
 
 from tritongemm import settings
 from tritongemm.errors import DataFileError
 from tritongemm.records import sealed
 from tritongemm.records.reading import read_bytes
+
+if TYPE_CHECKING:
+    import numpy as np
 
 #: Of the kept form; part of each key.
 VERSION = 1
@@ -80,6 +81,8 @@ def _root() -> Path:
 
 def encode(made: Prepared) -> bytes:
     """As bytes: a line of JSON, then each array's after each other."""
+    import numpy as np  # here, since tables are read without numpy too
+
     places: dict[str, list[object]] = {}
     parts, offset = [], 0
     for name, values in made.arrays.items():
@@ -96,6 +99,8 @@ _TYPES = {"<i4", "<i8", "<f2", "<f4", "<f8", "|u1"}
 
 def decode(content: bytes) -> Prepared | None:
     """The inverse of :func:`encode`; None for what it did not make."""
+    import numpy as np
+
     text, _, data = content.partition(b"\n")
     try:
         head, places = json.loads(text)
@@ -111,6 +116,8 @@ def decode(content: bytes) -> Prepared | None:
 
 def lines_of(texts: Iterable[str]) -> dict[str, np.ndarray]:
     """Texts as two arrays, ``text`` and ``ends``, for :func:`line`."""
+    import numpy as np
+
     parts = [text.encode() for text in texts]
     return {"text": np.frombuffer(b"".join(parts), np.uint8),
             "ends": np.cumsum([len(part) for part in parts], dtype=np.int64)}
