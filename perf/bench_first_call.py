@@ -29,8 +29,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tritongemm.errors import TritonGemmError
-
 ROOT = Path(__file__).resolve().parent.parent
 CASES = ("pack", "warm", "neither", "torch")
 SHAPES = ("4096x4096x4096", "16x6144x4096", "1000x1000x1000", "333x777x555")
@@ -167,6 +165,7 @@ def built(folder: Path, shapes: list[str]) -> str:
     """Builds a pack of what the shapes launch; its folder."""
     from tritongemm.cubins import building, choosing
     from tritongemm.device import current_device, device_named
+    from tritongemm.errors import TritonGemmError
     from tritongemm.problem import GemmProblem
 
     try:
@@ -193,6 +192,7 @@ def main() -> None:
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--shapes", default=",".join(SHAPES), help="MxNxK, a comma list")
     args = parser.parse_args()
+    sys.path.insert(0, str(ROOT))  # the package that the processes import
     import torch
 
     cases = [case for case in args.cases.split(",")
