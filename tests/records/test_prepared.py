@@ -132,5 +132,8 @@ def test_configs_in_rows_are_the_configs():
     configs = [KernelConfig("tiled", 64, 64, 32), KernelConfig("gemv", 1, 64, 256, split_k=4)]
     rows = Configs.of(configs)
     assert list(Configs(rows.kernels, rows.rows)) == configs and len(rows) == 2
+    assert [rows.place(c) for c in configs] == [0, 1]
+    assert rows.place(KernelConfig("gemv", 1, 64, 256)) is None
+    assert rows.place(KernelConfig("another", 1, 64, 256)) is None
     assert Configs.of(rows) is rows and hash(Configs(rows.kernels, rows.rows)[1]) == hash(
         configs[1])

@@ -46,6 +46,14 @@ class Configs(Sequence[KernelConfig]):
         made._made[:] = configs
         return made
 
+    def place(self, config: KernelConfig) -> int | None:
+        """The index of ``config``; None where it is none of these."""
+        if config.kernel not in self.kernels:
+            return None
+        row = (self.kernels.index(config.kernel), *(getattr(config, x) for x in PARAMETERS))
+        found = np.flatnonzero((self.rows == row).all(1))
+        return int(found[0]) if len(found) else None
+
     def __len__(self) -> int:
         return len(self._made)
 

@@ -46,6 +46,7 @@ from tritongemm.records.calibration import (
     calibration_path,
     read_shipped,
 )
+from tritongemm.records.prepared_calibration import Configs
 from tritongemm.selection.columns import Columns, kind_of
 from tritongemm.selection.inputs import NAMES, fixed_inputs, inputs_of
 from tritongemm.selection.neighbours import Neighbours
@@ -279,6 +280,9 @@ class Model:
 
     def place(self, config: KernelConfig) -> int:
         """Its place among the candidates; behind all of them if it is none."""
+        if isinstance(self.candidates, Configs):  # few are asked for, and the others not yet made
+            found = self.candidates.place(config)
+            return len(self.candidates) if found is None else found
         return self._places.get(config, len(self._places))
 
     @functools.cached_property

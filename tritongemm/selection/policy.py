@@ -291,7 +291,6 @@ def by_model(problem: GemmProblem, device: DeviceSpec) -> Choice | None:
     among = shipped.candidates_of(model, problem, device)
     if not len(among.columns):
         return None
-    listed = len(model.candidates) > 0  # else none comes before another
     firsts = np.flatnonzero(np.diff(among.family, prepend=-1))  # of each family
     # What the kind of a problem decides is worked out for all candidates once a second problem of
     # the kind comes; for the first one, which a program may wait for, only of those that are asked.
@@ -302,13 +301,12 @@ def by_model(problem: GemmProblem, device: DeviceSpec) -> Choice | None:
     hopeful = first_us[among.family] <= _HOPEFUL * first_us.min()
     for some in map(np.flatnonzero, (hopeful, ~hopeful)):  # these only where no hopeful is legal
         times = times_of(some)
-        legal = ((float(times[i]), config, among.place[some[i]])
-                 for i in np.argsort(times, kind="stable")
+        legal = ((float(times[i]), config) for i in np.argsort(times, kind="stable")
                  if violation(problem, config := among.columns.config(some[i]), device) is None
                  and keeps_to_the_budget(problem, config, device))  # few are asked
         if (first := next(legal, None)) is not None:
             as_good = itertools.takewhile(lambda x: x[0] <= AS_GOOD * first[0], legal)
-            total_us, config, _ = min((first, *as_good), key=lambda x: listed * x[2])
+            total_us, config = min((first, *as_good), key=lambda x: model.place(x[1]))
             return _chosen(problem, device, config, model, total_us)
     return None
 

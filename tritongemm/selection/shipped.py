@@ -36,12 +36,10 @@ class Candidates(NamedTuple):
     Attributes:
         columns: the configs, family by family.
         family: [configs]: the number of each config's family, from 0 up.
-        place: [configs]: where the calibration lists each, if it lists any.
     """
 
     columns: Columns
     family: np.ndarray
-    place: np.ndarray
 
 
 def candidates_of(model: Model, problem: GemmProblem, device: DeviceSpec) -> Candidates:
@@ -136,4 +134,4 @@ def _among(root: str, operands: str, model: Model, legal: tuple[bool, ...]) -> C
     kept = np.array(legal, bool)[groups.group] if len(groups.group) else groups.group.astype(bool)
     places = groups.order[kept]
     family = np.cumsum(np.diff(groups.family[kept], prepend=-1) != 0) - 1
-    return Candidates(Columns.among(groups.configs, places), family, places)
+    return Candidates(Columns.among(groups.configs, places), family)
