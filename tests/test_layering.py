@@ -26,7 +26,7 @@ LAYERS = (
     ("errors", "notebook"), ("settings",), ("formats", "activations", "plugins"), ("compute",),
     ("problem", "config"), ("records",), ("device",), ("occupancy",),
     ("kernels", "baselines", "measure", "native"), ("selection",), ("ops",), ("integration",),
-    ("inductor",), ("workers",), ("tuning", "bench"), ("calibration", "ladder", "models"),
+    ("inductor",), ("workers",), ("tuning", "bench"), ("calibration", "cubins", "ladder", "models"),
     ("cli",),
 )
 #: The bottom may know itself: problem and config know errors.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
 from tritongemm.errors import ConfigError
@@ -103,6 +103,16 @@ class KernelConfig:
         if absent:
             raise ConfigError(f"parameter {', '.join(sorted(absent))} is missing")
         return cls(kernel, **values)  # type: ignore[arg-type]
+
+    @classmethod
+    def trusted(cls, kernel: str, values: Iterable[int]) -> KernelConfig:
+        """A config of values in the order of :data:`PARAMETERS` that were validated before."""
+        made = object.__new__(cls)
+        put = object.__setattr__
+        put(made, "kernel", kernel)
+        for name, value in zip(PARAMETERS, values, strict=True):
+            put(made, name, value)
+        return made
 
     def __str__(self) -> str:
         return self.config_id

@@ -24,7 +24,8 @@ _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"", "0", "false", "no", "off"}
 POLICIES = ("auto", "own")
 FP32_MODES = ("split", "ieee")
 NATIVE_MODES = ("auto", "on", "off")
-LOG_LEVELS = ("off", "error", "warning", "info", "debug")
+OFF = "off"
+LOG_LEVELS = (OFF, "error", "warning", "info", "debug")
 
 
 def _flag(name: str, text: str) -> bool:
@@ -43,6 +44,10 @@ def _path(name: str, text: str) -> Path | None:
     except RuntimeError as error:  # ~name of no user, or ~ without a home
         raise UsageError(f"{name}={text!r} begins with ~ and names no home folder; use a full path"
                          ) from error
+
+
+def _path_or_off(name: str, text: str) -> Path | str | None:
+    return OFF if text.lower() == OFF else _path(name, text)
 
 
 def _names(name: str, text: str) -> tuple[str, ...]:
@@ -114,6 +119,9 @@ VARIABLES: tuple[Variable, ...] = (
              "folder for your own tuned tables; default: tritongemm in the user's data folder"),
     Variable("cache_dir", "TRITONGEMM_CACHE_DIR", "", _path,
              "folder for compiled kernels; default: the user's cache folder"),
+    Variable("cubins", "TRITONGEMM_CUBINS", "", _path_or_off,
+             "folder of a pack of compiled kernels (`tritongemm cubins build`), in place of the "
+             "installed package's; off: use none"),
     Variable("plugins", "TRITONGEMM_PLUGINS", "", _names,
              "a comma list of modules that register kernels or formats; commands and worker "
              "processes import them first"),
@@ -178,6 +186,7 @@ class Settings:
     config_only: bool
     user_dir: Path | None
     cache_dir: Path | None
+    cubins: Path | str | None
     plugins: tuple[str, ...]
     disable: bool
     strict: bool

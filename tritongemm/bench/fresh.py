@@ -46,18 +46,25 @@ def draw(family: str, seed: int, count: int | None = None) -> list[Shape]:
     count = len(committed) if count is None else count
     if count < 1:
         raise UsageError(f"count {count} is below 1")
+    shapes = draw_up_to(family, seed, count)
+    if len(shapes) < count:
+        raise UsageError(f"family {family!r} has no more than {len(shapes)} fresh shapes; "
+                         "ask for fewer with --count")
+    return shapes
+
+
+def draw_up_to(family: str, seed: int, count: int) -> list[Shape]:
+    """As :func:`draw`, of a known family; fewer shapes where it has no more."""
+    committed = read_suite(suite_path(family))
     rng = random.Random(f"{family}:{seed}")
     stream = _FAMILIES.get(family, _resampled)(committed, rng)
     taken = {_key(shape) for shape in committed}
     shapes: list[Shape] = []
     repeats = 0
-    while len(shapes) < count:
+    while len(shapes) < count and repeats < _PATIENCE:
         shape = replace(next(stream), suite=f"{family}-fresh-{seed}")
         if _key(shape) in taken:
             repeats += 1
-            if repeats == _PATIENCE:
-                raise UsageError(f"family {family!r} has no more than {len(shapes)} fresh shapes; "
-                                 "ask for fewer with --count")
             continue
         repeats = 0
         taken.add(_key(shape))

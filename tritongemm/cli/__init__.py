@@ -20,6 +20,7 @@ VERBS = {
     "calibrate": "fit the selection's model to the timings of sweep journals",
     "regret": "how close the model's choices are to the best config, on journals or fresh shapes",
     "warmup": "compile the kernels that calls of these shapes need; needs no GPU",
+    "cubins": "build the package of compiled kernels that first calls load; needs no GPU",
     "native": "build the C++ dispatcher, which makes repeated calls cheaper on the host",
     "record": "run a program and write its matrix products as a suite",
     "bench": "measure providers against torch.matmul and append CSV rows",

@@ -73,8 +73,8 @@ class Diagnosis:
     @property
     def gpu(self) -> bool:
         """``tritongemm.matmul`` can run its kernels on a GPU here."""
-        return self.ok("python", "torch", "triton", "GPU", "C compiler", "Python headers",
-                       "cache", "configs")
+        return self.ok("python", "torch", "GPU", "cache", "configs") and (
+            self.ok("triton", "C compiler", "Python headers") or self.ok("shipped kernels"))
 
     @property
     def interpreter(self) -> bool:
@@ -304,6 +304,31 @@ def _cache() -> Check:
     return Check("cache", True, str(root))
 
 
+def _shipped(torch_ok: bool) -> Check:
+    """The compiled kernels that are installed beside the package, for the GPU here, else sm_90."""
+    from tritongemm.kernels import pack
+
+    name, arch = "shipped kernels", 90
+    if torch_ok:
+        import torch
+
+        if torch.cuda.is_available():
+            major, minor = torch.cuda.get_device_capability()
+            arch = 10 * major + minor
+    fix = ("tritongemm cubins build FOLDER --wheel && "
+           f"{sys.executable} -m pip install FOLDER/dist/*.whl")
+    found = pack.found(arch)
+    if found.pack is None:
+        return Check(name, False, f"{found.reason}; first calls compile theirs", fix)
+    made = found.pack
+    detail = (f"{made.entries} for sm_{arch}, {made.bytes() / 1e6:.1f} MB, by Triton {made.triton} "
+              f"from revision {made.device_code[:12]}: {made.folder}")
+    if bad := made.damage():
+        return Check(name, False, f"{detail}; {len(bad)} damaged, which are compiled instead, such "
+                     f"as: {bad[0]}", fix, partly=True)
+    return Check(name, True, detail)
+
+
 def _native() -> Check:
     """Whether the native dispatcher is on, and can be loaded."""
     name = "native dispatcher"
@@ -375,7 +400,7 @@ def diagnose() -> Diagnosis:
     checks = [_python(), torch, triton, _gluon(triton),
               *map(_required, ("numpy", "pandas", "filelock", "platformdirs", "rich")),
               _driver(), *_gpu(torch.ok), *(step() for step in steps),
-              *_configs(), _failures(), _native(), *map(_optional, OPTIONAL)]
+              *_configs(), _failures(), _shipped(torch.ok), _native(), *map(_optional, OPTIONAL)]
     return Diagnosis(tuple(checks))
 
 

@@ -12,7 +12,6 @@ from tritongemm.device import DeviceSpec
 from tritongemm.errors import ConfigError
 from tritongemm.kernels.constraints import Violation
 from tritongemm.kernels.gemv import GEMV
-from tritongemm.kernels.ladder import RUNG_SPECS
 from tritongemm.kernels.persistent_tma import PERSISTENT_TMA
 from tritongemm.kernels.skinny import SKINNY
 from tritongemm.kernels.spec import KernelSpec
@@ -28,7 +27,11 @@ SPECS: dict[str, KernelSpec] = {
 def spec_named(name: str) -> KernelSpec:
     """The spec ``name``, of a kernel or of a rung of the ladder. Raises :class:`ConfigError` for
     an unknown one."""
-    spec = SPECS.get(name) or RUNG_SPECS.get(name)
+    spec = SPECS.get(name)
+    if spec is None:
+        from tritongemm.kernels.ladder import RUNG_SPECS  # no call needs it
+
+        spec = RUNG_SPECS.get(name)
     if spec is None:
         raise ConfigError(f"kernel {name!r} is not known; known: "
                           f"{', '.join((*SPECS, *RUNG_SPECS))}")

@@ -1,12 +1,13 @@
-"""Launch -> cubin, with no GPU needed, through a store of cubins shared by all processes.
+"""Launch -> cubin, with no GPU needed: a shipped one, one of the store that all processes share, or
+one that is compiled now.
 
 A key names everything that makes a cubin: the launch's static key, the architecture, the device
-code's text, and the compiler. A hit needs neither triton nor a compiler.
+code's text, and the compiler. A hit needs neither triton nor a compiler. Shipped binaries are known
+without the compiler, which their manifest records (``pack.py``).
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import importlib
 import json
@@ -28,7 +29,7 @@ from tritongemm.errors import (
     UnsupportedError,
 )
 from tritongemm.formats import format_of
-from tritongemm.kernels import gluon_support, spec_named, store
+from tritongemm.kernels import gluon_support, pack, spec_named, store
 from tritongemm.kernels.complex_product import complex_launches
 from tritongemm.kernels.launch import (
     Descriptor,
@@ -39,6 +40,7 @@ from tritongemm.kernels.launch import (
     Scalar,
     descriptor_type,
 )
+from tritongemm.kernels.revision import device_code_digest
 from tritongemm.kernels.store import Binary
 from tritongemm.kernels.store import store_path as store_path  # of binary_key's keys
 from tritongemm.kernels.triton_version import compiler_key, triton_version
@@ -49,8 +51,8 @@ _log = logging.getLogger("tritongemm")
 
 @dataclass(frozen=True)
 class BuildReport:
-    """What building a config took: seconds, whether every binary came from the store, and the
-    resources of its main kernel."""
+    """What building a config took: seconds, whether no binary was compiled, and the resources of
+    its main kernel."""
 
     seconds: float
     cached: bool
@@ -113,20 +115,29 @@ def binary_key(launch: Launch, arch: int) -> str:
     return _digest({"compiler": compiler_key(arch), "launch": launch_key(launch, arch)})
 
 
+def place_key(launch: Launch, arch: int) -> str:
+    """Where :func:`build_launches` finds or keeps ``launch``'s binary: ``shipped:`` and
+    :func:`launch_key` where it comes with the package, else :func:`binary_key`."""
+    key = launch_key(launch, arch)
+    return _SHIPPED + key if pack.holds(key, arch) else binary_key(launch, arch)
+
+
+def holds(place: str) -> bool:
+    """Whether the binary of a :func:`place_key` is there."""
+    return place.startswith(_SHIPPED) or store.holds(place)
+
+
+_SHIPPED = "shipped:"
+
+
 def _digest(parts: dict[str, object]) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-@functools.cache
-def device_code_digest() -> str:
-    """A digest of all device code: a change to any of it makes new binaries."""
-    digest = hashlib.sha256()
-    for path in sorted((Path(__file__).parent / "device").glob("*.py")):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()
-
-
 def _get(launch: Launch, arch: int, must_keep: bool) -> tuple[Binary, bool]:
+    binary = pack.load(launch_key(launch, arch), arch)
+    if binary is not None:
+        return binary, True
     key = binary_key(launch, arch)
     stored = store.load(key)
     if stored is not None:

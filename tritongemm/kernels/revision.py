@@ -34,6 +34,15 @@ def kernel_revision(config: KernelConfig) -> str | None:
 
 
 @functools.cache
+def device_code_digest() -> str:
+    """A digest of the text of all device code: a change to any of it makes new binaries."""
+    digest = hashlib.sha256()
+    for path in sorted(_FOLDER.glob("*.py")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+@functools.cache
 def _revision(modules: tuple[str, ...]) -> str:
     digest = hashlib.sha256()
     for name in sorted({name for module in modules for name in _needed(module)}):

@@ -46,20 +46,33 @@ class Binary:
 
 def encode(binary: Binary) -> bytes:
     """The content of ``binary``'s entry: a line of JSON, then the cubin."""
-    head = {name: value for name, value in asdict(binary).items() if name != "cubin"}
-    return json.dumps(head).encode() + b"\n" + binary.cubin
+    return json.dumps(head_of(binary)).encode() + b"\n" + binary.cubin
 
 
 def decode(content: bytes) -> Binary | None:
     """The binary of an entry's content; None where it cannot be launched as it says."""
+    head, _, cubin = content.partition(b"\n")
     try:
-        head, _, cubin = content.partition(b"\n")
-        values = json.loads(head)
+        return with_head(json.loads(head), cubin)
+    except (ValueError, RecursionError):
+        return None
+
+
+def head_of(binary: Binary) -> dict[str, object]:
+    """All of ``binary`` but the cubin, as JSON."""
+    return {name: value for name, value in asdict(binary).items() if name != "cubin"}
+
+
+def with_head(head: object, cubin: bytes) -> Binary | None:
+    """The binary of a :func:`head_of` and its cubin; None where it cannot be launched as it says.
+    """
+    try:
+        values = dict(head)  # type: ignore[call-overload]
         values["maps"] = tuple(values["maps"])
         values["parameters"] = tuple(tuple(p) for p in values["parameters"])
         binary = Binary(cubin=cubin, **values)
         return binary if _launchable(binary) else None
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         return None
 
 

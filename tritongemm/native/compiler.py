@@ -14,8 +14,6 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-import filelock
-
 from tritongemm import settings
 from tritongemm.errors import CompileError, DataFileError
 from tritongemm.records.atomic import write_atomic
@@ -96,6 +94,8 @@ def build(*, again: bool = False) -> Path:
     if compiler is None:
         raise CompileError(f"no C++ compiler: none of {', '.join(COMPILERS)} is on PATH. Install "
                            "one; without it the Python path runs every call")
+    import filelock  # takes longer than the rest of what a first call imports of this folder
+
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (filelock.FileLock(target.with_suffix(".lock")),
           tempfile.TemporaryDirectory(dir=target.parent) as folder):

@@ -29,7 +29,7 @@ import base64
 import functools
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,7 +39,7 @@ from tritongemm import compute, settings
 from tritongemm.config import KernelConfig
 from tritongemm.errors import ConfigError, DataFileError, ProblemError
 from tritongemm.problem import GemmProblem
-from tritongemm.records import atomic
+from tritongemm.records import atomic, prepared, prepared_calibration
 from tritongemm.records.codec import (
     config_from_json,
     config_to_json,
@@ -47,7 +47,7 @@ from tritongemm.records.codec import (
     problem_to_json,
 )
 from tritongemm.records.layers import first_usable
-from tritongemm.records.reading import Fields, read_json
+from tritongemm.records.reading import JSON_LIMIT, Fields, decode, parse_json, read_bytes
 
 SCHEMA_VERSION = 5
 #: The oldest version that is read.
@@ -86,8 +86,8 @@ class Layer:
     """A linear layer: outputs = inputs @ weights + biases; weights of an input after each other.
     All are numbers of float16."""
 
-    weights: tuple[float, ...]
-    biases: tuple[float, ...]
+    weights: Sequence[float]
+    biases: Sequence[float]
 
 
 Member = tuple[Layer, ...]
@@ -155,8 +155,8 @@ class Section:
     rms_log_error: float
     constants: Mapping[str, Mapping[str, float]]
     factors: Mapping[str, float] = field(default_factory=dict)
-    candidates: tuple[KernelConfig, ...] = ()
-    neighbours: tuple[Neighbour, ...] = ()
+    candidates: Sequence[KernelConfig] = ()
+    neighbours: Sequence[Neighbour] = ()
     network: NetworkRecord | None = None
     covers: Covers = field(default_factory=lambda: Covers((), (), ()))
 
@@ -214,7 +214,12 @@ def read_calibration(path: str | os.PathLike[str]) -> Calibration:
     Raises:
         DataFileError: naming the file, the section (1 is the first) and the field.
     """
-    top = Fields(path, read_json(path), what="calibration").only(_TOP)
+    return _parsed(path, read_bytes(path, JSON_LIMIT))
+
+
+def _parsed(path: str | os.PathLike[str], raw: bytes) -> Calibration:
+    value = parse_json(path, decode(path, raw))
+    top = Fields(path, value, what="calibration").only(_TOP)
     if top.version(SCHEMA_VERSION) < _OLDEST:
         raise top.error("schema_version", f"is older than {_OLDEST}; remove the file and "
                         "run `tritongemm calibrate` on its journals")
@@ -419,6 +424,21 @@ def _lines(section: Section) -> str:
     return "{" + ",\n".join(lines) + "}"
 
 
+_KINDS = (Calibration, Section, NetworkRecord, Layer, Covers)
+
+
+def _neighbour_of(values: dict) -> Neighbour:
+    vs_torch = values.pop("vs_torch", None)
+    return Neighbour(problem_from_json(values), vs_torch)
+
+
+def prepare(path: Path, folder: Path) -> None:
+    """Keeps what is made of a calibration in ``folder``. Raises :class:`DataFileError`."""
+    raw = read_bytes(path, JSON_LIMIT)
+    if (key := prepared.key_of("calibration", raw)) is not None:
+        prepared.keep(key, prepared_calibration.encode(_parsed(path, raw), _values), folder)
+
+
 def read_shipped(device: str, sibling: str = "") -> Calibration | None:
     """The calibration for the device with that slug, or that which learned from its
     sibling too; None where none is. A damaged file, or one of another device, is left out with one
@@ -447,8 +467,18 @@ def _read_once(path: Path, inode: int, written_ns: int) -> Calibration | DataFil
 
 
 def read_placed(path: Path) -> Calibration:
-    """A calibration whose name says whose it is. Raises :class:`DataFileError`."""
-    calibration = read_calibration(path)
+    """A calibration whose name says whose it is. Raises :class:`DataFileError`.
+
+    What was made of the same content before is used where it was kept (``prepared.py``).
+    """
+    raw = read_bytes(path, JSON_LIMIT)
+    key = prepared.key_of("calibration", raw)
+    made = None if key is None else prepared.load(key)
+    calibration = None if made is None else prepared_calibration.decode(made, _KINDS, _neighbour_of)
+    if calibration is None:
+        calibration = _parsed(path, raw)
+        if key is not None:
+            prepared.keep(key, prepared_calibration.encode(calibration, _values))
     if calibration.device != path.stem.partition("-and-")[0]:
         raise DataFileError(path, f"is of {calibration.device}, not of the device that the file is "
                             "named after; rename it", field="device")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,10 +16,10 @@ from tritongemm import settings
 from tritongemm.config import KernelConfig
 from tritongemm.errors import ConfigError, DataFileError, ProblemError
 from tritongemm.problem import MAX_EXTENT, GemmProblem, epilogue_of
-from tritongemm.records import atomic
+from tritongemm.records import atomic, prepared
 from tritongemm.records.codec import MODIFIERS, modifiers
 from tritongemm.records.layers import first_usable, leave_out
-from tritongemm.records.reading import Fields, read_json
+from tritongemm.records.reading import JSON_LIMIT, Fields, decode, parse_json, read_bytes
 
 SCHEMA_VERSION = 1
 #: The op of the ladder's tables, with one winner for each rung; ``matmul`` never reads them.
@@ -148,7 +148,7 @@ class TunedTable:
     """A table: ``rows`` by :attr:`TunedRow.key` (in a ladder's, by key and kernel)."""
 
     header: TableHeader
-    rows: dict[Key, TunedRow] = field(default_factory=dict)
+    rows: Mapping[Key, TunedRow] = field(default_factory=dict)
 
     def key(self, row: TunedRow) -> Key:
         """The key of ``row`` in :attr:`rows`."""
@@ -208,7 +208,12 @@ def read_table(path: str | os.PathLike[str], *, skipped: list[DataFileError] | N
     Raises:
         DataFileError: naming the file, the row (1 is the first) and the field.
     """
-    top = Fields(path, read_json(path), what="table")
+    return _parsed(path, read_bytes(path, JSON_LIMIT), skipped)
+
+
+def _parsed(path: str | os.PathLike[str], raw: bytes, skipped: list[DataFileError] | None
+            ) -> TunedTable:
+    top = Fields(path, parse_json(path, decode(path, raw)), what="table")
     top.only((*_HEADER, "rows"), MODIFIERS)
     table = TunedTable(_header(top))
     entries = top.values["rows"]
@@ -228,6 +233,64 @@ def read_table(path: str | os.PathLike[str], *, skipped: list[DataFileError] | N
             continue
         table.rows[key] = row
     return table
+
+
+class _PreparedRows(Mapping[Key, TunedRow]):
+    """The rows of a table that was read before, each made when it is asked for."""
+
+    def __init__(self, path: object, made: prepared.Prepared, header: TableHeader) -> None:
+        self._path, self._arrays, self._header = path, made.arrays, header
+        self._numbers = {tuple(key): number for number, key in enumerate(made.head["keys"])}
+        if len(self._numbers) != len(made.arrays["ends"]):
+            raise ValueError("keys and rows of different numbers")
+
+    def __getitem__(self, key: Key) -> TunedRow:
+        number = self._numbers[key]
+        values = json.loads(prepared.line(self._arrays, number))
+        return _row(Fields(self._path, values, number + 1, what="row"), self._header)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._numbers
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._numbers)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+
+def _prepared(table: TunedTable) -> prepared.Prepared:
+    return prepared.Prepared(
+        {"header": _head(table.header), "keys": [list(key) for key in table.rows]},
+        prepared.lines_of(_dump(_values(row, table.header)) for row in table.rows.values()))
+
+
+def _of_prepared(path: Path, made: prepared.Prepared) -> TunedTable | None:
+    try:
+        header = _header(Fields(path, made.head["header"], what="table"))
+        return TunedTable(header, _PreparedRows(path, made, header))
+    except (KeyError, TypeError, ValueError):  # DataFileError is one
+        return None
+
+
+def _read_usable(path: Path, skipped: list[DataFileError]) -> TunedTable:
+    """As :func:`read_table`, by what was made of the same content before where that was kept."""
+    raw = read_bytes(path, JSON_LIMIT)
+    key = prepared.key_of("table", raw)
+    made = None if key is None else prepared.load(key)
+    table = None if made is None else _of_prepared(path, made)
+    if table is None:
+        table = _parsed(path, raw, skipped)
+        if key is not None and not skipped:
+            prepared.keep(key, _prepared(table))
+    return table
+
+
+def prepare(path: Path, folder: Path) -> None:
+    """Keeps what is made of a table in ``folder``. Raises :class:`DataFileError`."""
+    raw = read_bytes(path, JSON_LIMIT)
+    if (key := prepared.key_of("table", raw)) is not None:
+        prepared.keep(key, _prepared(_parsed(path, raw, None)), folder)
 
 
 def check_place(path: Path, header: TableHeader, arch: int | None = None) -> None:
@@ -263,7 +326,7 @@ def read_layers(paths: Sequence[Path], arch: int) -> TunedTable | None:
     """
     def read(path: Path) -> TunedTable:
         skipped: list[DataFileError] = []
-        table = read_table(path, skipped=skipped)
+        table = _read_usable(path, skipped)
         check_place(path, table.header, arch)
         if skipped:
             rows = "the row is" if len(skipped) == 1 else f"{len(skipped)} rows are"
@@ -274,10 +337,10 @@ def read_layers(paths: Sequence[Path], arch: int) -> TunedTable | None:
     if not found:
         return None
     first, *others = found
-    for other in others:
-        for key, row in other.rows.items():
-            first.rows.setdefault(key, row)
-    return TunedTable(first.header, dict(sorted(first.rows.items())) if others else first.rows)
+    if not others:
+        return first
+    rows = {key: row for table in reversed(found) for key, row in table.rows.items()}
+    return TunedTable(first.header, dict(sorted(rows.items())))
 
 
 def _same_subject(path: object, ours: TableHeader, theirs: TableHeader) -> None:
@@ -355,6 +418,12 @@ def _values(row: TunedRow, header: TableHeader) -> dict[str, object]:
     return values
 
 
+def _head(header: TableHeader) -> dict[str, object]:
+    head = {name: getattr(header, name) for name in _HEADER}
+    head.update((name, word) for name in MODIFIERS if (word := getattr(header, name)) != "none")
+    return head
+
+
 def write_table(path: str | os.PathLike[str], table: TunedTable) -> None:
     """Writes a table atomically, one row a line, sorted by :attr:`TunedRow.key`.
 
@@ -364,9 +433,7 @@ def write_table(path: str | os.PathLike[str], table: TunedTable) -> None:
     Raises:
         DataFileError: a bad header or row, or not writable; the file is as it was.
     """
-    head = {name: getattr(table.header, name) for name in _HEADER}
-    head.update((name, word) for name in MODIFIERS
-                if (word := getattr(table.header, name)) != "none")
+    head = _head(table.header)
     _header(Fields(path, head, what="header"))
     for row in table.rows.values():
         _row(Fields(path, _values(row, table.header), what="row"), table.header)

@@ -8,6 +8,7 @@ extents enter as arithmetic on the arrays.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,14 +17,17 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tritongemm.config import KernelConfig
+from tritongemm.config import PARAMETERS, KernelConfig
 from tritongemm.kernels.footprint import bits_of
 from tritongemm.problem import GemmProblem
+from tritongemm.records.prepared_calibration import Configs
 
 SIZES = ("block_m", "block_n", "block_k", "num_warps", "num_stages", "group_m", "split_k",
          "epilogue_subtile", "cluster_k", "cluster_m", "cluster_n")
 WAYS = ("swap_ab", "pad_operands", "dependent_launch", "pingpong")
 _parameters = attrgetter(*SIZES, *WAYS)
+#: Of a row of :class:`Configs`, the columns of these.
+_OF_ROWS = [1 + PARAMETERS.index(name) for name in (*SIZES, *WAYS)]
 #: Bits of an L2 sector (32 bytes). Kernels run alike for all row lengths that are multiples of it.
 _SECTOR_BITS = 8 * 32
 #: Limit on the derived arrays that a ``Columns`` caches: three or four for each kind of problem,
@@ -37,18 +41,39 @@ class Columns:
     """Configs as arrays: an attribute for each of :data:`SIZES` and :data:`WAYS`, [configs]."""
 
     def __init__(self, configs: Sequence[KernelConfig]) -> None:
-        self.configs: np.ndarray = np.empty(len(configs), object)
-        self.configs[:] = configs
+        made: np.ndarray = np.empty(len(configs), object)
+        made[:] = configs
         values = np.array([_parameters(config) for config in configs], np.int64)
-        self._set(values.reshape(-1, len(SIZES) + len(WAYS)).T)
+        self._set(made, np.arange(len(made)), values.reshape(-1, len(SIZES) + len(WAYS)).T)
 
-    def _set(self, values: np.ndarray) -> None:
-        self._values = values
+    @classmethod
+    def among(cls, configs: Configs, index: np.ndarray) -> Columns:
+        """The configs of an index, which are made when one of them is asked for."""
+        part = object.__new__(cls)
+        part._set(configs, index, configs.rows[index][:, _OF_ROWS].T.astype(np.int64))
+        return part
+
+    def _set(self, source: Any, index: np.ndarray, values: np.ndarray) -> None:
+        self._source, self._index, self._values = source, index, values
         self.of: dict[str, np.ndarray] = dict(zip((*SIZES, *WAYS), values, strict=True))
         self._kept: dict[tuple, Any] = {}
+        self._seen: set[GemmProblem] = set()
+
+    @functools.cached_property
+    def configs(self) -> np.ndarray:
+        """[configs]: objects."""
+        if isinstance(self._source, np.ndarray):
+            return self._source[self._index]
+        made: np.ndarray = np.empty(len(self), object)
+        made[:] = [self._source[place] for place in self._index.tolist()]
+        return made
+
+    def config(self, place: int) -> KernelConfig:
+        """One of them."""
+        return self._source[int(self._index[place])]
 
     def __len__(self) -> int:
-        return len(self.configs)
+        return len(self._index)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -59,9 +84,16 @@ class Columns:
     def take(self, index: Any) -> Columns:
         """The configs that an index array or a mask selects."""
         part = object.__new__(Columns)
-        part.configs = self.configs[index]
-        part._set(self._values[:, index])
+        part._set(self._source, self._index[index], self._values[:, index])
         return part
+
+    def seen(self, kind: GemmProblem) -> bool:
+        """Whether this was asked of the kind before."""
+        before = kind in self._seen
+        if len(self._seen) >= _KEPT:
+            self._seen.clear()
+        self._seen.add(kind)
+        return before
 
     def kept(self, key: tuple, make: Callable[[], T]) -> T:
         """The result of ``make``, which is never None; computed once for each ``key``."""

@@ -21,13 +21,13 @@ AS_GOOD = 1.01
 
 
 def fastest(problem: GemmProblem, device: DeviceSpec, model: Model, configs: Columns,
-            index: np.ndarray) -> tuple[float, KernelConfig] | None:
-    """(predicted time in microseconds, config) of those of ``configs`` at ``index``: the legal one
-    with the least time that keeps to the budget of SMs; of those within :data:`AS_GOOD` of it, the
-    one that the calibration lists first. None where none of them is legal."""
-    times = model.times(problem, configs, index)
+            index: np.ndarray, times: np.ndarray) -> tuple[float, KernelConfig] | None:
+    """(predicted time in microseconds, config) of one of ``configs`` at ``index``, whose predicted
+    ``times`` are given: the legal one with the least time that keeps to the budget of SMs; among
+    those within :data:`AS_GOOD` of it, the one that the calibration lists first. None if none of
+    them is legal."""
     legal = ((float(times[i]), config) for i in np.argsort(times, kind="stable")
-             if violation(problem, config := configs.configs[index[i]], device) is None
+             if violation(problem, config := configs.config(index[i]), device) is None
              and keeps_to_the_budget(problem, config, device))  # few are asked
     first = next(legal, None)
     if first is None:

@@ -48,6 +48,7 @@ from tritongemm.records.calibration import (
     calibration_path,
     read_shipped,
 )
+from tritongemm.records.prepared_calibration import Configs
 from tritongemm.selection.columns import Columns, kind_of
 from tritongemm.selection.inputs import NAMES, fixed_inputs, inputs_of
 from tritongemm.selection.neighbours import Neighbours
@@ -266,12 +267,10 @@ class Model:
         self.neighbours = (Neighbours(section.neighbours)
                            if section is not None and section.neighbours else None)
         self.candidates = section.candidates if section is not None else ()
-        self._places = {config: place for place, config in enumerate(self.candidates)}
         self._network = (Network(section.network)
                          if section is not None and section.network is not None else None)
         self._learned = frozenset(section.covers.kernels) if section is not None else frozenset()
         self._constants_of: dict[tuple, tuple[float, ...]] = {}
-        self._of_width = _by_width(section.constants if section is not None else {})
 
     def knows(self, config: KernelConfig) -> bool:
         """Whether configs of this class, launched this way, were measured for the calibration."""
@@ -282,7 +281,18 @@ class Model:
 
     def place(self, config: KernelConfig) -> int:
         """The position of ``config`` in ``candidates``; their number if it is not one of them."""
+        if isinstance(self.candidates, Configs):  # few are asked for, and the others not yet made
+            found = self.candidates.place(config)
+            return len(self.candidates) if found is None else found
         return self._places.get(config, len(self._places))
+
+    @functools.cached_property
+    def _places(self) -> dict[KernelConfig, int]:
+        return {config: place for place, config in enumerate(self.candidates)}
+
+    @functools.cached_property
+    def _of_width(self) -> dict[Key, list[tuple[int, float]]]:
+        return _by_width(self.section.constants if self.section is not None else {})
 
     def estimate(self, problem: GemmProblem, config: KernelConfig) -> Estimate:
         """The terms of ``config`` for ``problem``."""

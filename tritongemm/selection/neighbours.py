@@ -14,6 +14,8 @@ import numpy as np
 
 from tritongemm.problem import FULL_ALIGNMENT, GemmProblem
 from tritongemm.records.calibration import Neighbour
+from tritongemm.records.prepared_calibration import NUMBERS, columns_of
+from tritongemm.records.prepared_calibration import Neighbours as PreparedNeighbours
 
 #: Doublings of an extent at which a measured problem's weight is exp(-1/2).
 DOUBLINGS = 1.25
@@ -36,31 +38,44 @@ class Neighbours:
 
     def __init__(self, neighbours: Sequence[Neighbour]) -> None:
         self._neighbours = neighbours
-        self._where = np.array([_place(x.problem) for x in neighbours])
-        self._known = np.array([x.vs_torch is not None for x in neighbours])
-        self._logs = np.array([math.log(x.vs_torch or 1.0) for x in neighbours])
+        if isinstance(neighbours, PreparedNeighbours):
+            self._where, vs_torch = _places(neighbours.numbers, neighbours.turned), \
+                neighbours.vs_torch
+        else:
+            self._where = _places(**columns_of([x.problem for x in neighbours]))
+            vs_torch = np.array([np.nan if x.vs_torch is None else x.vs_torch
+                                 for x in neighbours])
+        self._known = ~np.isnan(vs_torch)
+        self._logs = np.log(np.where(self._known, vs_torch, 1.0))
 
     def nearest(self, problem: GemmProblem, count: int) -> list[Near]:
         """The ``count`` measured problems with the largest weights, the nearest first."""
-        weights = _weights(np.array(_place(problem)), self._where)
+        weights = _weights(_place(problem), self._where)
         return [Near(float(weights[i]), self._neighbours[i])
                 for i in np.argsort(-weights, kind="stable")[:count]]
 
     def vs_torch(self, problem: GemmProblem) -> tuple[float, float]:
         """(torch's time over the best config's, the sum of weights): a weighted geometric mean over
         measured problems, shrunk towards 1 where few are near."""
-        weights = _weights(np.array(_place(problem)), self._where) * self._known
+        weights = _weights(_place(problem), self._where) * self._known
         support = float(weights.sum())
         return math.exp(float(weights @ self._logs) / (support + _PRIOR)), support
 
 
-def _place(problem: GemmProblem) -> tuple[float, ...]:
-    """A problem as a point: extents in units of :data:`DOUBLINGS`, then alignment and layout as 0
-    or 1."""
-    extents = (problem.m, problem.n, problem.k, problem.batch)
-    operands = min(problem.align_a, problem.align_b) < FULL_ALIGNMENT
-    return (*(math.log2(max(x, 1)) / DOUBLINGS for x in extents), operands,
-            problem.align_c < FULL_ALIGNMENT, problem.layout[0] == "t", problem.layout[1] == "t")
+def _place(problem: GemmProblem) -> np.ndarray:
+    return _places(**columns_of([problem]))[0]
+
+
+def _places(numbers: np.ndarray, turned: np.ndarray) -> np.ndarray:
+    """Problems as points: extents in units of :data:`DOUBLINGS`, then alignment and layout as 0 or
+    1."""
+    of = dict(zip(NUMBERS, numbers.T, strict=True))
+    extents = np.array([of[name] for name in ("m", "n", "k", "batch")], float)
+    operands = np.minimum(of["align_a"], of["align_b"]) < FULL_ALIGNMENT
+    places: np.ndarray = np.column_stack([
+        *np.log2(np.maximum(extents, 1.0)) / DOUBLINGS, operands, of["align_c"] < FULL_ALIGNMENT,
+        turned])
+    return places
 
 
 def _weights(one: np.ndarray, other: np.ndarray) -> np.ndarray:

@@ -36,7 +36,7 @@ from tritongemm.problem import GemmProblem
 from tritongemm.records.tables import TunedRow, TunedTable, key_of, layers_for, read_layers
 from tritongemm.selection import invariance as invariance
 from tritongemm.selection import shipped as shipped
-from tritongemm.selection.columns import Columns
+from tritongemm.selection.columns import Columns, kind_of
 from tritongemm.selection.fastest import fastest
 from tritongemm.selection.invariance import SumClass
 from tritongemm.selection.model import Model, forget, model_for, not_calibrated
@@ -360,15 +360,21 @@ def by_model(problem: GemmProblem, device: DeviceSpec,
     if not len(among.columns):
         return None
     firsts = np.flatnonzero(np.diff(among.family, prepend=-1))  # the first config of each family
-    first_us = model.times(problem, among.columns, firsts)
+    # What the kind of a problem decides is computed for all candidates once a second problem of the
+    # kind comes; for the first one, which a program may wait for, only for those that are asked.
+    again = among.columns.seen(kind_of(problem))
+    times_of = functools.partial(model.times, problem, among.columns) if again else (
+        lambda index: model.times(problem, among.columns.take(index)))
+    first_us = times_of(firsts)
     if alike is not None:  # the members of a family sum alike
-        first_us[[not alike.holds(problem, config, device)
-                  for config in among.columns.configs[firsts]]] = np.inf
+        first_us[[not alike.holds(problem, among.columns.config(i), device)
+                  for i in firsts]] = np.inf
     asked = first_us[among.family] < np.inf
     hopeful = asked & (first_us[among.family] <= _HOPEFUL * first_us.min())
     others = asked & ~hopeful
     for some in map(np.flatnonzero, (hopeful, others)):  # the others only where none is legal
-        if (found := fastest(problem, device, model, among.columns, some)) is not None:
+        found = fastest(problem, device, model, among.columns, some, times_of(some))
+        if found is not None:
             total_us, config = found
             return _chosen(problem, device, config, model, total_us)
     return None

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.kernels import compile as compiling
-from tritongemm.kernels import store
 from tritongemm.problem import GemmProblem
 from tritongemm.workers.messages import Outcome
 
@@ -36,13 +35,13 @@ class Builder:
     @staticmethod
     def key(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> str:
         """Configs of equal keys share their binaries, whatever their problems."""
-        return " ".join(compiling.binary_key(launch, device.arch)
+        return " ".join(compiling.place_key(launch, device.arch)
                         for launch in compiling.launches_of(problem, config, device))
 
     @staticmethod
     def stored(key: str) -> bool:
-        """Whether every binary of ``key`` is in the store, undamaged."""
-        return all(map(store.holds, key.split()))
+        """Whether every binary of ``key`` is shipped, or in the store, undamaged."""
+        return all(map(compiling.holds, key.split()))
 
 
 def build_values(report: compiling.BuildReport) -> Mapping[str, object]:

@@ -75,7 +75,7 @@ class Identity:
 def software() -> dict[str, str]:
     """The versions that must be equal on the client and every worker. The digest of the device code
     distinguishes checkouts with the same version."""
-    from tritongemm.kernels.compile import device_code_digest
+    from tritongemm.kernels.revision import device_code_digest
 
     found = {"device code": device_code_digest()[:12],
              "Python": ".".join(platform.python_version_tuple()[:2]), "tritongemm": __version__}
