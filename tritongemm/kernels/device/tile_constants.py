@@ -111,6 +111,11 @@ class Constants:
         return self.cluster_m * self.cluster_n > 1
 
     @property
+    def aux_batched(self):
+        """Whether the auxiliary output's tensor map holds several matrices."""
+        return self.gated if self.gated else self.batched
+
+    @property
     def map_of_b(self):
         """The parameter that is B's tensor map: A's is 0, followed by its extents and strides."""
         return 7 if self.batched else 5
