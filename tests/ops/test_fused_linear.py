@@ -10,7 +10,10 @@ torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
 import tritongemm as tg  # noqa: E402
+from tritongemm.device import device_named, interpreter_device  # noqa: E402
 from tritongemm.errors import LaunchError, UnsupportedError, UsageError  # noqa: E402
+from tritongemm.ops.fused_linear import faster_apart  # noqa: E402
+from tritongemm.problem import GemmProblem  # noqa: E402
 
 GENERATOR = torch.Generator().manual_seed(44)
 X, W, B = (torch.randn(*shape, generator=GENERATOR) for shape in ((3, 5, 8), (12, 8), (12,)))
@@ -167,3 +170,18 @@ def test_a_residual_without_more_is_an_addend_of_every_kernel(plans):
     tg.linear(X, W, B, residual=residual)
     tg.linear(X, W, activation="gelu", residual=residual)
     assert [p.epilogue for p, _ in plans.made] == ["add", "bias+residual", "gelu+residual"]
+
+
+@pytest.mark.thorough
+def test_few_rows_are_computed_apart_where_that_is_predicted_to_be_faster():
+    device = device_named("nvidia-h100-80gb-hbm3")
+
+    def reason(m, epilogue):
+        return faster_apart(GemmProblem.contiguous(m, 28672, 4096, layout="nt", epilogue=epilogue),
+                            device)
+
+    assert "one launch is predicted to take" in reason(1, "gated_silu")
+    assert reason(2048, "gated_silu") is None and reason(2048, "bias+gelu+aux") is None
+    assert reason(1, "bias") is None  # every kernel has it
+    assert faster_apart(GemmProblem.contiguous(1, 64, 64, epilogue="gated_silu"),
+                        interpreter_device()) is None

@@ -19,20 +19,25 @@ from torch import Tensor
 from torch.autograd import Function
 
 from tritongemm.activations import BY_NAME
-from tritongemm.errors import LaunchError
+from tritongemm.device import DeviceSpec
+from tritongemm.errors import LaunchError, TritonGemmError
 from tritongemm.formats import format_of
 from tritongemm.kernels.launch import Geometry, View
 from tritongemm.ops import autograd, calls, execute, formulas
 from tritongemm.ops.calls import NAMES
-from tritongemm.ops.declined import Declined, DeclinedNow
+from tritongemm.ops.declined import Declined, DeclinedByChoice, DeclinedNow
 from tritongemm.ops.execute import Op
 from tritongemm.ops.operands import Operand, form_of, problem_of_form
 from tritongemm.ops.plan import PRODUCT, Plan
-from tritongemm.ops.plans import plans
+from tritongemm.ops.plans import device_of, plans
 from tritongemm.ops.untraced import untraced
-from tritongemm.problem import Epilogue, GemmProblem, divisor_of
+from tritongemm.problem import Epilogue, GemmProblem, divisor_of, epilogue_of
+from tritongemm.selection import choose
 
 Results = tuple[Tensor, ...]
+#: Microseconds of a pointwise kernel of torch beside the bytes that it moves: 256 cubed, a product
+#: of next to no work, takes 2.6 on an H200 in a CUDA graph.
+_PASS_US = 2.5
 #: The calls that are known, by all that their launch depends on: cleared with all others.
 _LINEAR = Op(calls.Rule("linear", (2, 2), flipped=True))
 
@@ -107,6 +112,10 @@ def _bind(layer: Layer, x: Tensor, w: Tensor, bias: Tensor | None,
                        f"{residual.device}")
     problem, geometry = _problem(layer, x, w, bias, residual)
     key = (problem, geometry, x.device)
+    if not layer.forced and not torch.cuda._is_in_bad_fork():
+        reason = faster_apart(problem, device_of(x.device))
+        if reason is not None:
+            raise DeclinedByChoice(reason)
     plan = plans.get(key, forced=layer.forced)
     dtype, device, aux = x.dtype, x.device, layer.aux
     vector_is_d = residual is None
@@ -191,6 +200,34 @@ def _problem(layer: Layer, x: Tensor, w: Tensor, bias: Tensor | None,
     if layer.gated:
         geometry = replace(geometry, bb=half_b, db=half_d)
     return problem, replace(geometry, others=others)
+
+
+def faster_apart(problem: GemmProblem, device: DeviceSpec) -> str | None:
+    """Why the product with the plain part of its epilogue, and torch's pointwise kernels after it,
+    should take less time than one launch; None: it should not, or no time is known.
+
+    With few rows the kernels that only the product can take, such as those for a matrix that is
+    read once, are faster by more than the passes cost.
+    """
+    epilogue = epilogue_of(problem.epilogue)
+    if epilogue.plain:
+        return None
+    activation = epilogue.activation if epilogue.residual else "none"
+    product = replace(problem, epilogue=str(Epilogue(epilogue.addend, activation)))
+    try:
+        whole, part = choose(problem, device).time_us, choose(product, device).time_us
+    except TritonGemmError:  # whoever asks for a plan gets the reason
+        return None
+    if whole is None or part is None or not device.memory_gbps:
+        return None
+    # The gate: activation, then product; else one pass. Each element of C is read or written so
+    # many times.
+    passes, times = (2, 5) if epilogue.gated else (1, 3 if epilogue.residual else 2)
+    apart = part + passes * _PASS_US + times * problem.bytes_of_c() / (1e3 * device.memory_gbps)
+    if whole <= apart:
+        return None
+    return (f"one launch is predicted to take {whole:.1f} us, the product and what follows it "
+            f"{apart:.1f} us")
 
 
 def _apart(x: Tensor, layer: Layer) -> Tensor:

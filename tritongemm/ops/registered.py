@@ -41,6 +41,9 @@ SCHEMAS = {
              'str activation="none") -> Tensor',
     "baddbmm": "(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) "
                "-> Tensor",
+}
+#: Linear layers of :mod:`tritongemm.ops.fused_linear`, which aten does not have.
+LAYER_SCHEMAS = {
     "gated_linear": "(Tensor input, Tensor weight, Tensor? bias, str activation, bool interleaved) "
                     "-> Tensor",
     "gated_linear_aux": "(Tensor input, Tensor weight, Tensor? bias, str activation, "
@@ -345,7 +348,7 @@ def _register() -> None:
               "gated_linear_aux": (_gated_linear_aux, _fake_gated_linear_aux),
               "linear_aux": (_linear_aux, _fake_linear_aux),
               "linear_residual": (_linear_residual, _fake_linear_residual)}
-    for name, schema in SCHEMAS.items():
+    for name, schema in {**SCHEMAS, **LAYER_SCHEMAS}.items():
         body, fake = bodies[name]
         _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
         _library.impl(name, body, "CompositeExplicitAutograd")

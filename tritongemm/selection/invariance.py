@@ -141,8 +141,9 @@ def _best_class(problem: GemmProblem, configs: Sequence[KernelConfig], model: Mo
         if not steady and (ranges or persistent):
             continue
         score = sum(_least(p, configs, index, row, device) for p, row in zip(problems, logs))
-        if score < least and (config := _for_every_m(problem, configs, index, logs, device)):
-            best, least = SumClass(order, config, steady), score
+        every = _for_every_m(problem, configs, index, logs, device) if score < least else None
+        if every is not None:
+            best, least = SumClass(order, every, steady), score
     return best
 
 

@@ -368,7 +368,7 @@ def by_model(problem: GemmProblem, device: DeviceSpec,
     first_us = times_of(firsts)
     if alike is not None:  # the members of a family sum alike
         first_us[[not alike.holds(problem, among.columns.config(i), device)
-                  for i in firsts]] = np.inf
+                  for i in firsts.tolist()]] = np.inf
     asked = first_us[among.family] < np.inf
     hopeful = asked & (first_us[among.family] <= _HOPEFUL * first_us.min())
     others = asked & ~hopeful

@@ -175,7 +175,7 @@ def store_fragment(result, maps, acc, value, batch, split, row, col, M, N,
             fragment, first, second = finish_further(fragment, other, value, epilogue, S)
             if S.outputs > 1:
                 store_output(first.to(c_desc.dtype), aux_map, batch, row, col, FRAGMENT, 1,
-                             S.batched or S.gated, M, N, S, CONSUMER)
+                             S.aux_batched, M, N, S, CONSUMER)
             if S.outputs > 2:
                 store_output(second.to(c_desc.dtype), aux_map, batch + 1, row, col, FRAGMENT, 2,
                              True, M, N, S, CONSUMER)

@@ -117,6 +117,11 @@ class Constants:
         return 2 if self.two_strides else 1 if self.batched else 0
 
     @property
+    def aux_batched(self):
+        """Whether the auxiliary output's tensor map holds several matrices."""
+        return self.gated if self.gated else self.batched
+
+    @property
     def map_of_b(self):
         """The parameter that is B's tensor map: A's is 0, followed by its extents and strides."""
         return 5 + 2 * self.batch_axes
