@@ -56,7 +56,8 @@ def within_sectors(problem: GemmProblem, operand: str) -> bool:
     speed, 8176 cubed (rows of whole sectors, but not of whole lines) as fast as 8192 cubed.
     """
     lead = problem.leading_dimensions()[operand == "b"]
-    return lead * dtype_of(getattr(problem, f"dtype_{operand}")).itemsize % SECTOR_BYTES != 0
+    bits = dtype_of(getattr(problem, f"dtype_{operand}")).bits
+    return lead * bits % (8 * SECTOR_BYTES) != 0
 
 
 def copied(problem: GemmProblem, pad_operands: int) -> list[str]:
