@@ -348,8 +348,8 @@ def _by_view(form: Form, plan: Any) -> Callable[..., None]:
     m, n, k = form.m, form.n, form.k
 
     def view(x: torch.Tensor, rows: int, cols: int, index: int, strides: Strides, offset: int):
-        shape = (form.batch, rows, cols) if form.batch > 1 else (rows, cols)
-        steps = strides[-len(shape):]
+        shape: tuple[int, ...] = (form.batch, rows, cols) if form.batch > 1 else (rows, cols)
+        steps: tuple[int, ...] = strides[-len(shape):]
         if form.inner:
             shape = (form.batch // form.inner, form.inner, rows, cols)
             steps = (form.outer[index], *strides)
