@@ -119,6 +119,7 @@ def run(case: str, sides: tuple[int, ...], pack: str, cache: Path) -> dict:
     environment = settings.child_environment(
         TRITONGEMM_CUBINS=pack if case == "pack" else "off", TRITONGEMM_STRICT="1",
         TRITONGEMM_CACHE_DIR=str(cache), TRITON_CACHE_DIR=str(cache / "triton"),
+        **({"PATH": ""} if case == "pack" else {}),  # nor a C++ compiler, for the dispatcher
         # As an installed package is: a checkout may have no bytecode yet, the first round makes it.
         PYTHONDONTWRITEBYTECODE="")
     done = subprocess.run([sys.executable, "-c", CHILD, case, *map(str, sides)], cwd=ROOT,
