@@ -14,7 +14,8 @@ from test_instructions import FEW, THIN, shape
 from tritongemm.config import KernelConfig
 from tritongemm.device import representative
 from tritongemm.errors import CompileError
-from tritongemm.kernels import RUNG_SPECS, SPECS, compile, spec_named
+from tritongemm.kernels import SPECS, compile, spec_named
+from tritongemm.kernels.ladder import RUNG_SPECS
 from tritongemm.kernels.launch import Descriptor, Pointer
 from tritongemm.problem import GemmProblem, dtype_of
 

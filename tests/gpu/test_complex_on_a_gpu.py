@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import tritongemm as tg  # noqa: E402
+from tritongemm import settings  # noqa: E402
 from tritongemm.config import KernelConfig  # noqa: E402
 from tritongemm.device import current_device  # noqa: E402
 from tritongemm.kernels import spec_named  # noqa: E402
@@ -111,12 +112,13 @@ def test_planted_values_give_the_patterns_of_float64(layout):
         assert error[finite].max().item() <= LIMIT
 
 
-def test_nan_and_infinities_of_torchs_own_product_are_compared():
-    """cuBLAS adds the same four real products: the patterns are its own."""
+def test_no_nan_is_where_torch_has_none():
+    """cuBLAS adds the same four real products, and has more NaN: it also multiplies by alpha, which
+    is complex, so that an infinite part makes the other one NaN."""
     a, b = stored(256, 300), stored(300, 200)
     a[3, 5], a[100, 7], b[9, 11] = complex("inf"), complex(0, float("nan")), complex(0, -2e38)
     found, torchs = parts(tg.mm(a, b, strict=True)), parts(torch.mm(a, b))
-    assert torch.equal(found.isnan(), torchs.isnan())
+    assert found.isnan().any() and not (found.isnan() & ~torchs.isnan()).any()
 
 
 def test_a_graph_replays_and_runs_are_bit_identical():
@@ -141,7 +143,7 @@ def test_large_products_are_ours_and_small_ones_torchs():
         report = tg.override_report(clear=True)
     assert_near(large, a, b.mH)
     assert report.taken == 1 and report.declined == 1, str(report)
-    with tg.override(), tg.fp32_compute("ieee"):
+    with settings.override(policy="auto"), tg.override(), tg.fp32_compute("ieee"):
         torch.mm(a, b)
         report = tg.override_report(clear=True)
     assert report.taken == 0 and "precision ieee" in str(report)

@@ -14,7 +14,7 @@ import tritongemm as tg
 from tritongemm import settings
 from tritongemm.errors import UnsupportedError, UsageError
 from tritongemm.integration import override as overriding
-from tritongemm.ops import execute, native
+from tritongemm.ops import execute, native, registered  # noqa: F401  (torch.ops.tritongemm)
 
 pytestmark = pytest.mark.thorough
 
@@ -369,6 +369,17 @@ def test_who_follows_late_hears_of_the_module_that_is_in_use(driver, monkeypatch
     with settings.override(native="off"):
         assert native.table() is None
     assert native.table() is not None and heard == [heard[0], None, heard[0]]
+
+
+@pytest.mark.parametrize("name", REGISTERED)
+def test_a_compiler_traces_a_recorded_op_that_is_known(driver, name):
+    op, operands = getattr(torch.ops.tritongemm, name), REGISTERED[name]()
+    twice(driver, lambda: op(*operands))
+    compiled = torch.compile(lambda *x: op(*x), backend="aot_eager", fullgraph=True, dynamic=True)
+    assert torch.equal(compiled(*operands), op(*operands))
+    graph = torch.fx.experimental.proxy_tensor.make_fx(op)(*operands)
+    assert any(f"tritongemm.{name}" in str(node.target) for node in graph.graph.nodes)
+    torch.library.opcheck(op.default, operands)
 
 
 def test_what_is_torchs_by_a_recorded_op_stays_so(driver):

@@ -56,9 +56,10 @@ def float32_problem(problem: GemmProblem) -> GemmProblem:
             that the arranged operands cannot have.
     """
     dtypes = {problem.dtype_a, problem.dtype_b, problem.dtype_out}
-    if dtypes != {"c64"} or not problem.plain:
+    if dtypes != {"c64"} or not problem.plain or problem.two_strides != "none":
         raise UnsupportedError(f"{problem}: complex64 is multiplied by complex64 only, into "
-                               "complex64, without scales and groups")
+                               "complex64, without scales and groups, with one stride along the "
+                               "batch")
     if epilogue_of(problem.epilogue).activation != "none":
         raise UnsupportedError(f"{problem}: complex64 has no activations")
     if max(2 * problem.n, 2 * problem.k) > MAX_EXTENT:

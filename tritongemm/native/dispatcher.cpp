@@ -401,6 +401,13 @@ bool recorded(const at::Tensor& x) {
   return (x.requires_grad() && c10::GradMode::is_enabled()) || x._fw_grad(0).defined();
 }
 
+// Whether an autograd key must leave a call on x to the Python path: torch records it, or x is a
+// subclass, which is unwrapped below that key.
+bool hidden(const at::Tensor& x) {
+  return recorded(x) || x.unsafeGetTensorImpl()->has_symbolic_sizes_strides() ||
+         x.key_set().has(c10::DispatchKey::Python);
+}
+
 bool number(const c10::IValue& value, double& found) {
   if (value.isDouble()) found = value.toDouble();
   else if (value.isInt()) found = static_cast<double>(value.toInt());
@@ -437,8 +444,8 @@ struct Entry final : c10::OperatorKernel {
     int operation = s.operation(s.form == Form::SUM_ACTIVATED ? x[5].toStringRef() : "none");
     known = known && operation >= 0;
     if (s.autograd)
-      known = known && !recorded(*operands.a) && !recorded(*operands.b) &&
-              (!sum || !recorded(*operands.d));
+      known = known && !c10::impl::TorchDispatchModeTLS::any_modes_set() && !hidden(*operands.a) &&
+              !hidden(*operands.b) && (!sum || !hidden(*operands.d));
     if (known && operands.b->dim()) {
       double products = static_cast<double>(operands.a->numel()) *
                         static_cast<double>(operands.b->size(-1));
