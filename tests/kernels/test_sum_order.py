@@ -10,13 +10,13 @@ import pytest
 from tritongemm.config import KernelConfig
 from tritongemm.device import device_named
 from tritongemm.kernels import SPECS
-from tritongemm.kernels.sum_order import SumOrder
+from tritongemm.kernels.sum_order import TENSOR_CORE_16, SumOrder
 from tritongemm.problem import GemmProblem
 from tritongemm.records.spaces import usable_spaces
 
 H100 = device_named("nvidia-h100-80gb-hbm3")
 PROBLEM = GemmProblem.contiguous(256, 512, 1000, layout="nt")
-WGMMA, MMA = "wgmma k16", "mma.sync k16"
+WGMMA = TENSOR_CORE_16
 
 
 def order(config: KernelConfig, problem: GemmProblem = PROBLEM, device=H100) -> SumOrder | None:
@@ -43,8 +43,10 @@ def test_tile_stages_clusters_and_swap_do_not_change_the_order(config):
 @pytest.mark.parametrize("config", [
     KernelConfig("tiled", 32, 64, 64, num_warps=4), KernelConfig("tiled", 16, 16, 512, num_warps=4),
     KernelConfig("tiled", 128, 64, 64, num_warps=2)], ids=str)
-def test_tiles_that_no_warpgroup_fills_have_another_instruction(config):
-    assert order(config) == SumOrder(MMA)
+def test_tiles_that_no_warpgroup_fills_sum_alike_in_16_bits_alone(config):
+    assert order(config) == SumOrder(WGMMA)
+    tf32 = GemmProblem.contiguous(256, 512, 1000, layout="nt", dtype="fp32", precision="tf32")
+    assert order(config, tf32) == SumOrder("mma.sync tf32 k8")
 
 
 def test_ranges_of_k_are_whole_steps():
@@ -89,7 +91,7 @@ def test_small_products_with_sums_of_their_own_are_another_order():
 def test_other_architectures_and_other_kernels_state_no_order():
     assert order(KernelConfig("tiled", 64, 64, 64), device=device_named("nvidia-b200")) is None
     assert order(KernelConfig("tiled", 64, 64, 64), device=device_named("nvidia-a100-sxm4-80gb")
-                 ) == SumOrder(MMA)
+                 ) == SumOrder(WGMMA)
     few = replace(PROBLEM, m=8)
     assert order(KernelConfig("skinny", 8, 16, 256, num_warps=4), few) is None
     assert order(KernelConfig("gemv", 8, 16, 256, num_warps=4), few) is None

@@ -303,6 +303,19 @@ def test_a_factor_that_no_kernel_takes_is_judged_in_python(driver):
     assert driver.by_native == 1
 
 
+@pytest.mark.parametrize("call", (
+    lambda a, b, d: tg.mm(a, b), lambda a, b, d: tg.linear(a, b.T, d),
+    lambda a, b, d: tg.addmm(d, a, b, beta=2)))
+def test_what_is_known_to_be_torchs_goes_there_at_once(driver, call, monkeypatch):
+    a, b, d = (drawn(*shape, dtype=torch.float64) for shape in ((33, 17), (17, 40), (40,)))
+    first = call(a, b, d)
+    with monkeypatch.context() as patched:
+        patched.setattr("tritongemm.ops.functions._fast_path", None)  # not asked
+        assert torch.equal(call(a, b, d), first)
+    with settings.override(strict=True), pytest.raises(UnsupportedError):
+        call(a, b, d)
+
+
 REGISTERED = {
     "mm": lambda: (drawn(33, 17), drawn(17, 40)),
     "bmm": lambda: (drawn(3, 33, 17), drawn(3, 17, 40)),

@@ -22,7 +22,7 @@ from tritongemm.kernels.launch import (
 from tritongemm.kernels.padding import copied, pad_operands, padded_bytes
 from tritongemm.kernels.reduce import partials_bytes, reduce_launch, split_to_fill, target_of
 from tritongemm.kernels.spec import KernelSpec
-from tritongemm.kernels.sum_order import SumOrder, order_of
+from tritongemm.kernels.sum_order import TENSOR_CORE_16, SumOrder, order_of
 from tritongemm.kernels.swap import swapped, swapped_geometry
 from tritongemm.kernels.symbol import symbol_of
 from tritongemm.kernels.takes import Takes
@@ -130,7 +130,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
 
 def sum_order(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> SumOrder | None:
     """wgmma of 16 along K, four to a step; consumers share rows of a tile and never K."""
-    return order_of("wgmma k16", problem, config)
+    return order_of(TENSOR_CORE_16, problem, config)
 
 
 def _maps(problem: GemmProblem, outer: GemmProblem, config: KernelConfig,

@@ -666,8 +666,9 @@ bool nobody_else() {
          !at::autocast::is_autocast_enabled(at::kCPU);
 }
 
-// run(operation, a, b[, d[, beta, alpha]]): the result, or None if the Python path must run the
-// call. `below`: the call is already below autograd, autocast and modes.
+// run(operation, a, b[, d[, beta, alpha]]): the result, False if the call goes to torch, or None if
+// the Python path must run it. `below`: the call is already below autograd, autocast and modes;
+// never False.
 template <bool below>
 PyObject* run_plain(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return translated([&]() -> PyObject* {
@@ -695,6 +696,7 @@ PyObject* run_plain(PyObject*, PyObject* const* args, Py_ssize_t count) {
       py::gil_scoped_release unlocked;
       verdict = run(operation, x, key, result, reason);
     }
+    if (verdict == Verdict::TORCHS && !below) Py_RETURN_FALSE;
     if (verdict != Verdict::DONE) Py_RETURN_NONE;
     return THPVariable_Wrap(std::move(result));
   });

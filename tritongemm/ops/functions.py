@@ -190,7 +190,10 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *,
         return _multiplied(theirs, op, input, weight, None, None, strict)
     if ((find := native.run) is not None and not _compiling()
             and (known := find(op.number, input, weight, bias)) is not None):
-        return known
+        if known is not False:
+            return known
+        if not (strict or settings.current().strict):
+            return theirs(input, weight, bias)
     if not _compiling() and (run := _fast_path(input, weight)) and (run := _adding(run, bias)):
         result = run(op, bias, input, weight)
         if not isinstance(result, Declined):
@@ -377,7 +380,10 @@ def _multiplied(theirs: Callable[..., Tensor], op: Op, a: Tensor, b: Tensor,
     if out is None and out_dtype is None:
         if ((find := native.run) is not None and not _compiling()
                 and (known := find(op.number, a, b)) is not None):
-            return known
+            if known is not False:
+                return known
+            if not (strict or settings.current().strict):
+                return theirs(a, b)
         if not _compiling() and (run := _fast_path(a, b)) is not None:
             result = run(op, a, b)
             if not isinstance(result, Declined):
@@ -401,7 +407,10 @@ def _added(theirs: Callable[..., Tensor], op: Op, d: Tensor, a: Tensor, b: Tenso
     if (out is None and out_dtype is None and (find := native.run) is not None
             and not _compiling() and type(beta) in _NUMBERS and type(alpha) in _NUMBERS
             and (known := find(op.number, a, b, d, beta, alpha)) is not None):
-        return known
+        if known is not False:
+            return known
+        if not (strict or settings.current().strict):
+            return theirs(d, a, b, **_factors(beta, alpha))
     if (out_dtype is None and not _compiling() and type(beta) in _NUMBERS
             and type(alpha) in _NUMBERS and (run := _fast_path(a, b)) and (run := _adding(run, d))
             and (out is None or run is fused and _writable(out))):

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from enum import IntEnum
 from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,10 +53,11 @@ class Bound(NamedTuple):
     spans: tuple[int, int, int, int, bool] | None = None
 
 
-#: run(number of the op, a, b[, d[, beta, alpha]]) -> the result, or None if the Python path must
-#: run the call. None while the native dispatcher is off, and before the first call.
-run: Callable[..., Tensor | None] | None = None
-#: The same of a call that is already below autograd, autocast and modes.
+#: run(number of the op, a, b[, d[, beta, alpha]]) -> the result, False if the call goes to torch,
+#: or None if the Python path must run it. None while the native dispatcher is off, and before the
+#: first call.
+run: Callable[..., Tensor | None | Literal[False]] | None = None
+#: The same for a call that is already below autograd, autocast and modes; never False.
 run_below: Callable[..., Tensor | None] | None = None
 _generation = 0
 _followers: list[Callable[[ModuleType | None], None]] = []
