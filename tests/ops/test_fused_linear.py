@@ -66,7 +66,7 @@ def test_gradients_and_transforms_of_what_is_composed():
     (lambda: tg.linear(X, W, residual=torch.randn(3, 5, 12).half()),
      "residual is torch.float16 on cpu; the result is torch.float32 on cpu. Convert it first"),
     (lambda: tg.linear(X, W, residual=torch.randn(3, 5, 12, device="meta")), "on meta; the result"),
-], ids=str)
+], ids=lambda x: x if isinstance(x, str) else "call")
 def test_wrong_calls_name_what_is_wrong(call, says):
     with pytest.raises(UsageError, match=says):
         call()
