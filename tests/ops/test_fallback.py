@@ -61,8 +61,8 @@ DECLINED = (
     Case("no-columns", lambda: (randn(5, 7), randn(7, 0)), "an extent is 0"),
     Case("empty-sum", lambda: (randn(5, 0), randn(0, 3)), "an extent is 0"),
     Case("empty-batch", lambda: (randn(0, 5, 7), randn(0, 7, 3)), "extent is 0"),
-    Case("batch-of-many-strides", lambda: (randn(9, 1, 12, 7), randn(9, 7, 4)),
-         "would take 9 launches, more than 8"),
+    Case("batch-of-many-strides",
+         lambda: (randn(4, 1, 4, 1, 12, 7), randn(3, 1, 4, 7, 4)), "would take"),
 )
 
 

@@ -200,7 +200,8 @@ def test_offsets_of_several_launches_count_in_the_alignment():
     form = form_of(a, Operand((3, 8, 8), (64, 8, 1)), two_strides=False)
     assert len(form.parts) == 2
     assert problem_of_form(form, (0, 0, 0, 0), ("bf16",) * 3, "none", "ieee")[0].align_a == 2
-    form = form_of(Operand((12, 8), (8, 1)), Operand((2, 3, 8, 8), (202, 64, 8, 1)))
+    form = form_of(Operand((12, 8), (8, 1)), Operand((2, 3, 8, 8), (202, 64, 8, 1)),
+                   two_strides=False)
     assert (form.batch, len(form.parts)) == (3, 2)
     problem, _ = problem_of_form(form, (0, 0, 0, 0), ("bf16",) * 3, "none", "ieee")
     assert (problem.align_a, problem.align_b, problem.align_c) == (16, 4, 16)

@@ -239,7 +239,7 @@ MISSING = object()
     ("device", "../../etc", "not a name"), ("device", 3, "not a string"),
     ("arch", "sm_90", "not an integer"), ("arch", -90, "outside"), ("arch", True, "not an int"),
     ("dtype_a", "int4", "int4"), ("dtype_out", "x", "use one of"), ("layout", "xx", "layout"),
-    ("precision", "fast", "precision"), ("precision", "tf32", "fp32 operands"),
+    ("precision", "fast", "precision"), ("precision", "tf32", "is for fp32, c64 operands"),
     ("rows", MISSING, "missing"), ("rows", {}, "not a list"),
     ("rows", None, "not a list"), ("hook", "os.system('x')", "not known"),
     ("torch", "", "not a name"), ("op", "x" * 101, "101 characters"),

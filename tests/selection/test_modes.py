@@ -138,7 +138,7 @@ def test_each_m_takes_a_fast_config_of_the_class():
                  for m in (1, 64, 4096)}
     assert len({choice.config for choice in found.values()}) == 3
     assert found[1].config.swap_ab == 1 and found[1].note.startswith(
-        "every M summed by wgmma k16, K in one range; ")
+        "every M summed by tensor core k16, K in one range; ")
     assert "tuned row of run" in found[4096].note
     free = choose(GemmProblem.contiguous(4096, 4096, 4096, layout="nt"), H200)
     assert found[4096].config == free.config
@@ -200,9 +200,11 @@ def test_a_tuned_row_is_taken_if_it_belongs_to_the_class(configs, h200, split):
     assert choose(problem, h200).source == "exact"
 
 
-@pytest.mark.parametrize("n, k, persistent", [(16, 8192, True), (64, 64, False)])
-def test_a_budget_of_sms_changes_a_class_only_where_no_member_keeps_to_it(n, k, persistent):
-    problem = GemmProblem.contiguous(4096, n, k, layout="nt")
+@pytest.mark.parametrize("n, k, more, persistent", [
+    (16, 8192, {}, True), (64, 64, {"dtype": "fp32", "precision": "fp16x3"}, False)],
+    ids=["bf16", "fp32"])
+def test_a_budget_of_sms_changes_a_class_only_where_no_member_keeps_to_it(n, k, more, persistent):
+    problem = GemmProblem.contiguous(4096, n, k, layout="nt", **more)
     whole = sum_class(problem, H200)
     assert whole.persistent == persistent
     with settings.override(batch_invariant=True, num_sms=40):
@@ -217,7 +219,7 @@ def test_a_budget_of_sms_changes_a_class_only_where_no_member_keeps_to_it(n, k, 
 def test_explain_names_the_class():
     with tg.batch_invariant():
         text = str(explain_problem(GemmProblem.contiguous(64, 4096, 4096, layout="nt"), H200))
-    assert "invariant: every M summed by wgmma k16, K in one range; " in text
+    assert "invariant: every M summed by tensor core k16, K in one range; " in text
 
 
 def test_no_config_for_every_m_is_said(configs, h200):
