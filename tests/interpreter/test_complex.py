@@ -198,3 +198,22 @@ def test_compiled_calls_and_their_gradients():
     near(found.detach(), torch.mm(*wide(a.detach(), b.detach().mH)), 24)
     near(a.grad, torch.mm(*wide(grad, b.detach())), 17)
     near(b.grad, torch.mm(*wide(grad.mH, a.detach())), 9)
+
+
+@pytest.mark.parametrize("which", ("x", "w", "residual", "none"))
+def test_a_layer_with_a_residual_is_composed(which):
+    """Its gradients have the adjoints, lazy conjugates count, and a bias may have gaps."""
+    tensors = {"x": stored(33, 40), "w": stored(17, 40), "residual": stored(33, 17)}
+    bias = stored(2, 17)[0].repeat_interleave(2)[::2]
+    given = {name: (x.conj() if name == which else x).detach().requires_grad_()
+             for name, x in tensors.items()}
+    expected = {name: x.detach().resolve_conj().to(torch.complex128).requires_grad_()
+                for name, x in given.items()}
+    found = tg.linear(given["x"], given["w"], bias, residual=given["residual"])
+    wanted = F.linear(expected["x"], expected["w"], bias.to(torch.complex128)
+                      ) + expected["residual"]
+    near(found, wanted, 40)
+    found.abs().square().sum().backward()
+    wanted.abs().square().sum().backward()
+    for name, x in given.items():
+        near(x.grad / 8, expected[name].grad / 8, 40)

@@ -174,3 +174,17 @@ def test_fused_products_of_heads():
     found = tg.linear(x, w, bias, activation="relu", strict=True)
     expected = torch.nn.functional.linear(x.double(), w.double(), bias.double()).relu()
     torch.testing.assert_close(found.double(), expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("dtype", (torch.float16, torch.float32), ids=str)
+def test_batch_invariance_reads_every_batch_by_one_stride(dtype):
+    """Kernels for two strides sum in another order, and how many strides there are depends on M."""
+    b = drawn(5, 3, 24, 20, dtype=dtype)
+    a = heads(drawn(5, 7, 3, 24, dtype=dtype))
+    with tg.batch_invariant():
+        for rows in (1, 2, 7):
+            found = tg.matmul(a[:, :, :rows], b, strict=True)
+            assert torch.equal(found, tg.matmul(a, b, strict=True)[:, :, :rows])
+        operands = calls.Operands(a, b)
+        assert [form.inner for form in calls._forms(execute.MATMUL.rule, operands)] == [0]
+    assert any(form.inner for form in calls._forms(execute.MATMUL.rule, operands))

@@ -185,3 +185,17 @@ def test_few_rows_are_computed_apart_where_that_is_predicted_to_be_faster():
     assert reason(1, "bias") is None  # every kernel has it
     assert faster_apart(GemmProblem.contiguous(1, 64, 64, epilogue="gated_silu"),
                         interpreter_device()) is None
+
+
+@pytest.mark.parametrize("shape", ((3, 5, 8), (8,), (0, 8)), ids=str)
+def test_under_autocast_a_residual_has_the_dtype_of_the_result(shape):
+    x, residual = torch.ones(shape), torch.ones(*shape[:-1], 12)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert tg.linear(x, W, B, residual=residual).dtype is torch.bfloat16
+        with pytest.raises(UsageError, match=r"bfloat16 on cpu; the result is torch.float64"):
+            tg.linear(x.double(), W.double(), residual=residual.bfloat16())
+
+
+def test_a_residual_of_a_device_without_autocast():
+    x, residual = X.to("meta"), torch.empty(3, 5, 12, device="meta")
+    assert tg.linear(x, W.to("meta"), residual=residual).shape == (3, 5, 12)

@@ -60,8 +60,9 @@ def float32_problem(problem: GemmProblem) -> GemmProblem:
         raise UnsupportedError(f"{problem}: complex64 is multiplied by complex64 only, into "
                                "complex64, without scales and groups, with one stride along the "
                                "batch")
-    if epilogue_of(problem.epilogue).activation != "none":
-        raise UnsupportedError(f"{problem}: complex64 has no activations")
+    epilogue = epilogue_of(problem.epilogue)
+    if epilogue.activation != "none" or not epilogue.plain:
+        raise UnsupportedError(f"{problem}: complex64 has the epilogues scale, bias and add alone")
     if max(2 * problem.n, 2 * problem.k) > MAX_EXTENT:
         raise UnsupportedError(f"{problem}: twice an extent does not fit 32 bits")
     if min(problem.align_a, problem.align_b) < _SIZE:

@@ -173,9 +173,10 @@ def dtypes_reason(a: torch.Tensor, b: torch.Tensor) -> str:
 def _forms(rule: Rule, x: Operands) -> list[Form]:
     """The readings of a call, the best first. A batch of two axes is one launch with two strides an
     operand, or a few launches of kernels that take one stride. These come first in float32, where
-    the kernels for two strides are the slower ones; complex and mixed operands, which the split
-    pass reads, have no other. Raises Declined."""
-    if rule.mixed or x.a.is_complex():
+    the kernels for two strides are the slower ones. Complex and mixed operands, which the split
+    pass reads, have no other; nor has a call under batch invariance, where kernels that sum in
+    another order would depend on M. Raises Declined."""
+    if rule.mixed or x.a.is_complex() or settings.current().batch_invariant:
         return [_form(rule, x, two_strides=False)]
     whole = _form(rule, x)
     if not whole.inner:

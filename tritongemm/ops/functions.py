@@ -272,7 +272,8 @@ def _further_linear(input: Tensor, weight: Tensor, bias: Tensor | None, activati
             return done
     if residual is None:
         return ACTIVATE[activation](linear(input, weight, bias, strict=strict))
-    return linear(input, weight, bias, activation=activation, strict=strict) + residual
+    result = linear(input, weight, bias, activation=activation, strict=strict)
+    return result + residual.to(result.dtype)  # under autocast as a kernel does
 
 
 def _check_residual(input: Tensor, weight: Tensor, residual: Tensor) -> None:
@@ -280,9 +281,7 @@ def _check_residual(input: Tensor, weight: Tensor, residual: Tensor) -> None:
     if tuple(residual.shape) != shape:
         raise UsageError(f"residual is of shape {tuple(residual.shape)}; the result, to which it "
                          f"is added, is of shape {shape}. Expand it first")
-    dtype = input.dtype
-    if torch.is_autocast_enabled(input.device.type):
-        dtype = torch.get_autocast_dtype(input.device.type)
+    dtype = cast("linear", (input,))[0].dtype
     if residual.dtype not in (dtype, input.dtype) or residual.device != input.device:
         raise UsageError(f"residual is {residual.dtype} on {residual.device}; the result is "
                          f"{dtype} on {input.device}. Convert it first")

@@ -61,6 +61,9 @@ class Layer(NamedTuple):
     forced: bool = False
 
 
+_COMPLEX = Declined("complex layers are composed")
+
+
 @untraced
 def run(layer: Layer, x: Tensor, w: Tensor, bias: Tensor | None = None,
         residual: Tensor | None = None) -> Results | Declined:
@@ -77,6 +80,8 @@ def run(layer: Layer, x: Tensor, w: Tensor, bias: Tensor | None = None,
         (result [M, N],) or (result, argument of the activation).
     """
     tensors = [t for t in (x, w, bias, residual) if t is not None]
+    if any(t.is_complex() for t in tensors):
+        return _COMPLEX
     try:
         addresses = [t.data_ptr() for t in tensors]
         key = (layer, bias is None, *((t.shape, t.stride(), t.dtype, t.device, at & 15)

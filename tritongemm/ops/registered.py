@@ -172,8 +172,6 @@ def _layer(layer: Layer, x: Tensor, w: Tensor, bias: Tensor | None,
             total = torch.cat(fused_linear.halves(total, True), -1)
     else:
         done = activate(total)
-        if done is total and layer.aux:
-            done = total.clone()  # results of an op do not share memory
     if residual is not None:
         done = done + residual
     return (done, total) if layer.aux else (done,)
@@ -326,7 +324,8 @@ def _register_layer(name: str, layer: Layer, residual: bool = False) -> None:
         assert grad is not None  # one of the results has a gradient
         need = ctx.needs_input_grad
         ops = torch.ops.tritongemm
-        gradients = (ops.mm(grad, w) if need[0] else None, ops.mm(grad.t(), x) if need[1] else None,
+        gradients = (ops.mm(grad, w.conj()) if need[0] else None,
+                     ops.mm(grad.t(), x.conj()) if need[1] else None,
                      grad.sum(0) if bias is not None and need[2] else None)
         if residual:
             return (*gradients, result if need[3] else None, None)
