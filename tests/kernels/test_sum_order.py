@@ -62,6 +62,10 @@ def test_two_ranges_give_the_same_sum_by_a_cluster_and_by_a_split():
     assert order(hopper(cluster_k=4)) == SumOrder(WGMMA, 256, "by rank")
 
 
+def test_ranges_within_ranges_have_no_order():
+    assert order(hopper(split_k=2, cluster_k=2)) is None
+
+
 def test_a_k_of_one_step_is_never_cut():
     short = replace(PROBLEM, k=64)
     assert order(hopper(cluster_k=4), short) == SumOrder(WGMMA)

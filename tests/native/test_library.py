@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -42,7 +43,8 @@ class FakeCompiler:
 @pytest.fixture
 def compiler(tmp_path, monkeypatch):
     fake = FakeCompiler()
-    monkeypatch.setattr("tritongemm.native.compiler.subprocess.run", fake)
+    monkeypatch.setattr("tritongemm.native.compiler.subprocess", SimpleNamespace(
+        run=fake, TimeoutExpired=subprocess.TimeoutExpired))
     monkeypatch.setattr("tritongemm.native.compiler.shutil.which", lambda name: f"/usr/bin/{name}")
     with settings.override(cache_dir=tmp_path, native="on"):
         yield fake
@@ -121,7 +123,8 @@ def automatic(compiler, monkeypatch):
     builder = Builder()
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr(background, "_begun", True)  # what other tests left would build at once
-    monkeypatch.setattr(background.subprocess, "Popen", builder)
+    monkeypatch.setattr(background, "subprocess", SimpleNamespace(
+        Popen=builder, DEVNULL=subprocess.DEVNULL))
     with settings.override(native="auto"):
         monkeypatch.setattr(background, "_begun", False)
         yield builder
@@ -151,15 +154,33 @@ def test_a_build_that_fails_is_not_begun_again_by_later_processes(automatic, com
     assert failure() is None
 
 
+@pytest.mark.parametrize("status", (-9, 1))
+def test_a_compiler_that_was_killed_is_tried_again(compiler, status):
+    compiler.status = status
+    with pytest.raises(CompileError):
+        build()
+    assert (failure() is None) == (status < 0)
+
+
+def test_a_child_of_a_fork_waits_for_the_library_itself(automatic):
+    load(lambda: None)
+    background._after_fork()
+    load(lambda: None)
+    assert len(automatic.started) == 2
+
+
 def test_without_a_compiler_auto_runs_in_python_and_builds_nothing(automatic, monkeypatch):
     monkeypatch.setattr("tritongemm.native.compiler.shutil.which", lambda name: None)
     assert load(never) is None and not automatic.started
 
 
-def test_the_builder_finds_the_package_from_any_folder(tmp_path, monkeypatch):
+def test_the_builder_finds_the_package_and_runs_nothing_of_the_working_folder(automatic, tmp_path):
+    load(lambda: None)
     code = background._BUILDER.replace("import build; build()", "import build; print(build)")
-    done = subprocess.run([sys.executable, "-I", "-c", code, json.dumps(sys.path)], cwd=tmp_path,
-                          capture_output=True, text=True, check=False)
+    command = [code if x == background._BUILDER else x for x in automatic.started[0][0]]
+    (tmp_path / "json.py").write_text("raise SystemExit('of the working folder')")
+    done = subprocess.run([sys.executable, *command[command.index(sys.executable) + 1:]],
+                          cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "function build" in done.stdout, done.stderr
 
 

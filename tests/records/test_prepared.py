@@ -137,3 +137,10 @@ def test_configs_in_rows_are_the_configs():
     assert rows.place(KernelConfig("another", 1, 64, 256)) is None
     assert Configs.of(rows) is rows and hash(Configs(rows.kernels, rows.rows)[1]) == hash(
         configs[1])
+
+
+def test_a_release_that_knows_other_parameters_reads_the_file_itself(monkeypatch):
+    raw = TABLE.read_bytes()
+    before = prepared.key_of("table", raw)
+    monkeypatch.setattr(prepared, "PARAMETERS", (*prepared.PARAMETERS, "of_a_newer_release"))
+    assert before != prepared.key_of("table", raw) != prepared.key_of("table", raw + b" ")

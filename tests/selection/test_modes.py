@@ -188,6 +188,12 @@ def test_one_row_is_aligned_better_than_several_and_is_chosen_for_all_the_same()
         assert sum_class(one, H200) == sum_class(several, H200)
 
 
+def test_the_class_of_a_gated_product_goes_by_the_rows_of_its_result():
+    one, several = (replace(GemmProblem.contiguous(m, 2008, 512, layout="nt"),
+                            epilogue="gated_silu", align_c=align) for m, align in ((1, 16), (4, 8)))
+    assert sum_class(one, H200) == sum_class(several, H200)
+
+
 @pytest.mark.parametrize("split", [1, 3])
 def test_a_tuned_row_is_taken_if_it_belongs_to_the_class(configs, h200, split):
     problem = GemmProblem.contiguous(512, 512, 512, layout="nt")

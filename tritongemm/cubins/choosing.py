@@ -169,7 +169,7 @@ def _append(path: Path, part: Iterable[Choice]) -> None:
 
 
 def _read(path: Path) -> dict[tuple[str, str], Choice]:
-    """A journal's choices. A last line that was cut is left out."""
+    """A journal's choices. Raises DataFileError, also for a last line that was cut."""
     found: dict[tuple[str, str], Choice] = {}
     if not path.exists():
         return found

@@ -70,7 +70,10 @@ def not_described(problem: GemmProblem, config: KernelConfig,
 
 def order_of(instruction: str, problem: GemmProblem, config: KernelConfig) -> SumOrder | None:
     """The order of a kernel whose ``split_k`` and ``cluster_k`` cut K into ranges of whole steps of
-    ``block_k``. None where the pass over a split K has no fixed order."""
+    ``block_k``. None where the pass over a split K has no fixed order, and for both cuts at once,
+    whose ranges lie within ranges."""
+    if config.split_k > 1 < config.cluster_k:
+        return None
     steps = -(-problem.k // config.block_k)
     range_k = -(-steps // (config.split_k * config.cluster_k)) * config.block_k
     ranges = -(-problem.k // range_k) if range_k else 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -40,7 +41,8 @@ def build_once(ready: Callable[[], None]) -> None:
     if not sys.executable or compiler_path() is None or failure() is not None:
         return
     nice = shutil.which("nice")
-    words = [*([nice, "-n", "10"] if nice else []), sys.executable, "-c", _BUILDER,
+    # -I: without the working folder on the path, in which others may have put a module.
+    words = [*([nice, "-n", "10"] if nice else []), sys.executable, "-I", "-c", _BUILDER,
              json.dumps([path for path in sys.path if isinstance(path, str)])]
     environment = settings.child_environment(
         TRITONGEMM_CACHE_DIR=str(settings.cache_root()), TRITONGEMM_NATIVE="0",
@@ -63,3 +65,14 @@ def build_once(ready: Callable[[], None]) -> None:
                      "why")
 
     threading.Thread(target=wait, name="tritongemm-native-build", daemon=True).start()
+
+
+def _after_fork() -> None:
+    """A child has not the thread that waits: it begins again, and its builder waits for the first
+    one's library."""
+    global _lock, _begun
+    _lock, _begun = threading.Lock(), False
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -106,12 +106,14 @@ def build(*, again: bool = False) -> Path:
             done = subprocess.run(command(compiler, made), capture_output=True, text=True,
                                   timeout=_SECONDS)
         except subprocess.TimeoutExpired as error:
-            raise CompileError(f"{compiler} took more than {_SECONDS} s for {SOURCE.name}"
-                               ) from error
+            reason = f"{compiler} took more than {_SECONDS} s for {SOURCE.name}"
+            write_atomic(_failure_file(target), reason)
+            raise CompileError(reason) from error
         if done.returncode:
             last = "\n".join(done.stderr.strip().splitlines()[-12:])
             reason = f"{compiler} could not compile {SOURCE.name}:\n{last}"
-            write_atomic(_failure_file(target), reason)
+            if done.returncode > 0:  # a compiler that was killed may succeed next time
+                write_atomic(_failure_file(target), reason)
             raise CompileError(reason)
         _failure_file(target).unlink(missing_ok=True)
         made.chmod(0o700)

@@ -1,7 +1,7 @@
 """What was made of a large validated file, kept so that a process need not read the file again.
 
 Before a first call calibrations and tables of megabytes of JSON are read and checked: 0.3 s. What
-they hold is kept under the SHA-256 of the file as a line of JSON and plain arrays, in the cache
+they hold is kept under a SHA-256 of the file as a line of JSON and plain arrays, in the cache
 folder, or beside shipped kernels. A file that changes has another digest: nothing is out of date.
 Kept files are sealed (``sealed.py``): one that is damaged is made again.
 """
@@ -16,7 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from tritongemm import settings
+from tritongemm.config import PARAMETERS
 from tritongemm.errors import DataFileError
+from tritongemm.formats import FORMATS
+from tritongemm.problem import EPILOGUES
 from tritongemm.records import sealed
 from tritongemm.records.reading import read_bytes
 
@@ -42,10 +45,13 @@ class Prepared(NamedTuple):
 
 
 def key_of(kind: str, raw: bytes) -> str | None:
-    """The key of what is made of a file's content; None where that is not worth keeping."""
+    """The key of what is made of a file's content; None where that is not worth keeping. It holds
+    what a file may name, since another release may leave out rows that this one reads."""
     if len(raw) < _WORTH:
         return None
-    return f"{kind}-{VERSION}-{hashlib.sha256(raw).hexdigest()}"
+    digest = hashlib.sha256(raw)
+    digest.update(repr((PARAMETERS, *map(sorted, (EPILOGUES, FORMATS)))).encode())
+    return f"{kind}-{VERSION}-{digest.hexdigest()}"
 
 
 def load(key: str) -> Prepared | None:

@@ -90,7 +90,7 @@ def _of_every_m(problem: GemmProblem) -> GemmProblem:
     a, c = problem.a.format, problem.c.format
     rows = divisor_of(a.bytes_of(problem.k)) if problem.layout[0] == "n" else a.bytes_of(1)
     return replace(problem, m=STAND_INS[-1], batch=1, align_a=min(problem.align_a, rows),
-                   align_c=min(problem.align_c, divisor_of(c.bytes_of(problem.n))))
+                   align_c=min(problem.align_c, divisor_of(c.bytes_of(problem.columns))))
 
 
 @functools.lru_cache(maxsize=1024)
