@@ -118,8 +118,9 @@ def drawn_strides(rng: random.Random, problem) -> dict[str, int] | None:
     if rng.random() < 0.75:
         return None
     strides = asdict(Geometry.contiguous(problem))
-    # No kernel that is drawn reads another operand, no problem has two strides along its batch.
-    for name in ("others", "inner", "outer_a", "outer_b", "outer_c"):
+    # No kernel that is drawn reads another operand or a complex or mixed one, no problem has two
+    # strides along its batch.
+    for name in ("others", "inner", "outer_a", "outer_b", "outer_c", "conjugated", "stored_a"):
         del strides[name]
     for operand, outer in (("a", ("am", "ak")), ("b", ("bk", "bn")), ("c", ("cm",))):
         gap = 16 * rng.randrange(4)
@@ -133,7 +134,8 @@ def drawn_strides(rng: random.Random, problem) -> dict[str, int] | None:
 def drawn_pairs(count: int, seed: int) -> Iterator[dict]:
     """``count`` legal pairs as JSON objects: problem, config, device, strides."""
     from tritongemm.device import known_devices
-    from tritongemm.kernels import RUNG_SPECS, spec_named
+    from tritongemm.kernels import spec_named
+    from tritongemm.kernels.ladder import RUNG_SPECS
     from tritongemm.records.codec import config_to_json, problem_to_json
 
     rng = random.Random(seed)

@@ -96,7 +96,10 @@ def test_what_is_otherwise_here_is_learned_and_the_sibling_stays(configs, journa
 def test_a_target_has_the_siblings_constants_with_its_own_memory(configs, journals):
     path, made = calibrate_with_sibling(journals, H100.slug)
     (there,), (here,) = read_shipped(H200.slug).sections, made.sections
-    assert read_shipped(H100.slug, H200.slug) == made and path.exists()
+    read = read_shipped(H100.slug, H200.slug)
+    # A large file's candidates are kept as arrays.
+    assert replace(read, sections=tuple(replace(x, candidates=tuple(x.candidates))
+                                        for x in read.sections)) == made and path.exists()
     assert made.device == H100.slug and here.results == 75 * len(CONFIGS)
     for owner, values in there.constants.items():
         for name, value in values.items():

@@ -168,7 +168,7 @@ class CheckedPlan:
         self._problem, self._plan = problem, plan
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor,
-                 *others: object) -> None:
+                 *others: object, **views: object) -> None:
         """Runs the plan. Raises AssertionError."""
         for operand, x in ((self._problem.a, a), (self._problem.b, b), (self._problem.c, c)):
             outer = [s for s, n in zip(x.stride(), x.shape) if s != 1 and n > 1]
@@ -176,7 +176,7 @@ class CheckedPlan:
             assert all(step % operand.align == 0 for step in steps), (
                 f"an operand is said to be aligned to {operand.align} bytes; its address and "
                 f"strides are {steps}")
-        self._plan(a, b, c, *others)
+        self._plan(a, b, c, *others, **views)
 
 
 def build_key(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
@@ -191,8 +191,11 @@ def build_key(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
 class NoPlan:
     """Stands in for a plan of which only what it would launch is asked."""
 
-    def __call__(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *others: object) -> None:
-        """Writes ``c``."""
+    def __call__(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *others: object,
+                 **views: torch.Tensor) -> None:
+        """Writes ``c`` and further results."""
+        for view in views.values():
+            view.zero_()
         c.zero_()
 
 
