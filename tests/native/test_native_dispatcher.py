@@ -392,7 +392,6 @@ def test_a_compiler_traces_a_recorded_op_that_is_known(driver, name):
     assert torch.equal(compiled(*operands), op(*operands))
     graph = torch.fx.experimental.proxy_tensor.make_fx(op)(*operands)
     assert any(f"tritongemm.{name}" in str(node.target) for node in graph.graph.nodes)
-    torch.library.opcheck(op.default, operands)
 
 
 def test_what_is_torchs_by_a_recorded_op_stays_so(driver):

@@ -376,8 +376,8 @@ _OPERATIONS = {"mm": (Form.PRODUCT, {"none": execute.MM}),
 
 
 def _follow(module: ModuleType | None) -> None:
-    """Answers known calls in C++, above the bodies of this file, in ``module`` alone: with and
-    without autograd, where there is nothing to record."""
+    """Answers known calls in C++, above the bodies of this file, in ``module`` alone. Below
+    autograd, whose kernels stay torch's."""
     while _native:
         before, installed = _native.pop()
         before.remove(installed)
@@ -386,9 +386,8 @@ def _follow(module: ModuleType | None) -> None:
     for name, (form, ops) in _OPERATIONS.items():
         numbers = [(activation, op.number) for activation, op in ops.items()]
         for key in execute.dispatch_keys():
-            for place in (key, f"Autograd{key}"):
-                _native.append((module, module.install(f"tritongemm::{name}", place, numbers, form,
-                                                       0.0, 0, None)))
+            _native.append((module, module.install(f"tritongemm::{name}", key, numbers, form,
+                                                   0.0, 0, None)))
 
 
 native.follow(_follow)
