@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 
+import numpy as np
 import pytest
 from test_calibrate import CONFIGS, FAST, sweep
 
@@ -93,17 +95,25 @@ def test_what_is_otherwise_here_is_learned_and_the_sibling_stays(configs, journa
     assert sibling_of(H100) == with_rows_for(H100) == H200 and sibling_of(H200) is None
 
 
+def plain(value):
+    """A value of dataclasses, mappings, sequences and arrays as dicts and lists."""
+    if is_dataclass(value):
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: plain(x) for key, x in value.items()}
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [plain(x) for x in value]
+    return value
+
+
 def test_a_target_has_the_siblings_constants_with_its_own_memory(configs, journals):
     path, made = calibrate_with_sibling(journals, H100.slug)
     (there,), (here,) = read_shipped(H200.slug).sections, made.sections
     read = read_shipped(H100.slug, H200.slug)
-    assert path.exists() and read.device == made.device
-    for kept, whole in zip(read.sections, made.sections, strict=True):  # one of them as arrays
-        assert (kept.units, kept.run_ids, kept.constants, kept.factors, kept.covers) == (
-            whole.units, whole.run_ids, whole.constants, whole.factors, whole.covers)
-        assert list(kept.candidates) == list(whole.candidates)
-        assert [(x.problem, x.vs_torch) for x in kept.neighbours] == [
-            (x.problem, x.vs_torch) for x in whole.neighbours]
+    # What is kept of a large file has arrays in the place of tuples.
+    assert path.exists() and plain(read) == plain(made)
     assert made.device == H100.slug and here.results == 75 * len(CONFIGS)
     for owner, values in there.constants.items():
         for name, value in values.items():

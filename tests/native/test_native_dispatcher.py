@@ -374,6 +374,17 @@ def test_a_recorded_op_keeps_its_gradient(driver):
     torch.testing.assert_close(a.grad, torch.ones(33, 40) @ b.T)
 
 
+def test_a_compiled_call_without_gradients_leaves_those_of_later_ones(driver):
+    def compiled(*x):
+        return torch.compile(lambda a, b: torch.ops.tritongemm.mm(a, b), backend="aot_eager",
+                             fullgraph=True, dynamic=True)(*x)
+    a, b = drawn(33, 17), drawn(17, 40)
+    twice(driver, lambda: torch.ops.tritongemm.mm(a, b))
+    compiled(a, b)
+    x, y = drawn(3, 4).requires_grad_(), drawn(4, 5).requires_grad_()
+    torch.library.opcheck(torch.ops.tritongemm.mm.default, (x, y))
+
+
 def test_who_follows_late_hears_of_the_module_that_is_in_use(driver, monkeypatch):
     heard = []
     monkeypatch.setattr(native, "_followers", list(native._followers))

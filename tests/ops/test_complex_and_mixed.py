@@ -68,6 +68,15 @@ def test_an_input_or_out_that_is_a_lazy_conjugate_is_torchs(plans):
     assert "out= is a lazy conjugate" in str(result)
 
 
+def split_on_hopper(monkeypatch, make_plan):
+    """Every call is a split product of sm_90 by ``make_plan``."""
+    monkeypatch.setattr(kept, "make_plan", make_plan)
+    monkeypatch.setattr(kept, "device_of", lambda where: representative(90))
+    monkeypatch.setattr(kept, "choose", lambda *_: Choice(SPLIT, "exact"))
+    monkeypatch.setattr(kept, "torch_wins", lambda *_: None)
+    monkeypatch.setattr(calls, "_precision_of", lambda a: "fp16x3")
+
+
 def test_without_memory_for_the_arranged_operands_torch_runs_with_one_warning(
         plans, monkeypatch, logged):
     from tritongemm.kernels.compile import launches_of
@@ -81,11 +90,7 @@ def test_without_memory_for_the_arranged_operands_torch_runs_with_one_warning(
             raise torch.OutOfMemoryError(f"no {asked[-1]} bytes")
         return plan
 
-    monkeypatch.setattr(kept, "make_plan", make_plan)
-    monkeypatch.setattr(kept, "device_of", lambda where: representative(90))
-    monkeypatch.setattr(kept, "choose", lambda *_: Choice(SPLIT, "exact"))
-    monkeypatch.setattr(kept, "torch_wins", lambda *_: None)
-    monkeypatch.setattr(calls, "_precision_of", lambda a: "fp16x3")
+    split_on_hopper(monkeypatch, make_plan)
     a, b = draw(256, 256), draw(256, 256)
     for _ in range(3):
         assert torch.equal(tg.matmul(a, b.mH), a @ b.mH)
@@ -130,11 +135,7 @@ def test_a_split_product_reads_a_16_bit_input_as_it_is(plans, monkeypatch):
             c.copy_(a.float() @ b + (0.0 if d is None else d))
         return plan
 
-    monkeypatch.setattr(kept, "make_plan", make_plan)
-    monkeypatch.setattr(kept, "device_of", lambda where: representative(90))
-    monkeypatch.setattr(kept, "choose", lambda *_: Choice(SPLIT, "exact"))
-    monkeypatch.setattr(kept, "torch_wins", lambda *_: None)
-    monkeypatch.setattr(calls, "_precision_of", lambda a: "fp16x3")
+    split_on_hopper(monkeypatch, make_plan)
     a, w, bias = torch.randn(130, 71).bfloat16(), torch.randn(130, 71), torch.randn(130)
     expected = a.float() @ w.mT
     assert torch.allclose(tg.linear(a, w, bias, mixed=True), expected + bias)

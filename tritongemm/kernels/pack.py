@@ -176,7 +176,7 @@ def write(folder: Path, arch: int, triton: str, compiler: Mapping[str, object],
     head = _dumped(dict(zip(_HEAD, (
         SCHEMA_VERSION, arch, triton, compiler, device_code_digest(), len(lines),
         hashlib.sha256(text.encode()).hexdigest()), strict=True)))
-    # A manifest is of the cubins that lie beside it: these first.
+    # The manifest describes the file of cubins, so that is written first.
     atomic.write_atomic(folder / CUBINS, b"".join(parts))
     atomic.write_atomic(folder / MANIFEST, f"{head}\n{text}")
     return Pack(folder)

@@ -370,7 +370,6 @@ enum class Form { PRODUCT, PRODUCT_OUT, SUM, SUM_OUT, SUM_IN_PLACE, SUM_ACTIVATE
 struct Slot {
   std::vector<std::pair<std::string, int>> operations;  // by activation; mostly one, "none"
   Form form;
-  bool autograd;  // registered at an autograd key: a call that torch must record is not for it
   // A call with fewer multiply-adds (batch * M * N * K) goes to torch; with `repeats`, only until a
   // call with the same key was seen that often.
   double least;
@@ -380,9 +379,9 @@ struct Slot {
   std::atomic<int64_t> taken{0};
   std::array<std::atomic<int64_t>, MAX_REASONS> declined{};
 
-  Slot(std::vector<std::pair<std::string, int>> operations, Form form, bool autograd, double least,
+  Slot(std::vector<std::pair<std::string, int>> operations, Form form, double least,
        int repeats, c10::SafeKernelFunction torchs, c10::SafeKernelFunction python)
-      : operations(std::move(operations)), form(form), autograd(autograd), least(least),
+      : operations(std::move(operations)), form(form), least(least),
         repeats(repeats), torchs(std::move(torchs)), python(std::move(python)) {}
 
   // The operation with an activation, or -1.
@@ -399,13 +398,6 @@ bool recorded(const at::Tensor& x) {
   const auto* meta = x.unsafeGetTensorImpl()->autograd_meta();
   if (!meta) return false;
   return (x.requires_grad() && c10::GradMode::is_enabled()) || x._fw_grad(0).defined();
-}
-
-// Whether an autograd key must leave a call on x to the Python path: torch records it, or x is a
-// subclass, which is unwrapped below that key.
-bool hidden(const at::Tensor& x) {
-  return recorded(x) || x.unsafeGetTensorImpl()->has_symbolic_sizes_strides() ||
-         x.key_set().has(c10::DispatchKey::Python);
 }
 
 bool number(const c10::IValue& value, double& found) {
@@ -443,9 +435,6 @@ struct Entry final : c10::OperatorKernel {
     }
     int operation = s.operation(s.form == Form::SUM_ACTIVATED ? x[5].toStringRef() : "none");
     known = known && operation >= 0;
-    if (s.autograd)
-      known = known && !c10::impl::TorchDispatchModeTLS::any_modes_set() && !hidden(*operands.a) &&
-              !hidden(*operands.b) && (!sum || !hidden(*operands.d));
     if (known && operands.b->dim()) {
       double products = static_cast<double>(operands.a->numel()) *
                         static_cast<double>(operands.b->size(-1));
@@ -738,7 +727,6 @@ PyObject* install(PyObject*, PyObject* args) {
     installed.slot = std::make_shared<Slot>(
         given[2].cast<std::vector<std::pair<std::string, int>>>(),
         static_cast<Form>(given[3].cast<int>()),
-        c10::toFunctionalityKey(key) == c10::DispatchKey::AutogradFunctionality,
         given[4].cast<double>(), given[5].cast<int>(), *torchs, python);
     installed.library = std::make_unique<torch::Library>(
         torch::Library::IMPL, name.substr(0, colons), key, __FILE__, __LINE__);

@@ -79,10 +79,7 @@ def matmul(input: Tensor, other: Tensor, *, out: Tensor | None = None,
             arguments raise what torch raises.
     """
     if mixed:
-        with _without_autocast(input):
-            if (found := _read_as_it_is(MATMUL, input, other, out=out)) is not None:
-                return found
-            return matmul(_widened(input, other), other, out=out, strict=strict)
+        return _mixed(matmul, MATMUL, input, other, None, out, strict)
     return _multiplied(torch.matmul, MATMUL, input, other, None, out, strict)
 
 
@@ -90,11 +87,7 @@ def mm(input: Tensor, mat2: Tensor, out_dtype: torch.dtype | None = None, *,
        out: Tensor | None = None, strict: bool = False, mixed: bool = False) -> Tensor:
     """[M, K] @ [K, N] as ``torch.mm``; otherwise as :func:`matmul`."""
     if mixed:
-        with _without_autocast(input):
-            found = _read_as_it_is(MM, input, mat2, out=out) if out_dtype is None else None
-            if found is not None:
-                return found
-            return mm(_widened(input, mat2), mat2, out_dtype, out=out, strict=strict)
+        return _mixed(mm, MM, input, mat2, out_dtype, out, strict)
     return _multiplied(torch.mm, MM, input, mat2, out_dtype, out, strict)
 
 
@@ -102,11 +95,7 @@ def bmm(input: Tensor, mat2: Tensor, out_dtype: torch.dtype | None = None, *,
         out: Tensor | None = None, strict: bool = False, mixed: bool = False) -> Tensor:
     """[batch, M, K] @ [batch, K, N] as ``torch.bmm``; otherwise as :func:`matmul`."""
     if mixed:
-        with _without_autocast(input):
-            found = _read_as_it_is(BMM, input, mat2, out=out) if out_dtype is None else None
-            if found is not None:
-                return found
-            return bmm(_widened(input, mat2), mat2, out_dtype, out=out, strict=strict)
+        return _mixed(bmm, BMM, input, mat2, out_dtype, out, strict)
     return _multiplied(torch.bmm, BMM, input, mat2, out_dtype, out, strict)
 
 
@@ -305,6 +294,16 @@ def _further(run: Callable[..., Tensor | Declined], tensors: tuple[Tensor | None
     if isinstance(result, Declined) and result.by_choice and (strict or settings.current().strict):
         return run(*tensors, *options, True)
     return result
+
+
+def _mixed(ours: Callable[..., Tensor], op: Op, a: Tensor, b: Tensor,
+           out_dtype: torch.dtype | None, out: Tensor | None, strict: bool) -> Tensor:
+    """The product of 16-bit A and float32 B by ``op``, else by ``ours`` of A as float32."""
+    with _without_autocast(a):
+        found = _read_as_it_is(op, a, b, out=out) if out_dtype is None else None
+        if found is not None:
+            return found
+        return ours(_widened(a, b), b, **_given(out_dtype, out), strict=strict)
 
 
 def _read_as_it_is(op: Op, a: Tensor, b: Tensor, d: Tensor | None = None,

@@ -56,31 +56,17 @@ LAYER_SCHEMAS = {
 _ACTIVATE = {name: one.op() for name, one in BY_NAME.items()}
 
 
-@untraced
-def _mm(self: Tensor, mat2: Tensor) -> Tensor:
-    result = execute.product(execute.MM, self, mat2)
-    if not isinstance(result, Declined):
-        return result
-    return _declined(result, execute.MM, lambda op: execute.product(op, self, mat2),
-                     lambda: aten.mm(self, mat2))
-
-
-@untraced
-def _bmm(self: Tensor, mat2: Tensor) -> Tensor:
-    result = execute.product(execute.BMM, self, mat2)
-    if not isinstance(result, Declined):
-        return result
-    return _declined(result, execute.BMM, lambda op: execute.product(op, self, mat2),
-                     lambda: aten.bmm(self, mat2))
-
-
-@untraced
-def _matmul(self: Tensor, other: Tensor) -> Tensor:
-    result = execute.product(execute.MATMUL, self, other)
-    if not isinstance(result, Declined):
-        return result
-    return _declined(result, execute.MATMUL, lambda op: execute.product(op, self, other),
-                     lambda: aten.matmul(self, other).contiguous())
+def _product(op: execute.Op, theirs: Callable[[Tensor, Tensor], Tensor]
+             ) -> Callable[[Tensor, Tensor], Tensor]:
+    """The body of a product by ``op``, or by ``theirs``."""
+    @untraced
+    def body(self: Tensor, mat2: Tensor) -> Tensor:
+        result = execute.product(op, self, mat2)
+        if not isinstance(result, Declined):
+            return result
+        return _declined(result, op, lambda op: execute.product(op, self, mat2),
+                         lambda: theirs(self, mat2))
+    return body
 
 
 def _fake_matmul(self: Tensor, other: Tensor) -> Tensor:
@@ -341,7 +327,10 @@ _library = torch.library.Library("tritongemm", "FRAGMENT")
 
 @untraced
 def _register() -> None:
-    bodies = {"mm": (_mm, aten.mm), "bmm": (_bmm, aten.bmm), "matmul": (_matmul, _fake_matmul),
+    bodies = {"mm": (_product(execute.MM, aten.mm), aten.mm),
+              "bmm": (_product(execute.BMM, aten.bmm), aten.bmm),
+              "matmul": (_product(execute.MATMUL, lambda a, b: aten.matmul(a, b).contiguous()),
+                         _fake_matmul),
               "addmm": (_addmm, _fake_addmm), "baddbmm": (_baddbmm, aten.baddbmm),
               "gated_linear": (_gated_linear, _fake_gated_linear),
               "gated_linear_aux": (_gated_linear_aux, _fake_gated_linear_aux),
