@@ -43,7 +43,7 @@ REFUSED = {
     "formats": (replace(problem_of(8, 8, 8), dtype_b="fp32"), "complex64 only"),
     "output": (replace(problem_of(8, 8, 8), dtype_out="fp32"), "complex64 only"),
     "scales": (replace(problem_of(8, 8, 8), scale_a="row"), "without scales"),
-    "activation": (problem_of(8, 8, 8, epilogue="bias+relu"), "epilogues scale, bias and add alone"),
+    "activation": (problem_of(8, 8, 8, epilogue="bias+relu"), "scale, bias and add alone"),
     "extent": (problem_of(8, 2**30, 8), "twice an extent"),
     "address": (replace(problem_of(8, 8, 8), align_a=4), "no multiple of 8 bytes"),
 }
