@@ -100,7 +100,7 @@ def test_a_build_that_fails_is_reported_and_the_others_are_made(faked):
     faked.refuses.add(GemmProblem.contiguous(64, 512, 512))
     report = tg.warmup(SHAPES, device="nvidia-h200")
     assert [p.m for p, _ in report.failed] == [64] and "gave up" in report.failed[0][1]
-    assert report.compiled > 0 and "1 builds failed" in str(report)
+    assert report.compiled > 0 and "1 config failed to compile" in str(report)
 
 
 @pytest.mark.parametrize(("workers", "expected"), [(3, 3), (None, 5)])
@@ -146,7 +146,7 @@ def test_wrong_arguments_are_named(what, options, error, says):
 def test_the_command_says_what_it_did(faked, capsys):
     words = ["warmup", "--m", "64,128", "--n", "512", "--k", "512", "--device", "nvidia-h200"]
     assert main(words) == 0
-    assert "2 problems on nvidia-h200" in capsys.readouterr().out
+    assert "2 problems for nvidia-h200" in capsys.readouterr().out
     faked.refuses.add(GemmProblem.contiguous(72, 512, 512))
     faked.asked.clear()
     assert main([*words[:2], "72", *words[3:]]) == 1

@@ -230,6 +230,7 @@ def _minutes(seconds: float) -> str:
 
 def _of_row(row: Mapping[str, object]) -> str:
     """``torch 177.5 us``, ``tritongemm 1.031x (1.020-1.042)``; nothing for the control."""
+    from tritongemm.ladder.climbing import duration
     from tritongemm.records.control import BASELINE, CONTROL
 
     name = row["provider"]
@@ -240,7 +241,7 @@ def _of_row(row: Mapping[str, object]) -> str:
     if row.get("time_us_p50") is None:
         return f"{name} right (error {row['max_err_ratio']:.2f} of its limit)"
     if name == BASELINE or row.get("ratio_vs_torch") is None:
-        return f"{name} {row['time_us_p50']:.4g} us"
+        return f"{name} {duration(row['time_us_p50'])}"
     return (f"{name} {row['ratio_vs_torch']:.3f}x ({row['ratio_low']:.3f}-"
             f"{row['ratio_high']:.3f})")
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from tritongemm.cli.shapes import add_shape_arguments, problems_from
-from tritongemm.errors import UsageError
+from tritongemm.errors import DeviceError, UsageError
 
 _SHOWN = 8
 
@@ -35,9 +35,15 @@ def run(args: argparse.Namespace) -> int:
             print(f"\r{done} of {total}", end="\n" if done == total else "", file=sys.stderr,
                   flush=True)
 
-    report = warmup(problems, device=args.device, workers=args.workers, progress=progress)
+    try:
+        report = warmup(problems, device=args.device, workers=args.workers, progress=progress)
+    except DeviceError as error:
+        if args.device is not None:
+            raise
+        raise DeviceError(f"{error}. To compile for another machine's GPU, name it: "
+                          "--device nvidia-h200") from error
     print(report)
-    for title, entries in (("torch's", report.torchs), ("failed", report.failed)):
+    for title, entries in (("goes to torch", report.torchs), ("failed", report.failed)):
         for problem, reason in entries[:_SHOWN]:
             print(f"{title}: {problem}: {reason}")
         if len(entries) > _SHOWN:

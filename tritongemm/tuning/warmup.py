@@ -56,12 +56,17 @@ class WarmupReport:
     seconds: float
 
     def __str__(self) -> str:
-        text = (f"{self.problems} problems on {self.device}: {self.binaries} binaries, "
-                f"{self.compiled} builds compiled, {self.found} found in the store, "
-                f"{self.seconds:.1f} s")
+        text = (f"{_counted(self.problems, 'problem')} for {self.device}: "
+                f"{_counted(self.compiled, 'config')} compiled, {self.found} already in the cache, "
+                f"{_counted(self.binaries, 'binary', 'binaries')} in all, {self.seconds:.1f} s")
         if self.torchs:
-            text += f"; {len(self.torchs)} problems go to torch"
-        return text + (f"; {len(self.failed)} builds failed" if self.failed else "")
+            text += f"; calls of {_counted(len(self.torchs), 'problem')} go to torch"
+        return text + (f"; {_counted(len(self.failed), 'config')} failed to compile"
+                       if self.failed else "")
+
+
+def _counted(count: int, noun: str, plural: str = "") -> str:
+    return f"{count} {noun if count == 1 else plural or noun + 's'}"
 
 
 def warmup(what: What, *, dtype: str = "bf16", layout: str = "nn", precision: str = "ieee",
