@@ -71,6 +71,21 @@ def test_what_is_made_is_what_a_call_of_gapless_operands_looks_for(faked):
     assert " ".join(keys) in faked.asked
 
 
+@pytest.mark.parametrize("fp32, precision", [("split", "fp16x3"), ("ieee", "ieee")])
+@pytest.mark.parametrize("command", [False, True], ids=["function", "command"])
+def test_float32_has_the_precision_of_calls(faked, monkeypatch, command, fp32, precision):
+    chosen = []
+    monkeypatch.setattr(warming, "choose", lambda problem, spec: (
+        chosen.append(problem) or choose(problem, spec)))
+    with settings.override(fp32=fp32):
+        if command:
+            main(["warmup", "--m", "2048", "--n", "2048", "--k", "2048", "--dtype", "fp32",
+                  "--device", "nvidia-h100-80gb-hbm3"])
+        else:
+            tg.warmup((2048, 2048, 2048), dtype="fp32", device="nvidia-h100-80gb-hbm3")
+    assert [problem.precision for problem in chosen] == [precision]
+
+
 @pytest.mark.parametrize("what", [
     (64, 512, 512), [(64, 512, 512)], [Shape(m=64, n=512, k=512)],
     GemmProblem.contiguous(64, 512, 512), [GemmProblem.contiguous(64, 512, 512)],

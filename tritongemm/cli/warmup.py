@@ -13,7 +13,7 @@ _SHOWN = 8
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb."""
-    add_shape_arguments(parser)
+    add_shape_arguments(parser, precision=None)
     parser.add_argument("--device", metavar="SLUG",
                         help="a device of configs/devices, e.g. nvidia-h200: compile without "
                              "a GPU here (default: the current CUDA device)")
@@ -23,6 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compiles. Returns 0, or 1 if a build failed."""
+    from tritongemm.ops.float32 import default_precision
+
+    args.precision = args.precision or default_precision("fp32")
     problems = [problem for _, problem in problems_from(args)]
     if args.workers is not None and args.workers < 1:
         raise UsageError(f"--workers {args.workers} is below 1")
