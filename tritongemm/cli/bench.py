@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                             "the suite itself is among them")
     fresh.add_argument("--family", metavar="NAMES", help="suites to draw from, a comma list")
     fresh.add_argument("--count", type=int, metavar="N",
-                       help="shapes a family (default: as many as the suite has)")
+                       help="shapes for each family (default: as many as the suite has)")
     group = parser.add_argument_group("measuring")
     group.add_argument("--providers", metavar="LIST",
                        help="a comma list; torch, the baseline, is always there. --list names "
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--device", default="auto", metavar="NAME",
                        help="cuda, cuda:INDEX or cpu; auto is the current CUDA device, the CPU "
                             "where there is none, or the interpreter under TRITON_INTERPRET=1, "
-                            "which proves and does not time")
+                            "which checks results and measures no time")
     group.add_argument("--scheduler", metavar="ADDRESS",
                        help="measure on the workers of a Dask cluster, such as "
                             "tcp://10.0.0.1:8786; needs the extra [cluster]")

@@ -24,8 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     handed_on.add_argument("--nanny", action=argparse.BooleanOptionalAction, default=True,
                            help="whether a worker that dies is started again (default: yes)")
     handed_on.add_argument("--nthreads", type=int, metavar="N",
-                           help="has no effect: dask-jobqueue gives it, and every worker has as "
-                                "many threads as a GPU can use")
+                           help="accepted because dask-jobqueue passes it, and ignored: each "
+                                "worker has as many threads as a GPU can use")
 
 
 def run(args: argparse.Namespace) -> int:
