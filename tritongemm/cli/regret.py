@@ -26,8 +26,8 @@ _WORST_SHOWN = 8
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb."""
     parser.add_argument("journals", nargs="*", metavar="JOURNAL",
-                        help="sweep journals or packed journals (.npz), of one device; best of "
-                             "sweeps of all configs")
+                        help="sweep journals or packed journals (.npz), of one device; they should "
+                             "come from sweeps of all configs")
     parser.add_argument("--device", metavar="SLUG",
                         help="use only the timings of this device, e.g. nvidia-h200")
     parser.add_argument("--folds", type=int, metavar="N",
