@@ -107,7 +107,7 @@ def _bench(args: argparse.Namespace, waiting: Waiting) -> int:
             report = runner.bench(plan, _Lines(plan.providers, waiting))
     except KeyboardInterrupt:
         print(f"\ninterrupted. Every row measured so far is on the disk; the same command with "
-              f"--resume goes on ({args.out})", file=sys.stderr)
+              f"--resume continues ({args.out})", file=sys.stderr)
         return 130
     return _summary(report)
 
@@ -207,7 +207,7 @@ class _Lines:
 
     def _lost(self, event) -> None:
         where = f" at {event.problem}" if event.problem is not None else ""
-        print(f"  ! {event.message}{where}; a new process goes on", flush=True)
+        print(f"  ! {event.message}{where}; a new process continues", flush=True)
 
     def _row(self, event) -> None:
         if event.pass_index != self._pass:

@@ -305,7 +305,7 @@ def _cache() -> Check:
 
 
 def _shipped(torch_ok: bool) -> Check:
-    """The compiled kernels that are installed beside the package, for the GPU here, else sm_90."""
+    """The compiled kernels of an installed pack, for the GPU here, else sm_90."""
     from tritongemm.kernels import pack
 
     name, arch = "shipped kernels", 90

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-m", dest="module", action="store_true",
                         help="the program is a module, as for python -m")
     parser.add_argument("--budget", type=float, default=240.0, metavar="SECONDS",
-                        help="for the sweep and the comparison after it, beside the program's own "
+                        help="for the sweep and the comparison after it, without the program's own "
                              "time; products that take most time come first (default "
                              "%(default)g)")
     parser.add_argument("--gain", type=float, default=1.0, metavar="PERCENT",

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="`all`, or CUDA indices such as 0,1 (default %(default)s)")
     parser.add_argument("--name", default="", metavar="NAME",
                         help="name of this host in the cluster (default: Dask names the workers)")
-    handed_on = parser.add_argument_group("handed on to `dask worker`")
+    handed_on = parser.add_argument_group("passed to `dask worker`")
     for option, value in _HANDED_ON.items():
         handed_on.add_argument(option, metavar=value, help=f"see `dask worker {option}`")
     handed_on.add_argument("--nanny", action=argparse.BooleanOptionalAction, default=True,

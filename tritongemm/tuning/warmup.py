@@ -82,7 +82,7 @@ def warmup(what: What, *, dtype: str = "bf16", layout: str = "nn", precision: st
     Args:
         what: a suite by name or path, a problem, or problems, shapes of a suite, or tuples
             (m, n, k) or (batch, m, n, k).
-        dtype, layout: for what does not say it itself.
+        dtype, layout: for items that do not state their own.
         precision: of float32 products; None: that of calls while torch's own setting is ``ieee``.
         device: a slug of ``configs/devices``, a CUDA index or a spec; None: the current device.
         workers: number of compiling processes; by default one per core.
