@@ -29,11 +29,12 @@ class KernelConfig:
         split_k: parts that K is cut into.
         epilogue_subtile: pieces in which the tile is stored.
         cluster_k: programs of one cluster, which share K and add their parts within it.
-        cluster_m, cluster_n: programs of one cluster below and beside each other: those below load
-            each a part of B for all of them, those beside a part of A.
-        pingpong: 1: two consumer groups take tiles in turn, 0: they share each tile.
+        cluster_m, cluster_n: programs of one cluster along M and along N. Programs along M each
+            load a part of B for all of them, programs along N a part of A.
+        pingpong: 1: two consumer groups alternate, each on a tile of its own; 0: they share each
+            tile.
         swap_ab: 1: computes the transposed product, so that a small M is the narrow side; 2: the
-            same, and turns its tiles before it stores them, so that M need not be small.
+            same with a transposed store, so that M need not be small.
         pad_operands: 1: operands that TMA cannot read are copied to aligned scratch;
             2: those that it reads slowly too.
         dependent_launch: when the next launch of the stream may start: 0: at this one's end, 1:

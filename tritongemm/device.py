@@ -26,7 +26,7 @@ class DeviceSpec:
 
     Attributes:
         slug: the folder's name of its tables, e.g. ``nvidia-h200``.
-        name: as the driver says it.
+        name: as the driver reports it.
         arch: compute capability as an integer, e.g. 90.
         num_sms: streaming multiprocessors.
         shared_bytes_per_block: opt-in limit of dynamic shared memory a block.

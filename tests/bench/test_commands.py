@@ -3,13 +3,16 @@
 import json
 import subprocess
 import sys
+import types
 
 import pytest
 
 from tritongemm import settings
+from tritongemm.bench import target
 from tritongemm.cli import demo, main
 from tritongemm.cli.doctor import interpreter_obstacle
-from tritongemm.errors import UsageError
+from tritongemm.errors import DeviceError, UsageError
+from tritongemm.models.session import Session
 from tritongemm.records.rows import read_rows, read_sidecars
 
 
@@ -201,9 +204,24 @@ def test_the_demo_without_a_gpu_ends_by_naming_files_that_are_there(tmp_path):
     assert "Not done here" in done.stdout
     named = [line.split()[0] for line in done.stdout.partition("\nOpen:\n")[2].splitlines()[:-1]]
     assert {str(out / "demo.csv"), str(out / "h100" / "report.html")} <= set(named)
-    for said in ("3 problems on nvidia-h100-80gb-hbm3: ", "problem    1x4096x4096 bf16 nt",
+    for said in ("3 problems for nvidia-h100-80gb-hbm3: ", "problem    1x4096x4096 bf16 nt",
                  "llm_decode", "starting: torch and Triton are imported"):
         assert said in done.stdout
     from pathlib import Path
 
     assert all(Path(name).exists() for name in named)
+
+
+def test_warmup_without_a_gpu_says_to_name_one(no_gpu, capsys):
+    assert main(["warmup", "square"]) == 2
+    error = capsys.readouterr().err
+    assert "torch sees no CUDA device" in error and "--device nvidia-h200" in error
+
+
+@pytest.mark.parametrize("opened, way_out", [
+    (lambda: target.resolve("cuda"), "--device cpu measures host providers"),
+    (lambda: Session(types.SimpleNamespace(device="cuda")), "models --tiny --device cpu")],
+    ids=["bench", "models"])
+def test_what_needs_a_gpu_names_what_runs_without_one(opened, way_out, no_gpu):
+    with pytest.raises(DeviceError, match=f"torch sees no CUDA device.*{way_out}"):
+        opened()

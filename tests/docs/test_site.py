@@ -15,6 +15,8 @@ import pytest
 import tritongemm
 from tritongemm import settings
 from tritongemm.cli import VERBS, main, parser_of
+from tritongemm.report import markdown
+from tritongemm.report.load import load
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ROOT / "docs" / "_tools"
@@ -80,6 +82,37 @@ def test_the_chart_and_tables_of_the_readme_are_those_of_the_csvs(tool, monkeypa
     headline = tool("headline")
     monkeypatch.setattr("sys.argv", ["headline.py", "--check"])
     assert headline.main() == 0
+
+
+#: Marker of perf/README.md -> the CSVs of its table.
+MARKED = {
+    "h200-bf16-nt": ("nvidia-h200/bf16-nt.csv", "nvidia-h200/bf16-suites.csv"),
+    "h200-others": ("nvidia-h200/bf16-layouts.csv", "nvidia-h200/fp16-nt.csv"),
+    "h200-fresh": ("nvidia-h200/fresh/bf16-fresh-43513610.csv",),
+    "h200-epilogues": ("nvidia-h200/epilogues/epilogue-decode.csv",
+                       "nvidia-h200/epilogues/epilogue-prefill.csv"),
+    "h100-bf16-nt": ("nvidia-h100-80gb-hbm3/bf16-nt.csv",),
+    "h100-others": ("nvidia-h100-80gb-hbm3/bf16-layouts.csv", "nvidia-h100-80gb-hbm3/fp16-nt.csv"),
+    "h100-fp32": ("nvidia-h100-80gb-hbm3/fp32.csv",),
+    "h100-fresh": ("nvidia-h100-80gb-hbm3/fresh/11251411.csv",
+                   "nvidia-h100-80gb-hbm3/fresh/88452900.csv"),
+    "h100-epilogues": ("nvidia-h100-80gb-hbm3/epilogues/epilogue-decode.csv",
+                       "nvidia-h100-80gb-hbm3/epilogues/epilogue-prefill.csv"),
+}
+
+
+@pytest.mark.parametrize("marker", MARKED)
+def test_the_tables_of_the_performance_page_are_those_of_the_csvs(marker):
+    page = (ROOT / "perf" / "README.md").read_text(encoding="utf-8")
+    _, _, rest = page.partition(f"<!-- tritongemm:{marker} -->\n")
+    shown, found, _ = rest.partition(f"<!-- /tritongemm:{marker} -->")
+    results = load([ROOT / "perf" / "results" / name for name in MARKED[marker]])
+    assert found and shown.startswith(markdown.document(results).rstrip())
+
+
+def test_every_marker_of_the_performance_page_is_checked():
+    page = (ROOT / "perf" / "README.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"<!-- tritongemm:(\S+) -->", page)) == {*MARKED, "h200-environment"}
 
 
 def test_rows_of_autotuned_cublaslt_add_bars_a_column_and_a_note(tool, monkeypatch, tmp_path):

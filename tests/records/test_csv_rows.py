@@ -223,11 +223,11 @@ def test_a_file_has_the_columns_of_scales_and_groups_where_a_row_needs_them(tmp_
 
 @pytest.mark.parametrize("raw, reason", [
     (b"", "is empty"),
-    (b"m,n,k\n1,2,3\n", "not a CSV of tritongemm"),
+    (b"m,n,k\n1,2,3\n", "not a CSV that `tritongemm bench` wrote"),
     (b"schema_version,run_id\n", "column is missing"),
     (b"\xff\xfe\n", "not UTF-8"),
     (b"\0\0\0\n", "null byte"),
-    (b"{}\n", "not a CSV of tritongemm"),
+    (b"{}\n", "not a CSV that `tritongemm bench` wrote"),
 ])
 def test_another_csv_is_refused_and_not_changed(tmp_path, raw, reason):
     path = tmp_path / "a.csv"

@@ -283,7 +283,7 @@ def test_other_csvs_of_a_folder_are_skipped_with_a_note(make_csv, tmp_path, caps
     assert f"Skipped, no rows of a bench: {name}." in capsys.readouterr().out
     assert main(["compare", str(tmp_path), str(tmp_path)]) == 0
     assert f"OLD: skipped, no rows of a bench: {name}\n" in capsys.readouterr().out
-    with pytest.raises(DataFileError, match="not a CSV of tritongemm"):
+    with pytest.raises(DataFileError, match="not a CSV that `tritongemm bench` wrote"):
         load.load([tmp_path / name])  # named by itself, it is an error
 
 

@@ -11,10 +11,12 @@ import fakes
 import pytest
 from fakes import config, problem, run
 
+from tritongemm import settings
 from tritongemm.errors import CompileError, DataFileError, DeviceError, UsageError
 from tritongemm.problem import GemmProblem
 from tritongemm.records.codec import config_from_json, problem_from_json
 from tritongemm.records.journal import read_journal
+from tritongemm.tuning import sweep as sweeping
 from tritongemm.tuning.progress import Plain, Progress, Snapshot
 from tritongemm.tuning.sweep_journal import RowSink
 from tritongemm.tuning.task import Task
@@ -415,3 +417,12 @@ def test_what_a_function_for_records_raises_ends_the_sweep(tmp_path):
 
     with pytest.raises(OSError, match="no room"):
         run(RowSink(full), FOUR)
+
+
+@pytest.mark.parametrize("fp32, precision", [("split", "fp16x3"), ("ieee", "ieee")])
+def test_tune_takes_float32_at_the_precision_of_calls(monkeypatch, tmp_path, fp32, precision):
+    swept = []
+    monkeypatch.setattr(sweeping, "sweep", lambda problems, path, **options: swept.extend(problems))
+    with settings.override(fp32=fp32):
+        sweeping.tune([(64, 64, 64)], dtype="fp32", publish=False, journal=tmp_path / "j.jsonl")
+    assert [problem.precision for problem in swept] == [precision]

@@ -71,6 +71,21 @@ def test_what_is_made_is_what_a_call_of_gapless_operands_looks_for(faked):
     assert " ".join(keys) in faked.asked
 
 
+@pytest.mark.parametrize("fp32, precision", [("split", "fp16x3"), ("ieee", "ieee")])
+@pytest.mark.parametrize("command", [False, True], ids=["function", "command"])
+def test_float32_has_the_precision_of_calls(faked, monkeypatch, command, fp32, precision):
+    chosen = []
+    monkeypatch.setattr(warming, "choose", lambda problem, spec: (
+        chosen.append(problem) or choose(problem, spec)))
+    with settings.override(fp32=fp32):
+        if command:
+            main(["warmup", "--m", "2048", "--n", "2048", "--k", "2048", "--dtype", "fp32",
+                  "--device", "nvidia-h100-80gb-hbm3"])
+        else:
+            tg.warmup((2048, 2048, 2048), dtype="fp32", device="nvidia-h100-80gb-hbm3")
+    assert [problem.precision for problem in chosen] == [precision]
+
+
 @pytest.mark.parametrize("what", [
     (64, 512, 512), [(64, 512, 512)], [Shape(m=64, n=512, k=512)],
     GemmProblem.contiguous(64, 512, 512), [GemmProblem.contiguous(64, 512, 512)],
@@ -100,7 +115,7 @@ def test_a_build_that_fails_is_reported_and_the_others_are_made(faked):
     faked.refuses.add(GemmProblem.contiguous(64, 512, 512))
     report = tg.warmup(SHAPES, device="nvidia-h200")
     assert [p.m for p, _ in report.failed] == [64] and "gave up" in report.failed[0][1]
-    assert report.compiled > 0 and "1 builds failed" in str(report)
+    assert report.compiled > 0 and "1 config failed to compile" in str(report)
 
 
 @pytest.mark.parametrize(("workers", "expected"), [(3, 3), (None, 5)])
@@ -146,7 +161,7 @@ def test_wrong_arguments_are_named(what, options, error, says):
 def test_the_command_says_what_it_did(faked, capsys):
     words = ["warmup", "--m", "64,128", "--n", "512", "--k", "512", "--device", "nvidia-h200"]
     assert main(words) == 0
-    assert "2 problems on nvidia-h200" in capsys.readouterr().out
+    assert "2 problems for nvidia-h200" in capsys.readouterr().out
     faked.refuses.add(GemmProblem.contiguous(72, 512, 512))
     faked.asked.clear()
     assert main([*words[:2], "72", *words[3:]]) == 1

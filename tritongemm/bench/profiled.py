@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
     """Runs it; 1 with the reason on stderr where it cannot."""
     try:
         problem = problem_from_json(json.loads(argv[0]))
-        where = target.resolve("cuda")
+        where = target.resolve("cuda", "hardware counters need a GPU")
         import torch
 
         from tritongemm.measure.operands import draw

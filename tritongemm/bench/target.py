@@ -33,10 +33,19 @@ class Target:
 HOST = DeviceSpec("cpu", "CPU", 0, 0, 0, 0, 0, 0)
 
 
-def resolve(text: str = "auto") -> Target:
+#: What can be done without a GPU, for a bench.
+_WITHOUT_GPU = ("--device cpu measures host providers (torch, numpy_blocked), and "
+                "TRITON_INTERPRET=1 checks kernels without timing them")
+
+
+def resolve(text: str = "auto", without_gpu: str = _WITHOUT_GPU) -> Target:
     """The target named ``auto``, ``cpu``, ``cuda`` or ``cuda:INDEX``; makes it torch's current one.
 
     ``auto`` is the interpreter under TRITON_INTERPRET=1, else the current CUDA device.
+
+    Args:
+        text: the name.
+        without_gpu: what the caller can do without a GPU, for the error message.
 
     Raises:
         UsageError: another name.
@@ -56,8 +65,7 @@ def resolve(text: str = "auto") -> Target:
 
     if not torch.cuda.is_available():
         raise DeviceError("torch sees no CUDA device. `tritongemm doctor` says what is missing; "
-                          "--device cpu measures host providers (torch, numpy_blocked), and "
-                          "TRITON_INTERPRET=1 checks kernels without timing them")
+                          + without_gpu)
     index = int(index_text) if index_text else torch.cuda.current_device()
     spec = cuda_device(index)
     torch.cuda.set_device(index)

@@ -24,7 +24,7 @@ VERBS = {
     "native": "build the C++ dispatcher, which makes repeated calls cheaper on the host",
     "record": "run a program and write its matrix products as a suite",
     "bench": "measure providers against torch.matmul and append CSV rows",
-    "models": "measure whole programs of published sizes under override against torch",
+    "models": "measure whole programs of published sizes: tritongemm.override against torch",
     "ladder": "measure the teaching kernels, one technique each, against torch.matmul",
     "accuracy": "measure the errors of float32 products against cuBLAS's",
     "profile": "read the hardware counters of one kernel's launch with ncu",

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="layout of the sizes of --m (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the operands (default 0)")
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, metavar="FILE.csv",
-                        help="replaces this file; pictures go beside it (default %(default)s)")
+                        help="replaces this file; charts go into its folder (default %(default)s)")
     parser.add_argument("--no-pictures", action="store_true", help="write the CSV only")
 
 

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                             "the suite itself is among them")
     fresh.add_argument("--family", metavar="NAMES", help="suites to draw from, a comma list")
     fresh.add_argument("--count", type=int, metavar="N",
-                       help="shapes a family (default: as many as the suite has)")
+                       help="shapes for each family (default: as many as the suite has)")
     group = parser.add_argument_group("measuring")
     group.add_argument("--providers", metavar="LIST",
                        help="a comma list; torch, the baseline, is always there. --list names "
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--device", default="auto", metavar="NAME",
                        help="cuda, cuda:INDEX or cpu; auto is the current CUDA device, the CPU "
                             "where there is none, or the interpreter under TRITON_INTERPRET=1, "
-                            "which proves and does not time")
+                            "which checks results and measures no time")
     group.add_argument("--scheduler", metavar="ADDRESS",
                        help="measure on the workers of a Dask cluster, such as "
                             "tcp://10.0.0.1:8786; needs the extra [cluster]")
@@ -107,7 +107,7 @@ def _bench(args: argparse.Namespace, waiting: Waiting) -> int:
             report = runner.bench(plan, _Lines(plan.providers, waiting))
     except KeyboardInterrupt:
         print(f"\ninterrupted. Every row measured so far is on the disk; the same command with "
-              f"--resume goes on ({args.out})", file=sys.stderr)
+              f"--resume continues ({args.out})", file=sys.stderr)
         return 130
     return _summary(report)
 
@@ -207,7 +207,7 @@ class _Lines:
 
     def _lost(self, event) -> None:
         where = f" at {event.problem}" if event.problem is not None else ""
-        print(f"  ! {event.message}{where}; a new process goes on", flush=True)
+        print(f"  ! {event.message}{where}; a new process continues", flush=True)
 
     def _row(self, event) -> None:
         if event.pass_index != self._pass:
@@ -230,6 +230,7 @@ def _minutes(seconds: float) -> str:
 
 def _of_row(row: Mapping[str, object]) -> str:
     """``torch 177.5 us``, ``tritongemm 1.031x (1.020-1.042)``; nothing for the control."""
+    from tritongemm.ladder.climbing import duration
     from tritongemm.records.control import BASELINE, CONTROL
 
     name = row["provider"]
@@ -240,7 +241,7 @@ def _of_row(row: Mapping[str, object]) -> str:
     if row.get("time_us_p50") is None:
         return f"{name} right (error {row['max_err_ratio']:.2f} of its limit)"
     if name == BASELINE or row.get("ratio_vs_torch") is None:
-        return f"{name} {row['time_us_p50']:.4g} us"
+        return f"{name} {duration(row['time_us_p50'])}"
     return (f"{name} {row['ratio_vs_torch']:.3f}x ({row['ratio_low']:.3f}-"
             f"{row['ratio_high']:.3f})")
 

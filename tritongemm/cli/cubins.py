@@ -40,24 +40,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                              "coverage: the share of other random problems that the pack in FOLDER "
                              "serves. None needs a GPU")
     parser.add_argument("folder", type=Path, metavar="FOLDER",
-                        help="of the package's project; an interrupted build of it goes on")
+                        help="folder of the package's project; build continues an interrupted one")
     parser.add_argument("--arch", type=int, default=90, metavar="SM",
                         help="architecture (default %(default)s)")
     parser.add_argument("--device", action="append", metavar="SLUG",
-                        help="of configs/devices: whose tables and models choose (default all of "
-                             "the architecture that have measurements)")
+                        help="a device of configs/devices, whose tables and model choose; may be "
+                             "repeated (default all of the architecture that have "
+                             "measurements)")
     parser.add_argument("--problems", type=int, default=20_000, metavar="N",
-                        help="problems that are drawn (default %(default)s)")
+                        help="number of random problems (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, metavar="N",
-                        help="they are drawn with (default %(default)s)")
+                        help="seed of the random problems (default %(default)s)")
     parser.add_argument("--dtype", default="bf16", metavar="LIST",
-                        help="of the problems, a comma list (default %(default)s)")
+                        help="dtypes of the problems, a comma list (default %(default)s)")
     parser.add_argument("--cover", type=_share, default=0.99, metavar="SHARE",
                         help="share of the problems to serve (default %(default)s)")
     parser.add_argument("--max-size", type=size_argument, default="100MB", metavar="SIZE",
-                        help="of the pack at most (default %(default)s)")
+                        help="largest size of the pack (default %(default)s)")
     parser.add_argument("--workers", type=int, metavar="N",
-                        help="processes (default one a core)")
+                        help="compiling processes (default one a core)")
     parser.add_argument("--wheel", action="store_true",
                         help="build: also make the wheel, in FOLDER/dist, with setuptools")
 

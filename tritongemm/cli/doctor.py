@@ -119,7 +119,7 @@ def _gluon(triton: Check) -> Check:
 
     if not triton.ok:
         return Check("Gluon kernels", False, "cannot be looked for without triton",
-                     "fix triton first")
+                     "install triton first")
     reason = obstacle()
     if reason is None:
         try:
@@ -164,7 +164,7 @@ def _driver() -> Check:
 def _gpu(torch_ok: bool) -> list[Check]:
     """CUDA of torch's build, and the devices it sees."""
     if not torch_ok:
-        return [Check("GPU", False, "cannot be looked for without torch", "fix torch first")]
+        return [Check("GPU", False, "cannot be looked for without torch", "install torch first")]
     import torch
 
     cuda = torch.version.cuda
@@ -262,7 +262,7 @@ def _configs() -> list[Check]:
         devices = sorted({p.name for root in roots for p in (root / "tuned").glob("*")
                           if p.is_dir()})
         return [*checks, Check("tuned tables", False, "no GPU to look up; there are tables for: "
-                               + (", ".join(devices) or "none"), "fix GPU first")]
+                               + (", ".join(devices) or "none"), "see GPU above")]
     # Not before: they want numpy, which may be missing where there is no GPU to look up.
     from tritongemm.records.calibration import read_shipped
     from tritongemm.selection.sibling import calibrated as has_model
@@ -305,7 +305,7 @@ def _cache() -> Check:
 
 
 def _shipped(torch_ok: bool) -> Check:
-    """The compiled kernels that are installed beside the package, for the GPU here, else sm_90."""
+    """The compiled kernels of an installed pack, for the GPU here, else sm_90."""
     from tritongemm.kernels import pack
 
     name, arch = "shipped kernels", 90

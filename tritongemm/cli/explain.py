@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from tritongemm.cli.shapes import add_operand_arguments, operand_words
+from tritongemm.cli.shapes import PRECISION_OF_CALLS, add_operand_arguments, operand_words
 from tritongemm.device import current_device, device_named
 from tritongemm.errors import DeviceError
 from tritongemm.problem import DTYPES, LAYOUTS, PRECISIONS, GemmProblem
@@ -23,8 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--epilogue", default="none", metavar="NAME",
                         help="what is fused after the product, e.g. bias+gelu (default none)")
     parser.add_argument("--precision", choices=PRECISIONS,
-                        help="precision of fp32 products (default: fp16x3, or ieee under "
-                             "TRITONGEMM_FP32=ieee)")
+                        help=f"precision of fp32 products (default {PRECISION_OF_CALLS})")
     add_operand_arguments(parser)
     parser.add_argument("--device-name", metavar="SLUG",
                         help="a device of configs/devices, e.g. nvidia-h200; needs no GPU "

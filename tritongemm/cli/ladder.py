@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
             climb(plan, _Lines(waiting))
     except KeyboardInterrupt:
         print(f"\ninterrupted. Every row so far is in {args.out}; the same command with --resume "
-              "goes on", file=sys.stderr)
+              "continues", file=sys.stderr)
         return 130
     finally:
         waiting.stop()
@@ -200,8 +200,8 @@ def _plan(args: argparse.Namespace, cpu: bool, chosen: Experiment | None) -> Lad
     from tritongemm.ladder.experiments import ablation
 
     if args.source and args.profile:
-        raise UsageError("--from measures nothing; leave out --profile (counters that are stored "
-                         "beside the rows are shown)")
+        raise UsageError("--from measures nothing; leave out --profile (stored counters in the "
+                         "CSV's folder are shown)")
     if chosen is not None:
         for name in ("size", "m", "n", "k", "rungs", "ablate", "tuned"):
             if getattr(args, name):
@@ -440,6 +440,6 @@ class _Lines:
             print(f"[{event.done}/{event.total}] {event.problem}: {good} of {len(event.rows)} rows "
                   "are right", flush=True)
         elif event.stage == "lost":
-            print(f"  ! {event.message}; a new process goes on", flush=True)
+            print(f"  ! {event.message}; a new process continues", flush=True)
 
 

@@ -11,7 +11,7 @@ from tritongemm import settings
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb."""
     parser.add_argument("--again", action="store_true",
-                        help="build even where the library of this torch is there")
+                        help="build again even if the library for this torch exists")
 
 
 def run(args: argparse.Namespace) -> int:

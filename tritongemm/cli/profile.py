@@ -16,15 +16,19 @@ DEFAULT_OUT = Path("results/counters.jsonl")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
-    for axis in ("M", "N", "K"):
-        parser.add_argument(axis.lower(), metavar=axis, type=int)
+    for axis, meaning in (("M", "rows of A and of the result"),
+                          ("N", "columns of B and of the result"),
+                          ("K", "columns of A, rows of B")):
+        parser.add_argument(axis.lower(), metavar=axis, type=int, help=meaning)
     parser.add_argument("--kernel", required=True, metavar="NAME",
                         help="a rung of the ladder (with parameters behind it, as in "
                              "warp_tiled+block_k=16), a kernel of tritongemm, or torch")
     parser.add_argument("--dtype", choices=tuple(DTYPES), metavar="NAME",
                         help="dtype of the operands (default: fp32 for CUDA rungs, else bf16)")
-    parser.add_argument("--layout", default="nn", choices=LAYOUTS)
-    parser.add_argument("--precision", default="ieee", choices=PRECISIONS)
+    parser.add_argument("--layout", default="nn", choices=LAYOUTS,
+                        help="how A and B are stored (default %(default)s)")
+    parser.add_argument("--precision", default="ieee", choices=PRECISIONS,
+                        help="precision of fp32 products (default %(default)s)")
     parser.add_argument("--out", type=file_argument, default=DEFAULT_OUT, metavar="FILE.jsonl",
                         help="append the counters here (default %(default)s)")
 

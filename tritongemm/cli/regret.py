@@ -26,14 +26,14 @@ _WORST_SHOWN = 8
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb."""
     parser.add_argument("journals", nargs="*", metavar="JOURNAL",
-                        help="sweep journals or packed journals (.npz), of one device; best of "
-                             "sweeps of all configs")
+                        help="sweep journals or packed journals (.npz), of one device; they should "
+                             "come from sweeps of all configs")
     parser.add_argument("--device", metavar="SLUG",
                         help="use only the timings of this device, e.g. nvidia-h200")
     parser.add_argument("--folds", type=int, metavar="N",
                         help="N-fold cross-validation instead of leaving out one problem at a "
-                             "time; with N = 5 half an hour for thousands of problems, where "
-                             "leaving out single ones takes days")
+                             "time; for thousands of problems, 5 folds take half an hour, "
+                             "single ones days")
     parser.add_argument("--shipped", action="store_true",
                         help="fit nothing: evaluate the calibration that the device uses, its own "
                              "or its sibling's; give journals that it was not fitted to")

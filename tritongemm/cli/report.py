@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tritongemm.cli.outputs import check_folder
+from tritongemm.cli.waiting import Waiting
 from tritongemm.errors import MissingDependencyError, UsageError, printable
 
 
@@ -47,6 +48,18 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     if args.out is not None:
         check_folder(args.out)
+    if args.out is None:
+        return _report(args, None)
+    waiting = Waiting("reading the rows, drawing the plots")
+    waiting.start()
+    try:
+        return _report(args, waiting)
+    finally:
+        waiting.stop()
+
+
+def _report(args: argparse.Namespace, waiting: Waiting | None) -> int:
+    """The same; ``waiting`` ends when the page and the plots are written."""
     from tritongemm.report import heat, load, markdown, tables
 
     results = (load.load(args.csv, all_runs=args.all_runs, tag=args.tag) if args.csv
@@ -55,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     maps = heat.read_maps(args.journal)
     plots: list[tuple[str, Path]] = []
     if args.out is not None:
-        plots = _write(args, results, maps)
+        plots = _write(args, results, maps, waiting)
     if args.markdown is not None:
         text = markdown.document(results, sections=sections,
                                  images=_images(args, plots))
@@ -94,22 +107,26 @@ def _sections(args: argparse.Namespace) -> list[str]:
     return [name.strip() for name in (args.section or "").split(",") if name.strip()]
 
 
-def _write(args: argparse.Namespace, results, maps) -> list[tuple[str, Path]]:
+def _write(args: argparse.Namespace, results, maps, waiting: Waiting | None
+           ) -> list[tuple[str, Path]]:
     from tritongemm.records.atomic import write_atomic
     from tritongemm.report import heat, markdown, page, plots
 
     chosen = heat.spread(maps, args.heatmaps)
     try:
-        drawn = plots.write_plots(results, args.out, maps=chosen, mean_of=maps)
+        drawn, missing = plots.write_plots(results, args.out, maps=chosen, mean_of=maps), ""
     except MissingDependencyError as error:  # the page and the tables do not need matplotlib
-        print(f"no PNG plots: {error}")
-        drawn = []
+        drawn, missing = [], f"no PNG plots: {error}"
     every = heat.spread(maps, page.MAX_MAPS)
     html = page.write_page(args.out / "report.html", results, title=args.title, maps=every,
                            mean_of=maps)
     images = [(caption, path.name) for caption, path in drawn]
     text = markdown.document(results, sections=markdown.SECTIONS, images=images, heading=True)
     write_atomic(args.out / "summary.md", f"# {' '.join(args.title.split())}\n\n{text}")
+    if waiting is not None:
+        waiting.stop()
+    if missing:
+        print(missing)
     print(f"wrote {html}, {args.out / 'summary.md'} and {len(drawn)} plots:")
     for caption, path in drawn:
         print(printable(f"  {path.name:<44} {caption}"))

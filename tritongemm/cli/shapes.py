@@ -88,11 +88,12 @@ def names(text: str, known: Sequence[str], what: str) -> tuple[str, ...]:
 
 
 def add_shape_arguments(parser: argparse.ArgumentParser, *, dtype: str | None = "bf16",
-                        dtype_default: str = "bf16", layout: str = "nn") -> None:
+                        dtype_default: str = "bf16", layout: str = "nn",
+                        precision: str | None = "ieee") -> None:
     """Adds the arguments that :func:`problems_from` reads.
 
-    ``dtype`` is the default; None if the command chooses it. ``dtype_default`` is its text in the
-    help.
+    ``dtype`` and ``precision`` are the defaults; None if the command chooses them, as calls do.
+    ``dtype_default`` is the text of the former in the help.
     """
     group = parser.add_argument_group("problems")
     group.add_argument("suites", nargs="*", metavar="SUITE",
@@ -115,13 +116,19 @@ def add_shape_arguments(parser: argparse.ArgumentParser, *, dtype: str | None = 
                             f"{', '.join(ADDENDS[1:])} and one of {', '.join(ACTIVATIONS[1:])}, "
                             "either alone or joined by + (bias+gelu), where the suite has none "
                             "(default %(default)s)")
-    group.add_argument("--precision", default="ieee", choices=PRECISIONS,
-                       help="precision of fp32 products (default %(default)s)")
+    group.add_argument("--precision", default=precision, choices=PRECISIONS,
+                       help="precision of fp32 products (default "
+                            + (f"{precision}; calls use fp16x3)" if precision else
+                               f"{PRECISION_OF_CALLS})"))
     add_operand_arguments(group)
     group.add_argument("--max-extent", type=int, metavar="N",
                        help="leave out shapes with m, n or k above N")
     group.add_argument("--spread", type=int, metavar="N",
                        help="take N shapes only, evenly spread over all that were named")
+
+
+#: Default of a ``--precision`` that follows calls.
+PRECISION_OF_CALLS = "that of calls: fp16x3, or ieee under TRITONGEMM_FP32=ieee"
 
 
 def add_operand_arguments(group: argparse._ActionsContainer) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from tritongemm import settings
 from tritongemm.cli.outputs import check_file, check_folder, file_argument
-from tritongemm.cli.shapes import integers
+from tritongemm.cli.shapes import PRECISION_OF_CALLS, integers
 from tritongemm.cli.sweep import progress_of
 from tritongemm.errors import UsageError
 from tritongemm.problem import PRECISIONS
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-m", dest="module", action="store_true",
                         help="the program is a module, as for python -m")
     parser.add_argument("--budget", type=float, default=240.0, metavar="SECONDS",
-                        help="for the sweep and the comparison after it, beside the program's own "
+                        help="for the sweep and the comparison after it, without the program's own "
                              "time; products that take most time come first (default "
                              "%(default)g)")
     parser.add_argument("--gain", type=float, default=1.0, metavar="PERCENT",
@@ -66,8 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                                                         "%(default)s)")
     parser.add_argument("--layout", default="nt", help="where a suite has none (default "
                                                        "%(default)s)")
-    parser.add_argument("--precision", default="ieee", choices=PRECISIONS,
-                        help="precision of fp32 products (default %(default)s)")
+    parser.add_argument("--precision", choices=PRECISIONS,
+                        help=f"precision of fp32 products (default {PRECISION_OF_CALLS})")
     parser.add_argument("--compile-workers", type=int, metavar="N",
                         help="compiling processes (default one a core)")
     parser.add_argument("--seed", type=int, default=0, help="seed of operands and orders")
@@ -129,6 +129,7 @@ def _check(args: argparse.Namespace) -> Path:
 
 def _tune(args: argparse.Namespace, folder: Path) -> int:
     from tritongemm.device import cuda_device
+    from tritongemm.ops.float32 import default_precision
     from tritongemm.records.suites import read_suite, write_suite
     from tritongemm.tuning.gains import products_of
 
@@ -148,7 +149,7 @@ def _tune(args: argparse.Namespace, folder: Path) -> int:
             print(f"{args.program} ran no product that can be tuned; nothing was changed")
             return 1
     products = products_of(read_suite(suite), dtype=args.dtype, layout=args.layout,
-                           precision=args.precision)
+                           precision=args.precision or default_precision("fp32"))
     if not products:
         print(f"{suite} holds no product with work to do; nothing was changed")
         return 1

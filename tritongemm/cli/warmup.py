@@ -6,14 +6,14 @@ import argparse
 import sys
 
 from tritongemm.cli.shapes import add_shape_arguments, problems_from
-from tritongemm.errors import UsageError
+from tritongemm.errors import DeviceError, UsageError
 
 _SHOWN = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb."""
-    add_shape_arguments(parser)
+    add_shape_arguments(parser, precision=None)
     parser.add_argument("--device", metavar="SLUG",
                         help="a device of configs/devices, e.g. nvidia-h200: compile without "
                              "a GPU here (default: the current CUDA device)")
@@ -23,6 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compiles. Returns 0, or 1 if a build failed."""
+    from tritongemm.ops.float32 import default_precision
+
+    args.precision = args.precision or default_precision("fp32")
     problems = [problem for _, problem in problems_from(args)]
     if args.workers is not None and args.workers < 1:
         raise UsageError(f"--workers {args.workers} is below 1")
@@ -35,9 +38,15 @@ def run(args: argparse.Namespace) -> int:
             print(f"\r{done} of {total}", end="\n" if done == total else "", file=sys.stderr,
                   flush=True)
 
-    report = warmup(problems, device=args.device, workers=args.workers, progress=progress)
+    try:
+        report = warmup(problems, device=args.device, workers=args.workers, progress=progress)
+    except DeviceError as error:
+        if args.device is not None:
+            raise
+        raise DeviceError(f"{error}. To compile for another machine's GPU, name it: "
+                          "--device nvidia-h200") from error
     print(report)
-    for title, entries in (("torch's", report.torchs), ("failed", report.failed)):
+    for title, entries in (("goes to torch", report.torchs), ("failed", report.failed)):
         for problem, reason in entries[:_SHOWN]:
             print(f"{title}: {problem}: {reason}")
         if len(entries) > _SHOWN:

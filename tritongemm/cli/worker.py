@@ -18,14 +18,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="`all`, or CUDA indices such as 0,1 (default %(default)s)")
     parser.add_argument("--name", default="", metavar="NAME",
                         help="name of this host in the cluster (default: Dask names the workers)")
-    handed_on = parser.add_argument_group("handed on to `dask worker`")
+    handed_on = parser.add_argument_group("passed to `dask worker`")
     for option, value in _HANDED_ON.items():
         handed_on.add_argument(option, metavar=value, help=f"see `dask worker {option}`")
     handed_on.add_argument("--nanny", action=argparse.BooleanOptionalAction, default=True,
                            help="whether a worker that dies is started again (default: yes)")
     handed_on.add_argument("--nthreads", type=int, metavar="N",
-                           help="has no effect: dask-jobqueue gives it, and every worker has as "
-                                "many threads as a GPU can use")
+                           help="accepted because dask-jobqueue passes it, and ignored: each "
+                                "worker has as many threads as a GPU can use")
 
 
 def run(args: argparse.Namespace) -> int:

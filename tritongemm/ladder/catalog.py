@@ -229,8 +229,8 @@ _CUDA = (
 _TRITON = (
     Rung("triton_naive", TRITON, ("this project",),
          "A 16 x 16 tile a program; products are written out and summed, without tl.dot.",
-         "The compiler lays out what it is told: no product it knows, no shared memory, no "
-         "tensor cores. Summed along the middle axis, Triton would find the product itself."),
+         "Without tl.dot the compiler sees no matrix product: no shared memory, no tensor "
+         "cores. Summed along the middle axis, Triton would find the product itself."),
     Rung("triton_tiled", TRITON, ("this project",), "BLOCK_M, BLOCK_N, BLOCK_K and tl.dot.",
          "One line asks for tensor cores and the shared memory that feeds them; but loads still "
          "go element by element, because nothing is known of alignment."),

@@ -59,7 +59,9 @@ class Session:
     """Measures programs on one target."""
 
     def __init__(self, spec: SessionSpec) -> None:
-        self.spec, self.target = spec, target.resolve(spec.device)
+        self.spec = spec
+        self.target = target.resolve(spec.device, "`tritongemm models --tiny --device cpu` runs "
+                                     "every program's code on the CPU in small sizes")
         record = environment.capture()
         if self.target.kind == "interpreter":
             record = {**record, "device": self.target.spec.slug}

@@ -1,4 +1,4 @@
-"""Builds the native dispatcher while the program that wants it goes on."""
+"""Builds the native dispatcher while the program runs."""
 
 from __future__ import annotations
 

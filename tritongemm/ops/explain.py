@@ -39,6 +39,8 @@ class Explanation:
         foreign: the Triton version that made the row, if it is not the installed one.
         not_calibrated: why no measurement supports the estimate; empty if one does.
         float32: how the product of float32 operands is computed; None for other dtypes.
+        torch_reason: why the policy ``auto`` gives the call to torch; empty if the kernel runs.
+        alternatives_us: the model's prediction for each of ``alternatives``, in microseconds.
     """
 
     problem: GemmProblem
@@ -55,6 +57,8 @@ class Explanation:
     alternatives: tuple[KernelConfig, ...]
     not_calibrated: str = ""
     float32: Float32Path | None = None
+    torch_reason: str = ""
+    alternatives_us: tuple[float, ...] = ()
 
     @property
     def tiles(self) -> int | None:
@@ -75,6 +79,9 @@ class Explanation:
         if self.config is None or self.estimate is None:
             return [*found, ("kernel", f"torch: {self.note}"), *self._float32()]
         e = self.estimate
+        if self.torch_reason:
+            found.append(("call", f"torch, because {self.torch_reason}; with strict=True or "
+                          "TRITONGEMM_POLICY=own, the kernel below"))
         found += [("kernel", self.config.kernel), ("config", self.config.config_id),
                   ("source", f"{self.source}: {self.note}"), *self._float32(),
                   ("tiles", f"{e.tiles} in {e.waves} wave{'s' if e.waves != 1 else ''}"),
@@ -86,7 +93,7 @@ class Explanation:
             f"K loop {e.k_loop_us:.2f} + units {e.unit_us:.2f} + store {e.store_us:.2f} + "
             f"split {e.split_us:.2f} + padding {e.pad_us:.2f} + correction "
             f"{e.correction_us:.2f}"))
-        if self.not_calibrated:
+        if self.not_calibrated and self.not_calibrated not in self.note:
             found.append(("", f"not calibrated: {self.not_calibrated}"))
         if self.measured_us is not None:
             text = f"{self.measured_us:.2f} us"
@@ -101,13 +108,13 @@ class Explanation:
         return self.float32.fields() if self.float32 is not None else []
 
     def _others(self) -> list[tuple[str, str]]:
-        return [(c.config_id, f"{estimate(self.problem, c, self.device).total_us:.2f} us")
-                for c in self.alternatives]
+        return [(config.config_id, f"{time_us:.2f} us") for config, time_us in zip(
+            self.alternatives, self.alternatives_us, strict=True)]
 
     def __str__(self) -> str:
         lines = [f"{name:<10} {text}" for name, text in self.fields()]
         if self.alternatives:
-            lines.append("also legal, most promising by estimate first:")
+            lines.append("other legal configs, by estimate:")
             lines += [f"           {config}  {time}" for config, time in self._others()]
         return "\n".join(lines)
 
@@ -153,7 +160,7 @@ def explain(*what: object, device: str | None = None, **options: object) -> Expl
         raise UsageError(f"explain() takes {', '.join(options)} with the sizes M, N and K only")
     elif len(what) == 1 and isinstance(what[0], GemmProblem):
         problem = what[0]
-    elif len(what) == 2 and device is None:
+    elif len(what) == 2 and device is None and all(hasattr(x, "dtype") for x in what):
         from tritongemm.ops.calls import problem_of
         from tritongemm.ops.plans import device_of
 
@@ -184,16 +191,15 @@ def explain_problem(problem: GemmProblem, device: DeviceSpec) -> Explanation:
         row = None  # the row was timed without the epilogue: not a time of this problem
     note = choice.note
     faster = torch_wins(problem, choice, device)
-    if faster:
-        note += f"; {faster}, so a call that is not strict goes to torch"
-    elif choice.vs_torch is not None and choice.vs_torch < TORCH_WINS:
+    if not faster and choice.vs_torch is not None and choice.vs_torch < TORCH_WINS:
         note += f"; torch's kernel takes {choice.vs_torch:.2f} of the time of ours"
     return Explanation(
         problem, device, choice.config, choice.source, note,
         estimate(problem, choice.config, device), shared_bytes(problem, choice.config), roof_us,
         bound, row.time_us if row else None, _foreign(choice.row), others,
         not_calibrated(problem, choice.config, device) or "",
-        float32_path(problem, choice.config, device, faster is not None))
+        float32_path(problem, choice.config, device, faster is not None), faster or "",
+        tuple(estimate(problem, config, device).total_us for config in others))
 
 
 def _explain_complex(problem: GemmProblem, device: DeviceSpec, roof_us: float | None,
@@ -209,11 +215,9 @@ def _explain_complex(problem: GemmProblem, device: DeviceSpec, roof_us: float | 
                            None, "", ())
     product = explain_problem(real, device)
     faster = torch_wins(problem, choice, device)
-    note = f"{choice.note}, and {arranging_us(problem, device):.1f} us to arrange operands for it"
-    if faster:
-        note += f"; {faster}, so a call that is not strict is torch's"
+    note = f"{choice.note}; plus {arranging_us(problem, device):.1f} us to arrange operands"
     return replace(product, problem=problem, source=choice.source, note=note, roof_time_us=roof_us,
-                   roof_bound=bound, measured_us=None,
+                   roof_bound=bound, measured_us=None, torch_reason=faster or "",
                    float32=float32_path(real, choice.config, device, faster is not None))
 
 

@@ -71,8 +71,9 @@ def matmul(input: Tensor, other: Tensor, *, out: Tensor | None = None,
         other: [K], [K, N] or [..., K, N].
         out: the output tensor, as in torch.
         strict: raise, naming the reason, instead of calling torch. Also TRITONGEMM_STRICT=1.
-        mixed: take a bfloat16 or float16 ``input`` with a float32 ``other``, which torch refuses,
-            as float32, where the first is exact; the result is float32, under autocast too.
+        mixed: also accept a bfloat16 or float16 ``input`` with a float32 ``other``, which torch
+            refuses. The input is converted to float32, which is exact; the result is float32, under
+            autocast too.
 
     Raises:
         UnsupportedError: only when strict. UsageError: ``mixed`` with other dtypes. Wrong

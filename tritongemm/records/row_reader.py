@@ -56,8 +56,8 @@ def check_header(path: object, names: list[str]) -> None:
     for number, name in enumerate(names[:len(NAMES)]):
         if name != NAMES[number]:
             raise DataFileError(path, f"column {number + 1} is not {NAMES[number]!r}; this is not "
-                                "a CSV of tritongemm, or it was reordered", row=1,
-                                field=name[:80])
+                                "a CSV that `tritongemm bench` wrote, or its columns were "
+                                "reordered", row=1, field=name[:80])
     if len(names) < FIRST_WIDTH:
         raise DataFileError(path, "the column is missing", row=1, field=NAMES[len(names)])
 

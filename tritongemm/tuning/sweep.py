@@ -15,6 +15,7 @@ from tritongemm.device import DeviceSpec
 from tritongemm.errors import UsageError
 from tritongemm.formats import format_of
 from tritongemm.notebook import table
+from tritongemm.ops.float32 import default_precision
 from tritongemm.problem import GemmProblem
 from tritongemm.records.run import new_run_id
 from tritongemm.records.suites import Shape
@@ -185,13 +186,14 @@ def sweep(problems: Iterable[GemmProblem], journal: str | os.PathLike[str] | Row
 
 
 def tune(problems: Iterable[GemmProblem | Shape | tuple[int, ...]], *, dtype: str = "bf16",
-         layout: str = "nn", precision: str = "ieee", publish: bool = True,
+         layout: str = "nn", precision: str | None = None, publish: bool = True,
          journal: str | os.PathLike[str] | None = None, **options: object) -> SweepReport:
     """Finds the best config of each problem on this machine's GPU, for ``tritongemm.matmul``.
 
     Args:
         problems: problems, shapes of a suite, or tuples (m, n, k) or (batch, m, n, k).
-        dtype, layout, precision: for items that do not state their own.
+        dtype, layout: for items that do not state their own.
+        precision: of float32 products; None: that of calls while torch's own setting is ``ieee``.
         publish: whether to write the winners to the tuned tables, which ``tritongemm.matmul`` uses
             from the next call on. A slower row never replaces a faster one.
         journal: by default a new file in the cache folder.
@@ -207,6 +209,7 @@ def tune(problems: Iterable[GemmProblem | Shape | tuple[int, ...]], *, dtype: st
 
     from tritongemm.tuning.publish import publish as publish_journals
 
+    precision = precision or default_precision("fp32")
     wanted = [problem_of_item(item, dtype, layout, precision) for item in problems]
     if not wanted:
         raise UsageError("no problems to tune")

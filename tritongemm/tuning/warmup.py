@@ -17,6 +17,7 @@ from tritongemm.device import (
     within_budget,
 )
 from tritongemm.errors import CompileError, UnsupportedError, UsageError
+from tritongemm.ops.float32 import default_precision
 from tritongemm.problem import NOTHING_TO_MULTIPLY, GemmProblem
 from tritongemm.records.suites import Shape, read_suite, suite_path
 from tritongemm.selection import choose, torch_wins
@@ -56,15 +57,20 @@ class WarmupReport:
     seconds: float
 
     def __str__(self) -> str:
-        text = (f"{self.problems} problems on {self.device}: {self.binaries} binaries, "
-                f"{self.compiled} builds compiled, {self.found} found in the store, "
-                f"{self.seconds:.1f} s")
+        text = (f"{_counted(self.problems, 'problem')} for {self.device}: "
+                f"{_counted(self.compiled, 'config')} compiled, {self.found} already in the cache, "
+                f"{_counted(self.binaries, 'binary', 'binaries')} in all, {self.seconds:.1f} s")
         if self.torchs:
-            text += f"; {len(self.torchs)} problems go to torch"
-        return text + (f"; {len(self.failed)} builds failed" if self.failed else "")
+            text += f"; calls of {_counted(len(self.torchs), 'problem')} go to torch"
+        return text + (f"; {_counted(len(self.failed), 'config')} failed to compile"
+                       if self.failed else "")
 
 
-def warmup(what: What, *, dtype: str = "bf16", layout: str = "nn", precision: str = "ieee",
+def _counted(count: int, noun: str, plural: str = "") -> str:
+    return f"{count} {noun if count == 1 else plural or noun + 's'}"
+
+
+def warmup(what: What, *, dtype: str = "bf16", layout: str = "nn", precision: str | None = None,
            device: DeviceSpec | str | int | None = None, workers: int | None = None,
            progress: Callable[[int, int], None] | None = None) -> WarmupReport:
     """Compiles the kernels that calls of these problems need, so that the first call of each loads
@@ -76,7 +82,8 @@ def warmup(what: What, *, dtype: str = "bf16", layout: str = "nn", precision: st
     Args:
         what: a suite by name or path, a problem, or problems, shapes of a suite, or tuples
             (m, n, k) or (batch, m, n, k).
-        dtype, layout, precision: for what does not say it itself.
+        dtype, layout: for items that do not state their own.
+        precision: of float32 products; None: that of calls while torch's own setting is ``ieee``.
         device: a slug of ``configs/devices``, a CUDA index or a spec; None: the current device.
         workers: number of compiling processes; by default one per core.
         progress: called with (done, total).
@@ -90,7 +97,8 @@ def warmup(what: What, *, dtype: str = "bf16", layout: str = "nn", precision: st
     if workers is not None and workers < 1:
         raise UsageError(f"workers={workers} is below 1")
     spec = within_budget(_device(device))
-    problems = dict.fromkeys(_problems(what, dtype, layout, precision))
+    problems = dict.fromkeys(_problems(what, dtype, layout,
+                                      precision or default_precision("fp32")))
     if not problems:
         raise UsageError("no problems to warm up for")
     torchs: list[tuple[GemmProblem, str]] = []
