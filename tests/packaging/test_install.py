@@ -274,7 +274,7 @@ def test_the_build_option_builds_the_dispatcher_if_there_is_a_compiler(tree, lib
     """A build without a compiler ends with the pure wheel."""
     path = {} if compiler else {"PATH": str(tmp_path / "empty"),
                                 "TRITONGEMM_CACHE_DIR": str(tmp_path / "cache")}
-    said = run(*PIP, "wheel", *OFFLINE, "--verbose", "--config-settings=--build-option=--native",
+    said = run(*PIP, "wheel", *OFFLINE, "-vvv", "--config-settings=--build-option=--native",
                "--wheel-dir", tmp_path / "out", tree, **path)
     (made,) = (tmp_path / "out").glob("*.whl")
     names = zipfile.ZipFile(made).namelist()
