@@ -1,5 +1,5 @@
-"""The native dispatcher on CPU tensors: a C callback stands for the driver, torch for kernels. Builds
-without a compiler."""
+"""The native dispatcher on CPU tensors: a C callback stands for the driver, torch for kernels.
+Fakes of the compiler and of the process that builds."""
 
 from __future__ import annotations
 
