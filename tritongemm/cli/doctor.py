@@ -306,6 +306,7 @@ def _cache() -> Check:
 
 def _shipped(torch_ok: bool) -> Check:
     """The compiled kernels that are installed beside the package, for the GPU here, else sm_90."""
+    from tritongemm.cubins.revision import choices_digest
     from tritongemm.kernels import pack
 
     name, arch = "shipped kernels", 90
@@ -326,6 +327,9 @@ def _shipped(torch_ok: bool) -> Check:
     if bad := made.damage():
         return Check(name, False, f"{detail}; {len(bad)} damaged, which are compiled instead, such "
                      f"as: {bad[0]}", fix, partly=True)
+    if made.choices and made.choices != choices_digest():
+        detail += ("; chosen by other tables, calibrations or settings than those here, so more "
+                   "first calls may compile")
     return Check(name, True, detail)
 
 
