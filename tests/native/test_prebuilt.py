@@ -162,6 +162,13 @@ def test_doctor_names_the_library_or_why_it_is_refused(prebuilt):
     assert _native().ok and str(cached.path) in said and "it is for torch 2.9" in said
 
 
+def test_the_command_builds_nothing_where_the_package_has_a_library(prebuilt, compiler, capsys):
+    own = prebuilt()
+    assert main(["native"]) == 0 and compiler.calls == 0
+    assert f"the package has one that fits: {own.path}" in capsys.readouterr().out
+    assert main(["native", "--again"]) == 0 and compiler.calls == 1
+
+
 # --- the wheel ----------------------------------------------------------------------------------
 
 PLATFORM = sysconfig.get_platform().replace("-", "_").replace(".", "_")

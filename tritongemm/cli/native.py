@@ -24,14 +24,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Builds; says where the library is and whether it is on. Raises CompileError, UsageError."""
-    from tritongemm.native import build
+    from tritongemm.native import build, find, loading
     from tritongemm.native.wheels import add
 
     if args.into is not None and args.wheel is None:
         raise UsageError("--into needs --wheel, the wheel to add the library to")
-    start = time.perf_counter()
-    library = build(again=args.again)
-    print(f"built in {time.perf_counter() - start:.1f} s: {library.path}")
+    path = None if args.again or args.wheel is not None else find().path
+    if path is not None and path.is_relative_to(loading.PREBUILT):
+        print(f"the package has one that fits: {path}")
+    else:
+        start = time.perf_counter()
+        library = build(again=args.again)
+        print(f"built in {time.perf_counter() - start:.1f} s: {library.path}")
     if args.wheel is not None:
         print(f"for torch {library.abi.torch}, {library.abi.python}: "
               f"{add(args.wheel, library, args.into or args.wheel.parent)}")
