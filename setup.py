@@ -40,7 +40,7 @@ class Wheel(bdist_wheel):
                    key=lambda path: path.stat().st_mtime)
         try:
             add(pure, build(), pure.parent)
-        except (TritonGemmError, ImportError, OSError) as error:  # torch is imported where it is needed
+        except (TritonGemmError, ImportError, OSError) as error:  # torch is imported in build()
             self.warn(f"the native dispatcher is not built into the wheel: {error}")
         else:
             pure.unlink()
