@@ -23,7 +23,8 @@ PACKAGE = Path(tritongemm.__file__).resolve().parent
 #: From the bottom up. A layer imports those before it and itself; the names of one line stand
 #: beside each other and do not import each other.
 LAYERS = (
-    ("errors", "notebook"), ("settings",), ("formats", "activations", "plugins"), ("compute",),
+    ("errors", "notebook"), ("settings",), ("formats", "activations", "plugins"),
+    ("compute", "epilogues", "scales"),
     ("problem", "config"), ("records",), ("device",), ("occupancy",),
     ("kernels", "baselines", "measure", "native"), ("selection",), ("ops",), ("integration",),
     ("inductor",), ("workers",), ("tuning", "bench"), ("calibration", "cubins", "ladder", "models"),
@@ -32,15 +33,15 @@ LAYERS = (
 #: The bottom may know itself: problem and config know errors.
 _LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 #: report stands on records alone.
-REPORT_MAY = {"errors", "settings", "formats", "activations", "compute", "problem", "config",
-              "device", "records", "report"}
+REPORT_MAY = {"errors", "settings", "formats", "activations", "compute", "epilogues", "scales",
+              "problem", "config", "device", "records", "report"}
 HEAVY = {"torch", "triton", "pandas", "matplotlib", "numba", "cuda", "pynvml"}
 #: Never imported there, not even inside a function.
 NEVER = {"records": {"torch", "triton", "pandas"}, "report": {"torch", "triton"},
          "errors": HEAVY, "settings": HEAVY, "config": HEAVY}
 #: Imported by whoever only wants to look: nothing heavy at module level.
-LIGHT = {"errors", "settings", "formats", "activations", "compute", "problem", "config", "device",
-         "records", "report", "selection", "workers", "cli"}
+LIGHT = {"errors", "settings", "formats", "activations", "compute", "epilogues", "scales",
+         "problem", "config", "device", "records", "report", "selection", "workers", "cli"}
 
 
 def sources() -> list[Path]:

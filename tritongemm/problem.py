@@ -1,20 +1,27 @@
-"""The vocabulary of a matrix product: dtypes, layouts, epilogues, and :class:`GemmProblem`."""
+"""The vocabulary of a matrix product: layouts, alignments, groups, and :class:`GemmProblem`."""
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import product
 from typing import NamedTuple
 
-from tritongemm import activations
 from tritongemm.compute import PRECISIONS as PRECISIONS
 from tritongemm.compute import Compute, compute_of
+from tritongemm.epilogues import ACTIVATIONS as ACTIVATIONS
+from tritongemm.epilogues import ADDENDS as ADDENDS
+from tritongemm.epilogues import EPILOGUES as EPILOGUES
+from tritongemm.epilogues import GATES as GATES
+from tritongemm.epilogues import PLAIN_EPILOGUES as PLAIN_EPILOGUES
+from tritongemm.epilogues import Epilogue as Epilogue
+from tritongemm.epilogues import epilogue_of as epilogue_of
 from tritongemm.errors import ProblemError
 from tritongemm.formats import FORMATS, OPERAND_FORMATS, Format, format_of, on_change
 from tritongemm.formats import torch_dtype as torch_dtype
+from tritongemm.scales import Scale as Scale
+from tritongemm.scales import scale_of as scale_of
 
 #: The formats by their older names: what torch calls a dtype.
 DTYPES, OPERAND_DTYPES, dtype_of = FORMATS, OPERAND_FORMATS, format_of
@@ -30,153 +37,11 @@ NOTHING_TO_MULTIPLY = "an extent is 0"
 MAX_EXTENT = 2**31 - 1
 _set = object.__setattr__
 
-#: What may be added to the product, or only scale it, and what may be applied to the sum.
-ADDENDS = ("none", "scale", "bias", "add")
-ACTIVATIONS = tuple(activations.BY_NAME)
-
-
-@dataclass(frozen=True, slots=True)
-class Epilogue:
-    """activation(alpha * A @ B + beta * D), computed in float32 before C is rounded.
-
-    Attributes:
-        addend: ``none``; ``scale``: alpha alone, no D; ``bias``: D is [N], the same for every row;
-            ``add``: D is [batch, M, N]. D has C's dtype; alpha and beta come with each call.
-        activation: a name of :data:`tritongemm.activations.BY_NAME`.
-        gated: B holds two matrices of N / 2 columns, the gate's and the other one's, and C [M, N/2]
-            is activation(alpha * A @ B1 + beta * D1) * (alpha * A @ B2 + beta * D2). A bias D has
-            both halves. The batch is 1.
-        residual: D [batch, M, N] is added after the activation: activation(alpha * A @ B + bias) +
-            beta * D. The vector of ``addend`` ``bias`` is then an operand of its own, ``bias``.
-        aux: the argument of the activation, [batch, M, N], is a second result, ``aux``, which the
-            gradient needs; of a gated epilogue both halves. It has C's dtype.
-    """
-
-    addend: str
-    activation: str
-    gated: bool = False
-    residual: bool = False
-    aux: bool = False
-
-    @property
-    def scales(self) -> bool:
-        """Whether it takes alpha."""
-        return self.addend != "none" or self.residual
-
-    @property
-    def reads_d(self) -> bool:
-        """Whether it takes D and beta."""
-        return self.residual or self.addend in ("bias", "add")
-
-    @property
-    def d_is_matrix(self) -> bool:
-        """Whether D has a value of its own for each of C."""
-        return self.residual or self.addend == "add"
-
-    @property
-    def plain(self) -> bool:
-        """Whether it is an addend and an activation, which every kernel with an epilogue takes."""
-        return not (self.gated or self.residual or self.aux)
-
-    def __str__(self) -> str:
-        words = (self.addend, f"gated_{self.activation}" if self.gated else self.activation,
-                 "residual" if self.residual else "none", "aux" if self.aux else "none")
-        return "+".join(x for x in words if x != "none") or "none"
-
-
-#: What may be gated: every activation but the identity.
-GATES = ACTIVATIONS[1:]
-
-
-def _epilogues() -> Iterator[Epilogue]:
-    yield from (Epilogue(*both) for both in product(ADDENDS, ACTIVATIONS))
-    for addend, activation in product(("none", "bias"), ACTIVATIONS):
-        if (addend, activation) != ("none", "none"):  # that is ``add``
-            yield Epilogue(addend, activation, residual=True)
-        if activation != "none":
-            yield Epilogue(addend, activation, aux=True)
-            yield Epilogue(addend, activation, gated=True)
-            yield Epilogue(addend, activation, gated=True, aux=True)
-
-
-#: Every epilogue by its name, e.g. ``none, bias, relu, bias+gelu, gated_silu, bias+relu+residual,
-#: bias+gelu+aux``.
-EPILOGUES = {str(e): e for e in _epilogues()}
-#: Those that are an addend and an activation.
-PLAIN_EPILOGUES = {name: e for name, e in EPILOGUES.items() if e.plain}
-
-
-def epilogue_of(name: str) -> Epilogue:
-    """The :class:`Epilogue` named ``name``. Raises :class:`ProblemError` for an unknown one."""
-    try:
-        return EPILOGUES[name]
-    except (KeyError, TypeError):
-        raise ProblemError(
-            f"epilogue {name!r} is not known; use none, or one of {', '.join(ADDENDS[1:])}, then "
-            f"one of {', '.join(ACTIVATIONS[1:])}, joined by + (bias+gelu), or either alone; "
-            "an activation may be gated (bias+gated_silu) or followed by +residual or +aux"
-        ) from None
-
 
 def divisor_of(value: int, limit: int = FULL_ALIGNMENT) -> int:
     """The largest power of two up to ``limit`` that divides ``value`` (``limit`` for 0)."""
     low = value & -value
     return limit if low == 0 or low > limit else low
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """Factors of an operand: element = factor * what is stored. Its word is e.g. ``tensor``,
-    ``row``, ``1x128``, ``1x32_e8m0``.
-
-    Attributes:
-        granularity: ``tensor``: one factor; ``row``: one for each row of A or column of B;
-            ``block``: one for each block.
-        block: elements that share a factor, of a ``block`` scale alone: along rows of A or columns
-            of B, then along K.
-        format: of the factors.
-    """
-
-    granularity: str
-    block: tuple[int, ...] = ()
-    format: str = "fp32"
-
-    def __str__(self) -> str:
-        word = "x".join(map(str, self.block)) or self.granularity
-        return word if self.format == "fp32" else f"{word}_{self.format}"
-
-    def count(self, rows: int, k: int) -> int:
-        """Factors of an operand of ``rows`` rows of A, or columns of B, each of ``k`` elements."""
-        if self.granularity == "tensor":
-            return 1
-        along_rows, along_k = self.block or (1, max(k, 1))
-        return -(-rows // along_rows) * -(-k // along_k)
-
-
-_SCALE = re.compile(r"(?:(tensor|row)|([1-9][0-9]{0,8})x([1-9][0-9]{0,8}))(?:_([a-z0-9]+))?")
-
-
-@functools.lru_cache(maxsize=256)
-def _scale_of(word: str) -> Scale:
-    found = _SCALE.fullmatch(word)
-    if found is None or found[4] == "fp32":  # one word a scale: equal problems are equal
-        raise ProblemError(f"scale {word!r:.80} is not known; use none, tensor, row or a block "
-                           "such as 1x128, each with the format of its factors behind _ where that "
-                           "is not fp32")
-    granularity, rows, along_k, name = found.groups()
-    name = format_of(name or "fp32").name
-    if granularity:
-        return Scale(granularity, (), name)
-    return Scale("block", (int(rows), int(along_k)), name)
-
-
-def scale_of(word: str) -> Scale | None:
-    """The :class:`Scale` of a word; None for ``none``. Raises :class:`ProblemError`."""
-    if word == "none":
-        return None
-    if not isinstance(word, str):
-        raise ProblemError(f"scale {word!r:.80} is not a word")
-    return _scale_of(word)
 
 
 #: The extents that the groups of a grouped product may cut.

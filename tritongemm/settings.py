@@ -146,9 +146,10 @@ VARIABLES: tuple[Variable, ...] = (
              "float32 products where torch's precision is ieee: split: as three fp16 products of "
              "split operands, or on CUDA cores where that is faster; ieee: on CUDA cores only"),
     Variable("native", "TRITONGEMM_NATIVE", "auto", _native,
-             "find and launch repeated products in C++. auto: where there is a GPU; the library is "
-             "compiled once for each torch, in the background, if there is a C++ compiler. 1: also "
-             "elsewhere, from what `tritongemm native` built. 0: never"),
+             "find and launch repeated products in C++. auto: where there is a GPU; the library "
+             "comes with the package, or is compiled once for each torch, in the background, if "
+             "there is a C++ compiler. 1: also elsewhere, but compiled by `tritongemm native` "
+             "alone. 0: never"),
     Variable("interpret", "TRITON_INTERPRET", "0", _flag,
              "Triton's own: run kernels in its interpreter, on CPU tensors"),
     Variable("visible_devices", "CUDA_VISIBLE_DEVICES", "", _names,

@@ -10,7 +10,7 @@ import zipfile
 import pytest
 
 from tritongemm import __version__, settings
-from tritongemm.cli import main
+from tritongemm.cli import doctor, main
 from tritongemm.config import KernelConfig
 from tritongemm.cubins import building, choosing
 from tritongemm.cubins.choosing import Choice
@@ -72,6 +72,9 @@ def test_a_build_compiles_what_the_store_lacks_and_reports_what_failed(compiled,
     assert {*built.pack.keys()} == {key for choice in wanted[:2] for key in choice.keys}
     with settings.override(cubins=built.pack.folder):
         assert pack.found(90).pack is not None
+        assert "chosen by other" not in doctor._shipped(False).detail
+        with settings.override(policy="model"):
+            assert "chosen by other tables" in doctor._shipped(False).detail
         assert (pack.prepared_folders()[0]).is_dir()
 
 
@@ -100,12 +103,22 @@ def test_the_wheel_holds_the_pack_and_is_found_when_it_is_installed(compiled, tm
                            "--no-index", "--target", tmp_path / "site", wheel],
                           capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    code = ("from tritongemm.kernels import pack; found = pack.found(90); "
-            "print(found.pack.entries if found.pack else found.reason)")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
-                          check=True, env=settings.child_environment(
-                              TRITONGEMM_CUBINS="", PYTHONPATH=f".:{tmp_path / 'site'}"))
-    assert done.stdout.strip() == str(built.pack.entries)
+    code = ("import sys; from tritongemm.kernels import pack; found = pack.found(90); "
+            "print(found.pack.entries if found.pack else found.reason, "
+            "[len(x.cubin) if x else x for x in [pack.load(sys.argv[1], 90)]])")
+
+    def loaded() -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", code, *wanted[0].keys], capture_output=True, text=True,
+            timeout=60, check=True, env=settings.child_environment(
+                TRITONGEMM_CUBINS="", TRITONGEMM_LOG="warning",
+                PYTHONPATH=f".:{tmp_path / 'site'}"))
+        return done.stdout.strip() + done.stderr
+
+    assert loaded() == f"{built.pack.entries} [{len(CUBIN)}]"
+    cubins = tmp_path / "site/tritongemm_cubins_sm90" / pack.CUBINS
+    cubins.write_bytes(cubins.read_bytes()[:-1] + b"!")
+    assert "[None]" in loaded() and "SHA-256" in loaded()
 
 
 def test_the_command_builds_and_says_what_other_problems_it_serves(compiled, tmp_path, monkeypatch,

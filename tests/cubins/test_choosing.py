@@ -6,9 +6,11 @@ import json
 
 import pytest
 
+from tritongemm import settings
 from tritongemm.config import KernelConfig
 from tritongemm.cubins import choosing
 from tritongemm.cubins.choosing import Choice, by_use, coverage, drawn, needed
+from tritongemm.cubins.revision import choices_digest
 from tritongemm.device import device_named
 from tritongemm.errors import DataFileError, UsageError
 from tritongemm.kernels.compile import launch_key, launches_of
@@ -96,5 +98,69 @@ def test_a_journal_of_another_revision_or_a_damaged_one_is_an_error(tmp_path):
     with pytest.raises(DataFileError, match="cut short"):
         choosing.choices([PROBLEM], [H200], journal=journal, workers=1)
     journal.write_text("[]\n")
-    with pytest.raises(DataFileError, match="no choice"):
+    with pytest.raises(DataFileError, match="is a list, not an object"):
         choosing.choices([PROBLEM], [H200], journal=journal, workers=1)
+
+
+CHANGES = {
+    "table": lambda root: (root / "tuned/nvidia-h200/mm-bf16.json").write_text("{}"),
+    "calibration": lambda root: (root / "calibration/nvidia-h200.json").write_text("{}"),
+    "name": lambda root: (root / "tuned/nvidia-h200/mm.json").rename(root / "mm.json"),
+}
+
+
+@pytest.fixture
+def tables(tmp_path):
+    """A folder of tables that wins over the shipped ones."""
+    root = tmp_path / "configs"
+    for name in ("tuned/nvidia-h200/mm.json", "calibration/nvidia-h200.json"):
+        path = root / name
+        path.parent.mkdir(parents=True)
+        path.write_text("[]")
+    with settings.override(config_dir=root):
+        yield root
+
+
+def journalled(tmp_path, monkeypatch):
+    """Chooses with a journal; how often it asked for a choice."""
+    asked = []
+    monkeypatch.setattr(choosing, "chosen", lambda problem, device: asked.append(problem) or of(
+        "key"))
+    choosing.choices([PROBLEM], [H200], journal=tmp_path / "choices.jsonl", workers=1)
+    return len(asked)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_choices_of_other_tables_or_calibrations_are_out_of_date(name, tables, tmp_path,
+                                                                 monkeypatch):
+    assert journalled(tmp_path, monkeypatch) == 1
+    assert journalled(tmp_path, monkeypatch) == 0
+    CHANGES[name](tables)
+    with pytest.raises(DataFileError, match="other tables, calibrations.*delete it"):
+        journalled(tmp_path, monkeypatch)
+
+
+def test_so_are_those_of_other_settings_or_code_or_of_a_folder_that_wins(tables, tmp_path,
+                                                                         monkeypatch):
+    digests = [choices_digest()]
+    for change in (dict(policy="model"), dict(num_sms=100), dict(batch_invariant=True),
+                   dict(user_dir=tables, config_dir=None), dict(config_only=True)):
+        with settings.override(**change):
+            digests.append(choices_digest())
+    package = tmp_path / "package"
+    (package / "selection").mkdir(parents=True)
+    monkeypatch.setattr("tritongemm.__file__", str(package / "__init__.py"))
+    for text in ("a = 1", "a = 2"):
+        (package / "selection/policy.py").write_text(text)
+        with settings.override(config_only=True):
+            digests.append(choices_digest())
+    assert len(digests) == len({*digests})
+
+
+def test_a_journal_from_before_tables_were_looked_at_is_out_of_date(tmp_path, monkeypatch):
+    from tritongemm.kernels.revision import device_code_digest
+
+    (tmp_path / "choices.jsonl").write_text(
+        json.dumps({"device_code": device_code_digest()}) + "\n")
+    with pytest.raises(DataFileError, match="other tables"):
+        journalled(tmp_path, monkeypatch)

@@ -192,6 +192,36 @@ def test_nothing_but_the_op_is_in_a_graph(ours):
     assert [op for op in graphs[0] if op.startswith("call_function")] == ["call_function"]
 
 
+COLD = {
+    "matmul": lambda a, b: tg.matmul(a, b),
+    "bias": lambda a, b: tg.linear(a, b.mT, b[0]),
+    "residual": lambda a, b: tg.linear(a, b.mT, residual=a),
+    "gated": lambda a, b: tg.gated_linear(a, b, activation="silu"),
+    "torch's": lambda a, b: tg.matmul(a, b[0]),
+    "out": lambda a, b: tg.matmul(a, b, out=torch.empty(4, 4)),
+    "transformed": lambda a, b: torch.func.vmap(tg.mm, (0, None))(a[None], b),
+}
+
+
+@pytest.mark.parametrize("name", COLD)
+def test_a_compiled_call_may_be_the_first_of_a_process(name, ours, monkeypatch):
+    """The environment is read while it is traced, and a later change of a setting is seen."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setenv("TRITONGEMM_DISABLE", "1")
+    torchs = name in ("torch's", "out", "transformed")
+    a, b = torch.randn(4, 4), torch.randn(4, 4)
+    torch._dynamo.reset()
+    settings._put(None, tell=False)
+    found, first = seen_ops(COLD[name], a, b)
+    assert bool(found) != torchs
+    torch.testing.assert_close(first, COLD[name](a, b))
+    compiled = torch.compile(COLD[name], fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(a, b), first)
+    if torchs:
+        with settings.override(strict=True), pytest.raises(Exception, match="UnsupportedError"):
+            compiled(a, b)
+
+
 @pytest.mark.parametrize("call, shapes", [
     (lambda a, b: tg.linear(a, b), ((3, 4), (4,))),
     (lambda a, b: tg.matmul(a, b), ((3, 0), (0, 4))),

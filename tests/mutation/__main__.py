@@ -27,7 +27,8 @@ from .trial import Lines, Outcome, planted, run
 
 ROOT = Path(__file__).resolve().parents[2]
 #: What is mutated, below the package: host code alone.
-AREAS = ("problem.py", "config.py", "records", "selection", "tuning", "report", "ops", "kernels")
+AREAS = ("problem.py", "epilogues.py", "scales.py", "config.py", "records", "selection", "tuning",
+         "report", "ops", "kernels")
 #: The tests that may notice.
 TESTS = ("records", "report", "selection", "kernels", "ops", "tuning", "calibration", "cli",
          "bench", "test_formats.py", "test_activations.py")

@@ -1,9 +1,12 @@
-"""The native dispatcher on CPU tensors: a C callback stands for the driver, torch for kernels."""
+"""The native dispatcher on CPU tensors: a C callback stands for the driver, torch for kernels.
+Fakes of the compiler and of the process that builds."""
 
 from __future__ import annotations
 
 import ctypes
 import shutil
+import subprocess
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 from tritongemm import native as package  # noqa: E402
 from tritongemm import settings  # noqa: E402
+from tritongemm.native import background, loading  # noqa: E402
 from tritongemm.native.compiler import COMPILERS  # noqa: E402
 from tritongemm.ops import execute, native  # noqa: E402
 from tritongemm.ops import plans as kept  # noqa: E402
@@ -138,6 +142,62 @@ def driver(library, monkeypatch):
                         FakePlan(fake, problem, geometry))
     monkeypatch.setattr("tritongemm.ops.calls._alone", lambda: True)
     with settings.override(interpret=True, native="on"):
-        assert native.table() is not None, package.obstacle()
+        assert native.table() is not None, package.find().obstacle
         yield fake
     execute.clear_plans()
+
+
+class FakeCompiler:
+    """Stands for ``subprocess.run`` of a compiler. ``made``: what it compiles."""
+
+    def __init__(self, status: int = 0, said: str = "") -> None:
+        self.status, self.said, self.calls, self.made = status, said, 0, b"a library"
+        self.imported = loading._imported
+
+    def __call__(self, command, **_):
+        self.calls += 1
+        if self.status == 0:
+            with open(command[command.index("-o") + 1], "wb") as file:
+                file.write(self.made)
+        return subprocess.CompletedProcess(command, self.status, "", self.said)
+
+
+@pytest.fixture
+def compiler(tmp_path, monkeypatch):
+    """A compiler that makes a library at once, which is imported at once."""
+    fake = FakeCompiler()
+    monkeypatch.setattr("tritongemm.native.compiler.subprocess", SimpleNamespace(
+        run=fake, TimeoutExpired=subprocess.TimeoutExpired))
+    monkeypatch.setattr("tritongemm.native.compiler.shutil.which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(loading, "_loaded", {})
+    monkeypatch.setattr(loading, "_imported", lambda path: SimpleNamespace(path=path))
+    with settings.override(cache_dir=tmp_path, native="on"):
+        yield fake
+
+
+class Builder:
+    """In the place of the process that builds."""
+
+    def __init__(self, status: int = 0) -> None:
+        self.status, self.started = status, []
+
+    def __call__(self, command, **more):
+        self.started.append((command, more["env"]))
+        return self
+
+    def wait(self) -> int:
+        """Ends."""
+        return self.status
+
+
+@pytest.fixture
+def automatic(compiler, monkeypatch):
+    """auto, on a machine with a GPU, in a process that has not built yet."""
+    builder = Builder()
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(background, "_begun", True)  # what other tests left would build at once
+    monkeypatch.setattr(background, "subprocess", SimpleNamespace(
+        Popen=builder, DEVNULL=subprocess.DEVNULL))
+    with settings.override(native="auto"):
+        monkeypatch.setattr(background, "_begun", False)
+        yield builder

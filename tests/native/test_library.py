@@ -7,7 +7,6 @@ import logging
 import subprocess
 import sys
 import threading
-from types import SimpleNamespace
 
 import pytest
 
@@ -16,9 +15,9 @@ pytest.importorskip("torch")
 from tritongemm import settings
 from tritongemm.cli import main
 from tritongemm.errors import CompileError
-from tritongemm.native import background, build, failure, library, load, obstacle
-from tritongemm.native.compiler import digest_file
+from tritongemm.native import background, build, failure, find, load, loading
 from tritongemm.native.loading import wanted
+from tritongemm.native.stored import MANIFEST
 
 
 def never() -> None:
@@ -26,32 +25,15 @@ def never() -> None:
     raise AssertionError("a build was waited for")
 
 
-class FakeCompiler:
-    """Stands for ``subprocess.run`` of a compiler."""
-
-    def __init__(self, status: int = 0, said: str = "") -> None:
-        self.status, self.said, self.calls = status, said, 0
-
-    def __call__(self, command, **_):
-        self.calls += 1
-        if self.status == 0:
-            with open(command[command.index("-o") + 1], "wb") as file:
-                file.write(b"a library")
-        return subprocess.CompletedProcess(command, self.status, "", self.said)
-
-
-@pytest.fixture
-def compiler(tmp_path, monkeypatch):
-    fake = FakeCompiler()
-    monkeypatch.setattr("tritongemm.native.compiler.subprocess", SimpleNamespace(
-        run=fake, TimeoutExpired=subprocess.TimeoutExpired))
-    monkeypatch.setattr("tritongemm.native.compiler.shutil.which", lambda name: f"/usr/bin/{name}")
-    with settings.override(cache_dir=tmp_path, native="on"):
-        yield fake
+def obstacle() -> str | None:
+    """Why no library is loaded, or None."""
+    loading._loaded.clear()
+    return find().obstacle
 
 
 def test_the_library_is_built_once(compiler):
-    assert build() == build() == library() and compiler.calls == 1
+    first = build()
+    assert first == build() and find().path == first.path and compiler.calls == 1
     build(again=True)
     assert compiler.calls == 2 and obstacle() is None
 
@@ -67,27 +49,89 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(compiler):
     compiler.status, compiler.said = 1, "dispatcher.cpp:1: error: no torch\n"
     with pytest.raises(CompileError, match="no torch"):
         build()
-    assert not library().exists() and obstacle() == "it is not built. Build it: tritongemm native"
+    assert obstacle() == "it is not built. Build it: tritongemm native"
 
 
-@pytest.mark.parametrize("damage", ("cut", "altered", "no digest"))
-def test_a_damaged_library_is_not_loaded(compiler, damage):
-    path = build()
-    if damage == "no digest":
-        digest_file(path).unlink()
+@pytest.mark.parametrize(("damage", "said"), [
+    ("cut", "is damaged"), ("altered", "is damaged"), ("gone", "is damaged"),
+    ("manifest", "is not JSON"), ("name", "no name of a library")])
+def test_a_damaged_library_is_not_loaded_and_built_again(compiler, damage, said):
+    path = build().path
+    manifest = path.with_name(MANIFEST)
+    if damage == "manifest":
+        manifest.write_text("{")
+    elif damage == "name":
+        manifest.write_text(manifest.read_text().replace(path.name, "../evil.so"))
+    elif damage == "gone":
+        path.unlink()
     else:
         path.write_bytes(path.read_bytes()[:-1] + (b"" if damage == "cut" else b"!"))
-    assert "is damaged. Build it again: tritongemm native --again" in (obstacle() or "")
-    build(again=True)
+    found = obstacle() or ""
+    assert said in found and found.endswith("Build it again: tritongemm native --again")
+    build()
     assert obstacle() is None
 
 
+def test_a_reader_sees_a_whole_library_at_each_step_of_a_build(compiler, monkeypatch):
+    """Of the two files that a build writes, whichever is there: the old pair or the new one."""
+    from tritongemm.native import stored
+
+    before, seen = build().sha256, []
+    write = stored.write_atomic
+
+    def looking(path, data, **more):
+        for step in (lambda: None, lambda: write(path, data, **more)):
+            step()
+            assert obstacle() is None
+            seen.append(stored.read_whole(path.parent).sha256)
+
+    monkeypatch.setattr(stored, "write_atomic", looking)
+    compiler.made = b"another library"
+    after = build(again=True).sha256
+    assert seen == [before] * 3 + [after] and before != after
+
+
+def test_readers_of_other_threads_see_no_damage_while_it_is_built_again(compiler):
+    from tritongemm.native import stored
+
+    place, ended, found = build().path.parent, threading.Event(), []
+
+    def read():
+        while not ended.is_set():
+            found.append(stored.read_whole(place))  # raises where a pair does not fit
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for number in range(40):
+        compiler.made = b"library %d" % number
+        build(again=True)
+    ended.set()
+    reader.join()
+    assert None not in found and len({x.sha256 for x in found}) > 1
+    assert len(list(place.glob("*.so"))) == 2  # the last, and the one before for late readers
+
+
+def test_a_reader_that_is_late_reads_again(compiler, monkeypatch):
+    """Its library was removed after it had read the manifest."""
+    from tritongemm.native import stored
+
+    place, read = build().path.parent, stored.read
+    old = read(place)
+    compiler.made = b"another library"
+    new = build(again=True)
+    old.path.unlink()
+    answers = iter((old, new))
+    monkeypatch.setattr(stored, "read", lambda folder: next(answers))
+    assert stored.read_whole(place) == new
+
+
 def test_a_library_that_others_may_write_is_not_loaded(compiler):
-    build().chmod(0o777)
+    build().path.chmod(0o777)
     assert "others may write to it" in (obstacle() or "")
 
 
-def test_what_cannot_be_imported_is_one_warning(compiler, caplog):
+def test_what_cannot_be_imported_is_one_warning(compiler, caplog, monkeypatch):
+    monkeypatch.setattr(loading, "_imported", compiler.imported)
     build()
     assert load(never) is None and load(never) is None
     said = [r.getMessage() for r in caplog.records if "native dispatcher" in r.getMessage()]
@@ -100,34 +144,6 @@ def test_by_default_it_is_for_gpus():
         assert not wanted() and load(never) is None
     with settings.override(native="off"):
         assert not wanted() and load(never) is None
-
-
-class Builder:
-    """In the place of the process that builds."""
-
-    def __init__(self, status: int = 0) -> None:
-        self.status, self.started = status, []
-
-    def __call__(self, command, **more):
-        self.started.append((command, more["env"]))
-        return self
-
-    def wait(self) -> int:
-        """Ends."""
-        return self.status
-
-
-@pytest.fixture
-def automatic(compiler, monkeypatch):
-    """auto, on a machine with a GPU, in a process that has not built yet."""
-    builder = Builder()
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr(background, "_begun", True)  # what other tests left would build at once
-    monkeypatch.setattr(background, "subprocess", SimpleNamespace(
-        Popen=builder, DEVNULL=subprocess.DEVNULL))
-    with settings.override(native="auto"):
-        monkeypatch.setattr(background, "_begun", False)
-        yield builder
 
 
 def test_auto_builds_once_in_the_background_and_says_when_it_is_done(automatic, caplog):
@@ -184,10 +200,13 @@ def test_the_builder_finds_the_package_and_runs_nothing_of_the_working_folder(au
     assert done.returncode == 0 and "function build" in done.stdout, done.stderr
 
 
-def test_doctor_says_whether_it_is_on(compiler, automatic):
+def test_doctor_says_whether_it_is_on(compiler, automatic, monkeypatch):
     from tritongemm.cli.doctor import _native
 
     assert _native().ok and "not built yet" in _native().detail
+    with monkeypatch.context() as patch:
+        patch.setattr("tritongemm.native.compiler.shutil.which", lambda name: None)
+        assert not _native().ok and "no C++ compiler" in _native().detail
     with settings.override(native="auto", interpret=True):
         assert _native().ok and "no GPU" in _native().detail
     with settings.override(native="on"):
@@ -197,7 +216,7 @@ def test_doctor_says_whether_it_is_on(compiler, automatic):
 def _is_named(_native):
     assert "is not built" in _native().detail and _native().fix == "tritongemm native --again"
     build()
-    assert _native().ok and _native().detail == str(library())
+    assert _native().ok and _native().detail == str(find().path)
     with settings.override(native="off"):
         assert _native().ok and "off" in _native().detail
 
@@ -206,7 +225,7 @@ def test_the_verb_says_where_it_is_and_that_it_is_off(compiler, capsys):
     with settings.override(native="off"):
         assert main(["native"]) == 0
     said = capsys.readouterr().out
-    assert str(library()) in said and "TRITONGEMM_NATIVE=0" in said
+    assert str(build().path) in said and "TRITONGEMM_NATIVE=0" in said
 
 
 def test_an_unknown_argument_is_refused(capsys):

@@ -1,4 +1,5 @@
-"""The three ways to have the package: a wheel, an editable install, a bare checkout.
+"""The ways to have the package: a pure wheel, one with the native dispatcher for this machine, an
+editable install, a bare checkout.
 
 Each is built from a copy of the tree and tried in an environment that has nothing else, so what
 is proved is that the package alone finds its configs and suites, and that nothing is downloaded.
@@ -7,6 +8,7 @@ is proved is that the package alone finds its configs and suites, and that nothi
 from __future__ import annotations
 
 import configparser
+import dataclasses
 import email
 import importlib.metadata
 import json
@@ -21,6 +23,8 @@ import pytest
 
 import tritongemm
 from tritongemm import settings
+from tritongemm.native import build, wheels
+from tritongemm.native.compiler import COMPILERS
 
 CHECKOUT = Path(tritongemm.__file__).resolve().parent.parent
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
@@ -84,7 +88,7 @@ def tree(tmp_path_factory) -> Path:
     skipped = shutil.ignore_patterns("__pycache__", "results", "*.egg-info", "*.lock")
     for name in ("tritongemm", "configs", "perf"):
         shutil.copytree(CHECKOUT / name, copy / name, ignore=skipped)
-    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+    for name in ("setup.cfg", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(CHECKOUT / name, copy / name)
     return copy
 
@@ -204,3 +208,79 @@ def test_a_config_folder_of_ones_own_takes_nothing_away(tree, tmp_path):
     assert Path(found.pop("configs")) == tree / "configs"
     del found["file"]
     assert found == expected()
+
+
+#: Run with the installed wheel: two calls, the first by the Python path, the second in C++. A C
+#: callback of tests/native stands for the driver.
+CALLS = """
+import importlib.util, sys
+import pytest, torch
+import tritongemm as tg
+from tritongemm.ops import native, plans
+spec = importlib.util.spec_from_file_location("fake", sys.argv[1])
+fake = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(fake)
+driver = fake.FakeDriver()
+plans.make_plan = lambda problem, config, device, geometry, where: fake.FakePlan(
+    driver, problem, geometry)
+tg.ops.calls._alone = lambda: True
+a, b = torch.randn(33, 17), torch.randn(17, 40)
+for _ in range(2):
+    torch.testing.assert_close(tg.mm(a, b), a @ b)
+print(driver.by_python, driver.by_native, tg.__file__, getattr(native.table(), "__file__", None))
+"""
+
+
+@pytest.fixture(scope="module")
+def library():
+    """The native dispatcher, built for this torch."""
+    if not any(map(shutil.which, COMPILERS)):
+        pytest.skip("needs a C++ compiler")
+    return build()
+
+
+def calls(wheel: Path, folder: Path) -> list[str]:
+    """What :data:`CALLS` prints with ``wheel`` installed, an empty cache and no compiler."""
+    run(*PIP, "install", *OFFLINE, "--target", folder / "site", wheel)
+    (folder / "bin").mkdir()
+    said = run(sys.executable, "-c", CALLS, CHECKOUT / "tests/native/conftest.py",
+               PYTHONPATH=str(folder / "site"), PATH=str(folder / "bin"), TRITON_INTERPRET="1",
+               TRITONGEMM_NATIVE="1", TRITONGEMM_CACHE_DIR=str(folder / "cache")).split()
+    assert not (folder / "cache/native").exists()
+    assert Path(said[2]).is_relative_to(folder / "site")
+    return said
+
+
+@pytest.mark.thorough
+def test_a_wheel_with_the_native_dispatcher_answers_calls_without_a_compiler(wheel, library,
+                                                                             tmp_path):
+    made = wheels.add(wheel, library, tmp_path)
+    python, native, _, loaded = calls(made, tmp_path)
+    assert (python, native) == ("1", "1")
+    assert Path(loaded).is_relative_to(tmp_path / "site/tritongemm/native/prebuilt")
+
+
+@pytest.mark.thorough
+def test_with_a_library_of_another_torch_the_python_path_answers(wheel, library, tmp_path):
+    other = dataclasses.replace(library.abi, torch="2.9.1+cpu")
+    made = wheels.add(wheel, dataclasses.replace(library, abi=other), tmp_path)
+    assert calls(made, tmp_path)[:2] == ["2", "0"]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("compiler", (True, False))
+def test_the_build_option_builds_the_dispatcher_if_there_is_a_compiler(tree, library, tmp_path,
+                                                                       compiler):
+    """A build without a compiler ends with the pure wheel."""
+    path = {} if compiler else {"PATH": str(tmp_path / "empty"),
+                                "TRITONGEMM_CACHE_DIR": str(tmp_path / "cache")}
+    run(*PIP, "wheel", *OFFLINE, "--log", tmp_path / "log", "--wheel-dir", tmp_path / "out",
+        "--config-settings=--build-option=--native", tree, **path)
+    (made,) = (tmp_path / "out").glob("*.whl")
+    names = zipfile.ZipFile(made).namelist()
+    held = [name for name in names if name.startswith("tritongemm/native/prebuilt/")]
+    assert made.name.endswith("-none-any.whl") == (not held) == (not compiler)
+    if compiler:
+        assert {name.split("/")[3] for name in held} == {library.abi.tag}
+    else:
+        assert "not built into the wheel: no C++ compiler" in (tmp_path / "log").read_text()

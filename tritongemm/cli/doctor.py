@@ -306,6 +306,7 @@ def _cache() -> Check:
 
 def _shipped(torch_ok: bool) -> Check:
     """The compiled kernels of an installed pack, for the GPU here, else sm_90."""
+    from tritongemm.cubins.revision import choices_digest
     from tritongemm.kernels import pack
 
     name, arch = "shipped kernels", 90
@@ -326,6 +327,9 @@ def _shipped(torch_ok: bool) -> Check:
     if bad := made.damage():
         return Check(name, False, f"{detail}; {len(bad)} damaged, which are compiled instead, such "
                      f"as: {bad[0]}", fix, partly=True)
+    if made.choices and made.choices != choices_digest():
+        detail += ("; chosen by other tables, calibrations or settings than those here, so more "
+                   "first calls may compile")
     return Check(name, True, detail)
 
 
@@ -335,21 +339,27 @@ def _native() -> Check:
     if settings.current().native == "off":
         return Check(name, True, "off: TRITONGEMM_NATIVE=0")
     try:
-        from tritongemm.native import failure, library, obstacle
-        from tritongemm.native.loading import wanted
+        from tritongemm.native import failure, find
+        from tritongemm.native.compiler import compiler_path
+        from tritongemm.native.loading import NOT_BUILT, wanted
 
         if not wanted():
             return Check(name, True, "not used: there is no GPU")
-        reason, failed = obstacle(), failure()
+        found, failed = find(), failure()
     except ImportError as error:  # the line of what is missing has the fix
         return Check(name, False, str(error))
-    if failed is not None and not library().exists():
-        reason = failed
-    elif reason is not None and not library().exists() and settings.current().native == "auto":
+    refused = f"; the package's own is not used: {found.refused}" if found.refused else ""
+    if found.module is not None:
+        return Check(name, True, f"{found.path}{refused}")
+    if found.obstacle == NOT_BUILT and compiler_path() is None:
+        return Check(name, False, "it is not built, and there is no C++ compiler: the Python path "
+                     f"runs every call{refused}", "install g++ or clang")
+    if found.obstacle == NOT_BUILT and failed is not None:
+        return Check(name, False, failed + refused, "tritongemm native --again")
+    if found.obstacle == NOT_BUILT and settings.current().native == "auto":
         return Check(name, True, "not built yet: the first product builds it in the background; "
-                                 "`tritongemm native` does so now")
-    return Check(name, reason is None, str(library()) if reason is None else reason,
-                 "tritongemm native --again")
+                                 f"`tritongemm native` does so now{refused}")
+    return Check(name, False, f"{found.obstacle}{refused}", "tritongemm native --again")
 
 
 def _store() -> Check:

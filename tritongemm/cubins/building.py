@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tritongemm import __version__, settings
 from tritongemm.cubins.choosing import Choice, Coverage, coverage
+from tritongemm.cubins.revision import choices_digest
 from tritongemm.device import DeviceSpec, device_named
 from tritongemm.errors import CompileError
 from tritongemm.kernels import pack, store
@@ -96,7 +97,8 @@ def build(wanted: Sequence[Choice], found: Sequence[Choice], folder: Path, arch:
             f": {failed[0][1]}" if failed else f" within {max_bytes} bytes"))
     into = _project(folder, arch)
     prepare(into / pack.PREPARED)
-    made = pack.write(into, arch, triton_version(), compiler_key(arch), binaries.items())
+    made = pack.write(into, arch, triton_version(), compiler_key(arch), binaries.items(),
+                      choices_digest())
     return Built(made, made.bytes(), tuple(failed), full, coverage(found, binaries))
 
 

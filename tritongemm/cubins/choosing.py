@@ -19,6 +19,7 @@ from pathlib import Path
 from tritongemm.bench.fresh import draw_up_to
 from tritongemm.compute import precision_for
 from tritongemm.config import KernelConfig
+from tritongemm.cubins.revision import choices_digest
 from tritongemm.device import DeviceSpec, device_named, known_devices
 from tritongemm.errors import DataFileError, UnsupportedError, UsageError
 from tritongemm.formats import format_of
@@ -34,7 +35,7 @@ from tritongemm.records.codec import (
     problem_key,
     problem_to_json,
 )
-from tritongemm.records.reading import lines, open_regular, parse_json
+from tritongemm.records.reading import Fields, lines, open_regular, parse_json
 from tritongemm.records.suites import known_suites
 from tritongemm.selection import choose, torch_wins
 from tritongemm.selection.columns import kind_of
@@ -120,8 +121,8 @@ def choices(problems: Sequence[GemmProblem], devices: Sequence[DeviceSpec], *,
         progress: called with (done, total).
 
     Raises:
-        DataFileError: the journal is damaged, cannot be written, or is of another revision of the
-            kernels.
+        DataFileError: the journal is damaged, cannot be written, or was made by other kernels,
+            tables, calibrations, code or settings.
     """
     known = {} if journal is None else _read(journal)
     # Problems of a kind share most of the work of choosing.
@@ -155,7 +156,7 @@ def _part(part: Sequence[tuple[str, GemmProblem]]) -> list[Choice]:
 
 
 def _append(path: Path, part: Iterable[Choice]) -> None:
-    text = "" if path.exists() else json.dumps({"device_code": device_code_digest()}) + "\n"
+    text = "" if path.exists() else json.dumps(_made_by()) + "\n"
     text += "".join(json.dumps({
         "device": x.device, "problem": problem_to_json(x.problem),
         "config": None if x.config is None else config_to_json(x.config),
@@ -166,6 +167,23 @@ def _append(path: Path, part: Iterable[Choice]) -> None:
             file.write(text)
     except OSError as error:
         raise atomic.write_error(path, error) from error
+
+
+def _made_by() -> dict[str, str]:
+    """What the choices of a journal depend on."""
+    return {"device_code": device_code_digest(), "choices": choices_digest()}
+
+
+_WHAT = {"device_code": "another revision of the kernels",
+         "choices": "other tables, calibrations, selection code or settings"}
+
+
+def _check_made_by(path: Path, head: object) -> None:
+    """Raises DataFileError for a journal whose choices are out of date."""
+    read = Fields(path, head, 1, "head")
+    for name, digest in _made_by().items():
+        if read.values.get(name) != digest:
+            raise read.error(name, f"is of {_WHAT[name]}: the choices are out of date; delete it")
 
 
 def _read(path: Path) -> dict[tuple[str, str], Choice]:
@@ -180,9 +198,7 @@ def _read(path: Path) -> dict[tuple[str, str], Choice]:
             values = parse_json(path, line.decode(), number)
             try:
                 if number == 1:
-                    if values["device_code"] != device_code_digest():  # type: ignore[index,call-overload]
-                        raise DataFileError(path, "is of another revision of the kernels; delete "
-                                            "it")
+                    _check_made_by(path, values)
                     continue
                 config = values["config"]  # type: ignore[index,call-overload]
                 choice = Choice(

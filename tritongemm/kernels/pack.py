@@ -37,6 +37,8 @@ MANIFEST, CUBINS, PREPARED = "manifest.jsonl", "cubins.bin", "prepared"
 #: Bytes of a manifest, of a compressed cubin and of an unpacked one that are read at most.
 _MANIFEST_LIMIT, _ENTRY_LIMIT, _CUBIN_LIMIT = 256 << 20, 16 << 20, 64 << 20
 _HEAD = ("schema_version", "arch", "triton", "compiler", "device_code", "entries", "sha256")
+#: Field of the head that packs made before it lack.
+_CHOICES = "choices"
 _PLACE = ("key", "sha256", "offset", "packed_bytes", "cubin_bytes")
 
 _log = logging.getLogger("tritongemm")
@@ -57,6 +59,8 @@ class Pack:
         triton: version of the Triton that compiled them.
         compiler: all that is known of the compiler, as ``triton_version.compiler_key`` has it.
         device_code: digest of the device code that was compiled.
+        choices: digest of the tables, calibrations, code and settings that chose the binaries
+            (``cubins/revision.py``); empty where that is not known.
 
     Raises:
         DataFileError: the manifest is missing, damaged, or of a newer version.
@@ -65,13 +69,14 @@ class Pack:
     def __init__(self, folder: Path) -> None:
         self.folder, self._path = folder, folder / MANIFEST
         first, _, self._lines = read_bytes(self._path, _MANIFEST_LIMIT).partition(b"\n")
-        head = Fields(self._path, _parsed(self._path, first), 1, "head").only(_HEAD)
+        head = Fields(self._path, _parsed(self._path, first), 1, "head").only(_HEAD, (_CHOICES,))
         head.version(SCHEMA_VERSION)
         self.arch = head.integer("arch", 1, 10_000)
         self.entries = head.integer("entries", 0, 10**7)
         self.triton = head.word("triton")
         self.compiler = head.values["compiler"]
         self.device_code = head.text("device_code", 64)
+        self.choices = head.text(_CHOICES, 64) if _CHOICES in head.values else ""
         if head.text("sha256", 64) != hashlib.sha256(self._lines).hexdigest():
             raise DataFileError(self._path, "the lines do not have the SHA-256 that the first one "
                                 "says: the file was cut or altered; install the package again",
@@ -163,8 +168,9 @@ def _start(key: str) -> bytes:
 
 
 def write(folder: Path, arch: int, triton: str, compiler: Mapping[str, object],
-          binaries: Iterable[tuple[str, Binary]]) -> Pack:
-    """Writes a pack of ``binaries``, each with its key. Raises :class:`DataFileError`."""
+          binaries: Iterable[tuple[str, Binary]], choices: str = "") -> Pack:
+    """Writes a pack of ``binaries``, each with its key. ``choices``: :attr:`Pack.choices`. Raises
+    :class:`DataFileError`."""
     lines, parts, offset = [], [], 0
     for key, binary in sorted(binaries, key=lambda x: x[0]):
         packed = pack_cubin(binary.cubin)
@@ -173,9 +179,9 @@ def write(folder: Path, arch: int, triton: str, compiler: Mapping[str, object],
         parts.append(packed)
         offset += len(packed)
     text = "".join(f"{line}\n" for line in lines)
-    head = _dumped(dict(zip(_HEAD, (
+    head = _dumped(dict(zip((*_HEAD, _CHOICES), (
         SCHEMA_VERSION, arch, triton, compiler, device_code_digest(), len(lines),
-        hashlib.sha256(text.encode()).hexdigest()), strict=True)))
+        hashlib.sha256(text.encode()).hexdigest(), choices), strict=True)))
     # The manifest describes the file of cubins, so that is written first.
     atomic.write_atomic(folder / CUBINS, b"".join(parts))
     atomic.write_atomic(folder / MANIFEST, f"{head}\n{text}")

@@ -16,44 +16,36 @@ from pathlib import Path
 
 from tritongemm import settings
 from tritongemm.errors import CompileError, DataFileError
+from tritongemm.native import stored
+from tritongemm.native.abi import SOURCE, present
+from tritongemm.native.stored import Stored
 from tritongemm.records.atomic import write_atomic
 from tritongemm.records.reading import read_text
 
-SOURCE = Path(__file__).with_name("dispatcher.cpp")
-#: The name under which the library is imported.
-MODULE = "_dispatcher"
 COMPILERS = ("c++", "g++", "clang++")
 _SECONDS = 600
 
 
 @functools.cache
 def _key() -> str:
-    import torch
-
-    version = (torch.__version__, torch.version.git_version, torch.version.debug)
-    parts = (SOURCE.read_bytes(), str(version).encode(),
-             str(sysconfig.get_config_var("SOABI")).encode())
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+    abi = present()
+    parts = (abi.source, abi.torch, abi.revision, str(abi.debug), abi.python)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def library() -> Path:
-    """The path of the library for this torch and this Python, whether or not it exists."""
-    return settings.cache_root() / "native" / _key() / f"{MODULE}.so"
+def folder() -> Path:
+    """The folder of the cache for this torch and this Python, whether or not it exists."""
+    return settings.cache_root() / "native" / _key()
 
 
-def digest_file(path: Path) -> Path:
-    """The file that holds the SHA-256 of a library."""
-    return path.with_suffix(".sha256")
-
-
-def _failure_file(target: Path) -> Path:
-    return target.with_suffix(".failed")
+def _failure_file() -> Path:
+    return folder() / "failed.txt"
 
 
 def failure() -> str | None:
     """Why the last build for this torch and this Python failed; None where none did."""
     try:
-        return read_text(_failure_file(library()))
+        return read_text(_failure_file())
     except (OSError, DataFileError):
         return None
 
@@ -77,46 +69,48 @@ def command(compiler: str, target: Path) -> list[str]:
             f"-L{root / 'lib'}", "-ltorch_python", "-ltorch", "-ltorch_cpu", "-lc10"]
 
 
-def build(*, again: bool = False) -> Path:
-    """Compiles the library if it does not exist, or, with ``again``, in any case. Takes about 20 s.
-
-    Returns:
-        Its path.
+def build(*, again: bool = False) -> Stored:
+    """Compiles the library into the cache folder if it is not there whole, or, with ``again``, in
+    any case. Takes about 20 s.
 
     Raises:
         CompileError: there is no C++ compiler, or it fails; the message ends with its last lines,
             and :func:`failure` returns it from then on.
+        DataFileError: a file cannot be written.
     """
-    target = library()
-    if target.exists() and not again:
-        return target
+    if not again and (found := _built()):
+        return found
     compiler = compiler_path()
     if compiler is None:
         raise CompileError(f"no C++ compiler: none of {', '.join(COMPILERS)} is on PATH. Install "
                            "one; without it the Python path runs every call")
     import filelock  # takes longer than the rest of what a first call imports of this folder
 
-    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (filelock.FileLock(target.with_suffix(".lock")),
-          tempfile.TemporaryDirectory(dir=target.parent) as folder):
-        if target.exists() and not again:  # another process has built it meanwhile
-            return target
-        made = Path(folder, target.name)
+    place = folder()
+    place.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with filelock.FileLock(place / "lock"), tempfile.TemporaryDirectory(dir=place) as temporary:
+        if not again and (found := _built()):  # another process has built it meanwhile
+            return found
+        made = Path(temporary, "library.so")
         try:
             done = subprocess.run(command(compiler, made), capture_output=True, text=True,
                                   timeout=_SECONDS)
         except subprocess.TimeoutExpired as error:
             reason = f"{compiler} took more than {_SECONDS} s for {SOURCE.name}"
-            write_atomic(_failure_file(target), reason)
+            write_atomic(_failure_file(), reason)
             raise CompileError(reason) from error
         if done.returncode:
             last = "\n".join(done.stderr.strip().splitlines()[-12:])
             reason = f"{compiler} could not compile {SOURCE.name}:\n{last}"
             if done.returncode > 0:  # a compiler that was killed may succeed next time
-                write_atomic(_failure_file(target), reason)
+                write_atomic(_failure_file(), reason)
             raise CompileError(reason)
-        _failure_file(target).unlink(missing_ok=True)
-        made.chmod(0o700)
-        write_atomic(digest_file(target), hashlib.sha256(made.read_bytes()).hexdigest())
-        made.replace(target)
-    return target
+        _failure_file().unlink(missing_ok=True)
+        return stored.write(place, made.read_bytes(), present(headers=True))
+
+
+def _built() -> Stored | None:
+    try:
+        return stored.read_whole(folder())
+    except DataFileError:
+        return None

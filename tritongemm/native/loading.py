@@ -1,52 +1,74 @@
-"""Loads the native dispatcher, or logs why it cannot be loaded."""
+"""Finds and loads the native dispatcher, or logs why it cannot be loaded.
+
+A library that came with the package (``prebuilt/``) is used if it fits this process; else the one
+in the cache folder, which :mod:`~tritongemm.native.background` builds where there is none.
+"""
 
 from __future__ import annotations
 
-import hashlib
+import functools
 import importlib.machinery
 import importlib.util
 import logging
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 from tritongemm import settings
 from tritongemm.errors import DataFileError
+from tritongemm.native import stored
+from tritongemm.native.abi import present
 from tritongemm.native.background import build_once
-from tritongemm.native.compiler import MODULE, digest_file, library
-from tritongemm.records.reading import read_text
+from tritongemm.native.compiler import folder
+from tritongemm.native.stored import MANIFEST, MODULE
 from tritongemm.records.sealed import own
 
 log = logging.getLogger("tritongemm")
 
-#: Loaded modules by path; they are never unloaded.
-_loaded: dict[Path, ModuleType] = {}
-_told: set[str] = set()
+#: Of a platform wheel (:mod:`~tritongemm.native.wheels`): a folder for each torch and Python.
+PREBUILT = Path(__file__).with_name("prebuilt")
+NOT_BUILT = "it is not built. Build it: tritongemm native"
 _AGAIN = "Build it again: tritongemm native --again"
+
+#: Loaded modules by the folder of the cache; they are never unloaded.
+_loaded: dict[Path, Found] = {}
+_told: set[str] = set()
+
+
+class Found(NamedTuple):
+    """The module that is loaded, if any.
+
+    Attributes:
+        module: None where none can be loaded.
+        path: of its library.
+        refused: why the package's own library is not used; None where it is, or there is none.
+        obstacle: why none is loaded; None where one is.
+    """
+
+    module: ModuleType | None
+    path: Path | None
+    refused: str | None
+    obstacle: str | None
 
 
 def load(ready: Callable[[], None]) -> ModuleType | None:
-    """The module; None if TRITONGEMM_NATIVE is off or the library cannot be loaded. Each reason is
+    """The module; None if TRITONGEMM_NATIVE is off or no library can be loaded. Each reason is
     logged once, as a warning. Under TRITONGEMM_NATIVE=auto a library that does not exist is built
     in the background; ``ready`` is called when it does."""
     if not wanted():
         return None
-    path = library()
-    if path in _loaded:
-        return _loaded[path]
-    if settings.current().native == "auto" and not path.exists():
+    found = find()
+    if found.refused is not None and found.refused not in _told:
+        _told.add(found.refused)
+        log.info("tritongemm: the native dispatcher of the package is not used: %s", found.refused)
+    if found.obstacle == NOT_BUILT and settings.current().native == "auto":
         build_once(ready)
-        return None
-    reason = obstacle()
-    if reason is None:
-        try:
-            return _loaded.setdefault(path, _imported(path))
-        except ImportError as error:
-            reason = f"{path} cannot be loaded: {error}. {_AGAIN}"
-    if reason not in _told:
-        _told.add(reason)
-        log.warning("tritongemm: no native dispatcher, the Python path runs every call: %s", reason)
-    return None
+    elif found.obstacle is not None and found.obstacle not in _told:
+        _told.add(found.obstacle)
+        log.warning("tritongemm: no native dispatcher, the Python path runs every call: %s",
+                    found.obstacle)
+    return found.module
 
 
 def wanted() -> bool:
@@ -59,26 +81,73 @@ def wanted() -> bool:
     return current.native == "on"
 
 
-def obstacle() -> str | None:
-    """Why the library must not be loaded, or None. Because it is executable code, only this user
-    may be able to write to its folder, and its SHA-256 must match the build's."""
-    path = library()
-    for place in (path, path.parent):
-        try:
-            info = place.stat()
-        except OSError:
-            return "it is not built. Build it: tritongemm native"
-        if not own(info):
-            return (f"{place} belongs to another user, or others may write to it. Remove it, or "
-                    "set TRITONGEMM_CACHE_DIR to a folder of your own")
+def find() -> Found:
+    """Loads the package's library, or that of the cache, or says why neither is loaded."""
+    place = folder()
+    if place not in _loaded:
+        module, path, refused = _tried(_prebuilt)
+        if module is not None:
+            found = Found(module, path, None, None)
+        else:
+            module, path, obstacle = _tried(_cached)
+            found = Found(module, path, refused, obstacle)
+        if module is None:
+            return found
+        _loaded[place] = found
+    return _loaded[place]
+
+
+def _tried(find_in: Callable[[], tuple[Path | None, str | None]],
+           ) -> tuple[ModuleType | None, Path | None, str | None]:
+    """(the module, its path, why there is none)."""
+    path, reason = find_in()
+    if path is None:
+        return None, None, reason
     try:
-        whole = hashlib.sha256(path.read_bytes()).hexdigest() == read_text(digest_file(path))
-    except (OSError, DataFileError):
-        whole = False
-    return None if whole else f"{path} is damaged. {_AGAIN}"
+        return _imported(path), path, None
+    except ImportError as error:
+        return None, None, f"{path} cannot be loaded: {error}. {_AGAIN}"
 
 
+def _prebuilt() -> tuple[Path | None, str | None]:
+    """(the library that came with the package and fits this process, why there is none)."""
+    if not PREBUILT.is_dir():
+        return None, None
+    needed = present()
+    try:
+        found = stored.read_whole(PREBUILT / needed.tag)
+    except DataFileError as error:
+        return None, f"{error}. Install the package again"
+    if found is None:
+        tags = ", ".join(sorted(x.parent.name for x in PREBUILT.glob(f"*/{MANIFEST}")))
+        return None, f"the package has none for {needed.tag}; it has {tags or 'none'}"
+    reason = needed.obstacle(found.abi)
+    return (found.path, None) if reason is None else (None, f"{found.path}: {reason}")
+
+
+def _cached() -> tuple[Path | None, str | None]:
+    """(the library of the cache folder, why it must not be loaded). Because it is executable code,
+    only this user may be able to write to its folder, and its SHA-256 must match the build's."""
+    place = folder()
+    try:
+        found = stored.read(place)
+        if found is None:
+            return None, NOT_BUILT
+        for path in (place, place / MANIFEST, found.path):
+            if path.exists() and not own(path.stat()):
+                return None, (f"{path} belongs to another user, or others may write to it. Remove "
+                              "it, or set TRITONGEMM_CACHE_DIR to a folder of your own")
+        found = stored.read_whole(place)
+    except DataFileError as error:
+        return None, f"{error}. {_AGAIN}"
+    except OSError as error:
+        return None, f"{place} cannot be read: {error.strerror}"
+    return (None, NOT_BUILT) if found is None else (found.path, None)
+
+
+@functools.cache
 def _imported(path: Path) -> ModuleType:
+    """The library at ``path`` as a module. Raises ImportError."""
     import torch  # noqa: F401  (the library links against it)
 
     loader = importlib.machinery.ExtensionFileLoader(MODULE, str(path))

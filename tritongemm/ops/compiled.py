@@ -16,6 +16,15 @@ from tritongemm.ops.autocast import cast
 from tritongemm.ops.calls import NAMES, Rule
 
 
+def read_settings() -> None:
+    """Reads the environment where that was not done yet, which Dynamo cannot trace."""
+    settings.current()
+
+
+#: Runs while Dynamo traces. What is read of the settings afterwards is guarded as before.
+read_settings._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def run(rule: Rule, tensors: tuple[Tensor, ...], numbers: tuple[float, ...]) -> Tensor | None:
     """A @ B, or with ``numbers`` (beta, alpha) beta * D + alpha * A @ B; None if no registered op
     covers the call."""
@@ -88,6 +97,7 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None,
 def _layer(x: Tensor, w: Tensor, bias: Tensor | None,
            residual: Tensor | None) -> tuple | None:
     """A layer's operands as autocast casts them, None among them; None where no op is for them."""
+    read_settings()
     if _transformed() or forward_ad._current_level >= 0:
         return None
     x, w = cast("linear", (x, w))

@@ -484,6 +484,7 @@ def _slow_path(theirs: Callable[[], Tensor], op: Op, tensors: tuple[Tensor, ...]
         UnsupportedError: torch would run the call, and it is strict.
     """
     if torch.compiler.is_compiling():
+        compiled.read_settings()
         result = None
         if out is None and out_dtype is None:
             result = compiled.run(op.rule, tensors, numbers)

@@ -1,0 +1,97 @@
+"""What a product's launch computes beside the product: :class:`Epilogue`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from tritongemm import activations
+from tritongemm.errors import ProblemError
+
+#: What may be added to the product, or only scale it, and what may be applied to the sum.
+ADDENDS = ("none", "scale", "bias", "add")
+ACTIVATIONS = tuple(activations.BY_NAME)
+
+
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    """activation(alpha * A @ B + beta * D), computed in float32 before C is rounded.
+
+    Attributes:
+        addend: ``none``; ``scale``: alpha alone, no D; ``bias``: D is [N], the same for every row;
+            ``add``: D is [batch, M, N]. D has C's dtype; alpha and beta come with each call.
+        activation: a name of :data:`tritongemm.activations.BY_NAME`.
+        gated: B holds two matrices of N / 2 columns, the gate's and the other one's, and C [M, N/2]
+            is activation(alpha * A @ B1 + beta * D1) * (alpha * A @ B2 + beta * D2). A bias D has
+            both halves. The batch is 1.
+        residual: D [batch, M, N] is added after the activation: activation(alpha * A @ B + bias) +
+            beta * D. The vector of ``addend`` ``bias`` is then an operand of its own, ``bias``.
+        aux: the argument of the activation, [batch, M, N], is a second result, ``aux``, which the
+            gradient needs; of a gated epilogue both halves. It has C's dtype.
+    """
+
+    addend: str
+    activation: str
+    gated: bool = False
+    residual: bool = False
+    aux: bool = False
+
+    @property
+    def scales(self) -> bool:
+        """Whether it takes alpha."""
+        return self.addend != "none" or self.residual
+
+    @property
+    def reads_d(self) -> bool:
+        """Whether it takes D and beta."""
+        return self.residual or self.addend in ("bias", "add")
+
+    @property
+    def d_is_matrix(self) -> bool:
+        """Whether D has a value of its own for each of C."""
+        return self.residual or self.addend == "add"
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is an addend and an activation, which every kernel with an epilogue takes."""
+        return not (self.gated or self.residual or self.aux)
+
+    def __str__(self) -> str:
+        words = (self.addend, f"gated_{self.activation}" if self.gated else self.activation,
+                 "residual" if self.residual else "none", "aux" if self.aux else "none")
+        return "+".join(x for x in words if x != "none") or "none"
+
+
+#: What may be gated: every activation but the identity.
+GATES = ACTIVATIONS[1:]
+
+
+def _epilogues() -> Iterator[Epilogue]:
+    yield from (Epilogue(*both) for both in product(ADDENDS, ACTIVATIONS))
+    for addend, activation in product(("none", "bias"), ACTIVATIONS):
+        if (addend, activation) != ("none", "none"):  # that is ``add``
+            yield Epilogue(addend, activation, residual=True)
+        if activation != "none":
+            yield Epilogue(addend, activation, aux=True)
+            yield Epilogue(addend, activation, gated=True)
+            yield Epilogue(addend, activation, gated=True, aux=True)
+
+
+#: Every epilogue by its name, e.g. ``none, bias, relu, bias+gelu, gated_silu, bias+relu+residual,
+#: bias+gelu+aux``.
+EPILOGUES = {str(e): e for e in _epilogues()}
+#: Those that are an addend and an activation.
+PLAIN_EPILOGUES = {name: e for name, e in EPILOGUES.items() if e.plain}
+
+
+def epilogue_of(name: str) -> Epilogue:
+    """The :class:`Epilogue` named ``name``. Raises :class:`ProblemError` for an unknown one."""
+    try:
+        return EPILOGUES[name]
+    except (KeyError, TypeError):
+        raise ProblemError(
+            f"epilogue {name!r} is not known; use none, or one of {', '.join(ADDENDS[1:])}, then "
+            f"one of {', '.join(ACTIVATIONS[1:])}, joined by + (bias+gelu), or either alone; "
+            "an activation may be gated (bias+gated_silu) or followed by +residual or +aux"
+        ) from None
