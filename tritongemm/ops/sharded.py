@@ -170,7 +170,7 @@ def _placed(operands: list[_Operand], result: Names, i: int) -> Placement | str:
             return apart
         placed, name = Partial(), ""
     else:
-        along = {o.names[p.dim] if type(p) is Shard else ""  # type: ignore[attr-defined]
+        along = {o.names[p.dim] if type(p) is Shard else ""
                  for o, p, entire in zip(operands, given, whole) if not entire}
         name = along.pop()
         if along or not name or any((name in o.names) == entire
@@ -201,7 +201,7 @@ def _added(x: Any, names: Names, result: Names, placements: list[Placement]) -> 
             else:
                 first = first and place[i] == 0
         elif placed.is_shard():
-            name = result[placed.dim]  # type: ignore[attr-defined]
+            name = result[placed.dim]
             want = Shard(names.index(name)) if name in names else want
             grad = want if name in names else Partial()
         wanted.append(want)
@@ -248,5 +248,5 @@ def _evenly(shape: Sequence[int], placements: Sequence[Placement], mesh: Any) ->
     parts = [1] * len(shape)
     for i, placed in enumerate(placements):
         if placed.is_shard():
-            parts[placed.dim] *= mesh.size(i)  # type: ignore[attr-defined]
+            parts[placed.dim] *= mesh.size(i)
     return all(size % part == 0 for size, part in zip(shape, parts))
