@@ -25,8 +25,8 @@ LOSS_FLOOR = {"bf16": 5e-4, "fp32": 2e-5}
 
 @dataclass(frozen=True)
 class Verdict:
-    """Errors divided by their limits; a ratio of at most 1 passes. ``alike``: the ranks of a program
-    on several GPUs found the same bits, or torch's did not either."""
+    """Errors divided by their limits; a ratio of at most 1 passes. ``alike``: the ranks of a
+    program on several GPUs found the same bits, or torch's did not either."""
 
     largest: float
     rms: float | None = None
