@@ -4,8 +4,8 @@ possible.
 The fast path of a call with plain tensors is :mod:`tritongemm.ops.execute`, or, if it needs a
 gradient, :mod:`tritongemm.ops.autograd`. Everything else takes :func:`_slow_path`: modes and
 sub-classes go to torch, autocast casts as torch does, a compiler gets registered ops. DTensors take
-:mod:`tritongemm.ops.distributed`. A declined call is passed to torch's function with the same arguments, so the result, warning or error is
-torch's.
+:mod:`tritongemm.ops.distributed`. A declined call is passed to torch's function with the same
+arguments, so the result, warning or error is torch's.
 """
 
 from __future__ import annotations
