@@ -23,7 +23,7 @@ class FakeSession:
         mode = job.modes[0]
         if job.program == "sac-critics" and mode == "compiled":
             os._exit(7)
-        if job.program == "tensor-parallel-mlp":
+        if job.program.startswith("tensor-parallel"):
             return {(mode, "tritongemm"): {"status": "constraint", "error": "needs 2 GPUs"}}
         ratio = 1.0 + 0.1 * job.seed
         rows = {(mode, name): {**PROBLEM, "status": "ok", "time_us_p50": 100.0 / r,

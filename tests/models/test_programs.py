@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from replaced import numpy_plan  # noqa: E402
 
 from tritongemm.bench.session import SessionSpec  # noqa: E402
-from tritongemm.models import envelope  # noqa: E402
+from tritongemm.models import envelope, ranks  # noqa: E402
 from tritongemm.models.catalog import FILES, chosen, programs  # noqa: E402
 from tritongemm.models.job import ProgramJob  # noqa: E402
 from tritongemm.models.program import MODES  # noqa: E402
@@ -61,12 +61,28 @@ def test_a_compiled_program_is_right(name, mode, products):
 
 
 @pytest.mark.thorough
-def test_ranks_measure_in_step():
+@pytest.mark.parametrize("name", ["tensor-parallel-mlp", "tensor-parallel-dtensor", "fsdp-mlp"])
+def test_ranks_measure_in_step(name):
     rows = Session(SessionSpec("cpu", ())).measure(
-        ProgramJob("tensor-parallel-mlp", ("eager",), tiny=True, budget_s=0.1))
+        ProgramJob(name, ("eager",), tiny=True, budget_s=0.1))
     ours = rows["eager", "tritongemm"]
     assert ours["status"] == "ok" and ours["time_us_p50"] > 0, ours.get("error")
     assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize(("found", "reason"), [
+    ([(True, "a", "t"), (True, "a", "t")], ""), ([(True, "a", "t"), (True, "b", "u")], ""),
+    ([(True, "a", "t"), (True, "b", "t")], "the ranks' results differ"),
+    ([(True, "a", "t"), (False, "a", "t")], "rank 1: off")],
+    ids=["alike", "torchs-differ", "ours-differ", "one-is-wrong"])
+def test_ranks_agree_on_one_verdict(found, reason, monkeypatch):
+    verdict = envelope.Verdict(0.5, 0.5)
+    told = [(verdict if ok else envelope.Verdict(2.0, 2.0, "off"), *rest) for ok, *rest in found]
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "all_gather_object",
+                        lambda into, mine: into.__setitem__(slice(None), told))
+    agreed = ranks.agreed(verdict, [torch.ones(2)], [1.0])
+    assert reason in agreed.reason and agreed.ok == (not reason)
 
 
 @pytest.mark.parametrize("name", ["mlp-actor", "sac-critics"])

@@ -93,32 +93,6 @@ def test_a_declined_call_gives_torchs_result_and_strict_gives_the_reason(case, p
     assert not plans.made
 
 
-@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch is not distributed")
-def test_a_distributed_tensor_is_torchs(plans, tmp_path):
-    from torch.distributed.tensor import (
-        DTensor,
-        Replicate,
-        Shard,
-        distribute_tensor,
-        init_device_mesh,
-    )
-
-    torch.distributed.init_process_group("gloo", rank=0, world_size=1,
-                                         init_method=f"file://{tmp_path / 'store'}")
-    try:
-        mesh = init_device_mesh("cpu", (1,))
-        a, b = pair()
-        x, y = (distribute_tensor(t, mesh, [place]) for t, place in ((a, Shard(0)),
-                                                                    (b, Replicate())))
-        found = tg.matmul(x, y)
-        assert isinstance(found, DTensor) and not plans.made
-        assert torch.equal(found.to_local(), a @ b)
-        with pytest.raises(UnsupportedError, match="operands are DTensor"):
-            tg.matmul(x, y, strict=True)
-    finally:
-        torch.distributed.destroy_process_group()
-
-
 def test_under_no_grad_what_requires_grad_is_ours(plans):
     a, b = pair()
     with torch.no_grad():

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 #: Modules of this package, each with ``PROGRAMS``. A new file must be listed here.
 FILES = ("gpt2", "llama", "qwen_moe", "bert", "siglip", "whisper", "unet", "lora", "recommender",
-         "physics", "policy", "tensor_parallel")
+         "physics", "policy", "tensor_parallel", "fsdp")
 
 
 def programs() -> dict[str, Program]:

@@ -7,6 +7,7 @@ decisions, run the same number of steps and rounds, and their collectives match.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -23,6 +24,7 @@ from tritongemm.workers.worker import Failed, Finished, Ready, Refused, Worker
 
 if TYPE_CHECKING:
     from tritongemm.bench.target import Target
+    from tritongemm.models.envelope import Verdict
     from tritongemm.models.job import ProgramJob
 
 #: Seconds after which a collective that other ranks do not join raises an error.
@@ -49,6 +51,35 @@ def joined(rank: int, count: int, port: int, cuda: bool) -> Iterator[None]:
         yield
     finally:
         distributed.destroy_process_group()
+
+
+def agreed(verdict: Verdict, ours: Sequence[object], theirs: Sequence[object]) -> Verdict:
+    """The verdict of all ranks: the first one that is not good, else that of the largest error. It
+    is not good either where torch's results are the same bits on all ranks, and ours are not.
+
+    Args:
+        ours, theirs: this rank's results, tensors or losses, by this package and by torch.
+    """
+    count = torch.distributed.get_world_size()
+    found: list = [None] * count
+    torch.distributed.all_gather_object(found, (verdict, _digest(ours), _digest(theirs)))
+    for rank, (each, *_) in enumerate(found):
+        if not each.ok:
+            return replace(each, reason=f"rank {rank}: {each.reason}")
+    worst = max((each for each, *_ in found), key=lambda each: each.largest)
+    if len({digest for *_, digest in found}) == 1 and len({digest for _, digest, _ in found}) > 1:
+        return replace(worst, alike=False, reason="the ranks' results differ, and torch's do not")
+    return worst
+
+
+def _digest(results: Sequence[object]) -> str:
+    """A hash of the values' bits."""
+    done = hashlib.sha256()
+    for x in results:
+        values = x.detach().cpu() if isinstance(x, torch.Tensor) else torch.tensor(
+            x, dtype=torch.float64)
+        done.update(values.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return done.hexdigest()
 
 
 class SharedTimer(HostTimer):

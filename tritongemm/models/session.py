@@ -226,15 +226,23 @@ class _Run:
                 with one.context():
                     losses[name] = [float(one.read()) for _ in range(LOSS_STEPS[self.job.tiny])]
             floor = envelope.LOSS_FLOOR["bf16" if self.program.autocast else self.program.dtype]
-            return envelope.of_losses(losses[OURS], [losses[name] for name in theirs], floor)
+            return self._agreed(envelope.of_losses(
+                losses[OURS], [losses[name] for name in theirs], floor), losses)
         outputs = {}
         for name, one in made.items():
             with one.context():
                 outputs[name] = [x.detach().clone() for x in _tensors(one.read())]
         reference = _tensors(self.stepper.reference())
         eps = envelope.rounding(self.program.dtype, self.program.precision)
-        return envelope.of_outputs(outputs[OURS], [outputs[name] for name in theirs], reference,
-                                   eps)
+        return self._agreed(envelope.of_outputs(
+            outputs[OURS], [outputs[name] for name in theirs], reference, eps), outputs)
+
+    def _agreed(self, verdict: envelope.Verdict, results: dict[str, list]) -> envelope.Verdict:
+        """The verdict of all ranks: one that went on alone would wait for the others."""
+        if self.program.ranks == 1:
+            return verdict
+        return ranks.agreed(verdict, results[OURS], [x for name, found in results.items()
+                                                     if name != OURS for x in found])
 
     def _peaks(self, made: dict[str, _Step]) -> dict[str, int]:
         """The peak memory of one step in bytes, by provider."""

@@ -3,9 +3,9 @@ possible.
 
 The fast path of a call with plain tensors is :mod:`tritongemm.ops.execute`, or, if it needs a
 gradient, :mod:`tritongemm.ops.autograd`. Everything else takes :func:`_slow_path`: modes and
-sub-classes go to torch, autocast casts as torch does, a compiler gets registered ops. A declined
-call is passed to torch's function with the same arguments, so the result, warning or error is
-torch's.
+sub-classes go to torch, autocast casts as torch does, a compiler gets registered ops. DTensors take
+:mod:`tritongemm.ops.distributed`. A declined call is passed to torch's function with the same
+arguments, so the result, warning or error is torch's.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from tritongemm.ops import autograd, compiled, fused_linear, native
 from tritongemm.ops.autocast import cast
 from tritongemm.ops.autograd import ACTIVATE
 from tritongemm.ops.declined import Declined
+from tritongemm.ops.distributed import distributed, of_shards
 from tritongemm.ops.execute import (
     ACTIVATIONS,
     ADDMM,
@@ -172,7 +173,8 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *,
     if op is None:
         raise UsageError(f"activation={activation!r} is not known; use one of "
                          f"{', '.join(ACTIVATIONS)}")
-    if residual is not None or activation != "none" and _needs_gradient(input, weight, bias):
+    if residual is not None or activation != "none" and (
+            _needs_gradient(input, weight, bias) or distributed(input, weight, bias)):
         return _further_linear(input, weight, bias, activation, residual, strict)
     theirs = torch.nn.functional.linear if activation == "none" else partial(
         _activated_linear, activation)
@@ -190,6 +192,10 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *,
             return result
         if not (strict or settings.current().strict):
             return theirs(input, weight, bias)
+    if distributed(input, weight, bias):
+        found = of_shards("layer", lambda x, w, b, _: linear(x, w, b, strict=strict), input,
+                           weight, bias, strict=strict)
+        return theirs(input, weight, bias) if found is None else found
     return _slow_path(partial(theirs, input, weight, bias), op, (bias, input, weight), strict,
                       numbers=(1, 1))
 
@@ -227,7 +233,13 @@ def gated_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *,
     if bias is not None and bias.shape != weight.shape[:1]:
         raise UsageError(f"bias is of shape {tuple(bias.shape)}; the weight has {weight.shape[0]} "
                          f"rows, so it is ({weight.shape[0]},)")
-    if _compiling():
+    if distributed(input, weight, bias):
+        result = of_shards("layer", lambda x, w, b, _: gated_linear(
+            x, w, b, activation=activation, interleaved=interleaved, strict=strict), input, weight,
+            bias, plain=False, gated=True, interleaved=interleaved)
+        if result is not None:
+            return result
+    elif _compiling():
         result = compiled.gated(input, weight, bias, activation, interleaved)
         if result is not None:
             return result
@@ -252,7 +264,13 @@ def _further_linear(input: Tensor, weight: Tensor, bias: Tensor | None, activati
     composed."""
     if residual is not None:
         _check_residual(input, weight, residual)
-    if _compiling():
+    if distributed(input, weight, bias, residual):
+        result = of_shards("layer", lambda x, w, b, r: linear(
+            x, w, b, activation=activation, residual=r, strict=strict), input, weight, bias,
+            residual, plain=activation == "none")
+        if result is not None:
+            return result
+    elif _compiling():
         result = compiled.linear(input, weight, bias, residual, activation)
         if result is not None:
             return result
@@ -389,6 +407,9 @@ def _multiplied(theirs: Callable[..., Tensor], op: Op, a: Tensor, b: Tensor,
                 return result
             if not (strict or settings.current().strict):
                 return theirs(a, b)
+        if distributed(a, b):
+            found = _of_layer_or_product(theirs, op, a, b, strict)
+            return theirs(a, b) if found is None else found
         return _slow_path(partial(theirs, a, b), op, (a, b), strict)
     if out is not None and not _compiling() and _fast_path(a, b) is product and _writable(out):
         result = product_into(op, a, b, out, out_dtype)
@@ -419,8 +440,25 @@ def _added(theirs: Callable[..., Tensor], op: Op, d: Tensor, a: Tensor, b: Tenso
             return result if out is None else _written(result)
         if not (strict or settings.current().strict):
             return theirs(d, a, b, **_factors(beta, alpha), **_given(None, out))
+    if out is None and out_dtype is None and distributed(d, a, b):
+        found = of_shards("total", lambda d, a, b: _added(
+            theirs, op, d, a, b, None, beta, alpha, None, strict), d, a, b, strict=strict)
+        return theirs(d, a, b, **_factors(beta, alpha)) if found is None else found
     torchs = partial(theirs, d, a, b, **_factors(beta, alpha), **_given(out_dtype, out))
     return _slow_path(torchs, op, (d, a, b), strict, out, out_dtype, (beta, alpha))
+
+
+def _of_layer_or_product(theirs: Callable[..., Tensor], op: Op, a: Tensor, b: Tensor,
+                         strict: bool) -> Tensor | None:
+    """A product of DTensors by ``op``, or a linear layer without a bias."""
+    rule = op.rule
+    if rule.flipped:
+        return of_shards("layer", lambda x, w, *_: _multiplied(
+            theirs, op, x, w, None, None, strict), a, b, None, strict=strict)
+    if rule.ranks is not None and (a.dim(), b.dim()) != rule.ranks:
+        return None
+    return of_shards("product", lambda a, b: _multiplied(theirs, op, a, b, None, None, strict),
+                      a, b, strict=strict, broadcasts=rule.broadcasts)
 
 
 def _older(theirs: Callable[..., Tensor], op: Op, arguments: tuple, strict: bool,
