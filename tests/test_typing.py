@@ -93,7 +93,8 @@ def pyright(folder: Path) -> Complaints:
     return found
 
 
-@pytest.fixture(scope="module", params=[mypy, pyright])
+@pytest.fixture(scope="module",
+                params=[mypy, pytest.param(pyright, marks=pytest.mark.thorough)])
 def complaints(request, tmp_path_factory) -> Complaints:
     folder = tmp_path_factory.mktemp("scripts")
     for name, text in SCRIPTS.items():

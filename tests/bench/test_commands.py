@@ -94,7 +94,9 @@ def test_a_provider_that_was_named_keeps_the_device(tmp_path, monkeypatch, no_gp
     assert "--device cpu" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["os:path", "json:loads", "json:nothing", "nowhere:Class"])
+@pytest.mark.parametrize("name", [
+    "os:path", "nowhere:Class", pytest.param("json:loads", marks=pytest.mark.thorough),
+    pytest.param("json:nothing", marks=pytest.mark.thorough)])
 def test_a_provider_that_is_no_class_is_named(tmp_path, capsys, name):
     pytest.importorskip("torch")
     assert main(["bench", "--m", "16", "--n", "16", "--k", "16", "--device", "cpu",

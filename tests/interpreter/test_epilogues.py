@@ -165,6 +165,7 @@ def strided(draw_):
     return d
 
 
+@pytest.mark.thorough
 @settings(max_examples=25, deadline=None)
 @given(d=strided(), which=st.sampled_from((1, 3)))
 def test_any_strides_of_d_are_read_in_place(d, which):

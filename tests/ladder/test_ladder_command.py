@@ -225,6 +225,7 @@ def without(monkeypatch):
     return hide
 
 
+@pytest.mark.thorough
 def test_without_numba_the_triton_rungs_are_proved(tmp_path, monkeypatch, capfd, without):
     pytest.importorskip("torch")
     if obstacle := interpreter_obstacle():

@@ -121,7 +121,8 @@ def test_each_new_choice_is_logged_once(plans, logged):
 
 
 @pytest.mark.parametrize(("level", "shown"), [
-    ("info", True), ("off", False), pytest.param("warning", False, marks=pytest.mark.thorough)])
+    ("info", True), pytest.param("off", False, marks=pytest.mark.thorough),
+    pytest.param("warning", False, marks=pytest.mark.thorough)])
 def test_the_log_goes_to_standard_error_at_the_level_asked_for(level, shown):
     import subprocess
     import sys

@@ -118,7 +118,7 @@ def test_a_budget_must_be_a_positive_integer(bad):
 NK = [(4096, 4096), (11008, 4096), (4100, 4100), (4097, 4097), (1000, 333), (64, 64), (16, 8192)]
 
 
-@pytest.mark.parametrize("layout", ["nn", "nt"])
+@pytest.mark.parametrize("layout", [pytest.param("nn", marks=pytest.mark.thorough), "nt"])
 @pytest.mark.parametrize("n, k", NK)
 def test_one_class_serves_every_m(n, k, layout):
     problems = [GemmProblem.contiguous(m, n, k, layout=layout) for m in EVERY_M]

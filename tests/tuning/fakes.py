@@ -1,6 +1,8 @@
 """Workers that misbehave on purpose, for child processes: what they do is told by a table.
 
-A behaviour is looked up by "stage size:config_id", "stage *:config_id" and "open size".
+A behaviour is looked up by "stage size:config_id", "stage *:config_id" and "open size". Every child
+imports this module, so what a child does not need (numpy, selection, the sweep) is imported where
+it is used.
 """
 
 from __future__ import annotations
@@ -13,19 +15,18 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-
-import numpy
+from typing import TYPE_CHECKING
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec, device_named
 from tritongemm.errors import CompileError, DeviceError, LaunchError
 from tritongemm.problem import GemmProblem
-from tritongemm.selection.columns import Columns
-from tritongemm.selection.model import model_for
-from tritongemm.tuning.candidates import Candidates, PruneReport
-from tritongemm.tuning.sweep import SweepReport, sweep
-from tritongemm.tuning.sweep_journal import RowSink
 from tritongemm.workers.messages import Outcome
+
+if TYPE_CHECKING:
+    from tritongemm.tuning.candidates import Candidates
+    from tritongemm.tuning.sweep import SweepReport
+    from tritongemm.tuning.sweep_journal import RowSink
 
 MEASURER, BUILDER = "fakes:Measurer", "fakes:Builder"
 #: The builder's behaviour is the config's group_m.
@@ -53,6 +54,8 @@ class CandidateList:
         self._configs = tuple(configs)
 
     def __call__(self, problem: GemmProblem, device: DeviceSpec) -> Candidates:
+        from tritongemm.tuning.candidates import Candidates, PruneReport
+
         count = len(self._configs)
         return Candidates(self._configs, PruneReport(considered=count, kept=count))
 
@@ -150,6 +153,9 @@ class ModelMeasurer(Measurer):
     @staticmethod
     def times(problem: GemmProblem, configs: Sequence[KernelConfig]) -> list[float]:
         """Microseconds."""
+        from tritongemm.selection.columns import Columns
+        from tritongemm.selection.model import model_for
+
         predicted = model_for(problem, device_named("nvidia-h200")).times(problem,
                                                                           Columns(configs))
         return [float(time_us) * random.Random(config.config_id).uniform(0.95, 1.05)
@@ -219,6 +225,8 @@ class NoBuilder:
 def run(journal: Path | str | RowSink, configs: Sequence[KernelConfig], *,
         problems: Sequence[GemmProblem] = (), **options: object) -> SweepReport:
     """A sweep over fakes: ``measurer_arguments`` are gathered from the options it knows."""
+    from tritongemm.tuning.sweep import sweep
+
     ours = {name: options.pop(name) for name in
             ("behaviour", "log", "devices_there", "environment", "refuse", "each_s")
             if name in options}
@@ -254,5 +262,7 @@ class PlacedMeasurer(Measurer):
         return super().open(problem)
 
     def one(self, problem: GemmProblem, config: KernelConfig) -> Outcome:
+        import numpy
+
         found = super().one(problem, config)
         return Outcome("ok", values={"time_us": numpy.float64(found.values["time_us"])})

@@ -43,6 +43,7 @@ def test_the_builder_compiles_for_a_gpu_that_is_not_there_and_then_finds_it_stor
         assert Builder.key(GemmProblem.contiguous(64, 64, 65), SMALL, H200) != key
 
 
+@pytest.mark.thorough
 def test_the_measurer_proves_and_times_configs_in_the_interpreter(tmp_path):
     obstacle = interpreter_obstacle()
     if obstacle:

@@ -13,7 +13,7 @@ from tritongemm.config import KernelConfig
 from tritongemm.device import device_named
 from tritongemm.errors import CompileError, DeviceError, UsageError
 from tritongemm.kernels import SPECS, violation
-from tritongemm.kernels.compile import binary_key, launches_of
+from tritongemm.kernels.compile import binary_key, launch_key, launches_of
 from tritongemm.kernels.launch import Geometry
 from tritongemm.problem import LAYOUTS, GemmProblem
 from tritongemm.records.suites import Shape
@@ -219,14 +219,17 @@ SKINNY = [KernelConfig("skinny", 8, 16, 256, num_stages=3, split_k=2, swap_ab=sw
 
 
 @pytest.mark.parametrize("config, layout", [
-    *itertools.product(OF_ANY_LAYOUT, LAYOUTS), *itertools.product(SKINNY, ["nt"])], ids=str)
+    *(pytest.param(config, layout, marks=() if layout == "nt" else pytest.mark.thorough)
+      for config, layout in itertools.product(OF_ANY_LAYOUT, LAYOUTS)),
+    *itertools.product(SKINNY, ["nt"])], ids=str)
 def test_whatever_the_shapes_a_config_has_few_binaries(config, layout):
-    """Loaded ones stay for the life of a process, which may see any number of shapes."""
+    """Loaded ones stay for the life of a process, which may see any number of shapes. One compiler
+    makes a binary of each key."""
     keys, problems = set(), 0
     for m, n, k in itertools.product(EXTENTS, repeat=3):
         problem = GemmProblem.contiguous(m, n, k, layout=layout)
         if violation(problem, config, H200) is None:
             problems += 1
-            keys |= {binary_key(x, 90) for x in launches_of(problem, config, H200)}
+            keys |= {launch_key(x, 90) for x in launches_of(problem, config, H200)}
     least = 200 if config.kernel == "gemv" else 300  # it takes two of these M
     assert problems >= least and len(keys) <= MOST_OF_A_CONFIG
