@@ -256,7 +256,7 @@ def test_options_are_inductors_with_the_pass():
     assert found.keys() == {"post_grad_custom_pre_pass", "max_autotune"}
     one = found["post_grad_custom_pre_pass"]
     assert isinstance(one, inductor.FusePass) and one.min_flops == 3
-    assert inductor.options()["post_grad_custom_pre_pass"].min_flops > 1e6
+    assert inductor.options()["post_grad_custom_pre_pass"].min_flops is None
 
 
 @pytest.mark.parametrize(("wrong", "words"), [

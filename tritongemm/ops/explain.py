@@ -6,8 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, overload
 
+from tritongemm import settings
 from tritongemm.config import KernelConfig
-from tritongemm.device import DeviceSpec, current_device, device_named
+from tritongemm.device import INTERPRETER, DeviceSpec, current_device, device_named
 from tritongemm.errors import UnsupportedError, UsageError
 from tritongemm.kernels import shared_bytes
 from tritongemm.kernels.complex_product import arranging_us, float32_problem
@@ -16,9 +17,10 @@ from tritongemm.notebook import table
 from tritongemm.ops.float32 import Float32Path, default_precision, float32_path
 from tritongemm.problem import NOTHING_TO_MULTIPLY, GemmProblem
 from tritongemm.records.tables import TunedRow
-from tritongemm.selection import Estimate, candidates, choose, estimate, torch_wins
+from tritongemm.selection import Choice, Estimate, candidates, choose, estimate, torch_wins
 from tritongemm.selection.model import not_calibrated
-from tritongemm.selection.policy import TORCH_WINS
+from tritongemm.selection.hosttime import GRAPH, NATIVE, PYTHON, HostPath
+from tritongemm.selection.policy import TORCH_WINS, sides
 
 if TYPE_CHECKING:
     import torch
@@ -39,6 +41,8 @@ class Explanation:
         foreign: the Triton version that made the row, if it is not the installed one.
         not_calibrated: why no measurement supports the estimate; empty if one does.
         float32: how the product of float32 operands is computed; None for other dtypes.
+        decision: the expected times of a call by torch and by this package, and whose runs; empty
+            for batches with two strides and complex problems, which are decided by other times.
     """
 
     problem: GemmProblem
@@ -55,6 +59,7 @@ class Explanation:
     alternatives: tuple[KernelConfig, ...]
     not_calibrated: str = ""
     float32: Float32Path | None = None
+    decision: str = ""
 
     @property
     def tiles(self) -> int | None:
@@ -86,6 +91,8 @@ class Explanation:
             f"K loop {e.k_loop_us:.2f} + units {e.unit_us:.2f} + store {e.store_us:.2f} + "
             f"split {e.split_us:.2f} + padding {e.pad_us:.2f} + correction "
             f"{e.correction_us:.2f}"))
+        if self.decision:
+            found.append(("a call", self.decision))
         if self.not_calibrated:
             found.append(("", f"not calibrated: {self.not_calibrated}"))
         if self.measured_us is not None:
@@ -183,7 +190,8 @@ def explain_problem(problem: GemmProblem, device: DeviceSpec) -> Explanation:
     if row is not None and row.epilogue != problem.epilogue:
         row = None  # the row was timed without the epilogue: not a time of this problem
     note = choice.note
-    faster = torch_wins(problem, choice, device)
+    path = _path()
+    faster = torch_wins(problem, choice, device, path)
     if faster:
         note += f"; {faster}, so a call that is not strict goes to torch"
     elif choice.vs_torch is not None and choice.vs_torch < TORCH_WINS:
@@ -193,7 +201,23 @@ def explain_problem(problem: GemmProblem, device: DeviceSpec) -> Explanation:
         estimate(problem, choice.config, device), shared_bytes(problem, choice.config), roof_us,
         bound, row.time_us if row else None, _foreign(choice.row), others,
         not_calibrated(problem, choice.config, device) or "",
-        float32_path(problem, choice.config, device, faster is not None))
+        float32_path(problem, choice.config, device, faster is not None),
+        _decision(problem, choice, device, path))
+
+
+def _path() -> HostPath:
+    """The path of repeated calls. Does not look for the native dispatcher, which needs torch."""
+    return PYTHON if settings.current().native == "off" else NATIVE
+
+
+def _decision(problem: GemmProblem, choice: Choice, device: DeviceSpec, path: HostPath) -> str:
+    if problem.two_strides != "none" or device.slug == INTERPRETER:
+        return ""
+    torchs, ours = sides(problem, choice, device, path)
+    runs, captured = ("torch's" if torch_wins(problem, choice, device, where) else "ours"
+                      for where in (path, GRAPH))
+    return (f"torch's {torchs}, ours {ours}: {runs}"
+            + (f"; in a CUDA graph {captured}" if captured != runs else ""))
 
 
 def _explain_complex(problem: GemmProblem, device: DeviceSpec, roof_us: float | None,
@@ -212,7 +236,7 @@ def _explain_complex(problem: GemmProblem, device: DeviceSpec, roof_us: float | 
     note = f"{choice.note}, and {arranging_us(problem, device):.1f} us to arrange operands for it"
     if faster:
         note += f"; {faster}, so a call that is not strict is torch's"
-    return replace(product, problem=problem, source=choice.source, note=note, roof_time_us=roof_us,
+    return replace(product, problem=problem, decision="", source=choice.source, note=note, roof_time_us=roof_us,
                    roof_bound=bound, measured_us=None,
                    float32=float32_path(real, choice.config, device, faster is not None))
 

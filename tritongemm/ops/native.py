@@ -18,16 +18,19 @@ from torch import Tensor
 
 from tritongemm import settings
 from tritongemm.errors import LaunchError, UsageError
+from tritongemm.kernels.driver import capture_query
 from tritongemm.native import load
 from tritongemm.ops.declined import Declined
+from tritongemm.ops.sights import PATIENCE, SEEN_TOO_LITTLE
 from tritongemm.problem import NOTHING_TO_MULTIPLY
+from tritongemm.selection.hosttime import NATIVE
 
 if TYPE_CHECKING:
     from tritongemm.ops.plan import Plan
 
 FEWER_FLOPS = "fewer flops than min_flops"
 #: In the order that ``dispatcher.cpp`` counts them in.
-_REASONS = [FEWER_FLOPS, NOTHING_TO_MULTIPLY, "other reasons"]
+_REASONS = [FEWER_FLOPS, NOTHING_TO_MULTIPLY, "other reasons", SEEN_TOO_LITTLE]
 
 
 class Form(IntEnum):
@@ -44,6 +47,7 @@ class Bound(NamedTuple):
         shape, strides, dtype: of a newly allocated result.
         spans: bytes of A, B, C and D, and whether D may be C itself; None for a newly allocated
             result.
+        in_graphs: why torch runs the call while a CUDA graph is captured, if it does.
     """
 
     plan: Plan
@@ -51,6 +55,7 @@ class Bound(NamedTuple):
     strides: tuple[int, ...]
     dtype: torch.dtype
     spans: tuple[int, int, int, int, bool] | None = None
+    in_graphs: str | None = None
 
 
 #: run(number of the op, a, b[, d[, beta, alpha]]) -> the result, False if the call goes to torch,
@@ -104,7 +109,8 @@ def offer(found_in: int, number: int, call: Callable[..., object], result: Tenso
     except LaunchError:  # this call ran another plan, without scratch
         return
     native.offer(found_in, number, a, b, d, out, alpha, beta, dtype_out, plan, bound.shape,
-                 bound.strides, bound.dtype, bound.spans)
+                 bound.strides, bound.dtype, bound.spans,
+                 None if bound.in_graphs is None else (capture_query(), bound.in_graphs))
 
 
 def refuse(number: int, reason: str, a: Tensor, b: Tensor, d: Tensor | None = None,
@@ -128,6 +134,7 @@ def forget() -> None:
         for native in dict.fromkeys((before, _module)):  # an override may use the first
             if native is not None:
                 native.set_reasons(_REASONS)
+                native.set_patience(*PATIENCE[NATIVE])
                 _generation = native.clear(limit)
         if _module is not before:
             for call in _followers:
