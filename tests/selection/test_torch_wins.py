@@ -239,7 +239,7 @@ def test_the_decision_follows_torchs_time_and_never_gives_away_a_gain(path, conf
 
 
 def test_a_plan_of_many_launches_is_torchs_where_they_cost_the_host_more(configs, h200):
-    """A copy, the product and a reduction: by the Python path more than a call that is passed on."""
+    """A copy, the product and a reduction: by the Python path more than a call passed on."""
     odd = GemmProblem.contiguous(256, 255, 8191, layout="nt")
     choice = replace(choose(odd, h200), config=replace(
         TILED, split_k=4), source="model", row=None, predicted_us=5.0, vs_torch=None)
@@ -264,6 +264,7 @@ def test_an_unmeasured_float32_product_runs_where_torchs_host_time_hides_it(time
 
 def test_explain_gives_both_sides(configs, h200):
     publish(h200, 0.5, 5.0)
-    said = str(explain_problem(PROBLEM, h200))
+    with settings.override(native="auto"):
+        said = str(explain_problem(PROBLEM, h200))
     assert "torch's 12.6 us (host 12.6, GPU 2.5), ours 5.0 us (host 4.9, GPU 5.0): ours" in said
     assert "in a CUDA graph torch's" in said

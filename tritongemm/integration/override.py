@@ -7,7 +7,8 @@ entered last that names it. When the last one that names it leaves, torch's kern
 
 Each new kind of call is decided once, and the plan cache keeps the decision: torch's kernel runs
 where the host and GPU times of both sides say that it is faster (``selection.torch_wins``). A small
-product is torch's until it was repeated often enough to pay for that (:mod:`tritongemm.ops.sights`).
+product is torch's until it was repeated often enough to pay for that
+(:mod:`tritongemm.ops.sights`).
 
 ``mv`` and ``dot`` stay torch's: they are bound by memory, which torch reads as fast as can be. So
 does ``_addmm_activation``, which a linear and a gelu after it do not come down to. Code made by

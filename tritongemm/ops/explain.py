@@ -18,8 +18,8 @@ from tritongemm.ops.float32 import Float32Path, default_precision, float32_path
 from tritongemm.problem import NOTHING_TO_MULTIPLY, GemmProblem
 from tritongemm.records.tables import TunedRow
 from tritongemm.selection import Choice, Estimate, candidates, choose, estimate, torch_wins
-from tritongemm.selection.model import not_calibrated
 from tritongemm.selection.hosttime import GRAPH, NATIVE, PYTHON, HostPath
+from tritongemm.selection.model import not_calibrated
 from tritongemm.selection.policy import TORCH_WINS, sides
 
 if TYPE_CHECKING:
@@ -236,8 +236,8 @@ def _explain_complex(problem: GemmProblem, device: DeviceSpec, roof_us: float | 
     note = f"{choice.note}, and {arranging_us(problem, device):.1f} us to arrange operands for it"
     if faster:
         note += f"; {faster}, so a call that is not strict is torch's"
-    return replace(product, problem=problem, decision="", source=choice.source, note=note, roof_time_us=roof_us,
-                   roof_bound=bound, measured_us=None,
+    return replace(product, problem=problem, decision="", source=choice.source, note=note,
+                   roof_time_us=roof_us, roof_bound=bound, measured_us=None,
                    float32=float32_path(real, choice.config, device, faster is not None))
 
 
