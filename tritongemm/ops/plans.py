@@ -165,7 +165,7 @@ def _make(problem: GemmProblem, geometry: Geometry, where: torch.device,
         remember(slug, str(problem), reason)
         return Declined(reason)
     if in_graphs is not None:
-        plan.in_graphs = f"in a CUDA graph {in_graphs}"
+        plan.in_graphs, plan.torchs_is_loaded = f"in a CUDA graph {in_graphs}", False
     if scratch:
         _say(str(problem), slug, str(config), choice.source, choice.note)
     return plan
