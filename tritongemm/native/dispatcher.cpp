@@ -361,8 +361,8 @@ int64_t judged_early = 0;
 // Whether it is time to judge a call, which is seen once more.
 bool due(const Key& key, const Operands& x, double products) {
   double bytes = static_cast<double>(x.a->nbytes()) + static_cast<double>(x.b->nbytes());
-  if (products >= patience.products || bytes >= patience.bytes) return true;
   std::lock_guard<std::mutex> lock(seen_lock);
+  if (products >= patience.products || bytes >= patience.bytes) return true;
   if (seen.size() >= MAX_SEEN) seen.clear();
   int64_t& times = seen[Hash()(key)];
   if (++times >= patience.sights) return true;
