@@ -15,7 +15,7 @@ from tritongemm.errors import UnsupportedError, UsageError  # noqa: E402
 from tritongemm.integration import entries  # noqa: E402
 from tritongemm.integration import override as in_force  # noqa: E402
 from tritongemm.ops.sights import SEEN_TOO_LITTLE, seen  # noqa: E402
-from tritongemm.selection.hosttime import EARLY_SIGHTS, GRAPH  # noqa: E402
+from tritongemm.selection.hosttime import EARLY_SIGHTS  # noqa: E402
 
 A, B = torch.randn(6, 5), torch.randn(5, 7)
 BATCH_A, BATCH_B = torch.randn(3, 6, 5), torch.randn(3, 5, 7)
@@ -182,24 +182,6 @@ def test_what_torch_is_expected_to_run_faster_is_reported(products, monkeypatch)
         for _ in range(3):
             torch.mm(A, B)
     assert not taken() and declined() == {"torch's call takes 3 us": 3}
-
-
-def test_a_product_that_only_the_host_favours_is_torchs_in_a_graph(products, monkeypatch):
-    """Its first call is torch's, so that the graph finds torch's kernel loaded."""
-    capturing = []
-    monkeypatch.setattr("tritongemm.ops.plans.torch_wins", lambda problem, choice, device, path: (
-        "torch takes half" if path is GRAPH else None))
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: bool(capturing))
-    with tg.override(min_flops=0):
-        torch.mm(A, B)
-        assert not taken() and len(declined()) == 1
-        torch.mm(A, B)
-        capturing.append(1)
-        torch.testing.assert_close(torch.mm(A, B), tg.mm(A, B, strict=True))
-        capturing.clear()
-        torch.mm(A, B)
-    assert taken() == {"mm": 2} and declined()["in a CUDA graph torch takes half"] == 1
-    tg.mm(A[:3], B, strict=True)  # runs at its first call
 
 
 def test_only_the_named_operations_are_taken(products):

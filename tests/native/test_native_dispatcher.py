@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import subprocess
 import sys
 import threading
@@ -16,9 +15,8 @@ from tritongemm import settings
 from tritongemm.errors import UnsupportedError, UsageError
 from tritongemm.integration import override as overriding
 from tritongemm.ops import execute, native, registered  # noqa: F401  (torch.ops.tritongemm)
-from tritongemm.ops import plans as kept
 from tritongemm.ops.sights import SEEN_TOO_LITTLE, Patience, Sights
-from tritongemm.selection.hosttime import EARLY_SIGHTS, GRAPH
+from tritongemm.selection.hosttime import EARLY_SIGHTS
 
 pytestmark = pytest.mark.thorough
 
@@ -543,39 +541,6 @@ def test_small_products_are_due_as_in_the_python_path(patience, driver, monkeypa
     finally:
         monkeypatch.undo()
         native.forget()
-
-
-def test_where_only_the_host_favours_a_plan_a_graph_captures_torchs_kernel(driver, monkeypatch):
-    monkeypatch.setattr(kept, "torch_wins", lambda problem, choice, device, path: (
-        "torch takes half" if path is GRAPH else None))
-    capturing = ctypes.c_int(0)
-
-    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
-    def is_capturing(stream, status):
-        status[0] = capturing.value
-        return 0
-
-    monkeypatch.setattr(native, "capture_query",
-                        lambda: ctypes.cast(is_capturing, ctypes.c_void_p).value)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: bool(capturing.value))
-    a, b = drawn(33, 17), drawn(17, 40)
-    tg.override_report(clear=True)
-    with tg.override(min_flops=0):
-        torch.mm(a, b)  # torch's, so that its kernel is loaded
-        assert (driver.by_python, driver.by_native) == (0, 0)
-        for _ in range(3):
-            torch.mm(a, b)
-        assert (driver.by_python, driver.by_native) == (1, 2)
-        capturing.value = 1
-        torch.mm(a, b)
-        tg.mm(a, b)
-        assert (driver.by_python, driver.by_native) == (1, 2)
-        capturing.value = 0
-        tg.mm(a, b)
-        report = tg.override_report()
-    mm, = (x for x in report.calls if x.name == "mm")
-    assert mm.taken == 3 and mm.declined["in a CUDA graph torch takes half"] == 2
-    assert driver.by_native == 3
 
 
 def test_a_call_that_is_not_known_is_looked_up_once(driver, monkeypatch):

@@ -61,11 +61,6 @@ def addresses() -> tuple[int, int]:
                  for x in (cuda.cuLaunchKernelEx, cuda.cuTensorMapReplaceAddress))
 
 
-def capture_query() -> int:
-    """The address of cuStreamIsCapturing in this process."""
-    return ctypes.cast(_cuda().cuStreamIsCapturing, ctypes.c_void_p).value or 0
-
-
 def _check(cuda: ctypes.CDLL, status: int, what: str) -> None:
     if status == _SUCCESS:
         return

@@ -55,8 +55,6 @@ struct LaunchConfig {
 };
 using LaunchKernel = int (*)(const LaunchConfig*, void* kernel, void** parameters, void** extra);
 using ReplaceAddress = int (*)(void* map, void* address);
-using IsCapturing = int (*)(void* stream, int* status);  // cuStreamIsCapturing
-constexpr int CAPTURE_ACTIVE = 1;                         // CU_STREAM_CAPTURE_STATUS_ACTIVE
 
 // Values of a call, by index: addresses of a, b, c, d; alpha, beta; the address of scratch.
 constexpr int A = 0, B = 1, C = 2, D = 3, ALPHA = 4, BETA = 5, SCRATCH = 6, VALUES = 7;
@@ -181,11 +179,9 @@ struct Spans {
   bool in_place = false;  // D may be C itself
 };
 
-// An entry: a plan, or, with `plan` null, the reason why the call goes to torch. With `capturing`
-// the plan does not run while a CUDA graph is captured; then the reason holds.
+// An entry: a plan, or, with `plan` null, the reason why the call goes to torch.
 struct Answer {
   std::shared_ptr<const Plan> plan;
-  IsCapturing capturing = nullptr;
   int reason = 0;
   std::vector<int64_t> shape, strides;
   at::ScalarType dtype = at::kFloat;
@@ -305,15 +301,6 @@ Verdict answered(int operation, const Operands& x, Key& key, at::Tensor& result,
     return Verdict::TORCHS;
   }
   c10::Device device = x.a->device();
-  void* stream = nullptr;
-  if (device.is_cuda())
-    stream = c10::impl::getDeviceGuardImpl(c10::DeviceType::CUDA)->getStream(device)
-                 .native_handle();
-  int status = 0;
-  if (answer->capturing && !answer->capturing(stream, &status) && status == CAPTURE_ACTIVE) {
-    reason = answer->reason;
-    return Verdict::TORCHS;
-  }
   if (x.out) {
     const Spans& spans = answer->spans;
     uint64_t c = values.address[C];
@@ -334,6 +321,10 @@ Verdict answered(int operation, const Operands& x, Key& key, at::Tensor& result,
     }
     values.address[C] = reinterpret_cast<uint64_t>(result.mutable_data_ptr());
   }
+  void* stream = nullptr;
+  if (device.is_cuda())
+    stream = c10::impl::getDeviceGuardImpl(c10::DeviceType::CUDA)->getStream(device)
+                 .native_handle();
   if (!answer->plan->run(values, stream, device)) return Verdict::UNKNOWN;
   return Verdict::DONE;
 }
@@ -628,11 +619,10 @@ void keep(const Key& key, Answer&& answer, int64_t found_in) {
   table[key] = std::make_shared<const Answer>(std::move(answer));
 }
 
-// offer(*asked, plan, shape, strides, dtype, spans, in_graphs): `in_graphs`: None, or the address of
-// cuStreamIsCapturing and why the call is torch's while it says so.
+// offer(*asked, plan, shape, strides, dtype, spans)
 PyObject* offer(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return translated([&]() -> PyObject* {
-    if (count != ASKED + 6) throw std::invalid_argument("offer takes 15 arguments");
+    if (count != ASKED + 5) throw std::invalid_argument("offer takes 14 arguments");
     Asked asked(args);
     if (!asked.known) Py_RETURN_FALSE;
     args += ASKED;
@@ -649,11 +639,6 @@ PyObject* offer(PyObject*, PyObject* const* args, Py_ssize_t count) {
                       std::get<4>(s)};
     } else if (asked.operands.out) {
       throw std::invalid_argument("a call with out= needs spans");
-    }
-    if (args[5] != Py_None) {
-      auto in_graphs = py::handle(args[5]).cast<std::pair<uintptr_t, std::string>>();
-      answer.capturing = reinterpret_cast<IsCapturing>(in_graphs.first);
-      answer.reason = reason_number(in_graphs.second);
     }
     keep(asked.key, std::move(answer), asked.found_in);
     Py_RETURN_TRUE;

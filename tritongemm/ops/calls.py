@@ -15,7 +15,7 @@ from tritongemm import settings
 from tritongemm.errors import LaunchError, UnsupportedError
 from tritongemm.formats import COMPLEX_FORMATS, OPERAND_FORMATS, torch_dtype
 from tritongemm.kernels.launch import Geometry
-from tritongemm.ops.declined import Declined, DeclinedByChoice, DeclinedForNow, DeclinedNow
+from tritongemm.ops.declined import Declined, DeclinedByChoice, DeclinedNow
 from tritongemm.ops.native import Bound
 from tritongemm.ops.operands import (
     VECTORS_ARE_TORCHS,
@@ -100,26 +100,9 @@ def _bound(rule: Rule, x: Operands, form: Form, dtype_out: torch.dtype) -> Call:
     """The callable that runs ``form``. Raises Declined."""
     key = (*_problem(rule, x, form, dtype_out), x.a.device)
     plan = plans.get(key, forced=rule.forced)
-    reason = getattr(plan, "in_graphs", None)
-    if reason is not None and not plan.torchs_is_loaded:
-        plan.torchs_is_loaded = True
-        raise DeclinedForNow("torch runs the first call, so that CUDA graphs can capture its "
-                             "kernel")
-    call = (_fresh(form, key, plan, dtype_out) if x.out is None
-            else _into(rule, x, form, key, plan))
-    return call if reason is None else _outside_graphs(call, reason)
-
-
-def _outside_graphs(call: Call, reason: str) -> Call:
-    """``call``, declined while a CUDA graph is captured: a replay has no host time, and there
-    torch's kernel is faster."""
-    declined, capturing = DeclinedByChoice(reason), torch.cuda.is_current_stream_capturing
-
-    def outside(a, b, pa, pb, *others):
-        return declined if capturing() else call(a, b, pa, pb, *others)
-    if (bound := getattr(call, "bound", None)) is not None:
-        outside.bound = bound._replace(in_graphs=reason)  # type: ignore[attr-defined]
-    return outside
+    if x.out is not None:
+        return _into(rule, x, form, key, plan)
+    return _fresh(form, key, plan, dtype_out)
 
 
 def problem_of(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> GemmProblem:

@@ -18,7 +18,7 @@ from tritongemm.ops.float32 import Float32Path, default_precision, float32_path
 from tritongemm.problem import NOTHING_TO_MULTIPLY, GemmProblem
 from tritongemm.records.tables import TunedRow
 from tritongemm.selection import Choice, Estimate, candidates, choose, estimate, torch_wins
-from tritongemm.selection.hosttime import GRAPH, NATIVE, PYTHON, HostPath
+from tritongemm.selection.hosttime import NATIVE, PYTHON, HostPath
 from tritongemm.selection.model import not_calibrated
 from tritongemm.selection.policy import TORCH_WINS, sides
 
@@ -214,10 +214,8 @@ def _decision(problem: GemmProblem, choice: Choice, device: DeviceSpec, path: Ho
     if problem.two_strides != "none" or device.slug == INTERPRETER:
         return ""
     torchs, ours = sides(problem, choice, device, path)
-    runs, captured = ("torch's" if torch_wins(problem, choice, device, where) else "ours"
-                      for where in (path, GRAPH))
-    return (f"torch's {torchs}, ours {ours}: {runs}"
-            + (f"; in a CUDA graph {captured}" if captured != runs else ""))
+    runs = "torch's" if torch_wins(problem, choice, device, path) else "ours"
+    return f"torch's {torchs}, ours {ours}: {runs}"
 
 
 def _explain_complex(problem: GemmProblem, device: DeviceSpec, roof_us: float | None,

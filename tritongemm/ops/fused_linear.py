@@ -122,8 +122,6 @@ def _bind(layer: Layer, x: Tensor, w: Tensor, bias: Tensor | None,
         if reason is not None:
             raise DeclinedByChoice(reason)
     plan = plans.get(key, forced=layer.forced)
-    if (reason := getattr(plan, "in_graphs", None)) is not None:  # GPU time alone decides here
-        raise DeclinedByChoice(reason)
     dtype, device, aux = x.dtype, x.device, layer.aux
     vector_is_d = residual is None
 

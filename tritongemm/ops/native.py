@@ -18,7 +18,6 @@ from torch import Tensor
 
 from tritongemm import settings
 from tritongemm.errors import LaunchError, UsageError
-from tritongemm.kernels.driver import capture_query
 from tritongemm.native import load
 from tritongemm.ops.declined import Declined
 from tritongemm.ops.sights import PATIENCE, SEEN_TOO_LITTLE
@@ -47,7 +46,6 @@ class Bound(NamedTuple):
         shape, strides, dtype: of a newly allocated result.
         spans: bytes of A, B, C and D, and whether D may be C itself; None for a newly allocated
             result.
-        in_graphs: why torch runs the call while a CUDA graph is captured, if it does.
     """
 
     plan: Plan
@@ -55,7 +53,6 @@ class Bound(NamedTuple):
     strides: tuple[int, ...]
     dtype: torch.dtype
     spans: tuple[int, int, int, int, bool] | None = None
-    in_graphs: str | None = None
 
 
 #: run(number of the op, a, b[, d[, beta, alpha]]) -> the result, False if the call goes to torch,
@@ -109,8 +106,7 @@ def offer(found_in: int, number: int, call: Callable[..., object], result: Tenso
     except LaunchError:  # this call ran another plan, without scratch
         return
     native.offer(found_in, number, a, b, d, out, alpha, beta, dtype_out, plan, bound.shape,
-                 bound.strides, bound.dtype, bound.spans,
-                 None if bound.in_graphs is None else (capture_query(), bound.in_graphs))
+                 bound.strides, bound.dtype, bound.spans)
 
 
 def refuse(number: int, reason: str, a: Tensor, b: Tensor, d: Tensor | None = None,

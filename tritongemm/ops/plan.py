@@ -48,16 +48,12 @@ class Plan:
             operands that its launches declare (scales, offsets).
         at: at(values) launches with a tuple of addresses and numbers, in the order of ``operands``.
             The device must be the current one. Raises LaunchError, torch.OutOfMemoryError.
-        in_graphs: why torch runs the problem while a CUDA graph is captured, if it does.
-        torchs_is_loaded: torch has run the problem once, so its kernel can be captured.
 
     Raises:
         ConstraintError: the config is illegal. CompileError, LaunchError: it cannot be built.
     """
 
     operands: tuple[str, ...] = PRODUCT
-    in_graphs: str | None = None
-    torchs_is_loaded = False
 
     def __init__(self, problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
                  geometry: Geometry, index: int) -> None:
@@ -163,9 +159,6 @@ def _in_a_range(at: Callable[[Values], None], name: str) -> Callable[[Values], N
 
 class InterpretedPlan:
     """A plan under TRITON_INTERPRET=1: runs the kernel in Triton's interpreter, on CPU tensors."""
-
-    in_graphs: str | None = None
-    torchs_is_loaded = False
 
     def __init__(self, problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
                  geometry: Geometry) -> None:

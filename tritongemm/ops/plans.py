@@ -23,7 +23,7 @@ from tritongemm.ops.plan import InterpretedPlan, Plan, make_plan, scratch_of
 from tritongemm.problem import GemmProblem
 from tritongemm.records.failures import remember
 from tritongemm.selection import candidates, choose, sum_class, torch_wins
-from tritongemm.selection.hosttime import GRAPH, NATIVE, PYTHON, HostPath
+from tritongemm.selection.hosttime import NATIVE, PYTHON, HostPath
 
 log = logging.getLogger("tritongemm")
 
@@ -137,13 +137,10 @@ def _make(problem: GemmProblem, geometry: Geometry, where: torch.device,
         device = device_of(where)
         slug = device.slug
         choice = choose(problem, device)
-        in_graphs = None
-        if not forced:
-            faster = torch_wins(problem, choice, device, host_path())
-            if faster is not None:
-                _say(str(problem), slug, "torch", choice.source, faster)
-                return DeclinedByChoice(faster)
-            in_graphs = torch_wins(problem, choice, device, GRAPH)
+        faster = None if forced else torch_wins(problem, choice, device, host_path())
+        if faster is not None:
+            _say(str(problem), slug, "torch", choice.source, faster)
+            return DeclinedByChoice(faster)
         config = choice.config
         if not scratch:
             config = _without_scratch(problem, device, geometry, choice.config)
@@ -164,8 +161,6 @@ def _make(problem: GemmProblem, geometry: Geometry, where: torch.device,
         _warn(problem, reason)
         remember(slug, str(problem), reason)
         return Declined(reason)
-    if in_graphs is not None:
-        plan.in_graphs, plan.torchs_is_loaded = f"in a CUDA graph {in_graphs}", False
     if scratch:
         _say(str(problem), slug, str(config), choice.source, choice.note)
     return plan

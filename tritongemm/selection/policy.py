@@ -54,9 +54,6 @@ _TWINS = {"bf16": "fp16", "fp16": "bf16"}
 #: Torch's kernel runs where its time is below this share of ours and the policy allows it. Closer
 #: to 1 an estimate is wrong as often as right (leave-one-out, 200 problems on an H200).
 TORCH_WINS = 0.97
-#: A float32 product without a measurement runs here if this many times its predicted time is no
-#: more than torch's host time: predictions of small products are wrong by less.
-_UNSURE = 1.5
 
 
 @dataclass(frozen=True)
@@ -236,9 +233,8 @@ def torch_wins(problem: GemmProblem, choice: Choice, device: DeviceSpec,
     Only under the policy ``auto``. 16-bit products go to torch where torch's GPU time was measured
     to be less, for this problem, its twin or neighbouring problems; where it is unknown it counts
     as ours. Float32 and TF32 products go to torch unless a measurement shows that ours is at least
-    as fast, or the host hides the GPU's time by a margin. For a batch with two strides torch copies
-    operands first, which counts. Never under a budget of SMs or batch invariance, which torch does
-    not support.
+    as fast on the GPU. For a batch with two strides torch copies operands first, which counts.
+    Never under a budget of SMs or batch invariance, which torch does not support.
     """
     current = settings.current()
     if current.policy != "auto" or current.batch_invariant or current.num_sms is not None:
@@ -247,8 +243,7 @@ def torch_wins(problem: GemmProblem, choice: Choice, device: DeviceSpec,
         if problem.a.format.real:
             return _torch_wins_complex(problem, choice, device)
         if problem.dtype_a == "fp32":
-            reason = _torch_wins_float32(problem, choice, device)
-            return None if _hidden_by_the_host(problem, choice, device, path) else reason
+            return _torch_wins_float32(problem, choice, device)
     if problem.two_strides != "none":
         return _torch_wins_with_copies(problem, choice, device, path)
     measured = choice.vs_torch is not None and choice.vs_torch < TORCH_WINS
@@ -286,17 +281,6 @@ def launches_in(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) 
     """Launches of a call: copies of unaligned operands, the product, the pass over a split K."""
     terms = estimate(problem, config, device)
     return 1 + (terms.split_us > 0) + (terms.pad_us > 0)
-
-
-def _hidden_by_the_host(problem: GemmProblem, choice: Choice, device: DeviceSpec,
-                        path: HostPath) -> bool:
-    """Whether a float32 product that no measurement favours is so short that torch's host time
-    covers it: by :data:`_UNSURE` where it is predicted. Not in a CUDA graph."""
-    if choice.time_us is None or choice.source not in _FLOAT32_LEAST:
-        return False
-    _, ours = sides(problem, choice, device, path)
-    gpu_us = ours.gpu_us * (1.0 if choice.source == "exact" else _UNSURE)
-    return max(ours.host_us, gpu_us) <= path.torch_us
 
 
 def _torch_wins_with_copies(problem: GemmProblem, choice: Choice, device: DeviceSpec,
