@@ -1,69 +1,157 @@
-"""The size from which an overridden product is not slower, which sets the default of `min_flops`.
+"""Whether torch or this package runs a small product faster, and whether the decision is right.
 
 A chain of products of one size, as a model of small layers runs them, from the first call to the
-end of the last kernel: torch alone, and under `tritongemm.override(min_flops=0)`, in turns
-(tritongemm.measure.host; medians). The package's default
-(`tritongemm.integration.override.DEFAULT_MIN_FLOPS`) should lie at or above the least size from
-which no larger one is slower.
+end of the last kernel; medians of interleaved rounds (tritongemm.measure.host). By each path of
+repeated calls (the native dispatcher, the Python path) three ways alternate: torch without an
+override, every product by this package, and every product passed on to torch by an override. In
+CUDA graphs the first two alternate.
 
-    python perf/bench_min_flops.py [--sizes 32,64,128] [--layers 200] [--rounds 15]
+`decision` is that of an override (tritongemm.selection.torch_wins). It is wrong where the other
+way was faster by more than 3 %; in `predicted` are the two times that it compares.
+
+    python perf/bench_min_flops.py [--sizes 32,64] [--dtypes bf16,fp32] [--layers 200] [--rounds 15]
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
 import tritongemm as tg
-from tritongemm.device import current_device
+from tritongemm import settings
+from tritongemm.device import DeviceSpec, current_device
 from tritongemm.errors import DeviceError
-from tritongemm.integration.override import DEFAULT_MIN_FLOPS
 from tritongemm.measure.host import host_time_us
+from tritongemm.ops import native
+from tritongemm.ops.calls import problem_of
+from tritongemm.ops.plans import host_path
+from tritongemm.problem import GemmProblem
+from tritongemm.selection import choose, torch_wins
+from tritongemm.selection.hosttime import GRAPH, NATIVE, PYTHON, HostPath
+from tritongemm.selection.policy import sides
 
-SIZES = "32,64,96,128,192,256,320,384,512,640,768,1024"
-#: Ratios closer to 1 than this are ties.
-TIE = 0.01
+SIZES = "32,64,96,128,192,256,320,384,512,640,768,1024,1280,1536"
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+#: As ``policy.TORCH_WINS``: ratios closer to 1 are ties.
+TIE = 0.03
+OURS = {"min_flops": 0.0}
+PASSED_ON = {"min_flops": 1e18}
 
 
-def chain(size: int, layers: int) -> Callable[[], None]:
-    """A call that multiplies ``layers`` times and waits for the last kernel."""
-    start, w = (torch.randn(size, size, device="cuda").bfloat16() / size ** 0.5 for _ in range(2))
+class Chain:
+    """``layers`` dependent products of ``size`` cubed."""
 
-    def run() -> None:
-        x = start
-        for _ in range(layers):
-            x = torch.mm(x, w)
+    def __init__(self, size: int, dtype: torch.dtype, layers: int) -> None:
+        self.start, self.w = (torch.randn(size, size, device="cuda").to(dtype) / size ** 0.5
+                              for _ in range(2))
+        self.layers = layers
+
+    def issue(self) -> None:
+        """Issues the products."""
+        x = self.start
+        for _ in range(self.layers):
+            x = torch.mm(x, self.w)
+
+    def run(self) -> None:
+        """Issues them and waits for the last kernel."""
+        self.issue()
         torch.cuda.synchronize()
 
-    return run
+    def captured(self) -> Callable[[], None]:
+        """A call that replays the chain as a CUDA graph."""
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                self.issue()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.issue()
+
+        def replay() -> None:
+            graph.replay()
+            torch.cuda.synchronize()
+
+        return replay
+
+
+def eager(chain: Chain, rounds: int) -> tuple[float, float, float]:
+    """Microseconds a product: torch without an override, ours, passed on to torch."""
+    found = host_time_us(
+        dict.fromkeys(("torch", "ours", "passed on"), chain.run), blocks=rounds, calls=1,
+        contexts={"ours": lambda: tg.override(**OURS),
+                  "passed on": lambda: tg.override(**PASSED_ON)})
+    alone, ours, passed_on = (found[name].p50 / chain.layers
+                              for name in ("torch", "ours", "passed on"))
+    return alone, ours, passed_on
+
+
+def replayed(chain: Chain, rounds: int) -> tuple[float, float, float]:
+    """The same of replays; nothing is passed on there."""
+    theirs = chain.captured()
+    with tg.override(**OURS):
+        own = chain.captured()
+    found = host_time_us({"torch": theirs, "ours": own}, blocks=rounds, calls=1)
+    alone, ours = (found[name].p50 / chain.layers for name in ("torch", "ours"))
+    return alone, ours, alone
+
+
+def paths() -> Iterator[HostPath]:
+    """The path of repeated calls that is in force, one after the other, then that of graphs."""
+    for mode in ("on", "off"):
+        with settings.override(native=mode, policy="own"):
+            if mode == "on" and native.table() is None:
+                print("there is no native dispatcher; build it: tritongemm native")
+                continue
+            yield host_path()
+    with settings.override(policy="own"):
+        yield GRAPH
+
+
+def decided(problem: GemmProblem, device: DeviceSpec, path: HostPath) -> tuple[bool, str]:
+    """(whether torch is to run ``problem``, the times that this follows from)."""
+    choice = choose(problem, device)
+    torchs, ours = sides(problem, choice, device, path)
+    reason = torch_wins(problem, choice, device, path)
+    return reason is not None, f"torch {torchs}, ours {ours}"
 
 
 def main() -> None:
+    """Measures, prints one line for each path, dtype and size, and counts what was wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", default=SIZES, help="M = N = K, separated by commas")
+    parser.add_argument("--dtypes", default="bf16,fp32", help="of bf16, fp16, fp32")
     parser.add_argument("--layers", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=15)
     args = parser.parse_args()
     try:
-        current_device()
+        device = current_device()
     except DeviceError as error:
         sys.exit(f"bench_min_flops.py: {error}")
-    print(f"us a product in a chain of {args.layers}, bf16, {torch.cuda.get_device_name()}\n"
-          f"{'size':>6}{'torch':>9}{'override':>10}{'speed':>8}")
-    slowest = 0
-    for size in map(int, args.sizes.split(",")):
-        run = chain(size, args.layers)
-        found = host_time_us({"torch": run, "override": run}, blocks=args.rounds, calls=1,
-                             contexts={"override": lambda: tg.override(min_flops=0)})
-        alone, under = (found[name].p50 / args.layers for name in ("torch", "override"))
-        print(f"{size:>6}{alone:>9.2f}{under:>10.2f}{alone / under:>8.3f}", flush=True)
-        if alone / under < 1 - TIE:
-            slowest = size
-    print(f"the largest that is slower: {slowest or 'none'}; the default leaves products below "
-          f"{(DEFAULT_MIN_FLOPS / 2) ** (1 / 3):.0f} cubed to torch")
+    chains = [Chain(int(size), DTYPES[dtype], args.layers)
+              for dtype in args.dtypes.split(",") for size in args.sizes.split(",")]
+    problems = [problem_of(chain.start, chain.w) for chain in chains]
+    decisions = {(path.name, problem): decided(problem, device, path)
+                 for path in (NATIVE, PYTHON, GRAPH) for problem in problems}
+    print(f"us a product in a chain of {args.layers}, {torch.cuda.get_device_name()}, "
+          f"torch {torch.__version__}\n{'path':<11}{'dtype':>6}{'size':>6}{'torch':>9}{'ours':>9}"
+          f"{'passed on':>11}{'ratio':>7}  decision")
+    wrong = count = 0
+    for path in paths():
+        for chain, problem in zip(chains, problems, strict=True):
+            measure = replayed if path is GRAPH else eager
+            alone, ours, passed_on = measure(chain, args.rounds)
+            to_torch, predicted = decisions[path.name, problem]
+            taken, left = (passed_on, ours) if to_torch else (ours, passed_on)
+            right = taken <= (1 + TIE) * left
+            count, wrong = count + 1, wrong + (not right)
+            print(f"{path.name:<11}{problem.dtype_a:>6}{problem.m:>6}{alone:>9.2f}{ours:>9.2f}"
+                  f"{passed_on:>11.2f}{alone / taken:>7.3f}  {'torch' if to_torch else 'ours'}, "
+                  f"{'right' if right else 'WRONG'}; predicted: {predicted}", flush=True)
+    print(f"{wrong} of {count} decisions are wrong by more than {100 * TIE:.0f} %")
 
 
 if __name__ == "__main__":

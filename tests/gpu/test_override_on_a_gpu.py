@@ -87,6 +87,23 @@ def test_capture_takes_warm_plans_and_leaves_cold_ones_to_torch(warm):
     near(c, a.double() @ b.double())
 
 
+def test_small_products_are_taken_within_the_runs_that_warm_a_graph_up():
+    from tritongemm.ops.execute import clear_plans
+
+    clear_plans()  # and starts the counts of small products again
+    a, b = draw(72, 136), draw(136, 264)
+    with tg.override():
+        for _ in range(3):
+            torch.mm(a, b)
+        tg.override_report(clear=True)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            c = torch.mm(a, b)
+        assert tg.override_report().taken == 1
+    graph.replay()
+    near(c, a.double() @ b.double())
+
+
 def test_a_side_stream():
     a, b, stream = draw(512, 512), draw(512, 512), torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

@@ -14,7 +14,8 @@ import tritongemm as tg  # noqa: E402
 from tritongemm.errors import UnsupportedError, UsageError  # noqa: E402
 from tritongemm.integration import entries  # noqa: E402
 from tritongemm.integration import override as in_force  # noqa: E402
-from tritongemm.integration.override import DEFAULT_MIN_FLOPS  # noqa: E402
+from tritongemm.ops.sights import SEEN_TOO_LITTLE, seen  # noqa: E402
+from tritongemm.selection.hosttime import EARLY_SIGHTS  # noqa: E402
 
 A, B = torch.randn(6, 5), torch.randn(5, 7)
 BATCH_A, BATCH_B = torch.randn(3, 6, 5), torch.randn(3, 5, 7)
@@ -148,12 +149,39 @@ def test_min_flops_is_inclusive_and_counts_the_batch(products):
     assert taken() == {"bmm": 1} and declined() == {"fewer flops than min_flops": 1}
 
 
-def test_small_products_are_torchs_by_default(products):
-    side = round((DEFAULT_MIN_FLOPS / 2) ** (1 / 3))
+def test_small_products_are_torchs_until_they_were_repeated(products):
+    calls = {"mm": lambda: torch.mm(A, B), "mm.out": lambda: torch.mm(A, B, out=torch.empty(6, 7)),
+             "addmm": lambda: torch.addmm(A[:, :1], A, B)}
+    for name, call in calls.items():
+        tg.override_report(clear=True)
+        with tg.override():
+            for _ in range(EARLY_SIGHTS + 2):
+                torch.testing.assert_close(call(), call())
+        assert taken() == {name: 2 * EARLY_SIGHTS + 4 - (EARLY_SIGHTS - 1)}
+        assert declined() == {SEEN_TOO_LITTLE: EARLY_SIGHTS - 1}
+
+
+def test_a_large_product_is_decided_at_its_first_call(products, monkeypatch):
+    monkeypatch.setattr(seen, "patience", seen.patience._replace(products=6 * 7 * 5))
     with tg.override():
         torch.mm(A, B)
-        torch.mm(torch.ones(side + 2, side), torch.ones(side, side))
-    assert taken() == {"mm": 1} and declined() == {"fewer flops than min_flops": 1}
+        torch.mm(A[:5], B)
+    assert taken() == {"mm": 1} and declined() == {SEEN_TOO_LITTLE: 1}
+
+
+def test_a_call_of_the_package_itself_does_not_wait(products):
+    with tg.override():
+        tg.mm(A, B)
+        torch.mm(A, B)  # the plan is there
+    assert taken() == {"mm": 1} and not declined()
+
+
+def test_what_torch_is_expected_to_run_faster_is_reported(products, monkeypatch):
+    monkeypatch.setattr("tritongemm.ops.plans.torch_wins", lambda *_: "torch's call takes 3 us")
+    with tg.override(min_flops=0):
+        for _ in range(3):
+            torch.mm(A, B)
+    assert not taken() and declined() == {"torch's call takes 3 us": 3}
 
 
 def test_only_the_named_operations_are_taken(products):

@@ -15,6 +15,8 @@ from tritongemm import settings
 from tritongemm.errors import UnsupportedError, UsageError
 from tritongemm.integration import override as overriding
 from tritongemm.ops import execute, native, registered  # noqa: F401  (torch.ops.tritongemm)
+from tritongemm.ops.sights import SEEN_TOO_LITTLE, Patience, Sights
+from tritongemm.selection.hosttime import EARLY_SIGHTS
 
 pytestmark = pytest.mark.thorough
 
@@ -499,7 +501,7 @@ def test_small_products_run_natively_once_they_are_repeated(driver):
     expected = torch.mm(a, b)
     tg.override_report(clear=True)
     with tg.override():
-        for _ in range(overriding.SMALL_REPEATS):
+        for _ in range(EARLY_SIGHTS - 1):
             assert torch.equal(torch.mm(a, b), expected)
         assert (driver.by_python, driver.by_native) == (0, 0)
         torch.mm(a, b)
@@ -508,11 +510,51 @@ def test_small_products_run_natively_once_they_are_repeated(driver):
         torch.mm(a[:32], b)
         report = tg.override_report()
     mm, = (x for x in report.calls if x.name == "mm")
-    assert mm.taken == 2 and mm.declined == {"fewer flops than min_flops":
-                                             overriding.SMALL_REPEATS + 1}
+    assert mm.taken == 2 and mm.declined == {SEEN_TOO_LITTLE: EARLY_SIGHTS}
     with tg.override(min_flops=1e6):  # given: it holds
         torch.mm(a, b)
     assert driver.by_native == 1
+
+
+@pytest.mark.parametrize("patience", [
+    Patience(7, 3, 2, 1000, 1e9), Patience(4, 9, 5, 1e9, 2000), Patience(1), Patience(5, 1, 1)],
+    ids=str)
+def test_small_products_are_due_as_in_the_python_path(patience, driver, monkeypatch):
+    """The same calls in the same order go to torch by either implementation."""
+    monkeypatch.setattr(native.table(), "clear", lambda limit: 0)  # would start the counts again
+    asked: list[int] = []
+    monkeypatch.setattr("tritongemm.integration.entries.product", lambda op, a, b, **_: (
+        asked.append(a.shape[0]), execute._SEEN_TOO_LITTLE)[1])
+    operands = [(drawn(m, k), drawn(k, 4)) for m in (1, 2, 3) for k in (8, 200)]
+    torch.manual_seed(7)
+    order = torch.randint(len(operands), (120,)).tolist()
+    counted = Sights(patience)
+    native.table().set_patience(*patience)
+    try:
+        with tg.override("mm"):
+            for i in order:
+                a, b = operands[i]
+                before = len(asked)
+                torch.mm(a, b)
+                assert (len(asked) > before) is counted.due(
+                    i, a.numel() * 4, a.nbytes + b.nbytes), i
+    finally:
+        monkeypatch.undo()
+        native.forget()
+
+
+def test_a_call_that_is_not_known_is_looked_up_once(driver, monkeypatch):
+    """Under override and by the package's functions: the Python path does not ask again."""
+    asked = []
+    monkeypatch.setattr(native, "run_below", lambda *x: asked.append(x))
+    a, b, d = drawn(33, 17), drawn(17, 40), drawn(40)
+    with tg.override(min_flops=0):
+        torch.mm(a, b)
+        torch.addmm(d, a, b)
+    tg.matmul(a, b)
+    tg.linear(a, b.T, d)
+    torch.ops.tritongemm.bmm(a[None], b[None])
+    assert not asked and driver.by_python == 5
 
 
 def test_an_error_is_torchs(driver):

@@ -21,6 +21,8 @@ from tritongemm.records.calibration import (
 )
 from tritongemm.records.tables import TableHeader, TunedRow, TunedTable, path_for, write_table
 from tritongemm.selection import choose, torch_wins
+from tritongemm.selection.hosttime import GRAPH, NATIVE, PYTHON
+from tritongemm.selection.policy import sides
 
 PROBLEM = GemmProblem.contiguous(2048, 2048, 2048, layout="nt")
 
@@ -151,7 +153,7 @@ def test_float32_without_a_measurement_is_torchs(problem, configs, h200):
 
 @pytest.mark.parametrize("ratio, wins", [(0.99, True), (1.0, False), (1.4, False)])
 def test_float32_goes_where_its_own_row_says(ratio, wins, configs, h200):
-    publish(h200, ratio, 5.0, problem=FLOAT32)
+    publish(h200, ratio, 50.0, problem=FLOAT32)
     assert bool(reason_for(FLOAT32, h200)) is wins
     assert bool(reason_for(replace(FLOAT32, epilogue="bias"), h200)) is wins
     for other in (replace(FLOAT32, n=1032), replace(FLOAT32, layout="nt"), TF32):
@@ -159,7 +161,7 @@ def test_float32_goes_where_its_own_row_says(ratio, wins, configs, h200):
 
 
 def test_a_float32_row_of_another_device_is_no_measurement_here(configs, h200):
-    publish(h200, 1.4, 5.0, problem=FLOAT32)
+    publish(h200, 1.4, 50.0, problem=FLOAT32)
     h100 = known_devices()["nvidia-h100-80gb-hbm3"]
     assert "no measurement shows" in reason_for(FLOAT32, h100)
 
@@ -171,7 +173,7 @@ def test_a_sibling_or_a_problem_near_by_is_evidence_for_split_products(ratio, wi
         Neighbour(replace(problem, n=2048 + 8 * i), ratio) for i in range(12)), candidates=(SPLIT,),
         covers=Covers(("split_product", "tiled"), ("fp32",), ("fp16x3",)))
     write_calibration(calibration_path(h200.slug), Calibration(h200.slug, 90, (section,)))
-    publish(h200, ratio, 5.0, problem=problem)
+    publish(h200, ratio, 50.0, problem=problem)
     h100 = known_devices()["nvidia-h100-80gb-hbm3"]
     assert choose(problem, h100).source == "sibling"
     assert bool(reason_for(problem, h100)) is wins
@@ -198,3 +200,60 @@ def test_float32_in_the_interpreter_runs_kernels():
 def test_explain_says_that_a_float32_call_is_torchs(policy, handed, configs, h200):
     with settings.override(policy=policy):
         assert ("call       torch, because " in str(explain_problem(FLOAT32, h200))) is handed
+
+
+# -- host time -------------------------------------------------------------------------------------
+
+PATHS = (NATIVE, PYTHON, GRAPH)
+
+
+@pytest.mark.parametrize("time_us, native, python, graph", [
+    (5.0, False, False, True), (12.9, False, False, True), (13.1, True, False, True),
+    (16.4, True, False, True), (16.6, True, True, True), (300.0, True, True, True)])
+def test_torchs_shorter_kernel_runs_where_no_host_hides_it(time_us, native, python, graph, configs,
+                                                           h200):
+    publish(h200, 0.5, time_us)
+    choice = choose(PROBLEM, h200)
+    assert [bool(torch_wins(PROBLEM, choice, h200, path)) for path in PATHS] == [
+        native, python, graph]
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
+def test_the_decision_follows_torchs_time_and_never_gives_away_a_gain(path, configs, h200):
+    """More time of torch's never turns a product over to torch, and what is turned over loses no
+    more than the ratio that counts as a tie."""
+    publish(h200, 1.0)
+    choice = choose(PROBLEM, h200)
+    for time_us in (1.0, 4.0, 10.0, 13.0, 15.0, 17.0, 25.0, 1000.0):
+        verdicts = []
+        for ratio in (0.1, 0.3, 0.5, 0.8, 0.9, 0.96, 0.975, 1.0, 1.3, 10.0):
+            one = replace(choice, row=replace(choice.row, time_us=time_us), vs_torch=ratio)
+            reason = torch_wins(PROBLEM, one, h200, path)
+            assert reason == torch_wins(PROBLEM, one, h200, path)
+            torchs, ours = sides(PROBLEM, one, h200, path)
+            assert reason is None or torchs.time_us < 0.97 * ours.time_us
+            assert reason is not None or torchs.time_us >= 0.97 * ours.time_us
+            verdicts.append(reason is not None)
+        assert verdicts == sorted(verdicts, reverse=True)
+
+
+def test_a_plan_of_many_launches_is_torchs_where_they_cost_the_host_more(configs, h200):
+    """A copy, the product and a reduction: by the Python path more than a call passed on."""
+    odd = GemmProblem.contiguous(256, 255, 8191, layout="nt")
+    choice = replace(choose(odd, h200), config=replace(
+        TILED, split_k=4), source="model", row=None, predicted_us=5.0, vs_torch=None)
+    said = {}
+    for split in (1, 4):
+        one = replace(choice, config=replace(choice.config, split_k=split))
+        said[split] = [torch_wins(odd, one, h200, path) for path in PATHS]
+    assert said[1] == [None, None, None]
+    launches = sides(odd, choice, h200, PYTHON)[1].host_us
+    assert bool(said[4][1]) is (launches * 0.97 > PYTHON.torch_us)
+    assert said[4][0] is None and said[4][2] is None
+
+
+def test_explain_gives_both_sides(configs, h200):
+    publish(h200, 0.5, 5.0)
+    with settings.override(native="auto"):
+        said = str(explain_problem(PROBLEM, h200))
+    assert "torch's 12.6 us (host 12.6, GPU 2.5), ours 5.0 us (host 4.9, GPU 5.0): ours" in said

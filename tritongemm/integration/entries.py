@@ -74,14 +74,14 @@ class Policy:
 
     Attributes:
         products: multiplications (batch * M * N * K) below which a call is torch's.
-        repeats: with the native dispatcher, until a call like it was seen so often; 0: always.
+        patient: a small product is torch's until it is due (:mod:`tritongemm.ops.sights`).
         strict: raise instead of calling torch.
         watch: sees the calls.
         keys: the dispatch keys to stand at.
     """
 
     products: float
-    repeats: int
+    patient: bool
     strict: bool
     watch: Watch | None
     keys: tuple[str, ...]
@@ -136,9 +136,8 @@ class Entries:
             keyset = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
             module = self._native_for(name)
             torchs = module and module.standing(f"aten::{name}", key)
-            # In C++ small products are judged before they get here.
-            least = 0.0 if module and policy.repeats else policy.products
-            kernel = _kernel(op, name, policy, least, partial(original.call_boxed, keyset))
+            kernel = _kernel(op, name, policy, module is not None,
+                             partial(original.call_boxed, keyset))
             with warnings.catch_warnings():  # overriding a kernel is what is asked for
                 warnings.filterwarnings("ignore", "Warning only once for all operators")
                 library.impl(name, kernel, key, allow_override=True)
@@ -161,7 +160,7 @@ class Entries:
             warnings.filterwarnings("ignore", "Warning only once for all operators")
             self._native.append((module, name, module.install(
                 f"aten::{name}", key, [("none", _OPS[op].number)], _FORMS[name],
-                self.policy.products, self.policy.repeats, torchs)))
+                self.policy.products, self.policy.patient, torchs)))
         if self._finalizer is None:
             # At the end of the process before torch takes the Python kernels below them out:
             # finalizers run in the reverse order of their making.
@@ -209,11 +208,13 @@ _OPS = {"mm": execute.MM, "bmm": execute.BMM, "addmm": execute.ADDMM["none"],
         "baddbmm": execute.BADDBMM}
 
 
-def _kernel(op: str, name: str, policy: Policy, least: float, theirs: Kernel) -> Kernel:
+def _kernel(op: str, name: str, policy: Policy, looked: bool, theirs: Kernel) -> Kernel:
+    """The Python entry. ``looked``: the native dispatcher stands above it, where it has looked the
+    call up, and where small products wait."""
     ours = _OPS[op].forced if policy.strict else _OPS[op]
     make = _product_entry if op in ("mm", "bmm") else (
         _in_place_entry if name.endswith("_") else _sum_entry)
-    return untraced(make(ours, _watched(policy.watch, name, False, theirs), policy, least, name))
+    return untraced(make(ours, _watched(policy.watch, name, False, theirs), policy, looked, name))
 
 
 def _watched(watch: Watch | None, name: str, taken: bool, run: Kernel) -> Kernel:
@@ -222,9 +223,10 @@ def _watched(watch: Watch | None, name: str, taken: bool, run: Kernel) -> Kernel
     return lambda *args, **kwargs: watch(name, taken, run, args, kwargs)
 
 
-def _product_entry(op: Op, theirs: Kernel, policy: Policy, least: float, name: str) -> Kernel:
+def _product_entry(op: Op, theirs: Kernel, policy: Policy, looked: bool, name: str) -> Kernel:
     """mm and bmm. The dispatcher leaves out what has its default value."""
-    tally, strict = tallies[name], policy.strict
+    tally, strict, least = tallies[name], policy.strict, policy.products
+    patient = policy.patient and not looked
     fresh, into = (_watched(policy.watch, name, True, run) for run in (product, product_into))
 
     def entry(self: Tensor, mat2: Tensor, out_dtype: torch.dtype | None = None, *,
@@ -233,8 +235,9 @@ def _product_entry(op: Op, theirs: Kernel, policy: Policy, least: float, name: s
         if reason is not None and self.dtype not in NAMES:
             native.refuse(op.number, reason, self, mat2, out=out)
         if reason is None:
-            result = (fresh(op, self, mat2) if out is None and out_dtype is None
-                      else into(op, self, mat2, out=out, dtype_out=out_dtype))
+            result = (fresh(op, self, mat2, looked=looked, patient=patient)
+                      if out is None and out_dtype is None
+                      else into(op, self, mat2, out=out, dtype_out=out_dtype, patient=patient))
             if not isinstance(result, Declined):
                 tally.taken += 1
                 return result
@@ -247,9 +250,10 @@ def _product_entry(op: Op, theirs: Kernel, policy: Policy, least: float, name: s
     return entry
 
 
-def _sum_entry(op: Op, theirs: Kernel, policy: Policy, least: float, name: str) -> Kernel:
+def _sum_entry(op: Op, theirs: Kernel, policy: Policy, looked: bool, name: str) -> Kernel:
     """addmm and baddbmm."""
-    tally, strict = tallies[name], policy.strict
+    tally, strict, least = tallies[name], policy.strict, policy.products
+    patient = policy.patient and not looked
     run = _watched(policy.watch, name, True, fused)
 
     def entry(self: Tensor, a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, *,
@@ -262,7 +266,8 @@ def _sum_entry(op: Op, theirs: Kernel, policy: Policy, least: float, name: str) 
         elif reason is None and (type(beta) not in _NUMBERS or type(alpha) not in _NUMBERS):
             reason = "alpha or beta is no real number"
         elif reason is None:
-            result = run(op, self, a, b, beta=beta, alpha=alpha, out=out)
+            result = run(op, self, a, b, beta=beta, alpha=alpha, out=out, looked=looked,
+                         patient=patient)
             if not isinstance(result, Declined):
                 tally.taken += 1
                 return result
@@ -277,10 +282,10 @@ def _sum_entry(op: Op, theirs: Kernel, policy: Policy, least: float, name: str) 
     return entry
 
 
-def _in_place_entry(op: Op, theirs: Kernel, policy: Policy, least: float, name: str) -> Kernel:
+def _in_place_entry(op: Op, theirs: Kernel, policy: Policy, looked: bool, name: str) -> Kernel:
     """addmm_ and baddbmm_: the input is where the result goes."""
     written = _sum_entry(op, lambda self, *operands, out=None, **numbers:
-                         theirs(self, *operands, **numbers), policy, least, name)
+                         theirs(self, *operands, **numbers), policy, looked, name)
 
     def entry(self: Tensor, a: Tensor, b: Tensor, *, beta: float = 1,
               alpha: float = 1) -> Tensor:

@@ -10,8 +10,10 @@ replaces
 by ``torch.ops.tritongemm.addmm``, with a view in between where ``linear`` folds its batch into the
 rows. A graph that has none of these is left as it is. So are
 
-* products that selection leaves to torch, or with fewer flops than ``min_flops``, as under
-  :class:`tritongemm.override`;
+* products that torch is expected to run faster, by the host and GPU times of both sides, or with
+  fewer flops than ``min_flops``. Where Inductor captures CUDA graphs (``mode="reduce-overhead"``)
+  host time does not count. Small products of symbolic sizes stay too, unless ``min_flops`` is
+  given: sizes that change at every call would each cost a selection;
 * sums that something else reads too, such as the argument of a gelu that backward needs;
 * results that only pointwise or reducing code reads, which Inductor fuses into its own kernel:
   ``silu(x W1) * (x W3)`` keeps its two products, since a fused silu saves no pass over memory.
@@ -37,14 +39,14 @@ import tritongemm
 from tritongemm import settings
 from tritongemm.activations import BY_NAME
 from tritongemm.errors import TritonGemmError, UsageError
-from tritongemm.integration.override import DEFAULT_MIN_FLOPS
 from tritongemm.ops import registered
 from tritongemm.ops.calls import NAMES, precision_setting
 from tritongemm.ops.declined import Declined
 from tritongemm.ops.operands import Operand, form_of, gapless, problem_of_form
-from tritongemm.ops.plans import device_of
+from tritongemm.ops.plans import device_of, host_path
 from tritongemm.problem import Epilogue
-from tritongemm.selection import choose, torch_wins
+from tritongemm.selection import choose, hosttime, torch_wins
+from tritongemm.selection.hosttime import GRAPH, LARGE_PRODUCTS, HostPath
 
 aten = torch.ops.aten
 _LOG = logging.getLogger("tritongemm")
@@ -88,17 +90,17 @@ class FusePass(CustomGraphPass):
     """The pass, as Inductor takes it.
 
     Args:
-        min_flops: products of fewer flops are left alone; None: as for ``override``.
+        min_flops: products of fewer flops are left alone; None: each product is decided.
         before: another pass in the same place, which runs first.
     """
 
     def __init__(self, min_flops: float | None = None, before: Any = None) -> None:
-        if min_flops is None:
-            min_flops = DEFAULT_MIN_FLOPS
-        if isinstance(min_flops, bool) or not isinstance(min_flops, (int, float)) or (
-                not min_flops >= 0):
+        if min_flops is not None and (
+                isinstance(min_flops, bool) or not isinstance(min_flops, (int, float))
+                or not min_flops >= 0):
             raise UsageError(f"min_flops={min_flops!r} is not a number of at least 0")
-        self.min_flops, self.before = float(min_flops), before
+        self.min_flops = None if min_flops is None else float(min_flops)
+        self.before = before
 
     def __call__(self, graph: fx.Graph) -> None:
         if self.before is not None:
@@ -117,16 +119,26 @@ class FusePass(CustomGraphPass):
             return None
         current = settings.current()
         return ("tritongemm", tritongemm.__version__, _sources(), self.min_flops, current.policy,
-                current.disable, current.fp32, current.batch_invariant, current.num_sms, *ids)
+                current.disable, current.fp32, current.batch_invariant, current.num_sms,
+                _path().name, *ids)
 
 
 @functools.cache
 def _sources() -> str:
-    """A digest of what decides how a graph is changed: this file and the ops it puts there."""
+    """A digest of what decides how a graph is changed: this file, the ops it puts there, and the
+    host times."""
     digest = hashlib.sha256()
-    for name in (__file__, str(registered.__file__)):
+    for name in (__file__, str(registered.__file__), hosttime.__file__):
         digest.update(Path(name).read_bytes())
     return digest.hexdigest()
+
+
+def _path() -> HostPath:
+    """The path of the calls that a compiled graph makes; graphs that Inductor captures have no host
+    time."""
+    from torch._inductor import config
+
+    return GRAPH if config.triton.cudagraphs else host_path()
 
 
 def options(*, min_flops: float | None = None, **others: Any) -> dict[str, Any]:
@@ -214,8 +226,9 @@ def backend_without_codegen(min_flops: float = 0.0) -> Callable[..., Any]:
 
 # -- the pass --------------------------------------------------------------------------------------
 
-def fuse(graph: fx.Graph, min_flops: float) -> int:
-    """Replaces what it can in ``graph``; how many products were."""
+def fuse(graph: fx.Graph, min_flops: float | None) -> int:
+    """Replaces what it can in ``graph``; how many products were. ``min_flops``: as for
+    :class:`FusePass`."""
     count = 0
     for node in list(graph.nodes):
         if node.op != "call_function" or node.target not in (aten.mm.default, aten.addmm.default):
@@ -405,7 +418,7 @@ def _reached(start: Sequence[fx.Node], *through: str) -> set[fx.Node]:
     return seen
 
 
-def _ours(found: Match, min_flops: float) -> bool:
+def _ours(found: Match, min_flops: float | None) -> bool:
     """Whether the fused product is one that this package's kernels should run."""
     if settings.current().disable:
         return False
@@ -426,7 +439,12 @@ def _ours(found: Match, min_flops: float) -> bool:
         return False
     one, two = _operand(a), _operand(b)
     products = one.shape[0] * one.shape[1] * two.shape[1]
-    if not products or 2 * products < min_flops:
+    if min_flops is None:
+        sizes = (*a.shape, *b.shape)
+        least = 0.0 if all(isinstance(size, int) for size in sizes) else LARGE_PRODUCTS
+    else:
+        least = min_flops / 2
+    if not products or products < least:
         return False
     added = None
     if d is not None and beta != 0:
@@ -438,7 +456,7 @@ def _ours(found: Match, min_flops: float) -> bool:
     problem, _ = problem_of_form(form, (0, 0, 0, 0), (name, name, name),
                                  str(Epilogue(addend, found.activation)), _precision(a))
     device = device_of(a.device)
-    return torch_wins(problem, choose(problem, device), device) is None
+    return torch_wins(problem, choose(problem, device), device, _path()) is None
 
 
 def _precision(a: torch.Tensor) -> str:

@@ -5,6 +5,11 @@ so a program needs no other change. It is process-wide, for backward runs in thr
 several may be in force at once, from any thread and in any order, and each operation obeys the one
 entered last that names it. When the last one that names it leaves, torch's kernel is back.
 
+Each new kind of call is decided once, and the plan cache keeps the decision: torch's kernel runs
+where the host and GPU times of both sides say that it is faster (``selection.torch_wins``). A small
+product is torch's until it was repeated often enough to pay for that
+(:mod:`tritongemm.ops.sights`).
+
 ``mv`` and ``dot`` stay torch's: they are bound by memory, which torch reads as fast as can be. So
 does ``_addmm_activation``, which a linear and a gelu after it do not come down to. Code made by
 ``torch.compile`` calls the same operations; products that Inductor makes itself are not seen.
@@ -29,15 +34,6 @@ from tritongemm.ops.blocks import Block
 from tritongemm.ops.execute import dispatch_keys
 from tritongemm.ops.untraced import untraced
 
-#: Flops, of four products of 256 x 256 x 256: below about this a product takes less than the
-#: microseconds that a Python kernel in the dispatcher may add to a call. A chain of products that
-#: only the host holds up is slower up to some 1024 cubed (perf/results/nvidia-h200/min-flops.txt).
-DEFAULT_MIN_FLOPS = 4 * 2 * 256**3
-#: With the native dispatcher a call costs less than torch's own on the host, so smaller products
-#: run by kernels too, where these are faster on the device: once a call was seen this often, for a
-#: product that is not repeated is not worth a plan.
-SMALL_REPEATS = 8
-
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Request:
@@ -53,9 +49,9 @@ class override(Block):
 
     Args:
         ops: of ``mm, bmm, addmm, baddbmm``; None: all of them.
-        min_flops: products of fewer flops (2 * batch * M * N * K) stay torch's. None:
-            :data:`DEFAULT_MIN_FLOPS`, or 0 where ``strict``; with the native dispatcher
-            (:mod:`tritongemm.native`), of smaller ones only the first :data:`SMALL_REPEATS` alike.
+        min_flops: products of fewer flops (2 * batch * M * N * K) stay torch's, and the others are
+            decided at their first call. None: any size is decided, small products once they were
+            repeated; with ``strict`` at their first call.
         strict: raise :class:`UnsupportedError`, naming the reason, in the place of every call that
             would go to torch. Also TRITONGEMM_STRICT=1, read when the override is made.
 
@@ -168,12 +164,12 @@ def _request(ops: str | Iterable[str] | None, min_flops: float | None, strict: b
         wrong = ", ".join(sorted(map(repr, names - set(OPS)))) or "nothing"
         raise UsageError(f"ops names {wrong}; use some of {', '.join(OPS)}")
     strict = strict or settings.current().strict
-    repeats = 0
+    patient = min_flops is None and not strict and watch is None
     if min_flops is None:
-        min_flops, repeats = (0.0, 0) if strict else (DEFAULT_MIN_FLOPS, SMALL_REPEATS)
+        min_flops = 0.0
     if not isinstance(min_flops, (int, float)) or math.isnan(min_flops) or min_flops < 0:
         raise UsageError(f"min_flops={min_flops!r} is not a number of at least 0")
-    return Request(names, Policy(min_flops / 2, repeats, strict, watch,
+    return Request(names, Policy(min_flops / 2, patient, strict, watch,
                                  dispatch_keys() if keys is None else keys))
 
 

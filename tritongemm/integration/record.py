@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tritongemm.integration.entries import OPS, Policy, Watch
-from tritongemm.integration.override import DEFAULT_MIN_FLOPS, Request, enter, leave
+from tritongemm.integration.override import Request, enter, leave
 from tritongemm.ops.calls import NAMES
 from tritongemm.ops.declined import Declined
 from tritongemm.ops.execute import dispatch_keys
@@ -127,11 +127,12 @@ def recording(min_flops: float | None = None) -> Iterator[Recording]:
 
     Args:
         min_flops: as for :class:`tritongemm.override`; smaller products are taken down as well.
+            None: each product is decided at its first call, as an override does once it was
+            repeated.
     """
     seen = Recording()
-    least = DEFAULT_MIN_FLOPS if min_flops is None else min_flops
     keys = tuple(dict.fromkeys((*dispatch_keys(), "CPU")))
-    request = Request(frozenset(OPS), Policy(least / 2, 0, False, seen, keys))
+    request = Request(frozenset(OPS), Policy((min_flops or 0.0) / 2, False, False, seen, keys))
     enter(request)
     try:
         yield seen

@@ -336,20 +336,37 @@ Verdict run(int operation, const Operands& x, Key& key, at::Tensor& result, int&
   return verdict;
 }
 
-// Call counts of small products that have no entry yet.
+// When a small product without an entry is judged, as in ops/sights.py.
+struct Patience {
+  int64_t sights = 1, early_sights = 1, early_shapes = 0;
+  double products = 0, bytes = 0;
+} patience;
+
+// Call counts of small products that have no entry yet, by hash: two keys with one hash are judged
+// too early.
 constexpr size_t MAX_SEEN = 65536;
 std::mutex& seen_lock = *new std::mutex;
-std::unordered_map<Key, int, Hash>& seen = *new std::unordered_map<Key, int, Hash>;
+std::unordered_map<size_t, int64_t>& seen = *new std::unordered_map<size_t, int64_t>;
+int64_t judged_early = 0;
 
-bool seen_often(const Key& key, int times) {
+// Whether it is time to judge a call, which is seen once more.
+bool due(const Key& key, const Operands& x, double products) {
+  double bytes = static_cast<double>(x.a->nbytes()) + static_cast<double>(x.b->nbytes());
   std::lock_guard<std::mutex> lock(seen_lock);
+  if (products >= patience.products || bytes >= patience.bytes) return true;
   if (seen.size() >= MAX_SEEN) seen.clear();
-  return ++seen[key] > times;
+  int64_t& times = seen[Hash()(key)];
+  if (++times >= patience.sights) return true;
+  if (times != patience.early_sights || judged_early >= patience.early_shapes) return false;
+  ++judged_early;
+  times = patience.sights;  // from now on
+  return true;
 }
 
 // ---- reasons ------------------------------------------------------------------------------------
 
-constexpr int MAX_REASONS = 128, FEWER_FLOPS = 0, NOTHING = 1, OTHER_REASONS = 2;
+constexpr int MAX_REASONS = 128, FEWER_FLOPS = 0, NOTHING = 1, OTHER_REASONS = 2,
+              SEEN_TOO_LITTLE = 3;
 std::mutex& reasons_lock = *new std::mutex;
 std::vector<std::string>& reasons = *new std::vector<std::string>;
 
@@ -370,19 +387,19 @@ enum class Form { PRODUCT, PRODUCT_OUT, SUM, SUM_OUT, SUM_IN_PLACE, SUM_ACTIVATE
 struct Slot {
   std::vector<std::pair<std::string, int>> operations;  // by activation; mostly one, "none"
   Form form;
-  // A call with fewer multiply-adds (batch * M * N * K) goes to torch; with `repeats`, only until a
-  // call with the same key was seen that often.
+  // A call with fewer multiply-adds (batch * M * N * K) goes to torch.
   double least;
-  int repeats;
+  // Whether small products wait until they are due.
+  bool patient;
   c10::SafeKernelFunction torchs, python;
   std::atomic<bool> removed{false};  // about to release `python`
   std::atomic<int64_t> taken{0};
   std::array<std::atomic<int64_t>, MAX_REASONS> declined{};
 
   Slot(std::vector<std::pair<std::string, int>> operations, Form form, double least,
-       int repeats, c10::SafeKernelFunction torchs, c10::SafeKernelFunction python)
+       bool patient, c10::SafeKernelFunction torchs, c10::SafeKernelFunction python)
       : operations(std::move(operations)), form(form), least(least),
-        repeats(repeats), torchs(std::move(torchs)), python(std::move(python)) {}
+        patient(patient), torchs(std::move(torchs)), python(std::move(python)) {}
 
   // The operation with an activation, or -1.
   int operation(const std::string& activation) const {
@@ -439,14 +456,15 @@ struct Entry final : c10::OperatorKernel {
       double products = static_cast<double>(operands.a->numel()) *
                         static_cast<double>(operands.b->size(-1));
       bool small = products < s.least;
-      if (!products || (small && !s.repeats)) {
+      if (!products || small) {
         reason = small ? FEWER_FLOPS : NOTHING;
         verdict = Verdict::TORCHS;
       } else {
         Key key;
         verdict = run(operation, operands, key, result, reason);
-        if (verdict == Verdict::UNKNOWN && small && key.count && !seen_often(key, s.repeats)) {
-          reason = FEWER_FLOPS;
+        if (verdict == Verdict::UNKNOWN && s.patient && key.count &&
+            !due(key, operands, products)) {
+          reason = SEEN_TOO_LITTLE;
           verdict = Verdict::TORCHS;
         }
       }
@@ -709,7 +727,7 @@ PyObject* standing(PyObject*, PyObject* args) {
   });
 }
 
-// install(name, key, operations, form, least, repeats, torchs): registers an entry on top of the
+// install(name, key, operations, form, least, patient, torchs): registers an entry on top of the
 // current one, which is the Python path. `operations`: pairs of an activation and a number.
 // `torchs`: the kernel registered before that (standing()); None: the Python path calls torch.
 PyObject* install(PyObject*, PyObject* args) {
@@ -727,7 +745,7 @@ PyObject* install(PyObject*, PyObject* args) {
     installed.slot = std::make_shared<Slot>(
         given[2].cast<std::vector<std::pair<std::string, int>>>(),
         static_cast<Form>(given[3].cast<int>()),
-        given[4].cast<double>(), given[5].cast<int>(), *torchs, python);
+        given[4].cast<double>(), given[5].cast<bool>(), *torchs, python);
     installed.library = std::make_unique<torch::Library>(
         torch::Library::IMPL, name.substr(0, colons), key, __FILE__, __LINE__);
     installed.library->impl(
@@ -774,6 +792,7 @@ PyObject* clear(PyObject*, PyObject* limit) {
     {
       std::lock_guard<std::mutex> seen_guard(seen_lock);
       seen.clear();
+      judged_early = 0;
     }
     table_limit = py::handle(limit).cast<size_t>();
     return PyLong_FromLongLong(++generation);
@@ -790,12 +809,25 @@ PyObject* after_fork(PyObject*, PyObject*) {
   new (&table_lock) std::shared_mutex;
   new (&reasons_lock) std::mutex;
   new (&seen_lock) std::mutex;
-  new (&seen) std::unordered_map<Key, int, Hash>;  // the parent may have been changing it
+  new (&seen) std::unordered_map<size_t, int64_t>;  // the parent may have been changing it
   table.clear();
   Py_RETURN_NONE;
 }
 
-// reasons(texts): the first reasons, of FEWER_FLOPS, NOTHING and OTHER_REASONS.
+// set_patience(sights, early_sights, early_shapes, products, bytes): small products are those of
+// fewer multiply-adds and fewer bytes of A and B. They are judged when they are seen `sights` times;
+// the first `early_shapes` of them when they are seen `early_sights` times.
+PyObject* set_patience(PyObject*, PyObject* args) {
+  return translated([&]() -> PyObject* {
+    auto given = py::reinterpret_borrow<py::tuple>(args);
+    std::lock_guard<std::mutex> lock(seen_lock);
+    patience = {given[0].cast<int64_t>(), given[1].cast<int64_t>(), given[2].cast<int64_t>(),
+                given[3].cast<double>(), given[4].cast<double>()};
+    Py_RETURN_NONE;
+  });
+}
+
+// set_reasons(texts): the first reasons: FEWER_FLOPS, NOTHING, OTHER_REASONS, SEEN_TOO_LITTLE.
 PyObject* set_reasons(PyObject*, PyObject* texts) {
   return translated([&]() -> PyObject* {
     auto given = py::handle(texts).cast<std::vector<std::string>>();
@@ -822,6 +854,7 @@ PyMethodDef methods[] = {
     {"clear", clear, METH_O, nullptr},
     {"size", size, METH_NOARGS, nullptr},
     {"after_fork", after_fork, METH_NOARGS, nullptr},
+    {"set_patience", set_patience, METH_VARARGS, nullptr},
     {"set_reasons", set_reasons, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr}};
 

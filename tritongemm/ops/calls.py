@@ -30,6 +30,7 @@ from tritongemm.ops.operands import (
 )
 from tritongemm.ops.plan import PRODUCT, Plan
 from tritongemm.ops.plans import AnyPlan, Key, plans
+from tritongemm.ops.plans import alone as _alone
 from tritongemm.problem import FULL_ALIGNMENT, Epilogue, GemmProblem
 
 #: call(a, b, address of a, address of b, alpha, d, address of d, beta[, out]) -> the result, or the
@@ -348,11 +349,6 @@ def _write(form: Form, plan: AnyPlan) -> Callable[..., None]:
             with torch.cuda.device(index):
                 at(values)
     return write
-
-
-def _alone() -> bool:
-    """Whether there is only one device, which is then always the current one."""
-    return torch.cuda.device_count() == 1
 
 
 def _at(form: Form, plan: Plan) -> Callable[..., None]:

@@ -33,3 +33,9 @@ class DeclinedByChoice(Declined):
     """Declines because torch is expected to be at least as fast."""
 
     by_choice = True
+
+
+class DeclinedForNow(DeclinedByChoice):
+    """Declines this call by choice; a later one with the same key may run."""
+
+    lasting = False

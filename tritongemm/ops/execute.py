@@ -22,8 +22,9 @@ import torch
 from tritongemm import settings
 from tritongemm.ops import calls, native
 from tritongemm.ops.calls import Call, Operands, Rule, bind, precision_setting
-from tritongemm.ops.declined import Declined
+from tritongemm.ops.declined import Declined, DeclinedForNow
 from tritongemm.ops.plans import forget as forget_plans
+from tritongemm.ops.sights import SEEN_TOO_LITTLE, seen
 from tritongemm.ops.untraced import untraced
 from tritongemm.problem import ACTIVATIONS
 
@@ -65,10 +66,15 @@ _MIXED = {op: Op(op.rule._replace(mixed=True)) for op in (MATMUL, MM, BMM, *LINE
 
 
 @untraced
-def product(op: Op, a: torch.Tensor, b: torch.Tensor,
-            alpha: float = 1.0) -> torch.Tensor | Declined:
-    """alpha * A @ B in newly allocated memory."""
-    if (alpha == 1.0 and (find := native.run_below) is not None
+def product(op: Op, a: torch.Tensor, b: torch.Tensor, alpha: float = 1.0, *,
+            looked: bool = False, patient: bool = False) -> torch.Tensor | Declined:
+    """alpha * A @ B in newly allocated memory.
+
+    Args:
+        looked: the native dispatcher has just been asked for the call.
+        patient: decline a small product until it is due (:mod:`tritongemm.ops.sights`).
+    """
+    if (not looked and alpha == 1.0 and (find := native.run_below) is not None
             and (known := find(op.number, a, b)) is not None):
         return known
     kind = a.dtype
@@ -86,6 +92,8 @@ def product(op: Op, a: torch.Tensor, b: torch.Tensor,
         return _NOT_IN_MEMORY
     call = op.hits.get(key)
     if call is None:
+        if patient and not _due(op, key, a, b):
+            return _SEEN_TOO_LITTLE
         generation = native.generation()
         call = _learn(op, key, Operands(a, b, scaled=alpha != 1.0))
         result = call(a, b, pa, pb, alpha)
@@ -97,8 +105,9 @@ def product(op: Op, a: torch.Tensor, b: torch.Tensor,
 
 @untraced
 def product_into(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None,
-                 dtype_out: torch.dtype | None = None) -> torch.Tensor | Declined:
-    """A @ B in ``out``, or as ``dtype_out``."""
+                 dtype_out: torch.dtype | None = None, *,
+                 patient: bool = False) -> torch.Tensor | Declined:
+    """A @ B in ``out``, or as ``dtype_out``. ``patient``: as in :func:`product`."""
     kind = a.dtype
     if kind is float32:
         kind = precision_setting("cuda", "matmul")
@@ -115,6 +124,8 @@ def product_into(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | N
         return _NOT_IN_MEMORY
     call = op.hits.get(key)
     if call is None:
+        if patient and not _due(op, key, a, b):
+            return _SEEN_TOO_LITTLE
         generation = native.generation()
         call = _learn(op, key, Operands(a, b, out, dtype_out=dtype_out))
         result = call(a, b, pa, pb, 1.0, None, 0, 0.0, *(() if out is None else (out,)))
@@ -128,9 +139,11 @@ def product_into(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | N
 
 @untraced
 def fused(op: Op, d: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: float = 1.0,
-          alpha: float = 1.0, out: torch.Tensor | None = None) -> torch.Tensor | Declined:
-    """The op's activation of alpha * A @ B + beta * D; D is not read where beta is 0."""
-    if (out is None and (find := native.run_below) is not None
+          alpha: float = 1.0, out: torch.Tensor | None = None, *, looked: bool = False,
+          patient: bool = False) -> torch.Tensor | Declined:
+    """The op's activation of alpha * A @ B + beta * D; D is not read where beta is 0. ``looked``
+    and ``patient``: as in :func:`product`."""
+    if (not looked and out is None and (find := native.run_below) is not None
             and (known := find(op.number, a, b, d, beta, alpha)) is not None):
         return known
     kind = a.dtype
@@ -150,6 +163,8 @@ def fused(op: Op, d: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: float
         return _NOT_IN_MEMORY
     call = op.hits.get(key)
     if call is None:
+        if patient and not _due(op, key, a, b):
+            return _SEEN_TOO_LITTLE
         generation = native.generation()
         call = _learn_fused(op, key, d, a, b, beta, alpha, out)
         result = call(a, b, pa, pb, alpha, d, pd, beta, *(() if out is None else (out,)))
@@ -200,6 +215,11 @@ def _out_key(out: torch.Tensor | None) -> tuple | None:
     return out.shape, out.stride(), out.dtype, out.device, out.data_ptr() & 15
 
 
+def _due(op: Op, key: tuple, a: torch.Tensor, b: torch.Tensor) -> bool:
+    return seen.due((op.number, key), a.numel() * b.size(-1), a.nbytes + b.nbytes)
+
+
+_SEEN_TOO_LITTLE = DeclinedForNow(SEEN_TOO_LITTLE)
 _NOT_STRIDED = Declined("an operand is not strided, or has no storage")
 _NOT_IN_MEMORY = Declined("the values of an operand or of out= are not in memory")
 
@@ -296,6 +316,7 @@ def _refusing(reason: Declined) -> Call:
 def _forget_calls() -> None:
     for op in _ops:
         op.hits = {}
+    seen.clear()
     native.empty()
 
 

@@ -6,8 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, overload
 
+from tritongemm import settings
 from tritongemm.config import KernelConfig
-from tritongemm.device import DeviceSpec, current_device, device_named
+from tritongemm.device import INTERPRETER, DeviceSpec, current_device, device_named
 from tritongemm.errors import UnsupportedError, UsageError
 from tritongemm.kernels import shared_bytes
 from tritongemm.kernels.complex_product import arranging_us, float32_problem
@@ -16,9 +17,10 @@ from tritongemm.notebook import table
 from tritongemm.ops.float32 import Float32Path, default_precision, float32_path
 from tritongemm.problem import NOTHING_TO_MULTIPLY, GemmProblem
 from tritongemm.records.tables import TunedRow
-from tritongemm.selection import Estimate, candidates, choose, estimate, torch_wins
+from tritongemm.selection import Choice, Estimate, candidates, choose, estimate, torch_wins
+from tritongemm.selection.hosttime import NATIVE, PYTHON, HostPath
 from tritongemm.selection.model import not_calibrated
-from tritongemm.selection.policy import TORCH_WINS
+from tritongemm.selection.policy import TORCH_WINS, sides
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +43,8 @@ class Explanation:
         float32: how the product of float32 operands is computed; None for other dtypes.
         torch_reason: why the policy ``auto`` gives the call to torch; empty if the kernel runs.
         alternatives_us: the model's prediction for each of ``alternatives``, in microseconds.
+        decision: the expected times of a call by torch and by this package, and whose runs; empty
+            for batches with two strides and complex problems, which are decided by other times.
     """
 
     problem: GemmProblem
@@ -59,6 +63,7 @@ class Explanation:
     float32: Float32Path | None = None
     torch_reason: str = ""
     alternatives_us: tuple[float, ...] = ()
+    decision: str = ""
 
     @property
     def tiles(self) -> int | None:
@@ -93,6 +98,8 @@ class Explanation:
             f"K loop {e.k_loop_us:.2f} + units {e.unit_us:.2f} + store {e.store_us:.2f} + "
             f"split {e.split_us:.2f} + padding {e.pad_us:.2f} + correction "
             f"{e.correction_us:.2f}"))
+        if self.decision:
+            found.append(("call takes", self.decision))
         if self.not_calibrated and self.not_calibrated not in self.note:
             found.append(("", f"not calibrated: {self.not_calibrated}"))
         if self.measured_us is not None:
@@ -190,7 +197,8 @@ def explain_problem(problem: GemmProblem, device: DeviceSpec) -> Explanation:
     if row is not None and row.epilogue != problem.epilogue:
         row = None  # the row was timed without the epilogue: not a time of this problem
     note = choice.note
-    faster = torch_wins(problem, choice, device)
+    path = _path()
+    faster = torch_wins(problem, choice, device, path)
     if not faster and choice.vs_torch is not None and choice.vs_torch < TORCH_WINS:
         note += f"; torch's kernel takes {choice.vs_torch:.2f} of the time of ours"
     return Explanation(
@@ -199,7 +207,21 @@ def explain_problem(problem: GemmProblem, device: DeviceSpec) -> Explanation:
         bound, row.time_us if row else None, _foreign(choice.row), others,
         not_calibrated(problem, choice.config, device) or "",
         float32_path(problem, choice.config, device, faster is not None), faster or "",
-        tuple(estimate(problem, config, device).total_us for config in others))
+        tuple(estimate(problem, config, device).total_us for config in others),
+        _decision(problem, choice, device, path))
+
+
+def _path() -> HostPath:
+    """The path of repeated calls. Does not look for the native dispatcher, which needs torch."""
+    return PYTHON if settings.current().native == "off" else NATIVE
+
+
+def _decision(problem: GemmProblem, choice: Choice, device: DeviceSpec, path: HostPath) -> str:
+    if problem.two_strides != "none" or device.slug == INTERPRETER:
+        return ""
+    torchs, ours = sides(problem, choice, device, path)
+    runs = "torch's" if torch_wins(problem, choice, device, path) else "ours"
+    return f"torch's {torchs}, ours {ours}: {runs}"
 
 
 def _explain_complex(problem: GemmProblem, device: DeviceSpec, roof_us: float | None,
@@ -216,9 +238,9 @@ def _explain_complex(problem: GemmProblem, device: DeviceSpec, roof_us: float | 
     product = explain_problem(real, device)
     faster = torch_wins(problem, choice, device)
     note = f"{choice.note}; plus {arranging_us(problem, device):.1f} us to arrange operands"
-    return replace(product, problem=problem, source=choice.source, note=note, roof_time_us=roof_us,
-                   roof_bound=bound, measured_us=None, torch_reason=faster or "",
-                   float32=float32_path(real, choice.config, device, faster is not None))
+    return replace(product, problem=problem, decision="", source=choice.source, note=note,
+                   roof_time_us=roof_us, roof_bound=bound, measured_us=None,
+                   torch_reason=faster or "", float32=float32_path(real, choice.config, device, faster is not None))
 
 
 def _foreign(row: TunedRow | None) -> str:

@@ -187,7 +187,8 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *,
         if not (strict or settings.current().strict):
             return theirs(input, weight, bias)
     if not _compiling() and (run := _fast_path(input, weight)) and (run := _adding(run, bias)):
-        result = run(op, bias, input, weight)
+        result = (fused(op, bias, input, weight, looked=True) if run is fused
+                  else run(op, bias, input, weight))
         if not isinstance(result, Declined):
             return result
         if not (strict or settings.current().strict):
@@ -402,7 +403,7 @@ def _multiplied(theirs: Callable[..., Tensor], op: Op, a: Tensor, b: Tensor,
             if not (strict or settings.current().strict):
                 return theirs(a, b)
         if not _compiling() and (run := _fast_path(a, b)) is not None:
-            result = run(op, a, b)
+            result = product(op, a, b, looked=True) if run is product else run(op, a, b)
             if not isinstance(result, Declined):
                 return result
             if not (strict or settings.current().strict):
@@ -434,8 +435,8 @@ def _added(theirs: Callable[..., Tensor], op: Op, d: Tensor, a: Tensor, b: Tenso
     if (out_dtype is None and not _compiling() and type(beta) in _NUMBERS
             and type(alpha) in _NUMBERS and (run := _fast_path(a, b)) and (run := _adding(run, d))
             and (out is None or run is fused and _writable(out))):
-        result = (run(op, d, a, b, beta, alpha) if out is None
-                  else fused(op, d, a, b, beta, alpha, out))
+        result = (run(op, d, a, b, beta, alpha) if out is None and run is not fused
+                  else fused(op, d, a, b, beta, alpha, out, looked=True))
         if not isinstance(result, Declined):
             return result if out is None else _written(result)
         if not (strict or settings.current().strict):

@@ -20,14 +20,16 @@ from tritongemm import settings
 from tritongemm.errors import LaunchError, UsageError
 from tritongemm.native import load
 from tritongemm.ops.declined import Declined
+from tritongemm.ops.sights import PATIENCE, SEEN_TOO_LITTLE
 from tritongemm.problem import NOTHING_TO_MULTIPLY
+from tritongemm.selection.hosttime import NATIVE
 
 if TYPE_CHECKING:
     from tritongemm.ops.plan import Plan
 
 FEWER_FLOPS = "fewer flops than min_flops"
 #: In the order that ``dispatcher.cpp`` counts them in.
-_REASONS = [FEWER_FLOPS, NOTHING_TO_MULTIPLY, "other reasons"]
+_REASONS = [FEWER_FLOPS, NOTHING_TO_MULTIPLY, "other reasons", SEEN_TOO_LITTLE]
 
 
 class Form(IntEnum):
@@ -128,6 +130,7 @@ def forget() -> None:
         for native in dict.fromkeys((before, _module)):  # an override may use the first
             if native is not None:
                 native.set_reasons(_REASONS)
+                native.set_patience(*PATIENCE[NATIVE])
                 _generation = native.clear(limit)
         if _module is not before:
             for call in _followers:

@@ -17,11 +17,13 @@ from tritongemm.device import DeviceSpec, cuda_device, interpreter_device, withi
 from tritongemm.errors import CompileError, LaunchError, TritonGemmError, UnsupportedError
 from tritongemm.kernels.compile import launches_of
 from tritongemm.kernels.launch import Geometry
+from tritongemm.ops import native
 from tritongemm.ops.declined import Declined, DeclinedByChoice, DeclinedNow
 from tritongemm.ops.plan import InterpretedPlan, Plan, make_plan, scratch_of
 from tritongemm.problem import GemmProblem
 from tritongemm.records.failures import remember
 from tritongemm.selection import candidates, choose, sum_class, torch_wins
+from tritongemm.selection.hosttime import NATIVE, PYTHON, HostPath
 
 log = logging.getLogger("tritongemm")
 
@@ -84,6 +86,13 @@ class Plans:
         """Drops all plans."""
         self._plans = OrderedDict()
 
+    def decide_again(self) -> None:
+        """Drops the answers that sent a problem to torch by choice: calls cost the host less now.
+        Plans stay, so that a program that has warmed up can still be captured."""
+        with self._lock:
+            self._plans = OrderedDict((place, plan) for place, plan in self._plans.items()
+                                      if not isinstance(plan, DeclinedByChoice))
+
     def after_fork(self) -> None:
         """Starts empty, with new locks, in a child process: the parent's locks may be held."""
         self.__init__()  # type: ignore[misc]
@@ -93,6 +102,16 @@ class Plans:
 
 
 plans = Plans()
+
+
+def alone() -> bool:
+    """Whether there is only one device, which is then always the current one."""
+    return torch.cuda.device_count() == 1
+
+
+def host_path() -> HostPath:
+    """The path of repeated calls; the native dispatcher knows only one device."""
+    return NATIVE if native.table() is not None and alone() else PYTHON
 
 
 def device_of(where: torch.device) -> DeviceSpec:
@@ -118,7 +137,7 @@ def _make(problem: GemmProblem, geometry: Geometry, where: torch.device,
         device = device_of(where)
         slug = device.slug
         choice = choose(problem, device)
-        faster = None if forced else torch_wins(problem, choice, device)
+        faster = None if forced else torch_wins(problem, choice, device, host_path())
         if faster is not None:
             _say(str(problem), slug, "torch", choice.source, faster)
             return DeclinedByChoice(faster)
@@ -193,5 +212,6 @@ def forget() -> None:
 
 
 settings.when_changed(forget)
+native.on_ready.append(plans.decide_again)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=plans.after_fork)

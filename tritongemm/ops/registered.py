@@ -61,7 +61,7 @@ def _product(op: execute.Op, theirs: Callable[[Tensor, Tensor], Tensor]
     """The body of a product by ``op``, or by ``theirs``."""
     @untraced
     def body(self: Tensor, mat2: Tensor) -> Tensor:
-        result = execute.product(op, self, mat2)
+        result = execute.product(op, self, mat2, looked=True)  # by the entry above, if any
         if not isinstance(result, Declined):
             return result
         return _declined(result, op, lambda op: execute.product(op, self, mat2),
@@ -107,7 +107,7 @@ def _sum(op: execute.Op, d: Tensor, a: Tensor, b: Tensor, beta: float,
     """``execute.fused`` of a schema's scalars, which may be complex."""
     if isinstance(beta, complex) or isinstance(alpha, complex):
         return Declined("alpha or beta is no real number")
-    return execute.fused(op, d, a, b, beta, alpha)
+    return execute.fused(op, d, a, b, beta, alpha, looked=True)
 
 
 def _declined(reason: Declined, op: execute.Op,
@@ -376,7 +376,7 @@ def _follow(module: ModuleType | None) -> None:
         numbers = [(activation, op.number) for activation, op in ops.items()]
         for key in execute.dispatch_keys():
             _native.append((module, module.install(f"tritongemm::{name}", key, numbers, form,
-                                                   0.0, 0, None)))
+                                                   0.0, False, None)))
 
 
 native.follow(_follow)

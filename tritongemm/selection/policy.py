@@ -38,8 +38,9 @@ from tritongemm.selection import invariance as invariance
 from tritongemm.selection import shipped as shipped
 from tritongemm.selection.columns import Columns, kind_of
 from tritongemm.selection.fastest import fastest
+from tritongemm.selection.hosttime import PYTHON, HostPath, Side
 from tritongemm.selection.invariance import SumClass
-from tritongemm.selection.model import Model, forget, model_for, not_calibrated
+from tritongemm.selection.model import Model, estimate, forget, model_for, not_calibrated
 from tritongemm.selection.sibling import with_rows_for
 from tritongemm.selection.work import keeps_to_the_budget
 
@@ -53,11 +54,6 @@ _TWINS = {"bf16": "fp16", "fp16": "bf16"}
 #: Torch's kernel runs where its time is below this share of ours and the policy allows it. Closer
 #: to 1 an estimate is wrong as often as right (leave-one-out, 200 problems on an H200).
 TORCH_WINS = 0.97
-#: Least host time of a call that an override passes on to torch, microseconds: 17.9, which is 4.9
-#: more than a call of ours (perf/results/nvidia-h200/host-time.txt). A program cannot issue such
-#: calls any faster, so a shorter kernel counts as this long. (Inside a CUDA graph it is shorter,
-#: but a plan does not know whether it will be captured.)
-HANDED_OVER_US = 16.0
 
 
 @dataclass(frozen=True)
@@ -226,14 +222,19 @@ def _of_the_same(problem: GemmProblem, row: TunedRow) -> float | None:
     return row.vs_torch if row.epilogue == problem.epilogue else None
 
 
-def torch_wins(problem: GemmProblem, choice: Choice, device: DeviceSpec) -> str | None:
+def torch_wins(problem: GemmProblem, choice: Choice, device: DeviceSpec,
+               path: HostPath = PYTHON) -> str | None:
     """Why torch's kernel should run ``problem`` instead of ``choice``; None if ours should.
 
-    Only under the policy ``auto``. 16-bit products go to torch where torch was measured to be
-    faster, for this problem, its twin or neighbouring problems, and by more than passing the call
-    on costs. Float32 and TF32 products go to torch unless a measurement shows that ours is at least
-    as fast. For a batch with two strides torch copies operands first, which counts. Never under a
-    budget of SMs or batch invariance, which torch does not support.
+    Compares the two :class:`Side` of a call on ``path``: torch's must be shorter than
+    :data:`TORCH_WINS` of ours, which is the uncertainty of an estimated ratio. For a product that
+    the host limits on both sides, the cheaper host path decides.
+
+    Only under the policy ``auto``. 16-bit products go to torch where torch's GPU time was measured
+    to be less, for this problem, its twin or neighbouring problems; where it is unknown it counts
+    as ours. Float32 and TF32 products go to torch unless a measurement shows that ours is at least
+    as fast on the GPU. For a batch with two strides torch copies operands first, which counts.
+    Never under a budget of SMs or batch invariance, which torch does not support.
     """
     current = settings.current()
     if current.policy != "auto" or current.batch_invariant or current.num_sms is not None:
@@ -244,17 +245,46 @@ def torch_wins(problem: GemmProblem, choice: Choice, device: DeviceSpec) -> str 
         if problem.dtype_a == "fp32":
             return _torch_wins_float32(problem, choice, device)
     if problem.two_strides != "none":
-        return _torch_wins_with_copies(problem, choice, device)
-    if (choice.vs_torch is None or choice.time_us is None
-            or max(choice.vs_torch, HANDED_OVER_US / choice.time_us) >= TORCH_WINS):
+        return _torch_wins_with_copies(problem, choice, device, path)
+    measured = choice.vs_torch is not None and choice.vs_torch < TORCH_WINS
+    most = 2 + (choice.config.split_k > 1)  # launches: the last one would be copies of operands
+    if device.slug == INTERPRETER or not measured and (
+            TORCH_WINS * path.ours_us(most) <= path.torch_us):
         return None
+    torchs, ours = sides(problem, choice, device, path)
+    if torchs.time_us >= TORCH_WINS * ours.time_us:
+        return None
+    if not measured:
+        return f"torch's call is expected to take {torchs}, ours {ours}"
     where = {"exact": "here", "twin": "in the other 16-bit type"}.get(
         choice.source, "at measured problems near by")
     return f"torch's kernel takes {choice.vs_torch:.2f} of the time of ours {where}"
 
 
-def _torch_wins_with_copies(problem: GemmProblem, choice: Choice,
-                            device: DeviceSpec) -> str | None:
+def sides(problem: GemmProblem, choice: Choice, device: DeviceSpec,
+          path: HostPath) -> tuple[Side, Side]:
+    """(torch's, ours): the predicted times of a call. Where nothing is known of torch's GPU time,
+    it is as long as ours; of float32, its lower bound."""
+    ours_us = choice.time_us
+    if ours_us is None:
+        ours_us = estimate(problem, choice.config, device).total_us
+    ratio = choice.evidence if problem.dtype_a == "fp32" else choice.vs_torch
+    if ratio is None and problem.dtype_a == "fp32":
+        torch_us = min(ours_us, _torch_floor_us(problem, device))
+    else:
+        torch_us = ours_us * (1.0 if ratio is None else ratio)
+    launches = launches_in(problem, choice.config, device)
+    return Side(path.torch_us, torch_us), Side(path.ours_us(launches), ours_us)
+
+
+def launches_in(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> int:
+    """Launches of a call: copies of unaligned operands, the product, the pass over a split K."""
+    terms = estimate(problem, config, device)
+    return 1 + (terms.split_us > 0) + (terms.pad_us > 0)
+
+
+def _torch_wins_with_copies(problem: GemmProblem, choice: Choice, device: DeviceSpec,
+                            path: HostPath) -> str | None:
     """The same for a batch with two strides. Torch writes a copy of each operand that has them and
     multiplies the copies: that takes at least the bytes of the copies over the device's bandwidth,
     and the time of our best config for one stride, by the measured ratio where there is one.
@@ -269,7 +299,7 @@ def _torch_wins_with_copies(problem: GemmProblem, choice: Choice,
         ("a", problem.a, problem.m), ("b", problem.b, problem.n)) if name in problem.two_strides)
     torch_us = one_stride.time_us * (one_stride.vs_torch or 1.0) + (
         copied / (1e3 * device.memory_gbps) if device.memory_gbps else 0.0)
-    if max(torch_us, HANDED_OVER_US) >= TORCH_WINS * choice.time_us:
+    if max(torch_us, path.torch_us) >= TORCH_WINS * choice.time_us:
         return None
     return (f"a copy of the operands and torch's kernel take {torch_us:.1f} us, the kernel for two "
             f"strides along the batch {choice.time_us:.1f} us")
@@ -300,7 +330,7 @@ def _torch_wins_float32(problem: GemmProblem, choice: Choice, device: DeviceSpec
     The IEEE kernels are 0.3 to 1.4 times as fast as torch's, depending on layout and size, so for
     precision ``ieee`` only a row of the same problem on this device counts. Split products win by
     more: a sibling's row or an estimate from neighbouring problems suffices, with a margin; with an
-    estimate the predicted time must also be below torch's lower bound. Host time is not considered.
+    estimate the predicted time must also be below torch's lower bound. This is of GPU time alone.
     """
     kind = "TF32" if problem.precision == "tf32" else "float32"
     least = _FLOAT32_LEAST.get(choice.source)

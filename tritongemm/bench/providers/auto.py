@@ -12,6 +12,7 @@ from tritongemm import selection
 from tritongemm.bench.providers import Prepared
 from tritongemm.errors import TritonGemmError, UnsupportedError
 from tritongemm.measure.contender import Contender
+from tritongemm.selection.hosttime import GRAPH
 
 if TYPE_CHECKING:
     from tritongemm.bench.target import Target
@@ -45,7 +46,7 @@ class Auto:
             except TritonGemmError as error:  # the call itself goes to torch then
                 columns["kernel"] = f"torch ({type(error).__name__})"
             else:
-                if selection.torch_wins(chosen, choice, target.spec):
+                if selection.torch_wins(chosen, choice, target.spec, GRAPH):  # as it is timed
                     columns["kernel"] = "torch (faster)"
                 else:
                     columns = {"kernel": choice.config.kernel,
