@@ -72,6 +72,18 @@ PLANTED = (
     Planted("out= may overlap an operand", "ops/calls.py",
             "if (pa < end and pc < pa + span_a or pb < end and pc < pb + span_b",
             "if (False"),
+    Planted("the second half of a bias is read from the wrong place", "ops/fused_linear.py",
+            "half_d = (step if", "half_d = (n * step if"),
+    Planted("a residual is lost where a gradient is needed", "ops/fused_linear.py",
+            "else result + residual", "else result + 0 * residual"),
+    Planted("B is not conjugated", "ops/calls.py",
+            "conjugated=(x.a.is_conj(), x.b.is_conj())", "conjugated=(x.a.is_conj(), False)"),
+    Planted("outer strides exchanged", "ops/operands.py",
+            "outer_a, outer_b, outer_c, _ = form.outer",
+            "outer_b, outer_a, outer_c, _ = form.outer"),
+    Planted("a registered op's gradient without alpha", "ops/registered.py",
+            "return formulas.scaled(getattr(ops, product)(x, y), ctx.alpha)",
+            "return getattr(ops, product)(x, y)"),
 )
 
 
