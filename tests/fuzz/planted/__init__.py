@@ -61,7 +61,7 @@ PLANTED = (
     Planted("a weight's gradient is not transposed", "ops/autograd.py",
             "b.mT if op.rule.flipped else b, form)", "b, form)"),
     Planted("gradient without beta", "ops/formulas.py",
-            "return scaled(grad.sum_to_size(shape), beta)", "return grad.sum_to_size(shape)"),
+            "return scaled(grad, beta).sum_to_size(shape)", "return grad.sum_to_size(shape)"),
     Planted("known calls forget strides", "ops/execute.py",
             "a.shape, b.shape, a.stride(), b.stride(), kind,", "a.shape, b.shape, kind,", 2),
     Planted("a broadcast batch is stepped through", "ops/operands.py",
