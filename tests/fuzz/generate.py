@@ -78,7 +78,8 @@ def case_of(seed: int, sizes: Sizes) -> Case:
         case = _with_out(rng, case, shapes)
     if rng.random() < 0.12 and dtype not in ("int32", "c64") and function != "gated":
         case = _with_specials(rng, case)
-    if case.beta == 0 and math.prod(case.operands[0].shape) and rng.random() < 0.5:  # it is not read then
+    unread = case.beta == 0 and math.prod(case.operands[0].shape) > 0
+    if unread and rng.random() < 0.5:
         first = replace(case.operands[0], special=((0, math.nan),))
         case = replace(case, operands=(first, *case.operands[1:]))
     if rng.random() < 0.06 and not case.mixed:
