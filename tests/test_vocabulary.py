@@ -368,6 +368,17 @@ def test_a_variable_that_cannot_be_parsed_names_itself_and_the_choices(monkeypat
         settings.reload()
 
 
+@pytest.mark.parametrize("variable", settings.VARIABLES, ids=lambda v: v.field)
+def test_a_value_that_is_far_too_long_is_one_short_error_or_words(monkeypatch, variable):
+    monkeypatch.setenv(variable.name, "a" * 100_000)
+    try:
+        found = getattr(settings.reload(), variable.field)
+    except UsageError as error:
+        assert str(error).startswith(variable.name) and len(str(error)) < 500
+    else:
+        assert found == ("a" * 100_000,)
+
+
 def test_every_variable_has_a_field_and_a_meaning():
     assert {v.field for v in settings.VARIABLES} == set(settings.Settings.__dataclass_fields__)
     assert all(len(v.meaning) > 10 for v in settings.VARIABLES)

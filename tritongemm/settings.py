@@ -7,6 +7,7 @@ Nothing else in the package reads the environment. Values are read once, at firs
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import logging
 import os
@@ -28,22 +29,36 @@ OFF = "off"
 LOG_LEVELS = (OFF, "error", "warning", "info", "debug")
 
 
+#: Characters of a wrong value that an error quotes.
+_QUOTED = 200
+
+
+def _quoted(text: str) -> str:
+    return repr(text) if len(text) <= _QUOTED else f"{text[:_QUOTED]!r}... ({len(text)} characters)"
+
+
 def _flag(name: str, text: str) -> bool:
     if text.lower() in _TRUE:
         return True
     if text.lower() in _FALSE:
         return False
-    raise UsageError(f"{name}={text!r} is neither true nor false; use 1 or 0")
+    raise UsageError(f"{name}={_quoted(text)} is neither true nor false; use 1 or 0")
 
 
 def _path(name: str, text: str) -> Path | None:
     if not text:
         return None
     try:
-        return Path(text).expanduser()
+        path = Path(text).expanduser()
+        os.lstat(path)
     except RuntimeError as error:  # ~name of no user, or ~ without a home
-        raise UsageError(f"{name}={text!r} begins with ~ and names no home folder; use a full path"
-                         ) from error
+        raise UsageError(f"{name}={_quoted(text)} begins with ~ and names no home folder; use a "
+                         "full path") from error
+    except OSError as error:  # it may be made later, or another part of the program says more
+        if error.errno == errno.ENAMETOOLONG:
+            raise UsageError(f"{name}={_quoted(text)} is longer than the system allows a path to "
+                             "be; use a shorter one") from error
+    return path
 
 
 def _path_or_off(name: str, text: str) -> Path | str | None:
@@ -59,7 +74,7 @@ def _level(name: str, text: str) -> str | None:
         return None
     if text.lower() in LOG_LEVELS:
         return text.lower()
-    raise UsageError(f"{name}={text!r} is not a level; use one of {', '.join(LOG_LEVELS)}")
+    raise UsageError(f"{name}={_quoted(text)} is not a level; use one of {', '.join(LOG_LEVELS)}")
 
 
 def _count(name: str, text: str) -> int:
@@ -68,7 +83,7 @@ def _count(name: str, text: str) -> int:
     except ValueError:
         value = 0
     if value < 1:
-        raise UsageError(f"{name}={text!r} is not a count; use an integer of at least 1")
+        raise UsageError(f"{name}={_quoted(text)} is not a count; use an integer of at least 1")
     return value
 
 
@@ -79,13 +94,13 @@ def _budget(name: str, text: str) -> int | None:
 def _policy(name: str, text: str) -> str:
     if text.lower() in POLICIES:
         return text.lower()
-    raise UsageError(f"{name}={text!r} is not a policy; use one of {', '.join(POLICIES)}")
+    raise UsageError(f"{name}={_quoted(text)} is not a policy; use one of {', '.join(POLICIES)}")
 
 
 def _fp32(name: str, text: str) -> str:
     if text.lower() in FP32_MODES:
         return text.lower()
-    raise UsageError(f"{name}={text!r} is not a way to compute float32; use one of "
+    raise UsageError(f"{name}={_quoted(text)} is not a way to compute float32; use one of "
                      f"{', '.join(FP32_MODES)}")
 
 
@@ -95,7 +110,7 @@ def _native(name: str, text: str) -> str:
     try:
         return "on" if _flag(name, text) else "off"
     except UsageError:
-        raise UsageError(f"{name}={text!r} is not a mode; use auto, 1 or 0") from None
+        raise UsageError(f"{name}={_quoted(text)} is not a mode; use auto, 1 or 0") from None
 
 
 @dataclass(frozen=True, slots=True)

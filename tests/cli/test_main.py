@@ -120,6 +120,16 @@ def test_a_reader_that_goes_away_is_no_error():
     assert done.stdout.startswith("ok") and "Traceback" not in done.stderr
 
 
+def test_a_full_disk_for_the_output_is_one_line():
+    done = subprocess.run(
+        f"{sys.executable} -m tritongemm tables > /dev/full", shell=True, cwd=CHECKOUT,
+        capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.splitlines() == [
+        "tritongemm tables: the output cannot be written: No space left on device; free some "
+        "space, or write it elsewhere"]
+
+
 def _loaded_by(words: list[str]) -> set[str]:
     code = ("import sys\nfrom tritongemm.cli import main\n"
             f"try:\n    main({words!r})\nexcept SystemExit:\n    pass\n"

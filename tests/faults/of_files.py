@@ -129,6 +129,23 @@ def table_disk_full(folder: Path) -> Seen:
                 seen.healed and not lost and not left, lost)
 
 
+@fault("what a resumed tuning chose before is a FIFO")
+def choices_fifo(folder: Path) -> Seen:
+    from tritongemm.tuning.gains import read_choices
+
+    os.mkfifo(folder / "choices.json")
+    return refused(lambda: read_choices(folder / "choices.json"))
+
+
+@fault("what a resumed tuning chose before is nested without end")
+def choices_deep(folder: Path) -> Seen:
+    from tritongemm.tuning.gains import read_choices
+
+    path = folder / "choices.json"
+    path.write_text('{"a":' * 20_000)
+    return refused(lambda: read_choices(path))
+
+
 @fault("failures.jsonl is a symbolic link to a large file")
 def failures_linked(folder: Path) -> Seen:
     from tritongemm.records.failures import path, remember

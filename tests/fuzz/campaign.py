@@ -201,6 +201,8 @@ def _simpler(case: Case) -> Iterable[Case]:
     for name in ("mode", "warm", "configs", "gradients", "alpha", "beta", "activation", "precision",
                  "dtype"):
         value = getattr(plain, name)
+        if name == "activation" and case.function == "gated":
+            value = "silu"
         if getattr(case, name) != value and not (name == "configs" and not isinstance(
                 case.configs, int)):
             yield replace(case, **{name: value})
@@ -211,7 +213,8 @@ def _simpler(case: Case) -> Iterable[Case]:
         if case.out.shares < 0:
             yield replace(case, out=_contiguous(case.out))
     for i, view in enumerate(case.operands):
-        for other in (replace(view, special=()), replace(view, shares=-1, offset=0),
+        for other in (replace(view, special=()), replace(view, lazy=""),
+                      replace(view, shares=-1, offset=0),
                       replace(_contiguous(view), special=view.special)):
             if other != view:
                 yield replace(case, operands=(*case.operands[:i], other, *case.operands[i + 1:]))

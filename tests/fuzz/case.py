@@ -29,6 +29,7 @@ class View:
         special: (index among the view's elements, value) of what is not drawn.
         shares: the operand whose memory it lies in, by its place in ``Case.operands``; -1: none.
         dtype: where it is not the case's.
+        lazy: ``conj`` or ``neg``: a view that torch conjugates or negates only when it is read.
     """
 
     shape: tuple[int, ...]
@@ -37,6 +38,7 @@ class View:
     special: tuple[tuple[int, float], ...] = ()
     shares: int = -1
     dtype: str = ""
+    lazy: str = ""
 
     __repr__ = _short
 
@@ -50,6 +52,8 @@ class Case:
         operands: in the function's order.
         out: where the result goes; None: fresh memory.
         alpha, beta: of the functions that take them.
+        interleaved: of ``gated``.
+        mixed: A is of 16 bits, B of float32.
         gradients: for each operand whether its gradient is computed.
         override: torch's function is called under ``tg.override``.
         strict: our function is called with ``strict=True`` first.
@@ -68,6 +72,8 @@ class Case:
     alpha: float = 1
     beta: float = 1
     activation: str = "none"
+    interleaved: bool = False
+    mixed: bool = False
     gradients: tuple[bool, ...] = ()
     override: bool = False
     strict: bool = True

@@ -207,15 +207,25 @@ class TorchPlan:
         self._problem = problem
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor,
-                 d: torch.Tensor | None = None, alpha: float = 1.0, beta: float = 1.0) -> None:
-        """Writes ``c``."""
+                 d: torch.Tensor | None = None, alpha: float = 1.0, beta: float = 1.0,
+                 aux: torch.Tensor | None = None, bias: torch.Tensor | None = None) -> None:
+        """Writes ``c`` and ``aux``."""
         kind = epilogue_of(self._problem.epilogue)
-        result = (a.float()[..., None] * b.float()[..., None, :, :]).sum(-2)
+        a, b, d, bias = (x if x is None or x.is_complex() else x.float() for x in (a, b, d, bias))
+        result = (a[..., None] * b[..., None, :, :]).sum(-2)
         if kind.scales:
             result = result * alpha
-        if kind.reads_d:
-            result = result + beta * d.float()
-        c.copy_(ACTIVATIONS[kind.activation](result))
+        if bias is not None:
+            result = result + bias
+        if kind.reads_d and not kind.residual:
+            result = result + beta * d
+        if aux is not None:
+            aux.copy_(result)
+        if kind.gated:
+            result = ACTIVATIONS[kind.activation](result[0]) * result[1]
+        else:
+            result = ACTIVATIONS[kind.activation](result)
+        c.copy_(result + beta * d if kind.residual else result)
 
 
 class GeometryBuilder(Builder):

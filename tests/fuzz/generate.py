@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tritongemm.problem import ACTIVATIONS
+from tritongemm.problem import ACTIVATIONS, GATES
 
 from .case import Case, View
 
@@ -25,8 +25,12 @@ class Sizes:
 SMALL, LARGE = Sizes(48, 100, 30_000), Sizes(3000, 9000, 4_000_000_000)
 
 _FUNCTIONS = {"matmul": 5, "mm": 4, "bmm": 3, "addmm": 4, "baddbmm": 3, "linear": 4, "mv": 1,
-              "dot": 1, "@": 1, "addmm_": 1, "baddbmm_": 1}
-_DTYPES = {"bf16": 10, "fp16": 8, "fp32": 10, "float64": 1, "int32": 1}
+              "dot": 1, "@": 1, "addmm_": 1, "baddbmm_": 1, "residual": 2, "gated": 2,
+              "ops.matmul": 1, "ops.mm": 1, "ops.bmm": 1, "ops.addmm": 1, "ops.baddbmm": 1}
+_DTYPES = {"bf16": 10, "fp16": 8, "fp32": 10, "c64": 3, "float64": 1, "int32": 1}
+#: Functions of ours that torch composes of several.
+_LAYERS = ("residual", "gated")
+_MIXED = ("matmul", "mm", "bmm", "linear")
 _FACTORS = (0, 0.0, -1, 0.5, 2, -0.75, 1.5, 300.0, 1e-3, math.nan, math.inf, -math.inf, True)
 #: Before an activation only the first: gelu(-inf) is -inf * 0, NaN or 0 by the order of operations.
 _SPECIALS = (math.nan, math.inf, -math.inf, -0.0, 0.0)
@@ -45,12 +49,20 @@ def case_of(seed: int, sizes: Sizes) -> Case:
                 override=function in _OVERRIDE_ONLY or rng.random() < 0.12,
                 configs=rng.randrange(1000) if rng.random() < 0.6 else None,
                 warm=rng.random() < 0.12)
-    if function in ("addmm", "baddbmm", "addmm_", "baddbmm_"):
+    if "add" in function:
         case = replace(case, alpha=_factor(rng), beta=_factor(rng))
         if case.alpha == case.beta == 0:  # torch 2.13 then leaves what baddbmm returns unwritten
             case = replace(case, beta=1)
-    if function == "linear":
-        case = replace(case, activation=rng.choice(ACTIVATIONS))
+    if function in ("linear", "residual", "gated") and dtype != "c64":
+        case = replace(case, activation=rng.choice(GATES if function == "gated" else ACTIVATIONS),
+                       interleaved=function == "gated" and rng.random() < 0.5)
+    elif function == "gated":  # it has no gate that torch has for complex numbers
+        case = replace(case, dtype="fp32", activation="silu")
+    dtype = case.dtype
+    if function in _MIXED and dtype == "fp32" and rng.random() < 0.2:
+        narrow = replace(case.operands[-2], dtype=rng.choice(("bf16", "fp16")))
+        case = replace(case, mixed=True,
+                       operands=(*case.operands[:-2], narrow, case.operands[-1]))
     if dtype == "fp32":
         case = replace(case, precision=rng.choice(("ieee", "ieee", "fp16x3", "tf32")))
     if rng.random() < 0.12:
@@ -62,16 +74,19 @@ def case_of(seed: int, sizes: Sizes) -> Case:
         case = replace(case, operands=(first, *case.operands[1:]))
     elif chance < 0.25 and dtype not in ("float64", "int32"):
         case = replace(case, gradients=tuple(rng.random() < 0.6 for _ in shapes))
-    elif chance < 0.6 and function != "linear" and function != "@":
+    elif chance < 0.6 and function[:4] not in ("line", "@", "ops.", "resi", "gate"):
         case = _with_out(rng, case, shapes)
-    if rng.random() < 0.12 and dtype != "int32":
+    if rng.random() < 0.12 and dtype not in ("int32", "c64") and function != "gated":
         case = _with_specials(rng, case)
-    if case.beta == 0 and case.operands[0].shape and rng.random() < 0.5:  # it is not read then
+    unread = case.beta == 0 and math.prod(case.operands[0].shape) > 0
+    if unread and rng.random() < 0.5:
         first = replace(case.operands[0], special=((0, math.nan),))
         case = replace(case, operands=(first, *case.operands[1:]))
-    if rng.random() < 0.06:
+    if rng.random() < 0.06 and not case.mixed:
         case = _with_overlap(rng, case)
-    if rng.random() < 0.1:
+    if not in_place and rng.random() < (0.5 if dtype == "c64" else 0.05):
+        case = _with_lazy(rng, case)
+    if rng.random() < 0.1 and function not in _LAYERS and not case.mixed:
         case = _invalid(rng, case)
     return case
 
@@ -98,6 +113,7 @@ def _shapes(rng: random.Random, function: str, sizes: Sizes) -> list[tuple[int, 
         m, n, k, batch = (m + 1) // 2, (n + 1) // 2, (k + 1) // 2, (batch + 1) // 2
     if rng.random() < 0.03:
         m, n, k = (0 if rng.random() < 0.4 else x for x in (m, n, k))
+    function = function.removeprefix("ops.")
     if function in ("mm", "addmm", "addmm_"):
         pair = [(m, k), (k, n)]
     elif function in ("bmm", "baddbmm", "baddbmm_"):
@@ -106,9 +122,11 @@ def _shapes(rng: random.Random, function: str, sizes: Sizes) -> list[tuple[int, 
         return [(m, k), (k,)]
     elif function == "dot":
         return [(k,), (k,)]
-    elif function == "linear":
+    elif function in ("linear", "residual", "gated"):
         x = [(m, k), (batch, m, k), (k,), (2, batch, m, k)][rng.choice((0, 0, 1, 1, 2, 3))]
-        return [*([(n,)] if rng.random() < 0.6 else []), x, (n, k)]
+        rows = 2 * n if function == "gated" else n
+        return [*([(*x[:-1], n)] if function == "residual" else []),
+                *([(rows,)] if rng.random() < 0.6 else []), x, (rows, k)]
     else:
         one, other = _batches(rng, batch)
         pair = [(*one, m, k), (*other, k, n)]
@@ -133,8 +151,10 @@ def _batches(rng: random.Random, batch: int) -> tuple[tuple[int, ...], tuple[int
 def _result(function: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """The shape of a valid call's result."""
     a, b = shapes[-2:]
-    if function == "linear":
+    if function in ("linear", "residual"):
         return (*a[:-1], b[0])
+    if function == "gated":
+        return (*a[:-1], b[0] // 2)
     batch = [1] * max(len(a) - 2, len(b) - 2, 0)
     for shape in (a, b):
         for i, size in enumerate(reversed(shape[:-2])):
@@ -199,6 +219,15 @@ def _with_overlap(rng: random.Random, case: Case) -> Case:
     operands = list(case.operands)
     operands[-1] = replace(operands[-1], shares=0)
     return replace(case, operands=tuple(operands))
+
+
+def _with_lazy(rng: random.Random, case: Case) -> Case:
+    """Operands whose conjugation or sign torch has put off."""
+    kinds = ("conj", "conj", "neg") if case.dtype == "c64" else ("neg",)
+    which = [rng.random() < 0.5 for _ in case.operands]
+    return replace(case, operands=tuple(
+        replace(view, lazy=rng.choice(kinds)) if lazy and not view.dtype else view
+        for view, lazy in zip(case.operands, which)))
 
 
 def _invalid(rng: random.Random, case: Case) -> Case:

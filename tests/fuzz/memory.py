@@ -15,12 +15,14 @@ import torch
 
 from tritongemm.formats import FORMATS
 from tritongemm.ops import plan
+from tritongemm.ops.operands import gapless
 
 from .case import View
 
 #: Elements before and after each view.
 GUARD = 128
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_LAZY = {"": lambda x: x, "conj": torch.conj, "neg": torch._neg_view}
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -67,7 +69,7 @@ class World:
                    for v, home in zip(everything, homes)]
         self._written: dict[int, torch.Tensor] = {}
         self._places = (everything, homes)
-        self.operands = tensors[:len(views)]
+        self.operands = [_LAZY[v.lazy](x) for v, x in zip(views, tensors)]
         self.out = tensors[-1] if out is not None else None
 
     def may_be_written(self, index: int) -> None:
@@ -95,21 +97,23 @@ def _drawn(views: tuple[View, ...], out: View | None, dtype: str,
     """The memory of a world by the place of the view that it belongs to, kept for the next world
     of the same case. What is drawn for operands does not depend on ``out``."""
     generator = torch.Generator().manual_seed(seed)
+    drawn = torch.complex64 if dtype_of(dtype).is_complex else torch.float32
+    poison = complex(math.nan, math.nan) if drawn.is_complex else math.nan
     everything = (*views, *(() if out is None else (out,)))
     homes = [i if v.shares < 0 else v.shares for i, v in enumerate(everything)]
     flats: dict[int, torch.Tensor] = {}
     for home in dict.fromkeys(homes):
         size = max(span(v) for v, h in zip(everything, homes) if h == home)
-        flats[home] = torch.full((size + 2 * GUARD,), math.nan, dtype=torch.float32)
+        flats[home] = torch.full((size + 2 * GUARD,), poison, dtype=drawn)
         if everything[home] is out:  # around it lie values of others, not poison
             flats[home].normal_(generator=torch.Generator().manual_seed(seed))
     for view, home in zip(everything, homes):
         at = places(view)
         if view is out:
             if view.shares < 0:
-                flats[home][at] = math.nan
+                flats[home][at] = poison
             continue
-        flats[home][at] = torch.randn(len(at), generator=generator)
+        flats[home][at] = torch.randn(len(at), generator=generator, dtype=drawn)
         for index, value in view.special:
             flats[home][at[index % len(at)]] = value
     return {home: _as(flat, dtype_of(everything[home].dtype or dtype))
@@ -118,7 +122,8 @@ def _drawn(views: tuple[View, ...], out: View | None, dtype: str,
 
 def _as(flat: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if dtype.is_floating_point or dtype.is_complex:
-        return flat.to(dtype)
+        return (flat.real if flat.is_complex() and not dtype.is_complex else flat).to(dtype)
+    flat = flat.real if flat.is_complex() else flat
     return flat.mul(3).nan_to_num(99).round().to(dtype)
 
 
@@ -131,19 +136,26 @@ class Fresh:
 
     @contextlib.contextmanager
     def guarding(self) -> Iterator[None]:
-        """``torch.empty_strided`` guards what it makes, and poisons it; so does the scratch of
-        plans on a GPU."""
-        real, real_scratch = torch.empty_strided, plan._scratch
+        """``torch.empty_strided`` and ``torch.empty`` of a tuple guard what they make, and poison
+        it; so does the scratch of plans on a GPU."""
+        real, real_scratch, real_empty = torch.empty_strided, plan._scratch, torch.empty
 
         def empty_strided(size, stride, *, dtype=None, device=None, **more):
             if more or dtype is None or dtype.itemsize not in _BITS:
                 return real(size, stride, dtype=dtype, device=device, **more)
             length = span(View(tuple(size), tuple(stride)))
             flat = torch.full((length + 2 * GUARD,), 7.0, dtype=dtype, device=device)
-            flat[GUARD:GUARD + length] = math.nan if dtype.is_floating_point else 0
+            poison = complex(math.nan, math.nan) if dtype.is_complex else math.nan
+            flat[GUARD:GUARD + length] = 0 if dtype.itemsize == 1 or not (
+                dtype.is_floating_point or dtype.is_complex) else poison
             self._made.append((flat, bits(flat).clone(), length))
-            made = torch.empty(0, dtype=dtype, device=device)
+            made = real_empty(0, dtype=dtype, device=device)
             return made.set_(flat.untyped_storage(), GUARD, size, stride)
+
+        def empty(*size, dtype=None, device=None, **more):
+            if len(size) != 1 or type(size[0]) is not tuple:
+                return real_empty(*size, dtype=dtype, device=device, **more)
+            return empty_strided(size[0], gapless(size[0]), dtype=dtype, device=device, **more)
 
         def scratch(size: int, index: int) -> torch.Tensor:
             # Whole lines before it: scratch is as aligned as torch's allocator makes it.
@@ -152,11 +164,11 @@ class Fresh:
             self._scratch.append((flat, size))
             return flat[4 * GUARD:]
 
-        torch.empty_strided, plan._scratch = empty_strided, scratch
+        torch.empty_strided, torch.empty, plan._scratch = empty_strided, empty, scratch
         try:
             yield
         finally:
-            torch.empty_strided, plan._scratch = real, real_scratch
+            torch.empty_strided, torch.empty, plan._scratch = real, real_empty, real_scratch
 
     def changed(self) -> str:
         """Which of them were written outside; empty: none."""

@@ -393,3 +393,20 @@ def test_a_vector_is_refused_as_the_matrix_of_a_sum_also_where_it_needs_a_gradie
         tg.addmm(d, a, b)
     with pytest.raises(UnsupportedError, match="ranks are 1 and 2"):
         tg.addmm(d, a, b, strict=True)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (4, 1)], ids=str)
+def test_a_broadcast_input_is_scaled_before_it_is_summed(shape):
+    # An infinite beta makes inf - inf of gradients of both signs, which a sum would hide.
+    grad = torch.tensor([[1.0, -2.0, 3.0]]).expand(4, 3) * torch.tensor([[1.0], [-1], [1], [1]])
+
+    def gradient(function):
+        d = torch.ones(shape, requires_grad=True)
+        a, b = randn(4, 5, dtype=torch.float32), randn(5, 3, dtype=torch.float32)
+        return torch.autograd.grad(function(d, a, b, beta=float("inf")), d, grad)[0]
+
+    wanted = gradient(torch.addmm)
+    for function in (tg.addmm, torch.ops.tritongemm.addmm):
+        torch.testing.assert_close(gradient(function), wanted, equal_nan=True)
+    assert torch.equal(autograd.formulas.grad_d(grad, torch.Size(shape), float("inf")).isnan(),
+                       wanted.isnan())

@@ -55,6 +55,30 @@ def test_gradients_and_transforms_of_what_is_composed():
     assert tangent.shape == (3, 5, 6)
 
 
+@pytest.mark.parametrize("activation", ("relu", "gelu"))
+def test_nested_operands_with_a_gradient_are_torchs(activation):
+    x, residual = (torch.nested.nested_tensor([torch.ones(rows, columns) for rows in (2, 3)])
+                   for columns in (8, 12))
+    weight = W.clone().requires_grad_()
+    for more in ({}, {"residual": residual}):
+        found = tg.linear(x, weight, B, activation=activation, **more)
+        wanted = getattr(F, activation)(F.linear(x, weight, B))
+        wanted = wanted + residual if more else wanted
+        for one, other in zip(found.unbind(), wanted.unbind()):
+            torch.testing.assert_close(one, other)
+
+
+def test_a_symbolic_trace_records_layers():
+    class Model(torch.nn.Module):
+        def forward(self, x, weight, residual):
+            return tg.gated_linear(tg.linear(x, weight, activation="relu", residual=residual),
+                                   weight.t())
+
+    x, weight, residual = X[0], W[:8], torch.randn(5, 8)
+    traced = torch.fx.symbolic_trace(Model())
+    torch.testing.assert_close(traced(x, weight, residual), Model()(x, weight, residual))
+
+
 @pytest.mark.parametrize("call, says", [
     (lambda: tg.gated_linear(X, W[:11]), r"\(11, 8\); a gated weight is \[2 N, K\]"),
     (lambda: tg.gated_linear(X, B), r"\(12,\); a gated weight is \[2 N, K\]"),

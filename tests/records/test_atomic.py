@@ -168,3 +168,14 @@ def _root() -> str:
     import tritongemm
 
     return os.path.dirname(os.path.dirname(os.path.abspath(tritongemm.__file__)))
+
+
+@pytest.mark.parametrize(("make", "says"), [
+    (lambda path: path.symlink_to("victim"), r"a\.json\.lock: is a symbolic link; remove it"),
+    (lambda path: path.mkdir(), r"a\.json\.lock: is a folder")], ids=["link", "folder"])
+def test_what_stands_in_the_place_of_a_lock_is_named(tmp_path, make, says):
+    (tmp_path / "victim").write_text("kept")
+    make(tmp_path / "a.json.lock")
+    with pytest.raises(DataFileError, match=says), locked(tmp_path / "a.json", 1):
+        pass
+    assert (tmp_path / "victim").read_text() == "kept"

@@ -43,6 +43,12 @@ def test_a_long_file_is_restarted(cache, monkeypatch):
     assert failures.remembered()[-1].problem == "problem 19"
 
 
+def test_a_message_of_megabytes_is_cut_and_hides_no_other(cache):
+    failures.remember("d", "p", "the first")
+    failures.remember("d", "p", "x" * 5_000_000)
+    assert [one.reason[:9] for one in failures.remembered()] == ["the first", "x" * 9]
+
+
 def test_threads_do_not_mix_lines(cache):
     threads = [threading.Thread(target=lambda i=i: [failures.remember("d", f"{i}", "r" * 200)
                                                     for _ in range(20)]) for i in range(4)]

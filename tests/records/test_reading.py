@@ -152,3 +152,11 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path, monkeypatch):
         patch.setattr("builtins.open", refuse)
         with pytest.raises(DataFileError, match="Permission denied"):
             reading.read_json(path)
+
+
+def test_a_number_of_thousands_of_digits_is_not_repeated_in_the_error(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text(f"[{'9' * 4000}.5]")
+    with pytest.raises(DataFileError, match="is too large for a number") as caught:
+        reading.read_json(path)
+    assert len(str(caught.value)) < 300

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -69,7 +72,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = parser_of(head.verb).parse_args(argv[1:])
         # A command shows warnings; the library does not configure logging.
         with settings.override(log=settings.current().log or "warning"):
-            return int(module.run(args) or 0)
+            status = int(module.run(args) or 0)
+            if sys.stdout is not None:
+                sys.stdout.flush()  # here, where an error can be reported
+            return status
     except TritonGemmError as error:
         print(printable(f"tritongemm {head.verb}: {error}"), file=sys.stderr)
         return 2
@@ -79,3 +85,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `tritongemm ... | head`
         sys.stderr.close()
         return 0
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or error.filename is not None:
+            raise
+        print(f"tritongemm {head.verb}: the output cannot be written: {error.strerror}; free some "
+              "space, or write it elsewhere", file=sys.stderr)
+        _drop_output()
+        return 2
+
+
+def _drop_output() -> None:
+    """What standard output still holds is not written at the end of the process, where it would
+    fail again."""
+    with contextlib.suppress(OSError, AttributeError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

@@ -63,7 +63,7 @@ def grad_b(multiply: Multiply, a: Tensor, grad: Tensor, form: Form) -> Tensor:
 
 def grad_d(grad: Tensor, shape: torch.Size, beta: float = 1.0) -> Tensor:
     """beta * dC, summed to the shape that D had before it broadcast."""
-    return scaled(grad.sum_to_size(shape), beta)
+    return scaled(grad, beta).sum_to_size(shape)
 
 
 def scaled(x: Tensor, factor: float) -> Tensor:

@@ -228,10 +228,11 @@ def gated_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *,
     if activation not in GATES:
         raise UsageError(f"activation={activation!r} is not one of a gate; use one of "
                          f"{', '.join(GATES)}")
-    if weight.dim() != 2 or weight.shape[0] % 2:
+    known = isinstance(weight, Tensor) and not weight.is_nested  # else a proxy of a tracer
+    if known and (weight.dim() != 2 or weight.shape[0] % 2):
         raise UsageError(f"weight is of shape {tuple(weight.shape)}; a gated weight is [2 N, K]: "
                          "as many rows of the gate as of the other half")
-    if bias is not None and bias.shape != weight.shape[:1]:
+    if known and isinstance(bias, Tensor) and bias.shape != weight.shape[:1]:
         raise UsageError(f"bias is of shape {tuple(bias.shape)}; the weight has {weight.shape[0]} "
                          f"rows, so it is ({weight.shape[0]},)")
     if distributed(input, weight, bias):
@@ -286,6 +287,8 @@ def _further_linear(input: Tensor, weight: Tensor, bias: Tensor | None, activati
 
 
 def _check_residual(input: Tensor, weight: Tensor, residual: Tensor) -> None:
+    if not all(isinstance(x, Tensor) and not x.is_nested for x in (input, weight, residual)):
+        return  # a proxy of a tracer, or nested: the sum checks it
     shape = (*input.shape[:-1], *weight.shape[:-1])
     if tuple(residual.shape) != shape:
         raise UsageError(f"residual is of shape {tuple(residual.shape)}; the result, to which it "
@@ -574,6 +577,8 @@ def _torch_only(tensors: tuple[object, ...]) -> str | None:
     reason."""
     if any(type(x) not in _PLAIN for x in tensors):
         return "operands are " + " and ".join(type(x).__name__ for x in tensors)
+    if any(x.is_nested for x in tensors):  # type: ignore[attr-defined]
+        return "an operand is nested"
     if _NAMED and any(x.has_names() for x in tensors):  # type: ignore[attr-defined]
         return "axes have names"
     modes = [mode for mode in _get_current_function_mode_stack()

@@ -198,17 +198,22 @@ def locked(path: str | os.PathLike[str], timeout_s: float = LOCK_TIMEOUT_S) -> I
     import filelock
 
     path = Path(path)
+    named = path
     try:
         target = link_target(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(f"{target}.lock")
+        named = Path(f"{target}.lock")
+        lock = filelock.FileLock(named)
         lock.acquire(timeout=timeout_s)
     except filelock.Timeout as error:
         raise DataFileError(
             path, f"is in use: another process has held {target.name}.lock for {timeout_s:g} s; "
             "wait for it or choose another path") from error
     except OSError as error:
-        raise write_error(path, error) from error
+        if error.errno == errno.ELOOP and named is not path:
+            raise DataFileError(named, "is a symbolic link; remove it, or choose another path for "
+                                f"{path.name}") from error
+        raise write_error(named, error) from error
     try:
         yield
     finally:

@@ -20,6 +20,8 @@ from tritongemm.records.run import utc_now
 
 #: The file is restarted beyond this size, so that it stays readable.
 MAX_BYTES = 256 * 1024
+#: Characters of one text: a compiler's message can hold a whole program.
+_MAX_TEXT = 4000
 
 log = logging.getLogger("tritongemm")
 
@@ -48,7 +50,8 @@ def remember(device: str, problem: str, reason: str) -> None:
     Others may write to the folder, so a link is not followed, and what is not a regular file, such
     as a pipe, is left alone.
     """
-    line = json.dumps(asdict(Failure(utc_now(), device, problem, reason))) + "\n"
+    line = json.dumps(asdict(Failure(utc_now(), device[:_MAX_TEXT], problem[:_MAX_TEXT],
+                                     reason[:_MAX_TEXT]))) + "\n"
     try:
         file = path()
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -108,7 +108,7 @@ def _refuse_constant(text: str) -> float:
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text} is too large for a number")
+        raise ValueError(f"{text[:80]} is too large for a number")
     return value
 
 

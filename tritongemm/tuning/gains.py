@@ -28,6 +28,7 @@ from tritongemm.records.codec import (
     problem_to_json,
 )
 from tritongemm.records.journal import read_journal
+from tritongemm.records.reading import read_json
 from tritongemm.records.suites import Shape
 from tritongemm.tuning.candidates import Candidates, PruneReport
 from tritongemm.workers.messages import COARSE, FINAL
@@ -110,10 +111,11 @@ def write_choices(path: Path, found: dict[GemmProblem, KernelConfig | None]) -> 
 
 def read_choices(path: Path) -> dict[GemmProblem, KernelConfig | None]:
     """Reads what :func:`write_choices` saved. Raises DataFileError for any other file."""
+    choices = read_json(path)
     try:
         return {problem_from_json(problem): None if config is None else config_from_json(config)
-                for problem, config in json.loads(path.read_text(encoding="utf-8"))}
-    except (OSError, ValueError, TypeError, ProblemError, ConfigError) as error:
+                for problem, config in choices}
+    except (ValueError, TypeError, ProblemError, ConfigError) as error:
         raise DataFileError(path, f"does not hold the choices of a tuning: {error}") from error
 
 

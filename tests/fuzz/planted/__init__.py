@@ -61,7 +61,7 @@ PLANTED = (
     Planted("a weight's gradient is not transposed", "ops/autograd.py",
             "b.mT if op.rule.flipped else b, form)", "b, form)"),
     Planted("gradient without beta", "ops/formulas.py",
-            "return scaled(grad.sum_to_size(shape), beta)", "return grad.sum_to_size(shape)"),
+            "return scaled(grad, beta).sum_to_size(shape)", "return grad.sum_to_size(shape)"),
     Planted("known calls forget strides", "ops/execute.py",
             "a.shape, b.shape, a.stride(), b.stride(), kind,", "a.shape, b.shape, kind,", 2),
     Planted("a broadcast batch is stepped through", "ops/operands.py",
@@ -72,6 +72,15 @@ PLANTED = (
     Planted("out= may overlap an operand", "ops/calls.py",
             "if (pa < end and pc < pa + span_a or pb < end and pc < pb + span_b",
             "if (False"),
+    Planted("the second half of a bias is read from the wrong place", "ops/fused_linear.py",
+            "half_d = (step if", "half_d = (n * step if"),
+    Planted("a residual is lost where a gradient is needed", "ops/fused_linear.py",
+            "else result + residual", "else result + 0 * residual"),
+    Planted("B is not conjugated", "ops/calls.py",
+            "conjugated=(x.a.is_conj(), x.b.is_conj())", "conjugated=(x.a.is_conj(), False)"),
+    Planted("a registered op's gradient without alpha", "ops/registered.py",
+            "return formulas.scaled(getattr(ops, product)(x, y), ctx.alpha)",
+            "return getattr(ops, product)(x, y)"),
 )
 
 
