@@ -135,10 +135,8 @@ class Search:
         either."""
         if not self._open.any() and not self._asked:
             return True
-        if self.settled < min(LEAST, len(self._configs)):
-            return False
         self._update(force=not self._asked)
-        return not self._worth_it
+        return self.settled >= min(LEAST, len(self._configs)) and not self._worth_it
 
     def observe(self, config: KernelConfig, time_us: float | None) -> None:
         """Records the time of a config in microseconds, or None if it failed."""
@@ -155,9 +153,13 @@ class Search:
         self._stale = True
 
     def next(self, count: int = BATCH) -> list[KernelConfig]:
-        """At most ``count`` configs to time now; none once the search is over. They count as
+        """At most ``count`` configs to time now; none once the search is over, or if it will be
+        unless an outcome of those that were requested changes what it expects. They count as
         requested from then on."""
         if self.over or count < 1:
+            return []
+        requested = self.settled + len(self._asked)
+        if requested >= min(LEAST, len(self._configs)) and self._timed and not self._worth_it:
             return []
         value = self._value()
         found = [i for i in self._first if self._open[i]][:count]
