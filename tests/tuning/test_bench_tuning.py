@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tritongemm.records.suites import read_suite
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "perf" / "bench_tuning.py"
 
@@ -64,3 +66,13 @@ def test_the_summary_states_each_goal(module):
     text = "\n".join(module.summary(rows))
     assert "cold: median 25.0 s, most 30.0 s (goal 25 s); loss median 1.20 %, worst 2.00 %" in text
     assert module.summary([]) == ["no shape was measured"]
+
+
+def test_the_problems_of_a_cluster_are_of_both_families_and_as_many_as_asked_for(tmp_path):
+    spec = importlib.util.spec_from_file_location("bench_cluster", ROOT / "perf/bench_cluster.py")
+    found = importlib.util.module_from_spec(spec)
+    before = list(sys.path)
+    spec.loader.exec_module(found)
+    sys.path[:] = before
+    shapes = read_suite(found.write_problems(tmp_path, 7, 64))
+    assert len(shapes) == 7 and sum("drawn model" in s.note for s in shapes) == 3

@@ -1,4 +1,4 @@
-"""The device of a sweep as the CUDA driver describes it, before a worker that imports torch is ready.
+"""The device of a sweep as the CUDA driver describes it, before a worker is ready.
 
 A worker needs seconds to import torch and to create a CUDA context. Meanwhile the sweep plans its
 first problem and starts its compilers for the device that is described here. The worker's own
