@@ -167,7 +167,6 @@ def inside(args: argparse.Namespace, step: str, name: str) -> int:
         if args.simulate:
             words += ["--compile-workers", str(options["compile_workers"])]
         return command(words)
-    from tritongemm.calibration.fresh_regret import Wide
     from tritongemm.records.suites import read_suite, suite_path
     from tritongemm.tuning.gains import winners_in
 
@@ -178,7 +177,7 @@ def inside(args: argparse.Namespace, step: str, name: str) -> int:
         return 1 if report.stopped else 0
     problems = [s.problem(args.dtype, args.layout) for s in read_suite(stem.with_suffix(".csv"))]
     if step == "wide":
-        candidates = Wide(args.seed, TOP, RANDOM)
+        candidates = Wide(args.seed)
     else:
         winners = {config for earlier in ("cold", "warm")
                    for config in winners_in(journal_of(stem, earlier))[0].values()}
@@ -186,6 +185,22 @@ def inside(args: argparse.Namespace, step: str, name: str) -> int:
     sweeping.sweep(problems, journal, candidates=candidates,
                    finalists=1 if step == "wide" else AGAIN + 2, seed=args.seed + 1, **options)
     return 0
+
+
+class Wide:
+    """The best :data:`TOP` configs by the model, and :data:`RANDOM` of all legal ones."""
+
+    def __init__(self, seed: int) -> None:
+        from tritongemm.tuning.candidates import KernelPlanner
+
+        self._best, self._drawn = KernelPlanner(top=TOP), KernelPlanner(subset=RANDOM, seed=seed)
+
+    def __call__(self, problem, device):
+        """The candidates of one problem; deterministic."""
+        from tritongemm.tuning.candidates import Candidates
+
+        best, drawn = self._best(problem, device), self._drawn(problem, device)
+        return Candidates(tuple(dict.fromkeys([*best.configs, *drawn.configs])), best.report)
 
 
 class Fastest:
