@@ -189,13 +189,20 @@ def cuda_device(index: int) -> DeviceSpec:
     if not 0 <= index < torch.cuda.device_count():
         raise DeviceError(f"CUDA device {index} is outside 0 to {torch.cuda.device_count() - 1}")
     p = torch.cuda.get_device_properties(index)
-    slug = slug_of(p.name)
-    shipped = known_devices().get(slug)
-    return DeviceSpec(
-        slug=slug, name=p.name, arch=p.major * 10 + p.minor, num_sms=p.multi_processor_count,
+    return reported(
+        p.name, arch=p.major * 10 + p.minor, num_sms=p.multi_processor_count,
         shared_bytes_per_block=p.shared_memory_per_block_optin,
         shared_bytes_per_sm=p.shared_memory_per_multiprocessor,
-        registers_per_sm=p.regs_per_multiprocessor, l2_bytes=p.L2_cache_size,
+        registers_per_sm=p.regs_per_multiprocessor, l2_bytes=p.L2_cache_size)
+
+
+def reported(name: str, **limits: int) -> DeviceSpec:
+    """The spec of the device that the driver calls ``name``: ``limits``, which are fields of
+    :class:`DeviceSpec`, from the driver, and peaks from configs/devices."""
+    slug = slug_of(name)
+    shipped = known_devices().get(slug)
+    return DeviceSpec(
+        slug=slug, name=name, **limits,
         peak_tflops=shipped.peak_tflops if shipped else {},
         memory_gbps=shipped.memory_gbps if shipped else None,
         sources=shipped.sources if shipped else {})

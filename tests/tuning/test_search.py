@@ -156,6 +156,34 @@ def test_what_an_earlier_run_measured_is_known():
     assert again.gain_left < 0.01
 
 
+def test_no_more_is_asked_for_once_the_requested_ones_suffice():
+    """Builds that nothing waits for would cost the next problem its time."""
+    configs = space()
+    truth = Truth(configs, 4, 0.2)
+    search = Search(configs, truth.predicted)
+    asked = []
+    for _ in range(12):
+        asked += search.next()
+        for config in asked[search.settled:max(0, len(asked) - BATCH)]:
+            search.observe(config, truth.times[config])
+    assert LEAST <= len(asked) <= 48 and not search.over  # the last batch has no outcomes
+    for config in asked[search.settled:]:
+        search.observe(config, truth.times[config])
+    assert search.over and search.best_us < 1.01 * truth.best_us
+
+
+def test_the_first_outcomes_change_what_the_next_batch_expects():
+    configs = space()
+    predicted = [100.0 + i / 10 for i in range(len(configs))]
+    slow = {c: 1.5 if c.num_stages == 2 else 1.0 for c in configs}
+    search = Search(configs, predicted)
+    first = search.next()
+    for config in first:
+        search.observe(config, predicted[configs.index(config)] * slow[config])
+    later = search.next()
+    assert (sum(c.num_stages == 2 for c in later) < sum(c.num_stages == 2 for c in first))
+
+
 def test_no_configs_is_over_at_once():
     search = Search([], [])
     assert search.over and search.next() == [] and search.forecast() == 0

@@ -240,7 +240,8 @@ def _explain_complex(problem: GemmProblem, device: DeviceSpec, roof_us: float | 
     note = f"{choice.note}; plus {arranging_us(problem, device):.1f} us to arrange operands"
     return replace(product, problem=problem, decision="", source=choice.source, note=note,
                    roof_time_us=roof_us, roof_bound=bound, measured_us=None,
-                   torch_reason=faster or "", float32=float32_path(real, choice.config, device, faster is not None))
+                   torch_reason=faster or "",
+                   float32=float32_path(real, choice.config, device, faster is not None))
 
 
 def _foreign(row: TunedRow | None) -> str:

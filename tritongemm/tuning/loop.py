@@ -77,7 +77,7 @@ class Loop:
 
     @property
     def device(self) -> str:
-        return self._spec.slug if self._spec else ""
+        return self._spec.slug if self._spec and self._journal else ""
 
     @property
     def gpu_busy_s(self) -> float:
@@ -103,14 +103,18 @@ class Loop:
         """
         with self._signals():
             try:
+                self._devices.start()
+                self._prepare()
                 while True:
                     if self._interrupted:
                         raise KeyboardInterrupt
-                    if self.problems.tasks or self._pool is None:
+                    if self.problems.tasks or self._journal is None:
                         self._devices.start()
                     if self._pool is not None:
-                        self._open_tasks()
                         self._pool.feed()
+                    if self._journal is not None:
+                        self._open_tasks()
+                        self._pool.feed()  # type: ignore[union-attr]
                         self._advance_tasks()
                         self._assign()
                         if self._over():
@@ -153,10 +157,28 @@ class Loop:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    def _prepare(self) -> None:
+        """Plans the first problem and starts the compilers for the device that the driver names,
+        while its worker starts. A journal that is continued may hold the problem already."""
+        expect, devices = self._options.expect, self._options.devices
+        if expect is None or (isinstance(self._where, Path) and self._where.exists()):
+            return
+        self._spec = expect(0 if devices is None else devices[0])
+        if self._spec is not None:
+            self._pool = self._new_pool(self._spec)
+            self.problems.prepare(self._spec, self._pool)
+            self._pool.feed()
+
+    def _new_pool(self, spec: DeviceSpec) -> CompilePool:
+        options = self._options
+        return CompilePool(options.builder, {"device": spec}, workers=options.compile_workers,
+                           timeout_s=options.compile_timeout_s)
+
     def _begin(self) -> None:
-        """The first worker is ready: opens the journal and the compile pool for its device."""
+        """The first worker is ready: opens the journal, and the compile pool for its device unless
+        that is the expected one."""
         identity, options = self._devices.identity, self._options
-        if identity is None or self._pool is not None:
+        if identity is None or self._journal is not None:
             return
         self._journal = SweepJournal(self._where, device=identity.spec,
                               environment=identity.environment,
@@ -164,11 +186,14 @@ class Loop:
                               seed=options.seed,
                               search="full" if options.gain is None else
                               f"model, gain {options.gain:g}")
+        prepared = self._pool is not None and self._spec == identity.spec
+        if not prepared:
+            if self._pool is not None:
+                self._pool.close()
+            self._pool = self._new_pool(identity.spec)
         self._spec = identity.spec
-        self._pool = CompilePool(options.builder, {"device": identity.spec},
-                                 workers=options.compile_workers,
-                                 timeout_s=options.compile_timeout_s)
-        self.problems.begin(Context(identity.spec, self._journal, self._pool))
+        assert self._pool is not None
+        self.problems.begin(Context(identity.spec, self._journal, self._pool), prepared)
 
     def _watch(self) -> None:
         """Waits for news from any child, takes it, and ends what has taken too long."""

@@ -29,6 +29,8 @@ from tritongemm.workers.messages import COARSE, COMPILE, FINAL, Outcome, failure
 
 #: Problems opened beyond one a device, so that compiling never runs dry.
 _AHEAD = 6
+#: The ticket of builds that no task waits for yet: of the form (task, config), as all tickets.
+PREPARED = (None, None)
 
 
 class Context(NamedTuple):
@@ -37,6 +39,16 @@ class Context(NamedTuple):
     spec: DeviceSpec
     journal: SweepJournal
     pool: CompilePool
+
+
+class Prepared(NamedTuple):
+    """A problem that was planned for the expected device, and whose first configs are being
+    compiled."""
+
+    problem: GemmProblem
+    found: Candidates
+    search: Search | None
+    asked: tuple[KernelConfig, ...]
 
 
 class OpenProblems:
@@ -58,6 +70,7 @@ class OpenProblems:
         self._candidates, self._options, self._progress = candidates, options, progress
         self._builder = resolve(options.builder)
         self._begun_in: Context | None = None
+        self._prepared: Prepared | None = None
         self._next = 0
         self.deadline = deadline
         self.tasks: list[Task] = []
@@ -75,9 +88,33 @@ class OpenProblems:
         """How many problems are still to be opened."""
         return len(self._problems) - self._next
 
-    def begin(self, context: Context) -> None:
-        """From now on problems can be opened."""
+    def prepare(self, spec: DeviceSpec, pool: CompilePool) -> None:
+        """Plans the first problem for ``spec`` and has its first configs compiled, although no
+        device is ready. Only :meth:`begin` with the same ``spec`` and ``pool`` uses this."""
+        if not self._problems:
+            return
+        problem = self._problems[0]
+        found = self._candidates(problem, spec)
+        search, count = None, max(BATCH, pool.workers)
+        asked = found.configs[:count]
+        if self._options.gain is not None and found.configs:
+            search = Search.of(problem, spec, found.configs, found.in_use, self._options.gain)
+            asked = tuple(search.next(count))
+        self._prepared = Prepared(problem, found, search, asked)
+        for config in asked:
+            try:
+                key = self._key(problem, config, spec)
+            except TritonGemmError:
+                continue  # the problem is opened later, and that settles the config
+            if not self._stored(key):
+                pool.want(PREPARED, key, problem, config)
+
+    def begin(self, context: Context, prepared: bool = False) -> None:
+        """From now on problems can be opened. ``prepared``: what :meth:`prepare` made is for this
+        context."""
         self._begun_in = context
+        if not prepared:
+            self._prepared = None
 
     @property
     def _context(self) -> Context:
@@ -104,7 +141,10 @@ class OpenProblems:
 
     def _open(self, problem: GemmProblem) -> None:
         spec, journal, _ = self._context
-        found = self._candidates(problem, spec)
+        ready, self._prepared = self._prepared, None
+        if ready is None or ready.problem != problem:
+            ready = None
+        found = ready.found if ready else self._candidates(problem, spec)
         self.prune.add(found.report)
         todo = [c for c in found.configs if not journal.done(problem, c)]
         self.resumed += len(found.configs) - len(todo)
@@ -112,11 +152,15 @@ class OpenProblems:
                 found.configs and not todo and journal.finished(problem)):
             self._report(ProblemReport(problem, note="measured before"))
             return
-        search = self._search(problem, found, set(todo)) if todo else None
+        untouched = ready is not None and len(todo) == len(found.configs)
+        search = (ready.search if untouched else  # type: ignore[union-attr]
+                  self._search(problem, found, set(todo)) if todo else None)
         task = Task(problem, len(found.configs), coarse=journal.coarse(problem),
                     search=search)
         self.tasks.append(task)
         if search is not None:
+            for config in ready.asked if untouched else ():  # type: ignore[union-attr]
+                self._build(task, config)
             self._ask(task)
         else:
             for config in todo:
@@ -151,25 +195,34 @@ class OpenProblems:
     def _build(self, task: Task, config: KernelConfig) -> None:
         """Hands a config to the compile pool, unless its binaries are known."""
         spec, _, pool = self._context
-        key = f"{problem_key(task.problem)} {config.config_id}"
-        if hasattr(self._builder, "key"):
-            try:
-                key = self._builder.key(task.problem, config, spec)
-            except TritonGemmError as error:
-                self.settle(task, config, COMPILE, failure(error, COMPILE))
-                return
-            if self._builder.stored(key):
-                task.ready.append(config)
-                return
+        try:
+            key = self._key(task.problem, config, spec)
+        except TritonGemmError as error:
+            self.settle(task, config, COMPILE, failure(error, COMPILE))
+            return
+        if not pool.has(key) and self._stored(key):
+            task.ready.append(config)
+            return
         known = pool.want((task, config), key, task.problem, config)
         task.building.add(config)
         if known is not None:
             self._built(task, config, known)
 
+    def _key(self, problem: GemmProblem, config: KernelConfig, spec: DeviceSpec) -> str:
+        """The name of the config's binaries. Raises TritonGemmError if it can have none."""
+        if hasattr(self._builder, "key"):
+            return self._builder.key(problem, config, spec)
+        return f"{problem_key(problem)} {config.config_id}"
+
+    def _stored(self, key: str) -> bool:
+        """Whether the binaries of ``key`` need not be compiled."""
+        return hasattr(self._builder, "stored") and self._builder.stored(key)
+
     def take_built(self, answers: list) -> None:
         """Takes what the compile pool has answered: ((task, config), outcome) each."""
-        for (task, config), outcome in answers:
-            self._built(task, config, outcome)
+        for ticket, outcome in answers:
+            if ticket != PREPARED:  # a task that wants the same binary gets the outcome then
+                self._built(*ticket, outcome)
 
     def _built(self, task: Task, config: KernelConfig, outcome: Outcome) -> None:
         if config not in task.building:

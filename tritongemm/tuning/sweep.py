@@ -20,6 +20,7 @@ from tritongemm.problem import GemmProblem
 from tritongemm.records.run import new_run_id
 from tritongemm.records.suites import Shape
 from tritongemm.tuning.candidates import Candidates, KernelPlanner, PruneReport
+from tritongemm.tuning.expected_device import expected_device
 from tritongemm.tuning.loop import Loop
 from tritongemm.tuning.options import Options
 from tritongemm.tuning.progress import Progress
@@ -107,7 +108,8 @@ def sweep(problems: Iterable[GemmProblem], journal: str | os.PathLike[str] | Row
           seed: int = 0, progress: Progress | None = None,
           candidates: Callable[[GemmProblem, DeviceSpec], Candidates] | None = None,
           measurer: str = MEASURER, measurer_arguments: Mapping[str, object] | None = None,
-          builder: str = BUILDER, loop_type: Callable[..., Loop] = Loop) -> SweepReport:
+          builder: str = BUILDER, loop_type: Callable[..., Loop] = Loop,
+          expect: Callable[[int | None], DeviceSpec | None] | None = None) -> SweepReport:
     """Measures the candidates of each problem and journals every outcome as it happens.
 
     Args:
@@ -137,6 +139,9 @@ def sweep(problems: Iterable[GemmProblem], journal: str | os.PathLike[str] | Row
         progress: what to show; nothing by default.
         candidates, measurer, measurer_arguments, builder: replacements of these parts.
         loop_type: makes the loop; a cluster's worker uses one that receives problems while it runs.
+        expect: describes the device of an index before its worker is ready, so that the first
+            problem is planned and compiled meanwhile; by default the driver does, for the default
+            measurer.
 
     Raises:
         UsageError: a bad argument, or a journal that exists. DataFileError: a journal that cannot
@@ -173,7 +178,8 @@ def sweep(problems: Iterable[GemmProblem], journal: str | os.PathLike[str] | Row
         per_config_timeout_s=per_config_timeout_s, compile_timeout_s=compile_timeout_s,
         finalists=finalists, seed=seed, measurer=measurer,
         measurer_arguments=dict(measurer_arguments or {}), builder=builder,
-        gain=gain if search == "model" else None, share_budget=share_budget)
+        gain=gain if search == "model" else None, share_budget=share_budget,
+        expect=expect or (expected_device if measurer == MEASURER else None))
     loop = loop_type(list(problems), candidates, space_hash, where, options, progress or Progress())
     loop.run()
     found = loop.problems

@@ -84,6 +84,10 @@ class CompilePool:
         build.waiting.append(ticket)
         return None
 
+    def has(self, key: str) -> bool:
+        """Whether a build of ``key`` was asked for; its outcome may be known."""
+        return key in self._known or key in self._open
+
     def drop(self, unwanted: Callable[[Hashable], bool]) -> None:
         """Drops tickets. Builds without a ticket that have not begun are cancelled."""
         for build in self._open.values():

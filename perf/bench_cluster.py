@@ -1,0 +1,124 @@
+"""The speed-up of a sweep over Dask on all GPUs of this host, over the same sweep on one.
+
+    python perf/bench_cluster.py OUT.csv [--gpus 1,4] [--problems 64]
+
+Each row is a sweep of the same fresh shapes with new, empty caches: a scheduler, one worker for
+each GPU with all of the host's cores shared out among them, and `tritongemm sweep --scheduler`.
+The goals: at least 1.8 times one GPU with two, 3.4 times with four. The speed-up is of the client's
+time from the start of the command, after the workers have joined.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tritongemm import settings  # noqa: E402
+
+COLUMNS = ("gpus", "problems", "winners", "seconds", "speed_up", "device")
+GOALS = {2: 1.8, 4: 3.4}
+#: Half of them fill a GPU, half of them are aligned at random.
+FAMILIES = ("llm_prefill", "aligned_random")
+JOIN_TIMEOUT_S = 120.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--gpus", help="numbers of GPUs, comma-separated (1 and all)")
+    parser.add_argument("--problems", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=64)
+    args = parser.parse_args()
+    if shutil.which("dask") is None:
+        raise SystemExit("this needs the extra [cluster]: pip install 'tritongemm[cluster]'")
+    counts = [int(x) for x in args.gpus.split(",")] if args.gpus else [1, gpus_here()]
+    rows: list[dict[str, object]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        suite = write_problems(Path(folder), args.problems, args.seed)
+        for count in counts:
+            seconds, winners, device = sweep(Path(folder), suite, count)
+            one = next((float(str(r["seconds"])) for r in rows if r["gpus"] == 1), None)
+            rows.append({
+                "gpus": count, "problems": args.problems, "winners": winners,
+                "seconds": round(seconds, 1), "device": device,
+                "speed_up": 1.0 if count == 1 else round(one / seconds, 3) if one else ""})
+            with open(args.out, "w", newline="", encoding="utf-8") as file:
+                writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+                writer.writeheader()
+                writer.writerows(rows)
+            print(f"{count} GPUs: {seconds:.1f} s, {winners} of {args.problems} problems have a "
+                  f"winner, speed-up {rows[-1]['speed_up']} (goal {GOALS.get(count, '-')})",
+                  flush=True)
+    return 0
+
+
+def gpus_here() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def write_problems(folder: Path, count: int, seed: int) -> Path:
+    """The suite of fresh shapes, in equal parts of :data:`FAMILIES`."""
+    from tritongemm.bench.fresh import draw
+    from tritongemm.records.suites import write_suite
+
+    shapes = [shape for number, family in enumerate(FAMILIES)
+              for shape in draw(family, seed, (count + number) // len(FAMILIES))]
+    write_suite(folder / "problems.csv", shapes)
+    return folder / "problems.csv"
+
+
+def sweep(folder: Path, suite: Path, count: int) -> tuple[float, int, str]:
+    """Seconds of the client, problems with a winner, and the device, on ``count`` GPUs."""
+    from tritongemm.records.journal import read_journal
+
+    caches, journal = folder / f"caches-{count}", folder / f"{count}.jsonl"
+    environment = settings.child_environment(TRITONGEMM_CACHE_DIR=str(caches),
+                                             TRITON_CACHE_DIR=str(caches / "triton"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    tool = [sys.executable, "-m", "tritongemm"]
+    children = [subprocess.Popen([shutil.which("dask"), "scheduler", "--host", address,
+                                  "--no-dashboard"], env=environment)]
+    try:
+        children.append(subprocess.Popen(
+            [*tool, "worker", address, "--devices", ",".join(map(str, range(count)))],
+            env=environment, cwd=ROOT))
+        wait_for_workers(address, count)
+        start = time.monotonic()
+        subprocess.run([*tool, "sweep", str(suite), "--layout", "nt", "--scheduler", address,
+                        "--journal", str(journal), "--plain"], env=environment, cwd=ROOT,
+                       check=False)
+        seconds = time.monotonic() - start
+    finally:
+        for child in reversed(children):
+            child.terminate()
+        for child in children:
+            child.wait(60)
+    records = list(read_journal(journal))
+    return (seconds, sum(r["kind"] == "winner" for r in records),
+            str(next(r["device"] for r in records if r["kind"] == "header")))
+
+
+def wait_for_workers(address: str, count: int) -> None:
+    """Raises TimeoutError if they do not join in time."""
+    from distributed import Client
+
+    with Client(address, timeout=JOIN_TIMEOUT_S) as client:
+        client.wait_for_workers(count, timeout=JOIN_TIMEOUT_S)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
