@@ -98,15 +98,21 @@ def sweep(folder: Path, suite: Path, count: int) -> tuple[float, int, str]:
             env=environment, cwd=ROOT))
         wait_for_workers(address, count)
         start = time.monotonic()
-        subprocess.run([*tool, "sweep", str(suite), "--layout", "nt", "--scheduler", address,
-                        "--journal", str(journal), "--plain"], env=environment, cwd=ROOT,
-                       check=False)
+        done = subprocess.run([*tool, "sweep", str(suite), "--layout", "nt", "--scheduler", address,
+                               "--journal", str(journal), "--plain"], env=environment, cwd=ROOT)
         seconds = time.monotonic() - start
+        if done.returncode:
+            raise SystemExit(f"the sweep on {count} GPUs ended with {done.returncode}; its journal "
+                             f"is {journal}")
     finally:
         for child in reversed(children):
             child.terminate()
         for child in children:
-            child.wait(60)
+            try:
+                child.wait(60)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
     records = list(read_journal(journal))
     return (seconds, sum(r["kind"] == "winner" for r in records),
             str(next(r["device"] for r in records if r["kind"] == "header")))

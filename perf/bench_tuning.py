@@ -93,7 +93,7 @@ def measure(args: argparse.Namespace) -> None:
             continue
         left = args.budget - (time.monotonic() - began)
         if left < (longest or SHAPE_S * (args.simulate or 1.0)):
-            print(f"{left:.0f} s are left; go on with the same command", flush=True)
+            print(f"{left:.0f} s are left; continue with the same command", flush=True)
             return
         stem = args.folder / f"{family}-{args.seed}"
         shape = draw(family, args.seed, 1)[0]
@@ -114,7 +114,7 @@ def measure(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace, step: str, stem: Path) -> float:
     """Runs one step in a new process; its seconds. A cold one gets new caches, the others keep
-    them. Raises CalledProcessError with what it printed."""
+    them. Raises SystemExit with what it printed."""
     journal, caches = journal_of(stem, step), Path(f"{stem}-caches")
     journal.unlink(missing_ok=True)  # of a call that was ended in this step
     if step == "cold":
@@ -264,7 +264,7 @@ def read(path: Path) -> list[dict[str, str]]:
 
 
 def summary(rows: list[dict[str, str]]) -> list[str]:
-    """A table, and the medians and worst beside their goals."""
+    """A table, and the medians and worst with their goals."""
     lines = ["| family | shape | cold, s | configs | loss | warm, s | loss |",
              "|---|---|---:|---:|---:|---:|---:|"]
     for r in rows:

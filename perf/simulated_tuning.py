@@ -89,7 +89,7 @@ class Measurer:
                 "fingerprint": "simulated"}
 
     def open(self, problem: GemmProblem) -> Mapping[str, object]:
-        """Torch is as fast as the model's first choice."""
+        """Torch's time is not known."""
         _wait(OPEN_S)
         return {"torch_us": None}
 

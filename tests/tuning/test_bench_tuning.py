@@ -36,7 +36,7 @@ def module():
 def test_a_shape_goes_through_the_steps_and_is_not_repeated(tmp_path):
     done = bench(tmp_path, "--simulate", "0.02", "--families", "square,odd", "--budget", "5")
     assert done.returncode == 1, done.stderr  # the budget ends after one shape
-    assert "go on with the same command" in done.stdout
+    assert "continue with the same command" in done.stdout
     with open(tmp_path / "tuning.csv", newline="") as file:
         (row,) = csv.DictReader(file)
     assert row["family"] == "square" and float(row["cold_s"]) > float(row["warm_s"]) > 0

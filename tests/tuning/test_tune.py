@@ -96,7 +96,7 @@ def test_what_does_not_fit_the_budget_is_left_and_a_resume_goes_on(faked, capsys
     status = main(["tune", "--suite", "mine.csv", "--dir", "work", "--budget", "3", "--plain",
                    "--compile-workers", "1"])
     out = capsys.readouterr().out
-    assert "products have no winner yet; go on with tritongemm tune --resume --dir" in out
+    assert "products have no winner yet; continue with tritongemm tune --resume --dir" in out
     first = {r["problem"]["m"] for r in read_journal("work/sweep.jsonl") if r["kind"] == "winner"}
     assert len(first) < 6 and status == (0 if first else 1)
     faked()

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 #: So often is a problem given to a worker before its rows say that it failed.
 _TRIES = 3
 _WAIT_S = 0.1
-_KEPT = "every row that came before is in the CSV; go on with --resume"
+_KEPT = "every row that came before is in the CSV; continue with --resume"
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Builds; says where the library is and whether it is on. Raises CompileError, UsageError."""
     from tritongemm.native import build, find, loading
-    from tritongemm.native.wheels import add
+    from tritongemm.native.wheels import add, check
 
     if args.into is not None and args.wheel is None:
         raise UsageError("--into needs --wheel, the wheel to add the library to")
+    if args.wheel is not None:
+        check(args.wheel)
     path = None if args.again or args.wheel is not None else find().path
     if path is not None and path.is_relative_to(loading.PREBUILT):
         print(f"the package has one that fits: {path}")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb."""
-    add_shape_arguments(parser)
+    add_shape_arguments(parser, precision=None)
     where = parser.add_argument_group("where and how long")
     where.add_argument("--journal", type=file_argument, metavar="FILE.jsonl",
                        help="every outcome is appended here as it happens "
@@ -79,6 +79,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Sweeps; 0, 1 where a problem got no winner, 130 on an interrupt."""
+    from tritongemm.ops.float32 import default_precision
+
+    args.precision = args.precision or ("ieee" if args.rungs else default_precision("fp32"))
     problems = _stale(args) if args.stale else [p for _, p in problems_from(args)]
     if args.stale and not problems:
         print("no row is stale")
@@ -87,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--expected and --rungs exclude each other: the model does not predict "
                          "rungs")
     if args.resume and not args.journal:
-        raise UsageError("--resume needs --journal FILE.jsonl, the journal to go on with")
+        raise UsageError("--resume needs --journal FILE.jsonl, the journal to continue")
     if args.scheduler and (args.rungs or args.expected is not None or args.devices != "0"):
         raise UsageError("--scheduler excludes --rungs, --expected and --devices: each worker of "
                          "the cluster has one device")
@@ -213,7 +216,7 @@ def _summarise(report: SweepReport, publish: str = "") -> None:
         print("failed: " + ", ".join(f"{status} {count}"
                                      for status, count in sorted(report.failures.items())))
     if report.stopped:
-        print(f"stopped by the {report.stopped}; go on with --resume --journal "
+        print(f"stopped by the {report.stopped}; continue with --resume --journal "
               f"{shlex.quote(str(report.journal))}{publish}")
     print(f"journal: {report.journal}\nnext: tritongemm publish "
           f"{shlex.quote(str(report.journal))}{publish}")

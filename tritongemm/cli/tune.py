@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="`all`, or CUDA indices such as 0,1 (default %(default)s)")
     parser.add_argument("--dir", type=Path, metavar="DIR",
                         help="folder of the journals and the page (default tune-RUN)")
-    parser.add_argument("--resume", action="store_true", help="go on in --dir")
+    parser.add_argument("--resume", action="store_true", help="continue in --dir")
     parser.add_argument("--to", type=Path, metavar="DIR",
                         help="write DIR/tuned (default: TRITONGEMM_CONFIG_DIR, else your own "
                              "folder, which is read without a setting)")
@@ -116,7 +116,7 @@ def _check(args: argparse.Namespace) -> Path:
         raise UsageError(f"--gain {args.gain:g} is not a percentage between 0 and 100, such as 1")
     folder = args.dir or Path(f"tune-{new_run_id()}")
     if not args.resume and folder.exists() and any(folder.iterdir()):
-        raise UsageError(f"{folder} holds files; use --resume to go on there, or another --dir")
+        raise UsageError(f"{folder} holds files; use --resume to continue there, or another --dir")
     for path in (folder, args.to):
         if path is not None:
             check_folder(path)
@@ -208,7 +208,7 @@ def _measure(args: argparse.Namespace, folder: Path, products: Sequence[Product]
     lines = [f"swept on {swept.device} in {swept.wall_s:.0f} s, {swept.measured} configs measured; "
              f"journals in {folder}"]
     if swept.stopped or len(winners) < len(problems):
-        lines.append(f"{len(problems) - len(winners)} products have no winner yet; go on with "
+        lines.append(f"{len(problems) - len(winners)} products have no winner yet; continue with "
                      f"tritongemm tune --resume --dir {shlex.quote(str(folder))}")
     if not winners:
         return [], lines

@@ -30,6 +30,22 @@ _NAME = re.compile(r"(tritongemm-[^-]+)-py3-none-([^-]+)\.whl")
 _MODE = 0o100644
 
 
+def check(wheel: Path) -> tuple[str, str]:
+    """The name and version of the wheel's package, and the platform of this machine.
+
+    Raises:
+        UsageError: it is no file, or by its name of another package or platform.
+    """
+    platform = re.sub(r"[-.]", "_", sysconfig.get_platform())
+    name = _NAME.fullmatch(wheel.name)
+    if name is None or name[2] not in ("any", platform):
+        raise UsageError(f"{wheel} is no wheel of tritongemm for py3-none-any or "
+                         f"py3-none-{platform}; make one: pip wheel --no-deps .")
+    if not wheel.is_file():
+        raise UsageError(f"{wheel} cannot be read: there is no such file")
+    return name[1], platform
+
+
 def add(wheel: Path, library: Stored, into: Path) -> Path:
     """Writes the wheel with ``library`` to the folder ``into``; its path. A library of the same
     torch and Python that ``wheel`` has is replaced, others are kept.
@@ -43,12 +59,8 @@ def add(wheel: Path, library: Stored, into: Path) -> Path:
         UsageError: the wheel is of another package, platform or revision, or damaged.
         DataFileError: the new wheel cannot be written.
     """
-    platform = re.sub(r"[-.]", "_", sysconfig.get_platform())
-    name = _NAME.fullmatch(wheel.name)
-    if name is None or name[2] not in ("any", platform):
-        raise UsageError(f"{wheel} is no wheel of tritongemm for py3-none-any or "
-                         f"py3-none-{platform}; make one: pip wheel --no-deps .")
-    target = into / f"{name[1]}-py3-none-{platform}.whl"
+    name, platform = check(wheel)
+    target = into / f"{name}-py3-none-{platform}.whl"
     try:
         contents = _read(wheel)
         if hashlib.sha256(contents[_SOURCE]).hexdigest() != library.abi.source:

@@ -44,7 +44,7 @@ class Explanation:
         torch_reason: why the policy ``auto`` gives the call to torch; empty if the kernel runs.
         alternatives_us: the model's prediction for each of ``alternatives``, in microseconds.
         decision: the expected times of a call by torch and by this package, and whose runs; empty
-            for batches with two strides and complex problems, which are decided by other times.
+            for float32 and for batches with two strides, which are decided by other times.
     """
 
     problem: GemmProblem
@@ -217,8 +217,9 @@ def _path() -> HostPath:
 
 
 def _decision(problem: GemmProblem, choice: Choice, device: DeviceSpec, path: HostPath) -> str:
-    if problem.two_strides != "none" or device.slug == INTERPRETER:
-        return ""
+    if (problem.two_strides != "none" or device.slug == INTERPRETER
+            or (problem.a.format.real or problem.dtype_a) == "fp32"):
+        return ""  # decided by other times
     torchs, ours = sides(problem, choice, device, path)
     runs = "torch's" if torch_wins(problem, choice, device, path) else "ours"
     return f"torch's {torchs}, ours {ours}: {runs}"

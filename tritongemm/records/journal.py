@@ -154,7 +154,7 @@ class Journal:
             self._write_again(kept)
         raise DataFileError(self.path, "was replaced by another file while it was written. The "
                             f"records of this run are in {kept}, or in the file that it was moved "
-                            "to; put that back and go on with --resume")
+                            "to; put that back and continue with --resume")
 
     def _write_again(self, path: Path) -> None:
         """Copies what was written to a new file at ``path`` and goes on there."""
@@ -218,7 +218,7 @@ def _open(path: Path) -> int:
 
 
 _NOTHING_LOST = ("Nothing that was journalled before is lost: run the same command with --resume "
-                 "to go on")
+                 "to continue")
 
 
 def _drop_torn_line(path: Path) -> None:

@@ -165,7 +165,7 @@ def records(path: Path) -> Iterator[tuple[int, dict]]:
                 check_header(path, None)
             if bad:
                 raise DataFileError(path, "is not a JSON object, and other lines follow: the file "
-                                    "was damaged. Delete the line to go on without it", row=bad)
+                                    "was damaged. Delete the line to continue without it", row=bad)
             record = parse_line(raw) if raw.endswith(b"\n") else None
             if record is None:
                 bad = number  # only the last line may be: it was cut short

@@ -24,13 +24,11 @@ from tritongemm.tuning.search import BATCH, Search
 from tritongemm.tuning.sweep_journal import SweepJournal
 from tritongemm.tuning.task import ProblemReport, Task
 from tritongemm.workers.child import resolve
-from tritongemm.workers.compile_pool import CompilePool
+from tritongemm.workers.compile_pool import AHEAD, CompilePool
 from tritongemm.workers.messages import COARSE, COMPILE, FINAL, Outcome, failure
 
 #: Problems opened beyond one a device, so that compiling never runs dry.
 _AHEAD = 6
-#: The ticket of builds that no task waits for yet: of the form (task, config), as all tickets.
-PREPARED = (None, None)
 
 
 class Context(NamedTuple):
@@ -107,7 +105,7 @@ class OpenProblems:
             except TritonGemmError:
                 continue  # the problem is opened later, and that settles the config
             if not self._stored(key):
-                pool.want(PREPARED, key, problem, config)
+                pool.want(AHEAD, key, problem, config)
 
     def begin(self, context: Context, prepared: bool = False) -> None:
         """From now on problems can be opened. ``prepared``: what :meth:`prepare` made is for this
@@ -137,6 +135,7 @@ class OpenProblems:
             if count > working and (pool.queued >= pool.workers or count >= working + _AHEAD):
                 return
             self._open(self._problems[self._next])
+            pool.drop(lambda ticket: ticket is AHEAD)  # the first problem has them, or needs none
             self._next += 1
 
     def _open(self, problem: GemmProblem) -> None:
@@ -221,8 +220,7 @@ class OpenProblems:
     def take_built(self, answers: list) -> None:
         """Takes what the compile pool has answered: ((task, config), outcome) each."""
         for ticket, outcome in answers:
-            if ticket != PREPARED:  # a task that wants the same binary gets the outcome then
-                self._built(*ticket, outcome)
+            self._built(*ticket, outcome)
 
     def _built(self, task: Task, config: KernelConfig, outcome: Outcome) -> None:
         if config not in task.building:
@@ -320,4 +318,4 @@ def stop_if_asked(outcome: Outcome) -> None:
     """Raises :class:`DeviceError` for an outcome that says that this machine cannot go on."""
     if outcome.stop:
         raise DeviceError(f"a worker met a fault of this machine: {outcome.reason}. Mend it and "
-                          "go on with --resume; nothing that was journalled is lost")
+                          "continue with --resume; nothing that was journalled is lost")

@@ -37,8 +37,8 @@ _FIRST = 6
 #: Most configs of one family (class and split) in a batch, as long as other families remain.
 _OF_A_FAMILY = 3
 #: The least number of outcomes before a search may end; with fewer than _USUAL it ends only if the
-#: expected improvement is below this share of the gain. In the replays 32 outcomes alone lose up to
-#: 0.7 %, 48 up to 0.1 %.
+#: expected improvement is below this share of the gain. In the replays this loses up to 0.7 % of
+#: the best time, and a least number of 48 up to 0.1 %.
 LEAST, _USUAL, _EARLY_SHARE = 32, 48, 0.05
 #: Standard deviations of the terms of the model's error, as logarithms: problem, kernel, tile,
 #: family (class and split), pipeline, config. Fitted by maximum likelihood to 100 problems of eight
@@ -192,9 +192,10 @@ class Search:
         if self.over:
             return 0
         remaining = self._remaining()
-        least = max(0, min(LEAST, len(self._configs)) - self.settled)
         if not self._timed:
             return min(len(remaining), LEAST)
+        least = LEAST if self._gain_left < _EARLY_SHARE * self._gain else _USUAL
+        least = max(0, min(least, len(self._configs)) - self.settled)
         ranked = remaining[np.argsort(-self._value()[remaining], kind="stable")]
         low, high = 0, len(ranked)
         while low < high:

@@ -25,6 +25,8 @@ COMPILE_TIMEOUT_S = 120.0
 #: Configs sent to a process at once: few round trips, and still balanced.
 _MOST_AT_ONCE = 8
 _TRIES = 3
+#: The ticket of a build that nothing waits for yet: it gets no answer.
+AHEAD = object()
 _WAIT_S = 0.2
 
 
@@ -76,6 +78,7 @@ class CompilePool:
         """Queues a build; returns its outcome if that is known already."""
         known = self._known.get(key)
         if known is not None:
+            self._known[key] = _without_time(known)
             return known
         build = self._open.get(key)
         if build is None:
@@ -169,16 +172,22 @@ class CompilePool:
         del self._open[build.key]
         seconds = outcome.values.get("compile_s", 0.0)
         self.compile_s += seconds if isinstance(seconds, float) else 0.0
-        # Only the config that caused the build reports the compile time.
-        later = replace(outcome, values={name: value for name, value in outcome.values.items()
-                                         if name != "compile_s"})
-        self._known[build.key] = later
-        return [(ticket, later if i else outcome) for i, ticket in enumerate(build.waiting)]
+        # Only the first config that waited, or that asks later, reports the compile time.
+        waiting = [ticket for ticket in build.waiting if ticket is not AHEAD]
+        later = _without_time(outcome)
+        self._known[build.key] = later if waiting else outcome
+        return [(ticket, later if i else outcome) for i, ticket in enumerate(waiting)]
 
     def close(self) -> None:
         """Ends every process."""
         for worker in self._workers:
             worker.kill()
+
+
+def _without_time(outcome: Outcome) -> Outcome:
+    """The outcome of a build that another config reports the time of."""
+    return replace(outcome, values={name: value for name, value in outcome.values.items()
+                                    if name != "compile_s"})
 
 
 def compile_all(builds: Iterable[tuple[str, GemmProblem, KernelConfig]],
