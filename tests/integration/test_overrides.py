@@ -14,6 +14,7 @@ import tritongemm as tg  # noqa: E402
 from tritongemm.errors import UnsupportedError, UsageError  # noqa: E402
 from tritongemm.integration import entries  # noqa: E402
 from tritongemm.integration import override as in_force  # noqa: E402
+from tritongemm.ops import native  # noqa: E402
 from tritongemm.ops.sights import SEEN_TOO_LITTLE, seen  # noqa: E402
 from tritongemm.selection.hosttime import EARLY_SIGHTS  # noqa: E402
 
@@ -115,11 +116,12 @@ REJECTED = {
 }
 
 
+@pytest.mark.parametrize("min_flops", (0, None))
 @pytest.mark.parametrize("name", REJECTED)
-def test_what_torch_rejects_is_rejected_alike(name, products):
+def test_what_torch_rejects_is_rejected_alike(name, min_flops, products):
     with pytest.raises(Exception) as expected:
         REJECTED[name]()
-    with tg.override(min_flops=0), pytest.raises(type(expected.value)) as found:
+    with tg.override(min_flops=min_flops), pytest.raises(type(expected.value)) as found:
         REJECTED[name]()
     assert str(found.value) == str(expected.value) and not taken()
 
@@ -159,6 +161,18 @@ def test_small_products_are_torchs_until_they_were_repeated(products):
                 torch.testing.assert_close(call(), call())
         assert taken() == {name: 2 * EARLY_SIGHTS + 4 - (EARLY_SIGHTS - 1)}
         assert declined() == {SEEN_TOO_LITTLE: EARLY_SIGHTS - 1}
+
+
+def test_a_small_product_that_was_decided_stays_so_when_the_dispatcher_is_ready(products):
+    """The program may be about to capture a CUDA graph."""
+    with tg.override():
+        for _ in range(EARLY_SIGHTS):
+            torch.mm(A, B)
+        assert taken() == {"mm": 1}
+        for forget in native.on_ready:
+            forget()
+        torch.mm(A, B)
+    assert taken() == {"mm": 2}
 
 
 def test_a_large_product_is_decided_at_its_first_call(products, monkeypatch):

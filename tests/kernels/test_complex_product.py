@@ -14,6 +14,7 @@ from tritongemm.kernels.launch import Descriptor, Geometry, Pointer
 from tritongemm.kernels.split_fp32 import split_operands
 from tritongemm.problem import LAYOUTS, GemmProblem
 from tritongemm.selection import choose, torch_wins
+from tritongemm.selection.hosttime import PYTHON
 
 H100 = representative(90)
 SPLIT = KernelConfig("split_product", 128, 128, 64, num_warps=8, num_stages=3)
@@ -122,20 +123,21 @@ def test_selection_is_that_of_the_float32_product():
     choice, real = choose(problem, device), choose(float32_problem(problem), device)
     assert choice.config == real.config and choice.source == real.source
     assert choice.time_us == real.time_us and "as 4096x8192x8192 fp32" in choice.note
-    assert torch_wins(problem, choice, device) is None
+    assert torch_wins(problem, choice, device, PYTHON) is None
 
 
 @pytest.mark.parametrize("size", (16, 64, 128))
 def test_small_products_are_torchs(size):
     device = known_devices()["nvidia-h100-80gb-hbm3"]
     problem = problem_of(size, size, size)
-    assert torch_wins(problem, choose(problem, device), device)
+    assert torch_wins(problem, choose(problem, device), device, PYTHON)
 
 
 def test_precision_ieee_is_torchs():
     device = known_devices()["nvidia-h100-80gb-hbm3"]
     problem = problem_of(4096, 4096, 4096, precision="ieee")
-    assert "precision ieee is torch's" in torch_wins(problem, choose(problem, device), device)
+    assert "precision ieee is torch's" in torch_wins(
+        problem, choose(problem, device), device, PYTHON)
 
 
 def test_arranging_takes_time_by_bytes():

@@ -21,7 +21,7 @@ from tritongemm.kernels.launch import Geometry, Pointer  # noqa: E402
 from tritongemm.ops import calls, execute  # noqa: E402
 from tritongemm.ops import plan as planning  # noqa: E402
 from tritongemm.ops import plans as kept  # noqa: E402
-from tritongemm.ops.declined import Declined  # noqa: E402
+from tritongemm.ops.declined import Declined, DeclinedByChoice  # noqa: E402
 from tritongemm.problem import GemmProblem  # noqa: E402
 
 
@@ -96,6 +96,36 @@ def test_threads_that_meet_make_one_plan(plans):
     for thread in threads:
         thread.join(30)
     assert not errors and len(plans.made) == 3
+
+
+def test_a_plan_that_is_made_while_choices_are_dropped_is_kept(plans, monkeypatch):
+    make = kept._make
+
+    def interrupted(*args):
+        plan = make(*args)
+        kept.plans.decide_again()
+        return plan
+
+    monkeypatch.setattr(kept, "_make", interrupted)
+    call()
+    call()
+    assert len(plans.made) == 1 and len(kept.plans) == 1
+
+
+def test_a_choice_that_was_being_made_is_made_again(plans, monkeypatch):
+    made = []
+
+    def interrupted(*args):
+        made.append(args)
+        if len(made) == 1:
+            kept.plans.decide_again()
+        return DeclinedByChoice("torch's call is shorter")
+
+    monkeypatch.setattr(kept, "_make", interrupted)
+    for count in (1, 2, 2):
+        tg.matmul(torch.ones(8, 4), torch.ones(4, 6))
+        execute._forget_calls()
+        assert len(made) == count
 
 
 def test_a_plan_keeps_no_operand_alive(plans):

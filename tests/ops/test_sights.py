@@ -59,6 +59,14 @@ def test_memory_is_bounded():
     assert 0 < len(counted) <= _MOST
 
 
+def test_kinds_that_were_judged_are_kept_when_others_make_room():
+    counted = Sights(PATIENCE[NATIVE])
+    assert first_due(counted, "judged") == EARLY_SIGHTS
+    for kind in range(_MOST + 10):
+        counted.due(kind, *SMALL)
+    assert counted.due("judged", *SMALL)
+
+
 def test_a_large_product_does_not_wait():
     patience = Patience(1000, products=1e6, bytes=1e5)
     for products, size, due in ((999_999, 99_999, False), (1e6, 1, True), (1, 1e5, True)):

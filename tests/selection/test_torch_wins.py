@@ -29,7 +29,7 @@ PROBLEM = GemmProblem.contiguous(2048, 2048, 2048, layout="nt")
 
 def reason_for(problem, device):
     """Why a call of ``problem`` is torch's, or None."""
-    return torch_wins(problem, choose(problem, device), device)
+    return torch_wins(problem, choose(problem, device), device, PYTHON)
 
 
 def publish(device, ratio, time_us=100.0, problem=PROBLEM):
@@ -69,7 +69,7 @@ def test_a_row_says_what_torch_took(ratio, wins, configs, h200):
     publish(h200, ratio)
     choice = choose(PROBLEM, h200)
     assert choice.source == "exact" and choice.vs_torch == ratio
-    assert bool(torch_wins(PROBLEM, choice, h200)) is wins
+    assert bool(torch_wins(PROBLEM, choice, h200, PYTHON)) is wins
 
 
 @pytest.mark.parametrize("time_us, wins", [(31.9, True), (17.0, True), (16.4, False),
@@ -77,16 +77,16 @@ def test_a_row_says_what_torch_took(ratio, wins, configs, h200):
 def test_a_product_shorter_than_the_hand_over_stays_ours(time_us, wins, configs, h200):
     publish(h200, 0.5, time_us)
     choice = choose(PROBLEM, h200)
-    assert choice.time_us == time_us and bool(torch_wins(PROBLEM, choice, h200)) is wins
+    assert choice.time_us == time_us and bool(torch_wins(PROBLEM, choice, h200, PYTHON)) is wins
 
 
 def test_a_product_predicted_shorter_than_the_hand_over_stays_ours(configs, h200):
     small = replace(PROBLEM, m=1024, n=1024, k=1024)
     measured_near_by(h200, *[0.8] * 6)
     big, little = choose(replace(PROBLEM, n=2040), h200), choose(small, h200)
-    assert big.time_us > 17 and torch_wins(PROBLEM, big, h200)
+    assert big.time_us > 17 and torch_wins(PROBLEM, big, h200, PYTHON)
     assert little.source == "model" and little.time_us < 16
-    assert little.vs_torch is not None and torch_wins(small, little, h200) is None
+    assert little.vs_torch is not None and torch_wins(small, little, h200, PYTHON) is None
 
 
 def test_the_reason_says_how_much_and_where(configs, h200):
@@ -109,7 +109,7 @@ def test_one_problem_near_by_is_little_evidence_and_many_are_enough(configs, h20
     measured_near_by(h200, *[0.9] * 5)
     choice = choose(PROBLEM, h200)
     assert choice.source == "model" and choice.vs_torch == pytest.approx(0.9 ** (5 / 6), abs=1e-3)
-    assert "near by" in torch_wins(PROBLEM, choice, h200)
+    assert "near by" in torch_wins(PROBLEM, choice, h200, PYTHON)
 
 
 def test_without_a_measurement_there_is_no_reason_for_torch(configs, h200):
@@ -126,9 +126,9 @@ def test_torch_is_never_taken_where_it_was_not_asked_for_or_cannot_keep_the_mode
                                                                                  h200):
     publish(h200, 0.5)
     choice = choose(PROBLEM, h200)
-    assert torch_wins(PROBLEM, choice, h200)
+    assert torch_wins(PROBLEM, choice, h200, PYTHON)
     with settings.override(**mode):
-        assert torch_wins(PROBLEM, choice, h200) is None
+        assert torch_wins(PROBLEM, choice, h200, PYTHON) is None
 
 
 def test_a_ratio_of_the_plain_product_says_nothing_of_one_with_an_epilogue(configs, h200):
@@ -193,7 +193,7 @@ def test_an_unmeasured_split_product_must_beat_torchs_best(m, wins):
 
 def test_float32_in_the_interpreter_runs_kernels():
     device = interpreter_device()
-    assert torch_wins(FLOAT32, choose(FLOAT32, device), device) is None
+    assert torch_wins(FLOAT32, choose(FLOAT32, device), device, PYTHON) is None
 
 
 @pytest.mark.parametrize("policy, handed", [("auto", True), ("own", False)])

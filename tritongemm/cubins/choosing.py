@@ -39,6 +39,7 @@ from tritongemm.records.reading import Fields, lines, open_regular, parse_json
 from tritongemm.records.suites import known_suites
 from tritongemm.selection import choose, torch_wins
 from tritongemm.selection.columns import kind_of
+from tritongemm.selection.hosttime import usual_path
 from tritongemm.selection.sibling import calibrated
 
 #: Suites that are no family: ``sources`` lists shapes of the others.
@@ -103,7 +104,7 @@ def chosen(problem: GemmProblem, device: DeviceSpec) -> Choice:
         choice = choose(problem, device)
     except UnsupportedError:
         return Choice(device.slug, problem, None, ())
-    if torch_wins(problem, choice, device):
+    if torch_wins(problem, choice, device, usual_path()):
         return Choice(device.slug, problem, None, ())
     return Choice(device.slug, problem, choice.config,
                   tuple(launch_key(x, device.arch)

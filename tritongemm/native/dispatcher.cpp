@@ -349,12 +349,19 @@ std::mutex& seen_lock = *new std::mutex;
 std::unordered_map<size_t, int64_t>& seen = *new std::unordered_map<size_t, int64_t>;
 int64_t judged_early = 0;
 
+// Makes room: kinds that were judged stay, unless there is nothing else.
+void forget_kinds() {
+  for (auto kind = seen.begin(); kind != seen.end();)
+    kind = kind->second < patience.sights ? seen.erase(kind) : std::next(kind);
+  if (seen.size() >= MAX_SEEN) seen.clear();
+}
+
 // Whether it is time to judge a call, which is seen once more.
 bool due(const Key& key, const Operands& x, double products) {
   double bytes = static_cast<double>(x.a->nbytes()) + static_cast<double>(x.b->nbytes());
   std::lock_guard<std::mutex> lock(seen_lock);
   if (products >= patience.products || bytes >= patience.bytes) return true;
-  if (seen.size() >= MAX_SEEN) seen.clear();
+  if (seen.size() >= MAX_SEEN) forget_kinds();
   int64_t& times = seen[Hash()(key)];
   if (++times >= patience.sights) return true;
   if (times != patience.early_sights || judged_early >= patience.early_shapes) return false;
@@ -789,11 +796,6 @@ PyObject* clear(PyObject*, PyObject* limit) {
   return translated([&]() -> PyObject* {
     std::unique_lock<std::shared_mutex> lock(table_lock);
     table.clear();
-    {
-      std::lock_guard<std::mutex> seen_guard(seen_lock);
-      seen.clear();
-      judged_early = 0;
-    }
     table_limit = py::handle(limit).cast<size_t>();
     return PyLong_FromLongLong(++generation);
   });
@@ -810,8 +812,19 @@ PyObject* after_fork(PyObject*, PyObject*) {
   new (&reasons_lock) std::mutex;
   new (&seen_lock) std::mutex;
   new (&seen) std::unordered_map<size_t, int64_t>;  // the parent may have been changing it
+  judged_early = 0;
   table.clear();
   Py_RETURN_NONE;
+}
+
+// forget_sights(): small products wait again.
+PyObject* forget_sights(PyObject*, PyObject*) {
+  return translated([&]() -> PyObject* {
+    std::lock_guard<std::mutex> lock(seen_lock);
+    seen.clear();
+    judged_early = 0;
+    Py_RETURN_NONE;
+  });
 }
 
 // set_patience(sights, early_sights, early_shapes, products, bytes): small products are those of
@@ -854,6 +867,7 @@ PyMethodDef methods[] = {
     {"clear", clear, METH_O, nullptr},
     {"size", size, METH_NOARGS, nullptr},
     {"after_fork", after_fork, METH_NOARGS, nullptr},
+    {"forget_sights", forget_sights, METH_NOARGS, nullptr},
     {"set_patience", set_patience, METH_VARARGS, nullptr},
     {"set_reasons", set_reasons, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr}};

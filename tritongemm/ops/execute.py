@@ -216,7 +216,8 @@ def _out_key(out: torch.Tensor | None) -> tuple | None:
 
 
 def _due(op: Op, key: tuple, a: torch.Tensor, b: torch.Tensor) -> bool:
-    return seen.due((op.number, key), a.numel() * b.size(-1), a.nbytes + b.nbytes)
+    columns = b.shape[-1] if b.dim() else 0  # torch refuses a scalar, in its own words
+    return seen.due((op.number, key), a.numel() * columns, a.nbytes + b.nbytes)
 
 
 _SEEN_TOO_LITTLE = DeclinedForNow(SEEN_TOO_LITTLE)
@@ -313,24 +314,30 @@ def _refusing(reason: Declined) -> Call:
     return lambda *_: reason
 
 
-def _forget_calls() -> None:
+def _forget_calls(sights: bool = False) -> None:
+    """``sights``: small products wait again; else those that were decided keep their plans."""
     for op in _ops:
         op.hits = {}
-    seen.clear()
-    native.empty()
+    if sights:
+        seen.clear()
+    native.empty(sights)
+
+
+def _start_again() -> None:
+    _forget_calls(sights=True)
 
 
 def _after_fork() -> None:
     global _lock
     _lock = threading.Lock()  # the parent's may be held
-    _forget_calls()
+    _start_again()
 
 
 @untraced
 def clear_plans() -> None:
     """Forgets every plan, so that newly published tables and changed settings take effect."""
     forget_plans()
-    _forget_calls()
+    _start_again()
 
 
 def dispatch_keys() -> tuple[str, ...]:
@@ -341,6 +348,6 @@ def dispatch_keys() -> tuple[str, ...]:
 
 calls.on_refusal.append(_forget_calls)
 native.on_ready.append(_forget_calls)
-settings.when_changed(_forget_calls)
+settings.when_changed(_start_again)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)

@@ -3,10 +3,10 @@ time."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, overload
 
-from tritongemm import settings
 from tritongemm.config import KernelConfig
 from tritongemm.device import INTERPRETER, DeviceSpec, current_device, device_named
 from tritongemm.errors import UnsupportedError, UsageError
@@ -18,7 +18,7 @@ from tritongemm.ops.float32 import Float32Path, default_precision, float32_path
 from tritongemm.problem import NOTHING_TO_MULTIPLY, GemmProblem
 from tritongemm.records.tables import TunedRow
 from tritongemm.selection import Choice, Estimate, candidates, choose, estimate, torch_wins
-from tritongemm.selection.hosttime import NATIVE, PYTHON, HostPath
+from tritongemm.selection.hosttime import HostPath, usual_path
 from tritongemm.selection.model import not_calibrated
 from tritongemm.selection.policy import TORCH_WINS, sides
 
@@ -212,8 +212,13 @@ def explain_problem(problem: GemmProblem, device: DeviceSpec) -> Explanation:
 
 
 def _path() -> HostPath:
-    """The path of repeated calls. Does not look for the native dispatcher, which needs torch."""
-    return PYTHON if settings.current().native == "off" else NATIVE
+    """The path of calls in this process, or the usual one before its first use of a GPU."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return usual_path()
+    from tritongemm.ops.plans import host_path
+
+    return host_path()
 
 
 def _decision(problem: GemmProblem, choice: Choice, device: DeviceSpec, path: HostPath) -> str:
@@ -237,7 +242,7 @@ def _explain_complex(problem: GemmProblem, device: DeviceSpec, roof_us: float | 
         return Explanation(problem, device, None, "torch", str(error), None, None, roof_us, bound,
                            None, "", ())
     product = explain_problem(real, device)
-    faster = torch_wins(problem, choice, device)
+    faster = torch_wins(problem, choice, device, _path())
     note = f"{choice.note}; plus {arranging_us(problem, device):.1f} us to arrange operands"
     return replace(product, problem=problem, decision="", source=choice.source, note=note,
                    roof_time_us=roof_us, roof_bound=bound, measured_us=None,

@@ -117,8 +117,8 @@ def refuse(number: int, reason: str, a: Tensor, b: Tensor, d: Tensor | None = No
         native.refuse(_generation, number, a, b, d, out, alpha, beta, None, reason)
 
 
-def forget() -> None:
-    """Empties the table, and follows TRITONGEMM_NATIVE."""
+def forget(sights: bool = False) -> None:
+    """Empties the table, and follows TRITONGEMM_NATIVE. ``sights``: small products wait again."""
     global _looked, _module, _generation, run, run_below
     with _lock:
         before, limit = _module, 1
@@ -132,6 +132,8 @@ def forget() -> None:
                 native.set_reasons(_REASONS)
                 native.set_patience(*PATIENCE[NATIVE])
                 _generation = native.clear(limit)
+                if sights:
+                    native.forget_sights()
         if _module is not before:
             for call in _followers:
                 call(_module)
@@ -152,11 +154,11 @@ def _ready() -> None:
         call()
 
 
-def empty() -> None:
+def empty(sights: bool = False) -> None:
     """Empties the table, if it is in use. :mod:`~tritongemm.ops.execute` calls this whenever it
     clears its own cache, which includes every change of settings."""
     if _looked:
-        forget()
+        forget(sights)
 
 
 def _after_fork() -> None:

@@ -39,6 +39,7 @@ class Plans:
 
     def __init__(self) -> None:
         self._plans: OrderedDict[tuple, AnyPlan | Declined] = OrderedDict()
+        self._decided = 0
         self._lock = threading.Lock()
         self._building = threading.Lock()
 
@@ -59,8 +60,10 @@ class Plans:
             with self._building:  # one compile at a time; a waiting thread then finds the plan
                 found = known.get(place)
                 if found is None:
+                    decided = self._decided
                     found = _make(*key, scratch, forced)
-                    self._keep(known, place, found)
+                    if not isinstance(found, DeclinedByChoice) or decided == self._decided:
+                        self._keep(known, place, found)
         if isinstance(found, Declined):
             raise found.fresh()
         return found
@@ -90,8 +93,10 @@ class Plans:
         """Drops the answers that sent a problem to torch by choice: calls cost the host less now.
         Plans stay, so that a program that has warmed up can still be captured."""
         with self._lock:
-            self._plans = OrderedDict((place, plan) for place, plan in self._plans.items()
-                                      if not isinstance(plan, DeclinedByChoice))
+            self._decided += 1  # a decision that is being made is not kept
+            for place, plan in list(self._plans.items()):
+                if isinstance(plan, DeclinedByChoice):
+                    del self._plans[place]
 
     def after_fork(self) -> None:
         """Starts empty, with new locks, in a child process: the parent's locks may be held."""

@@ -25,7 +25,7 @@ from tritongemm.selection.hosttime import (
 )
 
 SEEN_TOO_LITTLE = "a small product that was not repeated often enough to pay for its selection"
-#: Kinds that are counted; beyond these all are forgotten.
+#: Kinds that are counted; beyond these, those that are not judged yet are forgotten.
 _MOST = 65536
 
 
@@ -69,8 +69,11 @@ class Sights:
         if products >= patience.products or bytes >= patience.bytes:
             return True
         with self._lock:
-            if len(self._seen) >= _MOST:
-                self._seen.clear()
+            if len(self._seen) >= _MOST:  # kinds that were judged stay, unless all were
+                self._seen = {place: times for place, times in self._seen.items()
+                              if times >= patience.sights}
+                if len(self._seen) >= _MOST:
+                    self._seen = {}
             place = hash(kind)
             times = self._seen[place] = self._seen.get(place, 0) + 1
             if times >= patience.sights:

@@ -16,6 +16,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from tritongemm import settings
+
 #: ``torch.mm`` on the H200's host: 11.6 to 12.7 us.
 _TORCH_US = 12.0
 
@@ -47,6 +49,12 @@ NATIVE = HostPath("native", 0.41 * _TORCH_US, 0.16 * _TORCH_US, 1.05 * _TORCH_US
 PYTHON = HostPath("Python", 10.8, 0.39 * _TORCH_US, _TORCH_US + 4.0)
 #: The replay of a CUDA graph.
 GRAPH = HostPath("CUDA graph", 0.0, 0.0, 0.0)
+
+
+def usual_path() -> HostPath:
+    """The path of repeated calls on a machine with one GPU and a C++ compiler, unless the setting
+    ``native`` is off. Does not look for the native dispatcher, which needs torch."""
+    return PYTHON if settings.current().native == "off" else NATIVE
 
 
 class Side(NamedTuple):

@@ -38,7 +38,7 @@ from tritongemm.selection import invariance as invariance
 from tritongemm.selection import shipped as shipped
 from tritongemm.selection.columns import Columns, kind_of
 from tritongemm.selection.fastest import fastest
-from tritongemm.selection.hosttime import PYTHON, HostPath, Side
+from tritongemm.selection.hosttime import HostPath, Side
 from tritongemm.selection.invariance import SumClass
 from tritongemm.selection.model import Model, estimate, forget, model_for, not_calibrated
 from tritongemm.selection.sibling import with_rows_for
@@ -223,7 +223,7 @@ def _of_the_same(problem: GemmProblem, row: TunedRow) -> float | None:
 
 
 def torch_wins(problem: GemmProblem, choice: Choice, device: DeviceSpec,
-               path: HostPath = PYTHON) -> str | None:
+               path: HostPath) -> str | None:
     """Why torch's kernel should run ``problem`` instead of ``choice``; None if ours should.
 
     Compares the two :class:`Side` of a call on ``path``: torch's must be shorter than

@@ -30,6 +30,7 @@ from tritongemm.records.codec import (
 from tritongemm.records.journal import read_journal
 from tritongemm.records.reading import read_json
 from tritongemm.records.suites import Shape
+from tritongemm.selection.hosttime import usual_path
 from tritongemm.tuning.candidates import Candidates, PruneReport
 from tritongemm.workers.messages import COARSE, FINAL
 
@@ -97,8 +98,8 @@ def choices(problems: Iterable[GemmProblem], device: DeviceSpec
         except UnsupportedError:
             found[problem] = None
         else:
-            torch_is_faster = selection.torch_wins(problem, choice, device) is not None
-            found[problem] = None if torch_is_faster else choice.config
+            torchs = selection.torch_wins(problem, choice, device, usual_path()) is not None
+            found[problem] = None if torchs else choice.config
     return found
 
 

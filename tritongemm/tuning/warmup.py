@@ -21,6 +21,7 @@ from tritongemm.ops.float32 import default_precision
 from tritongemm.problem import NOTHING_TO_MULTIPLY, GemmProblem
 from tritongemm.records.suites import Shape, read_suite, suite_path
 from tritongemm.selection import choose, torch_wins
+from tritongemm.selection.hosttime import usual_path
 from tritongemm.tuning.sweep import problem_of_item
 from tritongemm.workers.builder import Builder
 from tritongemm.workers.compile_pool import BUILDER, compile_all
@@ -112,7 +113,7 @@ def warmup(what: What, *, dtype: str = "bf16", layout: str = "nn", precision: st
         except UnsupportedError as error:
             torchs.append((problem, str(error)))
             continue
-        if faster := torch_wins(problem, choice, spec):
+        if faster := torch_wins(problem, choice, spec, usual_path()):
             torchs.append((problem, faster))
         else:
             builds.setdefault(Builder.key(problem, choice.config, spec), (problem, choice.config))
