@@ -140,7 +140,11 @@ def _shapes(rng: random.Random, function: str, sizes: Sizes) -> list[tuple[int, 
 
 
 def _batches(rng: random.Random, batch: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Batches that broadcast."""
+    """Batches that broadcast; a quarter of them both, along different axes, which no one stride
+    walks."""
+    if rng.random() < 0.25:
+        one, other = (rng.randint(2, 3), 1), (1, rng.randint(2, 3))
+        return (one, other) if rng.random() < 0.5 else (other, one)
     whole = rng.choice(((), (), (batch,), (2, batch), (batch, 1), (2, 1, batch)))
     one, other = ([size if rng.random() < 0.75 else 1 for size in whole] for _ in range(2))
     drop = rng.randrange(len(whole) + 1) if rng.random() < 0.4 else 0
