@@ -32,13 +32,13 @@ class Wheel(bdist_wheel):
         try:
             from tritongemm.errors import TritonGemmError
             from tritongemm.native import build
-            from tritongemm.native.wheels import add
+            from tritongemm.native.wheels import add, check
         except ImportError as error:
             self.warn(f"the native dispatcher is not built into the wheel: {error}")
             return
-        pure = max(Path(self.dist_dir).glob("tritongemm-*-py3-none-any.whl"),
-                   key=lambda path: path.stat().st_mtime)
+        pure = Path(self.distribution.dist_files[-1][2])  # what super().run() has made
         try:
+            check(pure)  # before 20 s of compiling: --python-tag and others name it otherwise
             add(pure, build(), pure.parent)
         except (TritonGemmError, ImportError, OSError) as error:  # torch is imported in build()
             self.warn(f"the native dispatcher is not built into the wheel: {error}")

@@ -164,8 +164,11 @@ class FakeCompiler:
 
 @pytest.fixture
 def compiler(tmp_path, monkeypatch):
-    """A compiler that makes a library at once, which is imported at once."""
+    """A compiler that makes a library at once, which is imported at once. Products go on in
+    Python, whatever the process did before: what stands for the library cannot run them."""
     fake = FakeCompiler()
+    native.table()  # from then on every change of settings asks again for the library
+    monkeypatch.setattr(native, "load", lambda ready: None)
     monkeypatch.setattr("tritongemm.native.compiler.subprocess", SimpleNamespace(
         run=fake, TimeoutExpired=subprocess.TimeoutExpired))
     monkeypatch.setattr("tritongemm.native.compiler.shutil.which", lambda name: f"/usr/bin/{name}")
@@ -173,6 +176,8 @@ def compiler(tmp_path, monkeypatch):
     monkeypatch.setattr(loading, "_imported", lambda path: SimpleNamespace(path=path))
     with settings.override(cache_dir=tmp_path, native="on"):
         yield fake
+    monkeypatch.undo()
+    native.empty()  # products ask for the true library again
 
 
 class Builder:

@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 import threading
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -14,8 +15,9 @@ pytest.importorskip("torch")
 
 from tritongemm import settings
 from tritongemm.cli import main
-from tritongemm.errors import CompileError
-from tritongemm.native import background, build, failure, find, load, loading
+from tritongemm.errors import CompileError, DataFileError
+from tritongemm.native import abi, background, build, failure, find, load, loading, stored
+from tritongemm.native.compiler import _key, folder
 from tritongemm.native.loading import wanted
 from tritongemm.native.stored import MANIFEST
 
@@ -74,8 +76,6 @@ def test_a_damaged_library_is_not_loaded_and_built_again(compiler, damage, said)
 
 def test_a_reader_sees_a_whole_library_at_each_step_of_a_build(compiler, monkeypatch):
     """Of the two files that a build writes, whichever is there: the old pair or the new one."""
-    from tritongemm.native import stored
-
     before, seen = build().sha256, []
     write = stored.write_atomic
 
@@ -92,8 +92,6 @@ def test_a_reader_sees_a_whole_library_at_each_step_of_a_build(compiler, monkeyp
 
 
 def test_readers_of_other_threads_see_no_damage_while_it_is_built_again(compiler):
-    from tritongemm.native import stored
-
     place, ended, found = build().path.parent, threading.Event(), []
 
     def read():
@@ -113,8 +111,6 @@ def test_readers_of_other_threads_see_no_damage_while_it_is_built_again(compiler
 
 def test_a_reader_that_is_late_reads_again(compiler, monkeypatch):
     """Its library was removed after it had read the manifest."""
-    from tritongemm.native import stored
-
     place, read = build().path.parent, stored.read
     old = read(place)
     compiler.made = b"another library"
@@ -125,9 +121,62 @@ def test_a_reader_that_is_late_reads_again(compiler, monkeypatch):
     assert stored.read_whole(place) == new
 
 
-def test_a_library_that_others_may_write_is_not_loaded(compiler):
-    build().path.chmod(0o777)
+@pytest.mark.parametrize("name", ("library", MANIFEST))
+def test_a_library_that_others_may_write_is_not_loaded_and_built_again(compiler, name):
+    """Not passed on either: a wheel would be trusted."""
+    path = build().path
+    (path if name == "library" else path.with_name(name)).chmod(0o666)
     assert "others may write to it" in (obstacle() or "")
+    assert build().path == path and compiler.calls == 2 and obstacle() is None
+
+
+@pytest.mark.parametrize("again", (False, True))
+@pytest.mark.parametrize("whole", (False, True))
+def test_into_a_folder_that_others_may_write_nothing_is_built(compiler, whole, again):
+    place = folder()
+    if whole:
+        build()
+    place.mkdir(parents=True, exist_ok=True)
+    place.chmod(0o777)
+    before, calls = {*place.iterdir()}, compiler.calls
+    with pytest.raises(DataFileError, match="others may write.*TRITONGEMM_CACHE_DIR") as raised:
+        build(again=again)
+    assert raised.value.path == str(place) and compiler.calls == calls
+    assert {*place.iterdir()} == before
+    assert f"{place} {stored.FOREIGN}" == obstacle()
+    assert main(["native", *(["--again"] if again else [])]) == 2
+
+
+def test_a_folder_that_cannot_be_made_is_named(compiler):
+    folder().parent.write_text("a file")
+    with pytest.raises(DataFileError, match="is a file, not a folder"):
+        build()
+
+
+@pytest.mark.parametrize(("field", "value", "said"), [
+    ("source", "other", "another revision"), ("torch", "1.0", "it is for torch 1.0; this is"),
+    ("debug", True, "debug=True"), ("cxx11_abi", False, "_GLIBCXX_USE_CXX11_ABI=0"),
+    ("debug", 0, "neither true nor false"), ("cxx11_abi", "yes", "neither true nor false"),
+    ("debug", None, "neither true nor false"), ("cxx11_abi", [1] * 99, "neither true nor false")])
+def test_a_manifest_of_another_library_is_not_believed(compiler, field, value, said):
+    path = build().path
+    manifest = path.with_name(MANIFEST)
+    content = json.loads(manifest.read_text())
+    content["abi"][field] = value
+    manifest.write_text(json.dumps(content))
+    found = obstacle() or ""
+    assert said in found and found.endswith("Build it again: tritongemm native --again")
+    build()
+    assert compiler.calls == 2 and obstacle() is None
+
+
+def test_the_folder_depends_on_everything_that_decides(monkeypatch):
+    """But on the headers, which take 40 ms to read."""
+    now = abi.present()
+    others = [replace(now, **{name: not value if isinstance(value, bool) else value + "0"})
+              for name, value in asdict(now).items() if name != "headers"]
+    monkeypatch.setattr("tritongemm.native.compiler.present", iter([now, *others]).__next__)
+    assert len({_key.__wrapped__() for _ in range(1 + len(others))}) == 1 + len(others) == 7
 
 
 def test_what_cannot_be_imported_is_one_warning(compiler, caplog, monkeypatch):

@@ -109,6 +109,24 @@ def test_a_damaged_one_is_not_loaded_and_the_cache_serves(prebuilt, spoil, said)
     assert again().path == cached.path and said in find().refused
 
 
+@pytest.mark.parametrize("reading", ("tritongemm.native.stored.read",
+                                     "tritongemm.native.abi.header_digest"))
+def test_one_that_cannot_be_read_is_replaced_by_the_caches(prebuilt, monkeypatch, reading):
+    cached = build()
+    own = prebuilt(replace(PATCH, headers="1" * 64) if "digest" in reading else NEEDED)
+    read = stored.read
+
+    def denied(folder=own.path.parent):
+        if folder != own.path.parent:
+            return read(folder)
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr(reading, denied)
+    found = again()
+    assert found.path == cached.path
+    assert found.refused == f"{own.path.parent} cannot be read: Permission denied"
+
+
 @pytest.mark.parametrize("name", MISFITS)
 def test_one_that_does_not_fit_is_not_loaded(prebuilt, name):
     """Not even where its folder says that it does."""
@@ -231,6 +249,17 @@ def test_a_wheel_of_another_revision_or_a_damaged_one_is_refused(compiler, tmp_p
     path.unlink()
     with pytest.raises(UsageError, match="cannot be read"):
         wheels.add(path, build(), tmp_path)
+
+
+def test_a_library_that_others_may_have_written_gets_into_no_wheel(compiler, tmp_path):
+    """Even where its manifest fits what was written."""
+    honest = build()
+    evil = stored.write(honest.path.parent, b"of another user", honest.abi)
+    evil.path.chmod(0o666)
+    made = wheels.add(wheel_of(tmp_path), build(), tmp_path / "out")
+    archive = zipfile.ZipFile(made)
+    assert b"of another user" not in map(archive.read, archive.namelist())
+    assert compiler.calls == 2
 
 
 def test_the_command_adds_the_library_to_a_wheel(compiler, tmp_path, capsys):

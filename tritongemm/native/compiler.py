@@ -1,7 +1,7 @@
 """Compiles ``dispatcher.cpp`` for the torch and the Python of this process.
 
 torch's C++ interface changes from one minor version to the next, so the library is stored in the
-cache folder under a hash of its source, torch's version and Python's version.
+cache folder under a hash of its source and of what is known of torch and Python.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tritongemm.errors import CompileError, DataFileError
 from tritongemm.native import stored
 from tritongemm.native.abi import SOURCE, present
 from tritongemm.native.stored import Stored
-from tritongemm.records.atomic import write_atomic
+from tritongemm.records.atomic import write_atomic, write_error
 from tritongemm.records.reading import read_text
 
 COMPILERS = ("c++", "g++", "clang++")
@@ -29,7 +29,7 @@ _SECONDS = 600
 @functools.cache
 def _key() -> str:
     abi = present()
-    parts = (abi.source, abi.torch, abi.revision, str(abi.debug), abi.python)
+    parts = (abi.source, abi.torch, abi.revision, str(abi.debug), str(abi.cxx11_abi), abi.python)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
@@ -76,7 +76,7 @@ def build(*, again: bool = False) -> Stored:
     Raises:
         CompileError: there is no C++ compiler, or it fails; the message ends with its last lines,
             and :func:`failure` returns it from then on.
-        DataFileError: a file cannot be written.
+        DataFileError: a file cannot be written, or others may write to the folder.
     """
     if not again and (found := _built()):
         return found
@@ -87,7 +87,13 @@ def build(*, again: bool = False) -> Stored:
     import filelock  # takes longer than the rest of what a first call imports of this folder
 
     place = folder()
-    place.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        foreign = stored.foreign(place)
+    except OSError as error:
+        raise write_error(place, error) from error
+    if foreign is not None:
+        raise DataFileError(foreign, stored.FOREIGN)
     with filelock.FileLock(place / "lock"), tempfile.TemporaryDirectory(dir=place) as temporary:
         if not again and (found := _built()):  # another process has built it meanwhile
             return found
@@ -110,7 +116,12 @@ def build(*, again: bool = False) -> Stored:
 
 
 def _built() -> Stored | None:
+    """The library of the cache folder, where it may be loaded or passed on."""
+    place = folder()
     try:
-        return stored.read_whole(folder())
-    except DataFileError:
+        found = stored.read_whole(place)
+        if found is None or stored.foreign(place, found) or present().obstacle(found.abi):
+            return None
+        return found
+    except (OSError, DataFileError):
         return None

@@ -22,7 +22,6 @@ from tritongemm.native.abi import present
 from tritongemm.native.background import build_once
 from tritongemm.native.compiler import folder
 from tritongemm.native.stored import MANIFEST, MODULE
-from tritongemm.records.sealed import own
 
 log = logging.getLogger("tritongemm")
 
@@ -111,17 +110,19 @@ def _tried(find_in: Callable[[], tuple[Path | None, str | None]],
 
 def _prebuilt() -> tuple[Path | None, str | None]:
     """(the library that came with the package and fits this process, why there is none)."""
-    if not PREBUILT.is_dir():
-        return None, None
     needed = present()
     try:
+        if not PREBUILT.is_dir():
+            return None, None
         found = stored.read_whole(PREBUILT / needed.tag)
+        if found is None:
+            tags = ", ".join(sorted(x.parent.name for x in PREBUILT.glob(f"*/{MANIFEST}")))
+            return None, f"the package has none for {needed.tag}; it has {tags or 'none'}"
+        reason = needed.obstacle(found.abi)
     except DataFileError as error:
         return None, f"{error}. Install the package again"
-    if found is None:
-        tags = ", ".join(sorted(x.parent.name for x in PREBUILT.glob(f"*/{MANIFEST}")))
-        return None, f"the package has none for {needed.tag}; it has {tags or 'none'}"
-    reason = needed.obstacle(found.abi)
+    except OSError as error:
+        return None, f"{error.filename or PREBUILT} cannot be read: {error.strerror or error}"
     return (found.path, None) if reason is None else (None, f"{found.path}: {reason}")
 
 
@@ -130,19 +131,18 @@ def _cached() -> tuple[Path | None, str | None]:
     only this user may be able to write to its folder, and its SHA-256 must match the build's."""
     place = folder()
     try:
-        found = stored.read(place)
+        path = stored.foreign(place, stored.read(place))
+        if path is not None:
+            return None, f"{path} {stored.FOREIGN}"
+        found = stored.read_whole(place)
         if found is None:
             return None, NOT_BUILT
-        for path in (place, place / MANIFEST, found.path):
-            if path.exists() and not own(path.stat()):
-                return None, (f"{path} belongs to another user, or others may write to it. Remove "
-                              "it, or set TRITONGEMM_CACHE_DIR to a folder of your own")
-        found = stored.read_whole(place)
+        reason = present().obstacle(found.abi)
     except DataFileError as error:
         return None, f"{error}. {_AGAIN}"
     except OSError as error:
-        return None, f"{place} cannot be read: {error.strerror}"
-    return (None, NOT_BUILT) if found is None else (found.path, None)
+        return None, f"{error.filename or place} cannot be read: {error.strerror or error}"
+    return (found.path, None) if reason is None else (None, f"{found.path}: {reason}. {_AGAIN}")
 
 
 @functools.cache

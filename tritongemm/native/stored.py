@@ -18,6 +18,7 @@ from tritongemm.errors import DataFileError
 from tritongemm.native.abi import Abi
 from tritongemm.records.atomic import write_atomic
 from tritongemm.records.reading import Fields, read_bytes, read_json
+from tritongemm.records.sealed import own
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
@@ -27,6 +28,9 @@ _FILE = re.compile(rf"{MODULE}-[0-9a-f]{{16}}\.so")
 _HEAD = ("schema_version", "file", "sha256", "abi")
 #: Bytes; a library has 1 MB.
 _LIMIT = 256 << 20
+#: What is said of a path that :func:`foreign` finds.
+FOREIGN = ("belongs to another user, or others may write to it. Remove it, or set "
+           "TRITONGEMM_CACHE_DIR to a folder of your own")
 
 
 @dataclass(frozen=True)
@@ -66,9 +70,24 @@ def read(folder: Path) -> Stored | None:
     if not _FILE.fullmatch(file):
         raise head.error("file", f"{file!r} is no name of a library")
     values = Fields(path, head.values["abi"], what="abi").only(x.name for x in fields(Abi))
-    found = {x.name: values.values[x.name] if x.type == "bool" else values.text(x.name)
+    found = {x.name: _boolean(values, x.name) if x.type == "bool" else values.text(x.name)
              for x in fields(Abi)}
     return Stored(folder / file, head.text("sha256", 64), Abi(**found))  # type: ignore[arg-type]
+
+
+def _boolean(values: Fields, name: str) -> bool:
+    value = values.values[name]
+    if not isinstance(value, bool):
+        raise values.error(name, f"{str(value)[:80]!r} is neither true nor false")
+    return value
+
+
+def foreign(folder: Path, found: Stored | None = None) -> Path | None:
+    """Which of ``folder`` and, where ``found`` lies in it, its manifest and its library a user
+    other than this process's and root may have written; None: none. A library is executable code:
+    from such a folder it must be neither loaded nor passed on. Raises OSError."""
+    paths = (folder,) if found is None else (folder, folder / MANIFEST, found.path)
+    return next((path for path in paths if path.exists() and not own(path.stat())), None)
 
 
 def read_whole(folder: Path) -> Stored | None:
