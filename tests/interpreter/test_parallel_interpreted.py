@@ -12,7 +12,14 @@ if not torch.distributed.is_available():
 import torch.multiprocessing
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Replicate,
+    Shard,
+    distribute_tensor,
+    init_device_mesh,
+)
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -137,3 +144,80 @@ def test_every_rank_takes_every_product_and_finds_what_one_process_does(ranks, w
             assert other["plans"] == each[0]["plans"] and each[0]["plans"]
             for name, value in other["found"].items():  # the same bits
                 assert torch.equal(value, each[0]["found"][name]), name
+
+
+def column_after_row(product, x, w1, w2, w3) -> torch.Tensor:
+    """Its ``h`` is a partial sum, of whose gradient each rank finds a part."""
+    hidden = x + product(product(x, w1).relu(), w2)
+    return product(hidden, w3).square().mean()
+
+
+def row_times_sharded(product, x, w, factor) -> torch.Tensor:
+    return (product(x, w).sin() * factor).sum()
+
+
+def addend_of_parts(product, addend, x, w) -> torch.Tensor:
+    """The gradient of what is added is a part on each rank, and so is the addend."""
+    return product(x, w, addend).square().sum()
+
+
+R, P, S0, S1 = Replicate(), Partial(), Shard(0), Shard(1)
+#: A loss of DTensors: the shapes of its operands and their placements, and whether it is to be
+#: derived twice.
+LOSSES = (
+    (column_after_row, ((4, 8), (12, 8), (8, 12), (6, 8)), (R, S0, S1, S0), True),
+    (row_times_sharded, ((4, 8), (6, 8), (4, 6)), (S1, S1, S0), True),
+    (row_times_sharded, ((4, 8), (6, 8), (4, 6)), (S1, S1, R), True),
+    (row_times_sharded, ((4, 8), (6, 8), (4, 6)), (R, S0, S0), True),
+    (row_times_sharded, ((4, 8), (6, 8), (4, 6)), (S0, R, S1), True),
+    (row_times_sharded, ((5, 8), (6, 8), (5, 6)), (S0, R, R), True),
+    (addend_of_parts, ((6,), (4, 8), (6, 8)), (P, S0, R), False),
+)
+
+
+def derived(loss, product, leaves: list, operands: list, twice: bool) -> list[torch.Tensor]:
+    """The gradients of a loss; ``twice``: and those of their squares, whole."""
+    grads = torch.autograd.grad(loss(product, *operands), leaves, create_graph=twice)
+    if twice:
+        squares = sum(whole(grad).square().sum() for grad in grads)
+        grads += torch.autograd.grad(squares, leaves)
+    return [whole(grad).detach() for grad in grads]
+
+
+def ours(x, w, bias=None) -> torch.Tensor:
+    """A partial sum times a sharded weight is the one product here that is torch's."""
+    return tg.linear(x, w, bias, strict=P not in x.placements)
+
+
+def gradients_main(rank: int, ranks: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank,
+                                         world_size=ranks)
+    try:
+        mesh = init_device_mesh("cpu", (ranks,))
+        for loss, shapes, placements, twice in LOSSES:
+            made = torch.Generator().manual_seed(0)
+            one = [torch.randn(shape, generator=made).requires_grad_() for shape in shapes]
+            expected = derived(loss, nn.functional.linear, one, one, twice)
+            leaves, operands = [], []
+            for x, place in zip(one, placements):
+                if place == P:
+                    leaves.append((x.detach() / ranks).requires_grad_())
+                    operands.append(DTensor.from_local(leaves[-1], mesh, [P], run_check=False))
+                else:
+                    leaves.append(distribute_tensor(x.detach(), mesh, [place]).requires_grad_())
+                    operands.append(leaves[-1])
+            found = derived(loss, ours, leaves, operands, twice)
+            for mine, theirs in zip(found, expected):
+                torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+            if loss is column_after_row:
+                run = torch.compile(loss, fullgraph=True, backend="aot_eager")
+                run(ours, *operands).backward()
+                for leaf, theirs in zip(leaves, expected):
+                    torch.testing.assert_close(whole(leaf.grad), theirs, rtol=1e-4, atol=1e-4)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_gradients_whose_placements_are_not_the_results_are_of_one_process(tmp_path):
+    torch.multiprocessing.spawn(gradients_main, (2, str(tmp_path)), 2)

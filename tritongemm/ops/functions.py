@@ -174,7 +174,8 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *,
         raise UsageError(f"activation={activation!r} is not known; use one of "
                          f"{', '.join(ACTIVATIONS)}")
     if residual is not None or activation != "none" and (
-            _needs_gradient(input, weight, bias) or distributed(input, weight, bias)):
+            _needs_gradient(input, weight, bias)
+            or type(input) not in _PLAIN and distributed(input, weight, bias)):
         return _further_linear(input, weight, bias, activation, residual, strict)
     theirs = torch.nn.functional.linear if activation == "none" else partial(
         _activated_linear, activation)

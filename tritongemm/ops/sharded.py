@@ -118,6 +118,8 @@ def _run(function: Callable[..., Tensor], factors: Sequence[tuple[Any, Names]], 
                 halved == 1 or sizes["n"] % (2 * mesh.size()) != 0):
             return "the rows of the gate and the other rows are on different ranks"
         placements.append(placed)
+    if _leaves_a_rank_without(operands, mesh):
+        return "a rank has no part of an operand"
     addends = []
     for x, names in added:
         names = _of_several(x, names)
@@ -128,13 +130,18 @@ def _run(function: Callable[..., Tensor], factors: Sequence[tuple[Any, Names]], 
     shape = [sizes[name] for name in result]
     if halved:
         shape[-1] //= 2
+    return _place(local, mesh, tuple(placements), shape)
+
+
+def _place(local: Tensor, mesh: Any, placements: tuple[Placement, ...],
+           shape: Sequence[int]) -> Tensor:
+    """The DTensor of this shape whose part on this rank is ``local``, differentiable."""
     if _evenly(shape, placements, mesh):
-        return DTensor.from_local(local, mesh, tuple(placements), run_check=False)
+        return _Placed.apply(local, mesh, placements, None, None)
     stride = [1] * len(shape)
     for at in range(len(shape) - 1, 0, -1):
         stride[at - 1] = stride[at] * max(shape[at], 1)
-    return DTensor.from_local(local.contiguous(), mesh, tuple(placements), run_check=False,
-                              shape=torch.Size(shape), stride=tuple(stride))
+    return _Placed.apply(local.contiguous(), mesh, placements, torch.Size(shape), tuple(stride))
 
 
 def _of_several(x: Any, names: Names) -> Names:
@@ -207,15 +214,68 @@ def _added(x: Any, names: Names, result: Names, placements: list[Placement]) -> 
         wanted.append(want)
         grads.append(grad)
     if tuple(x.placements) != tuple(wanted):
+        parts = any(p.is_partial() for p in x.placements)
         x = x.redistribute(placements=tuple(wanted))
+        x = _WholeGradient.apply(x) if parts else x
     local = _local(x, grads)
     return local if first else _OnOtherRanks.apply(local)
 
 
 def _local(x: Any, grads: Sequence[Placement]) -> Tensor:
     """The local tensor, in memory, differentiable."""
-    local = x.to_local(grad_placements=tuple(grads))
+    local = _Local.apply(x, tuple(grads))
     return _Waited.apply(local) if hasattr(local, "trigger_wait") else local
+
+
+class _Placed(Function):
+    """A DTensor of local tensors. Unlike that of ``DTensor.from_local``, whose backward leaves
+    apart the parts of a gradient of a partial sum, each rank's gradient is of the whole sum."""
+
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, mesh: Any, placements: tuple[Placement, ...],
+                shape: torch.Size | None, stride: tuple[int, ...] | None) -> Tensor:
+        ctx.placements = placements
+        return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape,
+                                  stride=stride)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> tuple[Tensor, None, None, None, None]:
+        # Unconditionally: Dynamo would decide a condition by placements that it guesses.
+        whole = _WholeGradient.apply(grad.redistribute(placements=_whole(ctx.placements)))
+        return _Local.apply(whole, ctx.placements), None, None, None, None
+
+
+class _Local(Function):
+    """A DTensor's local tensor. ``to_local``, but its backward is differentiable in every torch
+    (that of 2.10 is not)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, grads: tuple[Placement, ...]) -> Tensor:
+        ctx.mesh, ctx.grads, ctx.shape = x.device_mesh, grads, x.shape
+        local = x.to_local()
+        return local.view_as(local)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _place(grad, ctx.mesh, ctx.grads, ctx.shape), None
+
+
+class _WholeGradient(Function):
+    """The same DTensor; parts of its gradient are summed, which the backward of a redistribution
+    from a partial sum leaves to what is before it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Tensor:
+        return grad.redistribute(placements=_whole(grad.placements))
+
+
+def _whole(placements: Sequence[Placement]) -> tuple[Placement, ...]:
+    """The placements, ``Replicate()`` in place of partial sums."""
+    return tuple(Replicate() if p.is_partial() else p for p in placements)
 
 
 class _Waited(Function):
@@ -243,10 +303,25 @@ class _OnOtherRanks(Function):
         return grad
 
 
+def _leaves_a_rank_without(operands: Sequence[_Operand], mesh: Any) -> bool:
+    """Whether a rank may have no part of an operand, so that no kernel runs there. The same answer
+    on every rank: where one raised and others went on, these would wait for it."""
+    for o in operands:
+        for size, parts in zip(o.tensor.shape, _parts(o.tensor.placements, o.tensor.dim(), mesh)):
+            if parts > 1 and -(-size // parts) * (parts - 1) >= size:
+                return True
+    return False
+
+
 def _evenly(shape: Sequence[int], placements: Sequence[Placement], mesh: Any) -> bool:
     """Whether every rank has as many elements of the result, so that torch finds its shape."""
-    parts = [1] * len(shape)
+    return all(size % part == 0 for size, part in zip(shape, _parts(placements, len(shape), mesh)))
+
+
+def _parts(placements: Sequence[Placement], rank: int, mesh: Any) -> list[int]:
+    """Into how many parts each axis is sharded."""
+    parts = [1] * rank
     for i, placed in enumerate(placements):
         if placed.is_shard():
             parts[placed.dim] *= mesh.size(i)
-    return all(size % part == 0 for size, part in zip(shape, parts))
+    return parts
