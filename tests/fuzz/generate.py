@@ -86,7 +86,7 @@ def case_of(seed: int, sizes: Sizes) -> Case:
         case = _with_overlap(rng, case)
     if not in_place and rng.random() < (0.5 if dtype == "c64" else 0.05):
         case = _with_lazy(rng, case)
-    if rng.random() < 0.1 and function not in _LAYERS and not case.mixed:
+    if rng.random() < 0.12 and function not in _LAYERS and not case.mixed:
         case = _invalid(rng, case)
     return case
 
@@ -239,7 +239,7 @@ def _invalid(rng: random.Random, case: Case) -> Case:
     operands = list(case.operands)
     which = rng.randrange(len(operands))
     one = operands[which]
-    kinds = ("extent", "rank", "dtype")
+    kinds = ("extent", "rank", "rank", "dtype")
     kind = rng.choice(kinds if case.out is None else (*kinds, "out dtype", "out shape"))
     if kind == "extent" and one.shape:
         axis = rng.randrange(len(one.shape))

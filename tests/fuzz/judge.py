@@ -292,10 +292,14 @@ def _truth(case: Case, world: World) -> tuple[tuple[torch.Tensor, ...], list]:
         along = alpha if case.function == "gated" else beta
         sizes.update((i, (result.numel() * parts, abs(along) * grad))
                      for i in range(len(wide) - 2))
+        # The gradient of an activation depends on its argument, whose error is that of a result.
+        bent = 0.0
+        if case.activation not in ("none", "relu"):
+            bent = abs(alpha) * math.sqrt(max(k, 1)) * a * b + added
         for i, x in enumerate(wide):
             if x.requires_grad:
                 terms, size = sizes[i]
-                limits.append(allowed(terms // max(x.numel(), 1), size,
+                limits.append(allowed(terms // max(x.numel(), 1), size, size * bent,
                                       dtype=world.operands[i].dtype))
     return found, limits
 
