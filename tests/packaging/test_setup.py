@@ -5,6 +5,7 @@ from __future__ import annotations
 import runpy
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import setuptools
@@ -36,7 +37,10 @@ def made(tmp_path, monkeypatch):
 
     monkeypatch.setattr("tritongemm.native.build", build)
     monkeypatch.setattr("sys.path", [*sys.path])
-    command = commands["bdist_wheel"](setuptools.Distribution())
+    # Not constructed: where another test has imported the standard library's distutils, setuptools
+    # takes its own Distribution for a foreign one.
+    command = object.__new__(commands["bdist_wheel"])
+    command.distribution = SimpleNamespace(dist_files=[])
     command.native, command.dist_dir, warnings = True, str(tmp_path), []
     monkeypatch.setattr(command, "warn", warnings.append, raising=False)
 
