@@ -21,8 +21,8 @@ from tritongemm.records.calibration import (
 )
 from tritongemm.records.tables import TableHeader, TunedRow, TunedTable, path_for, write_table
 from tritongemm.selection import choose, torch_wins
+from tritongemm.selection.decision import sides
 from tritongemm.selection.hosttime import GRAPH, NATIVE, PYTHON
-from tritongemm.selection.policy import sides
 
 PROBLEM = GemmProblem.contiguous(2048, 2048, 2048, layout="nt")
 

@@ -7,10 +7,10 @@ C interface. Five facts decide:
 - the machine and the Python, named together by ``SOABI``, as in ``cpython-312-x86_64-linux-gnu``;
 - the ABI of ``std::string`` in libstdc++ (``_GLIBCXX_USE_CXX11_ABI``) that torch was compiled with;
 - whether torch is a debug build;
-- torch's minor version. Builds of one revision of torch fit each other: the 4,619 headers that
-  ``dispatcher.cpp`` includes are the same in torch 2.13.0+cpu and 2.13.0+cu130. Another revision
+- torch's minor version. Builds of one revision of torch fit each other: they differ in what they
+  link, not in the headers that ``dispatcher.cpp`` includes. Another revision
   of the same minor version, such as a patch release, fits if the headers that lay out torch's
-  classes are the same, as they are in torch 2.12.0 and 2.12.1; those of 2.11.0 differ.
+  classes are the same.
 
 Functions that torch lacks are found when the library is loaded, since Python loads libraries with
 all symbols resolved.

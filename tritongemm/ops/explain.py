@@ -18,9 +18,9 @@ from tritongemm.ops.float32 import Float32Path, default_precision, float32_path
 from tritongemm.problem import NOTHING_TO_MULTIPLY, GemmProblem
 from tritongemm.records.tables import TunedRow
 from tritongemm.selection import Choice, Estimate, candidates, choose, estimate, torch_wins
+from tritongemm.selection.decision import TORCH_WINS, sides
 from tritongemm.selection.hosttime import HostPath, usual_path
 from tritongemm.selection.model import not_calibrated
-from tritongemm.selection.policy import TORCH_WINS, sides
 
 if TYPE_CHECKING:
     import torch
@@ -208,7 +208,7 @@ def explain_problem(problem: GemmProblem, device: DeviceSpec) -> Explanation:
         not_calibrated(problem, choice.config, device) or "",
         float32_path(problem, choice.config, device, faster is not None), faster or "",
         tuple(estimate(problem, config, device).total_us for config in others),
-        _decision(problem, choice, device, path))
+        _decision(problem, choice, device, path, faster))
 
 
 def _path() -> HostPath:
@@ -221,13 +221,13 @@ def _path() -> HostPath:
     return host_path()
 
 
-def _decision(problem: GemmProblem, choice: Choice, device: DeviceSpec, path: HostPath) -> str:
+def _decision(problem: GemmProblem, choice: Choice, device: DeviceSpec, path: HostPath,
+              faster: str | None) -> str:
     if (problem.two_strides != "none" or device.slug == INTERPRETER
             or (problem.a.format.real or problem.dtype_a) == "fp32"):
         return ""  # decided by other times
     torchs, ours = sides(problem, choice, device, path)
-    runs = "torch's" if torch_wins(problem, choice, device, path) else "ours"
-    return f"torch's {torchs}, ours {ours}: {runs}"
+    return f"torch's {torchs}, ours {ours}: " + ("torch's" if faster else "ours")
 
 
 def _explain_complex(problem: GemmProblem, device: DeviceSpec, roof_us: float | None,

@@ -1,7 +1,7 @@
 """Host time of a call, by the path that makes it, and how often a new shape is seen first.
 
 In a steady state a chain of calls takes the larger of host and GPU time a call: the host issues the
-next call while the device works. :class:`Side` is that model; ``policy.torch_wins`` compares the
+next call while the device works. :class:`Side` is that model; ``torch_wins`` compares the
 two sides. A replay of a CUDA graph has no host time (:data:`GRAPH`).
 
 The constants are those of the fastest host that was measured, the H200's

@@ -135,7 +135,8 @@ class OpenProblems:
             if count > working and (pool.queued >= pool.workers or count >= working + _AHEAD):
                 return
             self._open(self._problems[self._next])
-            pool.drop(lambda ticket: ticket is AHEAD)  # the first problem has them, or needs none
+            if self._next == 0:  # it has what was built ahead, or needs none of it
+                pool.drop(lambda ticket: ticket is AHEAD)
             self._next += 1
 
     def _open(self, problem: GemmProblem) -> None:

@@ -1,0 +1,94 @@
+"""Ops that a compiler records (``torch.ops.tritongemm``) are answered in C++, below autograd."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.fx.experimental.proxy_tensor
+from test_native_dispatcher import drawn, twice
+
+from tritongemm import settings
+from tritongemm.errors import UnsupportedError, UsageError
+
+pytestmark = pytest.mark.thorough
+
+REGISTERED = {
+    "mm": lambda: (drawn(33, 17), drawn(17, 40)),
+    "bmm": lambda: (drawn(3, 33, 17), drawn(3, 17, 40)),
+    "addmm": lambda: (drawn(40), drawn(33, 17), drawn(17, 40)),
+    "baddbmm": lambda: (drawn(3, 33, 40), drawn(3, 33, 17), drawn(3, 17, 40)),
+}
+
+
+@pytest.mark.parametrize("mode", ("plain", "no_grad", "inference"))
+@pytest.mark.parametrize("name", REGISTERED)
+def test_an_op_that_a_compiler_records_is_launched_natively(driver, name, mode):
+    op, operands = getattr(torch.ops.tritongemm, name), REGISTERED[name]()
+    if mode == "no_grad":
+        operands[-1].requires_grad_()
+    around = {"plain": torch.enable_grad, "no_grad": torch.no_grad,
+              "inference": torch.inference_mode}[mode]
+    with around():
+        first, second = twice(driver, lambda: op(*operands))
+    assert torch.equal(first, second) and not second.requires_grad
+
+
+def test_an_activation_of_a_recorded_op_is_part_of_what_is_looked_up(driver):
+    d, a, b = REGISTERED["addmm"]()
+    op = torch.ops.tritongemm.addmm
+    relu, total = twice(driver, lambda: op(d, a, b, activation="relu"))[1], op(d, a, b)
+    assert driver.by_python == 2
+    assert torch.equal(op(d, a, b), total) and torch.equal(relu, total.relu())
+    torch.testing.assert_close(op(d, a, b, beta=2, alpha=0.5), 0.5 * (a @ b) + 2 * d)
+    with pytest.raises(UsageError, match="swish"):
+        op(d, a, b, activation="swish")
+
+
+def test_a_recorded_op_keeps_its_gradient(driver):
+    a, b = drawn(33, 17), drawn(17, 40)
+    op = torch.ops.tritongemm.mm
+    twice(driver, lambda: op(a, b))
+    a.requires_grad_()
+    result = op(a, b)
+    assert result.requires_grad
+    result.sum().backward()
+    torch.testing.assert_close(a.grad, torch.ones(33, 40) @ b.T)
+
+
+def test_a_compiled_call_without_gradients_leaves_those_of_later_ones(driver):
+    def compiled(*x):
+        return torch.compile(lambda a, b: torch.ops.tritongemm.mm(a, b), backend="aot_eager",
+                             fullgraph=True, dynamic=True)(*x)
+    a, b = drawn(33, 17), drawn(17, 40)
+    twice(driver, lambda: torch.ops.tritongemm.mm(a, b))
+    compiled(a, b)
+    x, y = drawn(3, 4).requires_grad_(), drawn(4, 5).requires_grad_()
+    torch.library.opcheck(torch.ops.tritongemm.mm.default, (x, y))
+
+
+@pytest.mark.parametrize("name", REGISTERED)
+def test_a_compiler_traces_a_recorded_op_that_is_known(driver, name):
+    op, operands = getattr(torch.ops.tritongemm, name), REGISTERED[name]()
+    twice(driver, lambda: op(*operands))
+    compiled = torch.compile(lambda *x: op(*x), backend="aot_eager", fullgraph=True, dynamic=True)
+    assert torch.equal(compiled(*operands), op(*operands))
+    graph = torch.fx.experimental.proxy_tensor.make_fx(op)(*operands)
+    assert any(f"tritongemm.{name}" in str(node.target) for node in graph.graph.nodes)
+
+
+def test_what_is_torchs_by_a_recorded_op_stays_so(driver):
+    a, b = drawn(33, 17, dtype=torch.float64), drawn(17, 40, dtype=torch.float64)
+    op = torch.ops.tritongemm.mm
+    assert torch.equal(op(a, b), a @ b) and torch.equal(op(a, b), a @ b)
+    with settings.override(strict=True), pytest.raises(UnsupportedError):
+        op(a, b)
+    assert (driver.by_python, driver.by_native) == (0, 0)
+
+
+def test_recorded_ops_stay_when_it_is_switched_off(driver):
+    a, b = drawn(33, 17), drawn(17, 40)
+    op = torch.ops.tritongemm.mm
+    twice(driver, lambda: op(a, b))
+    with settings.override(native="off"):
+        assert torch.equal(op(a, b), op(a, b))
+    assert driver.by_native == 1 and driver.by_python == 3

@@ -1,0 +1,151 @@
+"""Who runs a product: this package's kernel, or torch's (:func:`torch_wins`).
+
+Known of torch is what sweeps measured beside the configs, for the problem itself, its twin or
+neighbouring problems, and a lower bound of float32 products from the device's peak rates.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from tritongemm import settings
+from tritongemm.device import INTERPRETER, DeviceSpec
+from tritongemm.kernels.complex_product import arranging_us, float32_problem
+from tritongemm.problem import GemmProblem
+from tritongemm.selection.hosttime import HostPath, Side
+from tritongemm.selection.model import estimate
+from tritongemm.selection.policy import Choice, choose
+
+#: Torch's kernel runs where its time is below this share of ours and the policy allows it. Closer
+#: to 1 an estimate is wrong as often as right (leave-one-out, 200 problems on an H200).
+TORCH_WINS = 0.97
+#: cuBLAS reaches at most this share of the peak rate of float32 and of TF32 (52 of 67 and 395 of
+#: 494 TFLOP/s at 4096 cubed on an H100).
+_TORCH_SHARE = 0.8
+#: Least ratio of torch's time to ours at which a float32 product runs here, by source: measured for
+#: the problem itself, for it on a sibling, or estimated from neighbouring problems.
+_FLOAT32_LEAST = {"exact": 1.0, "sibling": 1.1, "model": 1.1}
+
+
+def torch_wins(problem: GemmProblem, choice: Choice, device: DeviceSpec,
+               path: HostPath) -> str | None:
+    """Why torch's kernel should run ``problem`` instead of ``choice``; None if ours should.
+
+    Compares the two :class:`Side` of a call on ``path``: torch's must be shorter than
+    :data:`TORCH_WINS` of ours, which is the uncertainty of an estimated ratio. For a product that
+    the host limits on both sides, the cheaper host path decides.
+
+    Only under the policy ``auto``. 16-bit products go to torch where torch's GPU time was measured
+    to be less, for this problem, its twin or neighbouring problems; where it is unknown it counts
+    as ours. Float32 and TF32 products go to torch unless a measurement shows that ours is at least
+    as fast on the GPU. For a batch with two strides torch copies operands first, which counts.
+    Never under a budget of SMs or batch invariance, which torch does not support.
+    """
+    current = settings.current()
+    if current.policy != "auto" or current.batch_invariant or current.num_sms is not None:
+        return None
+    if device.slug != INTERPRETER:
+        if problem.a.format.real:
+            return _torch_wins_complex(problem, choice, device)
+        if problem.dtype_a == "fp32":
+            return _torch_wins_float32(problem, choice, device)
+    if problem.two_strides != "none":
+        return _torch_wins_with_copies(problem, choice, device, path)
+    measured = choice.vs_torch is not None and choice.vs_torch < TORCH_WINS
+    most = 2 + (choice.config.split_k > 1)  # launches: the last one would be copies of operands
+    if device.slug == INTERPRETER or not measured and (
+            TORCH_WINS * path.ours_us(most) <= path.torch_us):
+        return None
+    torchs, ours = sides(problem, choice, device, path)
+    if torchs.time_us >= TORCH_WINS * ours.time_us:
+        return None
+    if not measured:
+        return f"torch's call is expected to take {torchs}, ours {ours}"
+    where = {"exact": "here", "twin": "in the other 16-bit type"}.get(
+        choice.source, "at measured problems near by")
+    return f"torch's kernel takes {choice.vs_torch:.2f} of the time of ours {where}"
+
+
+def sides(problem: GemmProblem, choice: Choice, device: DeviceSpec,
+          path: HostPath) -> tuple[Side, Side]:
+    """(torch's, ours): the predicted times of a call of 16-bit operands. Where nothing is known of
+    torch's GPU time, it is as long as ours. A call launches copies of unaligned operands, the
+    product, and the pass over a split K."""
+    terms = estimate(problem, choice.config, device)
+    ours_us = terms.total_us if choice.time_us is None else choice.time_us
+    torch_us = ours_us * (1.0 if choice.vs_torch is None else choice.vs_torch)
+    launches = 1 + (terms.split_us > 0) + (terms.pad_us > 0)
+    return Side(path.torch_us, torch_us), Side(path.ours_us(launches), ours_us)
+
+
+def _torch_wins_with_copies(problem: GemmProblem, choice: Choice, device: DeviceSpec,
+                            path: HostPath) -> str | None:
+    """The same for a batch with two strides. Torch writes a copy of each operand that has them and
+    multiplies the copies: that takes at least the bytes of the copies over the device's bandwidth,
+    and the time of our best config for one stride, by the measured ratio where there is one.
+
+    So torch wins only where two strides rule out the fast kernels, as for operands that TMA cannot
+    read, and K is long. Where a time is not known the call stays here.
+    """
+    one_stride = choose(replace(problem, two_strides="none"), device)
+    if choice.time_us is None or one_stride.time_us is None:
+        return None
+    copied = sum(x.format.bytes_of(problem.batch * rows * problem.k) for name, x, rows in (
+        ("a", problem.a, problem.m), ("b", problem.b, problem.n)) if name in problem.two_strides)
+    torch_us = one_stride.time_us * (one_stride.vs_torch or 1.0) + (
+        copied / (1e3 * device.memory_gbps) if device.memory_gbps else 0.0)
+    if max(torch_us, path.torch_us) >= TORCH_WINS * choice.time_us:
+        return None
+    return (f"a copy of the operands and torch's kernel take {torch_us:.1f} us, the kernel for two "
+            f"strides along the batch {choice.time_us:.1f} us")
+
+
+def _torch_floor_us(problem: GemmProblem, device: DeviceSpec) -> float:
+    """A lower bound of the time of torch's product of float32 operands, microseconds; infinity if
+    the device's peak rates are unknown."""
+    peak = device.peak_tflops.get("tf32" if problem.precision == "tf32" else "fp32")
+    if not peak or not device.memory_gbps:
+        return math.inf
+    return max(problem.flops() / (1e6 * _TORCH_SHARE * peak),
+               problem.bytes() / (1e3 * device.memory_gbps))
+
+
+def _torch_wins_float32(problem: GemmProblem, choice: Choice, device: DeviceSpec) -> str | None:
+    """:func:`torch_wins` for float32 operands: torch runs them unless a measurement favours our
+    kernel.
+
+    The IEEE kernels are 0.3 to 1.4 times as fast as torch's, depending on layout and size, so for
+    precision ``ieee`` only a row of the same problem on this device counts. Split products win by
+    more: a sibling's row or an estimate from neighbouring problems suffices, with a margin; with an
+    estimate the predicted time must also be below torch's lower bound. This is of GPU time alone.
+    """
+    kind = "TF32" if problem.precision == "tf32" else "float32"
+    least = _FLOAT32_LEAST.get(choice.source)
+    if least is None or choice.evidence is None or (
+            problem.precision == "ieee" and choice.source != "exact"):
+        return f"no measurement shows that the {kind} kernel chosen here is as fast as torch's"
+    floor_us = _torch_floor_us(problem, device)
+    if choice.source == "model" and choice.predicted_us is not None and (
+            choice.predicted_us > floor_us):
+        return (f"the {kind} kernel chosen here is predicted to take {choice.predicted_us:.1f} us, "
+                f"torch's no less than {floor_us:.1f} us")
+    if choice.evidence < least:
+        where = "here" if choice.source == "exact" else (
+            "on another GPU of this architecture" if choice.source == "sibling"
+            else "at measured problems near by")
+        return f"torch's {kind} kernel takes {choice.evidence:.2f} of the time of ours {where}"
+    return None
+
+
+def _torch_wins_complex(problem: GemmProblem, choice: Choice, device: DeviceSpec) -> str | None:
+    """The same for complex operands: what was measured of the float32 product, with the time of
+    arranging the operands added to ours. At precision ``ieee`` torch's, whose kernel arranges
+    nothing."""
+    if problem.precision == "ieee":
+        return "complex64 at precision ieee is torch's"
+    if choice.time_us is not None:
+        total_us = choice.time_us + arranging_us(problem, device)
+        evidence = choice.evidence and choice.evidence * choice.time_us / total_us
+        choice = replace(choice, predicted_us=total_us, evidence=evidence)
+    return _torch_wins_float32(float32_problem(problem), choice, device)
