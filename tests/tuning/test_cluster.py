@@ -70,13 +70,21 @@ def test_a_killed_worker_and_a_late_one_lose_nothing(local, tmp_path):
     for name in ("a", "b", "c"):
         local.worker(name, FAKE_GATE=str(gate))
 
-    def then(done):
-        if done == 1:
+    over = []
+
+    def step(said):
+        if over and said.count("worker a at", "has joined") and "late" not in local.workers:
             local.workers["a"].kill()
             local.worker("late")
+        # Ten of the problems wait for the late worker; at most six are with others by then.
+        if said.count("worker late", "has joined") and said.count("worker a at", "has left"):
+            gate.touch()
 
-    # Ten of the problems wait for the late worker; at most six are with others by then.
-    said = Said(then, lambda said: said.count("worker late", "has joined") and gate.touch())
+    def then(done):
+        over.append(done)
+        step(said)
+
+    said = Said(then, step)
     report = run(local, tmp_path / "j.jsonl", progress=said, each_s=0.05)
     assert Counter(p.winner for p in report.problems) == {CONFIGS[0]: len(PROBLEMS)}
     assert not report.stopped and report.device == "nvidia-h200"
