@@ -54,7 +54,7 @@ def drawn(rng: random.Random, dtypes: Iterable[str] = ("bf16", "fp16", "fp32")) 
     return GemmProblem.contiguous(
         m, n, k, batch=rng.choice((1, 1, 1, 3)), dtype=dtype, layout=rng.choice(LAYOUTS),
         dtype_out=rng.choice((dtype, dtype, "fp32")),
-        precision=rng.choice(("ieee", "tf32")) if dtype == "fp32" else "ieee")
+        precision=rng.choice(("ieee", "tf32", "fp16x3")) if dtype == "fp32" else "ieee")
 
 
 def legal_problem(rng: random.Random, config: KernelConfig, device: DeviceSpec,

@@ -68,7 +68,7 @@ def test_random_configs_of_the_space_are_right(kernel, part):
             k, layouts = -(-k // 8) * 8, ("nt",)
         problem = GemmProblem.contiguous(m, n, k, dtype=dtype, batch=rng.choice((1, 1, 3)),
                                          layout=rng.choice(layouts))
-        if kernel == "split_product":
+        if SPECS[kernel].takes.formats == ("fp32",):
             problem = GemmProblem.contiguous(m, n, k, dtype="fp32", batch=problem.batch,
                                              layout=problem.layout, precision="fp16x3")
         legal = [c for c in rng.sample(configs, min(20, len(configs)))

@@ -28,6 +28,7 @@ LEGAL = {
     "gemv": KernelConfig("gemv", 4, 16, 256, num_warps=4, num_stages=3),
     "skinny": KernelConfig("skinny", 16, 16, 256, num_warps=4, num_stages=3),
     "split_product": KernelConfig("split_product", 128, 128, 64, num_warps=8, num_stages=3),
+    "tiled_bf16x6": KernelConfig("tiled_bf16x6", 64, 64, 32, num_warps=4, num_stages=3),
 }
 SQUARE = GemmProblem.contiguous(4096, 4096, 4096, layout="nt")
 FP32 = GemmProblem.contiguous(4096, 4096, 4096, dtype="fp32")
@@ -36,7 +37,7 @@ THIN = replace(SQUARE, m=4)
 FEW = replace(SQUARE, m=16)
 SPLIT = GemmProblem.contiguous(4096, 4096, 4096, dtype="fp32", layout="nt", precision="fp16x3")
 #: The problem for which a kernel's config is legal, where that is not SQUARE.
-PROBLEMS_OF = {"gemv": THIN, "skinny": FEW, "split_product": SPLIT}
+PROBLEMS_OF = {"gemv": THIN, "skinny": FEW, "split_product": SPLIT, "tiled_bf16x6": SPLIT}
 
 
 @dataclass(frozen=True)
@@ -69,16 +70,40 @@ TILES = tuple(kernel for kernel in SPECS if kernel not in PROBLEMS_OF)
 TL = ("tiled", "persistent_tma")
 TMA = ("persistent_tma", "warp_specialized")
 SPLITS = ("tiled", "warp_specialized")
-BITS_16 = tuple(kernel for kernel in SPECS if kernel != "split_product")
+FP32_ONLY = ("split_product", "tiled_bf16x6")
+BITS_16 = tuple(kernel for kernel in SPECS if kernel not in FP32_ONLY)
 BREACHES = (
     *everywhere("dtype", "operands of two dtypes, bf16 and fp16", BITS_16, dtype_b="fp16"),
     *everywhere("dtype", "takes .*, not fp64", BITS_16, dtype_a="fp64", dtype_b="fp64",
                 dtype_out="fp64"),
     *everywhere("dtype", "writes bf16 or fp32, not fp16", BITS_16, dtype_out="fp16"),
-    Breach("split_product", "dtype", "takes fp32, not bf16", problem=SQUARE),
-    Breach("split_product", "dtype", "writes fp32, not bf16",
-           problem=replace(SPLIT, dtype_out="bf16")),
-    Breach("split_product", "precision", "tf32; at precision ieee it does not", problem=FP32),
+    *(Breach(kernel, "dtype", "takes fp32, not bf16", problem=SQUARE) for kernel in FP32_ONLY),
+    *everywhere("dtype", "writes fp32, not bf16", FP32_ONLY, dtype_out="bf16"),
+    *(Breach(kernel, "precision", "at precision fp16x3.*; at precision ieee it does not",
+             problem=FP32) for kernel in FP32_ONLY),
+    Breach("tiled_bf16x6", "precision", "at precision fp16x3; at precision tf32 it does not",
+           problem=replace(FP32, precision="tf32")),
+    *(Breach("tiled_bf16x6", "tile", says, changes) for says, changes in (
+        ("block_k=256 is not 16, 32, 64 or 128", {"block_k": 256}),
+        ("64x64x128 on 4 warps: a thread splits 128 elements a step, more than 64",
+         {"block_k": 128}))),
+    Breach("tiled_bf16x6", "unused", "swap_ab=1: this kernel has no such parameter",
+           {"swap_ab": 1}),
+    Breach("tiled_bf16x6", "oversized", "block_m=64 is at least four times the extent 16",
+           problem=replace(SPLIT, m=16)),
+    Breach("tiled_bf16x6", "registers", "at least 2. Use fewer warps",
+           {"block_m": 16, "block_n": 16, "num_warps": 8}),
+    Breach("tiled_bf16x6", "split_k", "split_k=16 cuts 8 steps", {"split_k": 16},
+           replace(SPLIT, k=256)),
+    Breach("tiled_bf16x6", "grid", "a grid has at most 2147483647 programs",
+           problem=replace(SPLIT, m=HUGE.m, n=HUGE.n)),
+    Breach("tiled_bf16x6", "shared_memory", r"num_stages=20 needs \d+ bytes of shared memory",
+           {"num_stages": 20}),
+    *(breach for name in ("block_m", "block_n", "num_warps") for breach in everywhere(
+        "power_of_two", f"{name}=96 is not a power of two", ("tiled_bf16x6",),
+        changes={name: 96})),
+    *(breach for name in ("block_m", "block_n", "block_k") for breach in everywhere(
+        "dot_shape", f"{name}=8 is below 16", ("tiled_bf16x6",), changes={name: 8})),
     *(Breach("split_product", "arch", "runs on sm_90; NVIDIA .* is sm_", arch=arch)
       for arch in (80, 100)),
     *(Breach("split_product", "empty", "empty extent", problem=replace(SPLIT, **{extent: 0}))
@@ -108,7 +133,7 @@ BREACHES = (
     *everywhere("scale", "takes no scales; B has scale 1x128", scale_b="1x128"),
     *everywhere("grouping", "takes no groups; grouping is m8", grouping="m8"),
     *everywhere("batch_strides", "takes one along the batch; two_strides is a",
-                ("persistent_tma", "skinny", "split_product"), two_strides="a", batch=6),
+                ("persistent_tma", "skinny", *FP32_ONLY), two_strides="a", batch=6),
     *everywhere("batch_strides", "takes two of A, B along the batch; two_strides is bc",
                 ("warp_specialized",), two_strides="bc", batch=6),
     *everywhere("batch_strides", "split_k=2 adds its parts into a C with one stride",
@@ -395,7 +420,7 @@ def test_gluon_kernels_are_not_for_the_interpreter(kernel):
     assert found.rule == "interpreter" and "have no interpreter" in found.message
 
 
-@pytest.mark.parametrize("kernel", ("tiled", "gemv"))
+@pytest.mark.parametrize("kernel", ("tiled", "tiled_bf16x6", "gemv"))
 def test_pointer_kernels_need_ampere(kernel):
     found = violation(PROBLEMS_OF.get(kernel, SQUARE), LEGAL[kernel], OLD)
     assert found.rule == "arch" and found.message == "needs sm_80 or later; Tesla V100 is sm_70"
@@ -404,7 +429,8 @@ def test_pointer_kernels_need_ampere(kernel):
 def test_every_rule_of_every_kernel_has_a_case():
     rules = {(name, c.rule) for name, spec in SPECS.items() for c in spec.constraints}
     assert rules - {(b.kernel, b.rule) for b in BREACHES} == {
-        ("tiled", "arch"), ("gemv", "arch"), ("skinny", "shared_memory"),
+        ("tiled", "arch"), ("tiled_bf16x6", "arch"), ("gemv", "arch"),
+        ("skinny", "shared_memory"),
         ("warp_specialized", "one_buffer"),  # test_gluon_support.py
         *((kernel, rule) for kernel in ("warp_specialized", "skinny", "split_product")
           for rule in ("interpreter", "gluon"))}

@@ -392,7 +392,7 @@ def test_the_grid_covers_every_tile_of_the_rule_default(kernel):
     spec = SPECS[kernel]
     n = 7 if kernel in FEW else 777
     problem = GemmProblem.contiguous(1111, n, 512, layout="nt", batch=3)
-    if kernel == "split_product":
+    if spec.takes.formats == ("fp32",):
         problem = replace(problem, dtype_a="fp32", dtype_b="fp32", dtype_out="fp32",
                           precision="fp16x3")
     config = spec.default(problem, H200)

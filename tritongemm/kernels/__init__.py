@@ -17,12 +17,14 @@ from tritongemm.kernels.skinny import SKINNY
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.split_product import SPLIT_PRODUCT
 from tritongemm.kernels.tiled import TILED
+from tritongemm.kernels.tiled_bf16x6 import TILED_BF16X6
 from tritongemm.kernels.warp_specialized import WARP_SPECIALIZED
 from tritongemm.problem import GemmProblem
 
 SPECS: dict[str, KernelSpec] = {
     s.name: s for s in (
-        WARP_SPECIALIZED, PERSISTENT_TMA, SPLIT_PRODUCT, TILED, GEMV, SKINNY)}
+        WARP_SPECIALIZED, PERSISTENT_TMA, SPLIT_PRODUCT, TILED, TILED_BF16X6, GEMV,
+        SKINNY)}
 
 def spec_named(name: str) -> KernelSpec:
     """The spec ``name``, of a kernel or of a rung of the ladder. Raises :class:`ConfigError` for

@@ -39,7 +39,7 @@ class Footprint(NamedTuple):
         k_over_threads: the threads of a program divide K among them and add their sums at the end.
             False: they divide the tile.
         products: multiplications by the unit for one product of an element of A and one of B: 1,
-            or 3 where float32 operands are split into two fp16 parts.
+            or as many as there are products of parts, where float32 operands are split.
         registers: of a thread, estimated; those above :data:`MAX_REGISTERS` are spilled. Of a
             kernel whose operands do not pass through registers, the accumulators alone.
         columns_b: columns of B that a pipeline stage holds (rows of A, where the config swaps).
@@ -86,12 +86,12 @@ def programs_that_fit(config: KernelConfig, device: DeviceSpec, shared_bytes: in
 
 def of_threads(problem: GemmProblem, config: KernelConfig, device: DeviceSpec, *,
                shared_bytes: int, registers: float, tensor_cores: bool,
-               k_over_threads: bool = False) -> Footprint:
+               k_over_threads: bool = False, products: int = 1) -> Footprint:
     """The footprint of a kernel whose threads load the operands, a program for each tile."""
     return Footprint(
         sms=device.num_sms,
         programs_per_sm=programs_that_fit(config, device, shared_bytes, registers),
         tiles_per_program=1, persistent=False, copy_engine=False, producer_warps=False,
-        tensor_cores=tensor_cores, k_over_threads=k_over_threads, products=1, registers=registers,
+        tensor_cores=tensor_cores, k_over_threads=k_over_threads, products=products, registers=registers,
         columns_b=config.block_n, bits_a=bits_of(problem.dtype_a),
         bits_b=bits_of(problem.dtype_b))

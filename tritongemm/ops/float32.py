@@ -43,8 +43,12 @@ class Float32Path:
         return [*found, ("switch", self.switch)]
 
 
+#: By the products of parts that stand for one of float32.
+_SPLIT = {
+    3: "three fp16 tensor-core products of operands split into two parts (fp16x3)",
+    6: "six bf16 tensor-core products of operands split into three parts (bf16x6)",
+}
 _HOW = {
-    "split": "three fp16 tensor-core products of operands split into two parts (fp16x3)",
     "ieee": "float32 multiply-adds on CUDA cores",
     "tf32": "tensor cores, operands with 10 bits of mantissa",
     "torch": "cuBLAS, at torch's own precision setting",
@@ -72,8 +76,8 @@ def float32_path(problem: GemmProblem, config: KernelConfig | None, device: Devi
     if config is None or torchs:
         return Float32Path("torch", _HOW["torch"], None, None, _TO_OWN)
     asked = problem.compute
-    splits = spec_named(config.kernel).footprint(problem, config, device).products > 1
-    if asked.name == "fp16x3" and splits:
+    products = spec_named(config.kernel).footprint(problem, config, device).products
+    if asked.name == "fp16x3" and products > 1:
         name, switch = "split", _TO_IEEE
     elif asked.name == "tf32":
         name, switch = "tf32", _NO_TF32
@@ -82,5 +86,6 @@ def float32_path(problem: GemmProblem, config: KernelConfig | None, device: Devi
         name, switch = "ieee", _TO_SPLIT if asked.name == "ieee" else _TO_IEEE
     mode = asked if name != "ieee" else COMPUTES["ieee"]
     unit = asked.error_unit(problem.c.format.eps, problem.k)
-    return Float32Path(name, _HOW[name], mode.bound(problem.k),
+    how = _SPLIT[products] if name == "split" else _HOW[name]
+    return Float32Path(name, how, mode.bound(problem.k),
                        (asked.max_factor * unit, asked.rms_factor * unit), switch)

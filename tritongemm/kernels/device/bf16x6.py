@@ -1,0 +1,124 @@
+"""float32 products on tensor cores without a pass over the operands: three bf16 parts in registers.
+
+A float32 number x is hi + mid + lo + r, each part what is left rounded to bf16. Rounding to nearest
+leaves |x - hi| <= 2^-9 |x|, |x - hi - mid| <= 2^-18 |x| and |r| <= 2^-27 |x|. Of the nine products
+of the parts of two numbers, those of hi or mid with lo and mid are at most 2^-9, 2^-18 of |x y|;
+the three that are left out, mid lo, lo mid and lo lo, and what the parts lack, are together below
+2^-24 |x y| (Henry, Tang and Heinecke, Leveraging the bfloat16 Artificial Intelligence Datatype For
+Higher-Precision Computations, arXiv 1904.06376). The sums over a step of K begin at 0, the small
+products first, and are added to the float32 sum in registers: a tensor core truncates, and a chain
+along all of K would lose more than the parts do.
+
+bf16 has float32's range of exponents, so no scale is needed. What the parts cannot represent:
+
+- Numbers that are not 0 and below ``SMALLEST``: bf16 has no number below 2^-133, so r may be 2^-134
+  whatever x is.
+- Infinities, NaN, and numbers that round to infinity (above 3.389e38): the rest is infinite or NaN,
+  and so are the results.
+
+Such rows, columns and results are computed again by float32 multiply-adds (:func:`where_exact`).
+"""
+
+import triton
+import triton.language as tl
+
+from tritongemm.kernels.device.dot import dot
+
+#: Twice the bits of 2^-110, without the sign: below, r may exceed 2^-24 |x|.
+_SMALLEST = tl.constexpr((17 << 23) * 2 - 1)
+_LARGEST_FINITE = tl.constexpr(3.4028234663852886e38)
+#: Products that the exact sum adds one after the other, as cuBLAS's SGEMM has them where it splits K.
+CHAIN = tl.constexpr(256)
+#: Elements of K whose loads the exact sum has in flight at a time.
+UNROLL = tl.constexpr(8)
+
+
+@triton.jit
+def smaller(least, x):
+    """The smaller of ``least`` and the magnitude of ``x``, where that is not 0, elementwise, as
+    unsigned integers: twice the bits of the magnitude, less 1."""
+    return tl.minimum(least, x.to(tl.uint32, bitcast=True) * 2 - 1)
+
+
+@triton.jit
+def parts_of(x):
+    """(hi, mid, lo) of float32 ``x`` as bf16."""
+    hi = x.to(tl.bfloat16)
+    rest = x - hi.to(tl.float32)
+    mid = rest.to(tl.bfloat16)
+    return hi, mid, (rest - mid.to(tl.float32)).to(tl.bfloat16)
+
+
+@triton.jit
+def product_of_parts(x, y, INTERPRETED: tl.constexpr):
+    """x @ y of float32 tiles by six products of their parts, the small ones first."""
+    x_hi, x_mid, x_lo = parts_of(x)
+    y_hi, y_mid, y_lo = parts_of(y)
+    sums = tl.zeros((x.shape[0], y.shape[1]), dtype=tl.float32)
+    sums = dot(x_mid, y_mid, sums, "ieee", INTERPRETED)
+    sums = dot(x_lo, y_hi, sums, "ieee", INTERPRETED)
+    sums = dot(x_hi, y_lo, sums, "ieee", INTERPRETED)
+    sums = dot(x_mid, y_hi, sums, "ieee", INTERPRETED)
+    sums = dot(x_hi, y_mid, sums, "ieee", INTERPRETED)
+    return dot(x_hi, y_hi, sums, "ieee", INTERPRETED)
+
+
+@triton.jit
+def tiles_at(a_ptrs, b_ptrs, ks, left, EVEN_K: tl.constexpr):
+    """The tiles of A and B at a step of K; 0 from ``left`` elements along K on."""
+    if EVEN_K:
+        return tl.load(a_ptrs), tl.load(b_ptrs)
+    else:
+        return (tl.load(a_ptrs, mask=ks[None, :] < left, other=0.0),
+                tl.load(b_ptrs, mask=ks[:, None] < left, other=0.0))
+
+
+@triton.jit
+def parts_over_k(a_rows, b_columns, first, last, K, stride_ak, stride_bk, BLOCK_M: tl.constexpr,
+                 BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+                 INTERPRETED: tl.constexpr):
+    """The sum of A @ B over steps ``first`` to ``last`` of K for one tile, [BLOCK_M, BLOCK_N]
+    float32, by products of parts, corrected where these cannot represent the operands. ``a_rows``
+    [BLOCK_M], ``b_columns`` [BLOCK_N]: pointers to the first step. Only K is masked, and not with
+    EVEN_K."""
+    ks = tl.arange(0, BLOCK_K)
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    least_a = tl.full((BLOCK_M, BLOCK_K), 0xFFFFFFFF, dtype=tl.uint32)
+    least_b = tl.full((BLOCK_K, BLOCK_N), 0xFFFFFFFF, dtype=tl.uint32)
+    x_ptrs = a_rows[:, None] + ks[None, :] * stride_ak
+    y_ptrs = b_columns[None, :] + ks[:, None] * stride_bk
+    for step in range(first, last):
+        x, y = tiles_at(x_ptrs, y_ptrs, ks, K - step * BLOCK_K, EVEN_K)
+        least_a, least_b = smaller(least_a, x), smaller(least_b, y)
+        acc += product_of_parts(x, y, INTERPRETED)
+        x_ptrs += BLOCK_K * stride_ak
+        y_ptrs += BLOCK_K * stride_bk
+    small_a = tl.min(least_a, axis=1) < _SMALLEST
+    small_b = tl.min(least_b, axis=0) < _SMALLEST
+    inexact = small_a[:, None] | small_b[None, :] | ~(tl.abs(acc) <= _LARGEST_FINITE)
+    if tl.max(tl.max(inexact.to(tl.int32), axis=1), axis=0) > 0:
+        exact = multiply_adds_over_k(a_rows, b_columns, first * BLOCK_K, min(last * BLOCK_K, K),
+                                     stride_ak, stride_bk, BLOCK_M, BLOCK_N)
+        acc = tl.where(inexact, exact, acc)
+    return acc
+
+
+@triton.jit
+def multiply_adds_over_k(a_rows, b_columns, begin, end, stride_ak, stride_bk, BLOCK_M: tl.constexpr,
+                         BLOCK_N: tl.constexpr):
+    """The sum over elements ``begin`` to ``end`` of K by float32 multiply-adds, in chains of CHAIN
+    whose sums are added. ``a_rows`` [BLOCK_M], ``b_columns`` [BLOCK_N]: pointers to element
+    ``begin``. Rarely needed, so it takes no shared memory and few registers rather than little
+    time."""
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for chain in tl.range(begin, end, CHAIN, num_stages=1):
+        sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for k in tl.range(chain, min(chain + CHAIN, end), UNROLL, num_stages=1):
+            for i in tl.static_range(UNROLL):
+                x = tl.load(a_rows + i * stride_ak, mask=k + i < end, other=0.0)
+                y = tl.load(b_columns + i * stride_bk, mask=k + i < end, other=0.0)
+                sums += x[:, None] * y[None, :]
+            a_rows += UNROLL * stride_ak
+            b_columns += UNROLL * stride_bk
+        acc += sums
+    return acc
