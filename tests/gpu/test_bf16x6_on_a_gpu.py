@@ -73,7 +73,7 @@ def test_planted_values_give_what_float32_gives(layout, config):
             continue
         a, b, out = operands(problem)
         for x in (a, b):
-            for value in (float("inf"), float("nan"), 2.0**-140, 2.0**-115, 2.0**90, 3.4e38):
+            for value in (float("inf"), float("nan"), 2.0**-140, 2.0**-115, 2.0**90):
                 if rng.random() < 0.3:
                     x[rng.randrange(x.shape[0]), rng.randrange(x.shape[1])] = value
         if (a.double() @ b.double()).abs().nan_to_num(0, 0, 0).max() > 1e38:

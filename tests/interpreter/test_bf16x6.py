@@ -11,14 +11,13 @@ from test_split_fp32 import problem_of, stored
 from tritongemm.config import KernelConfig
 from tritongemm.device import interpreter_device
 from tritongemm.kernels import violation
-from tritongemm.kernels.interpret import interpret
 from tritongemm.ops.plan import bind_config
 from tritongemm.problem import LAYOUTS
 
 pytestmark = pytest.mark.interpreter
 CONFIG = KernelConfig("tiled_bf16x6", 32, 32, 32, num_warps=4, num_stages=2, group_m=2)
-#: |C - exact| over |A| |B|: what the parts lack and leave out (2^-21 where the interpreter truncates
-#: to bf16; a GPU rounds), and a float32 sum of 300 products.
+#: |C - exact| over |A| |B|: what the parts lack and leave out (2^-21 where the interpreter
+#: truncates to bf16; a GPU rounds), and a float32 sum of 300 products.
 LIMIT = 2.0**-21 + 300 * 2.0**-24
 
 

@@ -92,6 +92,6 @@ def of_threads(problem: GemmProblem, config: KernelConfig, device: DeviceSpec, *
         sms=device.num_sms,
         programs_per_sm=programs_that_fit(config, device, shared_bytes, registers),
         tiles_per_program=1, persistent=False, copy_engine=False, producer_warps=False,
-        tensor_cores=tensor_cores, k_over_threads=k_over_threads, products=products, registers=registers,
-        columns_b=config.block_n, bits_a=bits_of(problem.dtype_a),
+        tensor_cores=tensor_cores, k_over_threads=k_over_threads, products=products,
+        registers=registers, columns_b=config.block_n, bits_a=bits_of(problem.dtype_a),
         bits_b=bits_of(problem.dtype_b))

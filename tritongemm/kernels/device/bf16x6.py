@@ -27,7 +27,8 @@ from tritongemm.kernels.device.dot import dot
 #: Twice the bits of 2^-110, without the sign: below, r may exceed 2^-24 |x|.
 _SMALLEST = tl.constexpr((17 << 23) * 2 - 1)
 _LARGEST_FINITE = tl.constexpr(3.4028234663852886e38)
-#: Products that the exact sum adds one after the other, as cuBLAS's SGEMM has them where it splits K.
+#: Products that the exact sum adds one after the other: a chain along all of K has a larger error
+#: than cuBLAS's SGEMM, which splits K.
 CHAIN = tl.constexpr(256)
 #: Elements of K whose loads the exact sum has in flight at a time.
 UNROLL = tl.constexpr(8)
