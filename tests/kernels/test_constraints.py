@@ -36,6 +36,7 @@ HUGE = replace(SQUARE, m=2**31 - 1, n=2**31 - 1)
 THIN = replace(SQUARE, m=4)
 FEW = replace(SQUARE, m=16)
 SPLIT = GemmProblem.contiguous(4096, 4096, 4096, dtype="fp32", layout="nt", precision="fp16x3")
+TF32 = replace(SPLIT, precision="tf32")
 #: The problem for which a kernel's config is legal, where that is not SQUARE.
 PROBLEMS_OF = {"gemv": THIN, "skinny": FEW, "split_product": SPLIT, "tiled_bf16x6": SPLIT}
 
@@ -140,8 +141,12 @@ BREACHES = (
                 ("tiled", "gemv"), changes={"split_k": 2}, two_strides="ac", batch=6),
     Breach("warp_specialized", "alignment", "pad_operands=1 copies operands with one stride",
            {"pad_operands": 1}, replace(SQUARE, align_a=2, batch=6, two_strides="b")),
-    *everywhere("dtype", "takes bf16, fp16, not fp32", ("warp_specialized", "skinny"),
+    *everywhere("dtype", "takes bf16, fp16, not fp32", ("skinny",),
                 dtype_a="fp32", dtype_b="fp32", dtype_out="fp32"),
+    *(Breach("warp_specialized", "precision", f"at precision tf32; at precision {x} it does not",
+             problem=replace(FP32, precision=x)) for x in ("ieee", "fp16x3")),
+    Breach("warp_specialized", "alignment", "pad_operands=1 copies operands of 16 bits, not fp32",
+           {"block_k": 32, "pad_operands": 1}, replace(TF32, align_a=4)),
     Breach("persistent_tma", "arch", "runs on sm_90, sm_100; NVIDIA A100.* is sm_80", arch=80),
     *(Breach(kernel, "arch", "runs on sm_90; NVIDIA B200 is sm_100", arch=100)
       for kernel in ("warp_specialized", "skinny")),
@@ -150,7 +155,8 @@ BREACHES = (
            problem=FP32),
     Breach("persistent_tma", "precision", "tf32; at precision fp16x3 it does not",
            problem=replace(FP32, precision="fp16x3")),
-    Breach("persistent_tma", "tf32_layout", "nt only", problem=replace(FP32, precision="tf32")),
+    *everywhere("tf32_layout", "nt only", TMA, dtype_a="fp32", dtype_b="fp32", dtype_out="fp32",
+                precision="tf32", layout="nn"),
     *(breach for extent in ("m", "n", "k", "batch") for breach in everywhere(
         "empty", "empty extent", TMA, **{extent: 0})),
     *(breach for x in "ab" for breach in everywhere(

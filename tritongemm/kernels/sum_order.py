@@ -37,6 +37,7 @@ from tritongemm.problem import GemmProblem
 #: problems on an H100, every bit equal (perf/results/nvidia-h100-80gb-hbm3/sum-orders.csv). Not
 #: known of TF32, nor of other architectures, which have one of the two.
 TENSOR_CORE_16 = "tensor core k16"
+WGMMA_TF32 = "wgmma tf32 k8"
 #: Ranges that the pass over a split K adds within one thread, in a fixed order, however its threads
 #: are laid over the elements of C. From 16 on the layout depends on what divides their number.
 _MAX_REDUCED = 8
@@ -102,4 +103,4 @@ def dot_instruction(problem: GemmProblem, config: KernelConfig, device: DeviceSp
     if problem.dtype_a != "fp32":
         return TENSOR_CORE_16
     whole = device.arch >= 90 and config.num_warps % 4 == 0 and config.block_m % 64 == 0
-    return f"{'wgmma' if whole else 'mma.sync'} tf32 k8"
+    return WGMMA_TF32 if whole else "mma.sync tf32 k8"

@@ -1,5 +1,5 @@
-"""The warp-specialised Hopper kernel in Gluon: fp16 and bf16, any layout, split-K, swapped: its
-launches and its rules. What a tile takes is ``warp_tile``."""
+"""The warp-specialised Hopper kernel in Gluon: fp16 and bf16 in any layout, TF32 along K, split-K,
+swapped: its launches and its rules. What a tile takes is ``warp_tile``."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tritongemm.kernels.launch import (
 from tritongemm.kernels.padding import copied, pad_operands, padded_bytes
 from tritongemm.kernels.reduce import partials_bytes, reduce_launch, split_to_fill, target_of
 from tritongemm.kernels.spec import KernelSpec
-from tritongemm.kernels.sum_order import TENSOR_CORE_16, SumOrder, order_of
+from tritongemm.kernels.sum_order import TENSOR_CORE_16, WGMMA_TF32, SumOrder, order_of
 from tritongemm.kernels.swap import swapped, swapped_geometry
 from tritongemm.kernels.symbol import symbol_of
 from tritongemm.kernels.takes import Takes
-from tritongemm.kernels.tensor_map import batched, loaded_in, stored_operand, tma_store
+from tritongemm.kernels.tensor_map import batched, loaded_in, stored_operand
 from tritongemm.problem import EPILOGUES, FULL_ALIGNMENT, GemmProblem, divisor_of, dtype_of
 
 #: What the 32 barriers of one buffer are enough for, with those of three consumers in a cluster.
@@ -129,8 +129,9 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
 
 
 def sum_order(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> SumOrder | None:
-    """wgmma of 16 along K, four to a step; consumers share rows of a tile and never K."""
-    return order_of(TENSOR_CORE_16, problem, config)
+    """wgmma of 32 bytes along K, four to a step; consumers share rows of a tile and never K."""
+    unit = WGMMA_TF32 if problem.dtype_a == "fp32" else TENSOR_CORE_16
+    return order_of(unit, problem, config)
 
 
 def _maps(problem: GemmProblem, outer: GemmProblem, config: KernelConfig,
@@ -327,6 +328,8 @@ def _oversized(problem, config, device):
 def _aligned_or_padded(problem, config, device):
     if not config.pad_operands:
         return rules.tma_operands.check(problem, config, device)
+    if problem.dtype_a == "fp32":
+        return f"pad_operands={config.pad_operands} copies operands of 16 bits, not fp32"
     if problem.two_strides != "none":
         return (f"pad_operands={config.pad_operands} copies operands with one stride along the "
                 f"batch; two_strides is {problem.two_strides}")
@@ -372,15 +375,17 @@ def _not_swapped_for_nothing(problem, config, device):
 
 def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
     """128x256 shared by two groups where that fills the SMs; 128x128 else; small M is swapped."""
+    block_k = 128 // dtype_of(problem.dtype_a).itemsize
     if problem.m <= 64 and not EPILOGUES[problem.epilogue].plain:
-        config = KernelConfig("warp_specialized", 64, 128, 64, num_warps=4, num_stages=6, group_m=8)
+        config = KernelConfig("warp_specialized", 64, 128, block_k, num_warps=4, num_stages=6,
+                              group_m=8)
     elif problem.m <= 64:
         block_n = 16
         while block_n < problem.m:
             block_n *= 2
         units = -(-problem.n // 64) * problem.batch
-        split = split_to_fill(units, 2 * device.num_sms, problem.k // 64, 32)
-        config = KernelConfig("warp_specialized", 64, block_n, 64, num_warps=4, num_stages=8,
+        split = split_to_fill(units, 2 * device.num_sms, problem.k // block_k, 32)
+        config = KernelConfig("warp_specialized", 64, block_n, block_k, num_warps=4, num_stages=8,
                               group_m=8, split_k=split, swap_ab=1)
     else:
         tiles = -(-problem.m // 128) * -(-problem.n // 256) * problem.batch
@@ -388,11 +393,11 @@ def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
         block_n = 256 if wide else 128
         while block_n > 16 and block_n >= 2 * problem.n:
             block_n //= 2
-        config = KernelConfig("warp_specialized", 128, block_n, 64, num_warps=8, num_stages=6,
+        config = KernelConfig("warp_specialized", 128, block_n, block_k, num_warps=8, num_stages=6,
                               group_m=8, epilogue_subtile=2 if block_n == 256 else 1)
-        if not tma_store(problem):
+        if not tile.stores_by_tma(problem, config):
             config = replace(config, epilogue_subtile=1)
-    if min(problem.align_a, problem.align_b) < FULL_ALIGNMENT:
+    if min(problem.align_a, problem.align_b) < FULL_ALIGNMENT and problem.dtype_a != "fp32":
         config = replace(config, pad_operands=1)
     while (config.num_stages > 2
            and tile.shared_bytes(problem, config) > device.shared_bytes_per_block):
@@ -404,9 +409,10 @@ WARP_SPECIALIZED = KernelSpec(
     name="warp_specialized",
     idea="a producer warp copies, consumer groups multiply; clusters share operands or K",
     archs=(90,),
-    takes=Takes(("bf16", "fp16"), two_strides="ab", all_epilogues=True),
+    takes=Takes(("bf16", "fp16", "fp32"), ("native", "tf32"), two_strides="ab",
+                all_epilogues=True),
     constraints=(
-        rules.archs(90), rules.not_interpreted, rules.gluon,
+        rules.archs(90), rules.not_interpreted, rules.gluon, rules.tf32_reads_k_major,
         rules.tma_extents,
         rules.unused(*rules.CUDA_TILES),
         rules.flags_and_turned, rules.whole_epilogue,

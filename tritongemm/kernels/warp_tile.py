@@ -120,9 +120,9 @@ def is_power_of_two(width: int) -> bool:
 
 def one_buffer(problem: GemmProblem, config: KernelConfig) -> bool:
     """Whether ``device.consumer_ptx`` runs it, which keeps everything in one buffer, the first in
-    shared memory, so that it knows addresses. It alone has every epilogue."""
+    shared memory, so that it knows addresses. It alone has every epilogue, and TF32."""
     return (not is_power_of_two(config.block_n) or programs_of(config) > 1 or transposed(config)
-            or not EPILOGUES[problem.epilogue].plain)
+            or not EPILOGUES[problem.epilogue].plain or problem.dtype_a == "fp32")
 
 
 def transposed(config: KernelConfig) -> bool:

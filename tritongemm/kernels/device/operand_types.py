@@ -5,8 +5,9 @@ import triton
 import triton.language as tl
 from triton.experimental import gluon
 
-#: Types of the 16-bit tensor instructions -> their names in PTX.
-_PTX_NAMES = {"bf16": "bf16", "fp16": "f16"}
+#: Types of the operands of tensor instructions -> their names in PTX. Of float32 the instruction
+#: reads TF32: the low 13 bits are ignored.
+_PTX_NAMES = {"bf16": "bf16", "fp16": "f16", "fp32": "tf32"}
 
 
 @triton.constexpr_function
@@ -38,8 +39,8 @@ def require_operands(A: tl.constexpr, B: tl.constexpr, ALLOWED: tl.constexpr):
 
 @triton.constexpr_function
 def ptx_name(element):
-    """The name of a 16-bit operand type in PTX: ``bf16`` or ``f16``. Raises ``KeyError`` for any
-    other type."""
+    """The name of an operand type in PTX's tensor instructions: ``bf16``, ``f16`` or ``tf32``.
+    Raises ``KeyError`` for any other type."""
     return _PTX_NAMES[str(element)]
 
 

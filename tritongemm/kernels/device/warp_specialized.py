@@ -12,8 +12,8 @@ and then one unit a program.
 
 There are two consumers. ``consumer_gluon`` uses Gluon's buffers and instructions, which take tiles
 with powers of two for sides. ``consumer_ptx`` takes any multiple of 8 columns, so that tiles fill
-the last wave, clusters, and tiles that are transposed before they are stored; it keeps everything
-in one buffer, whose addresses are known.
+the last wave, clusters, tiles that are transposed before they are stored, and float32 operands,
+which it multiplies as TF32; it keeps everything in one buffer, whose addresses are known.
 """
 
 from triton.experimental import gluon
@@ -178,7 +178,7 @@ def warp_specialized(a_desc, b_desc, c_desc, aux_desc, c, M, N, K, batches, inne
     once (``tile_load.load_share``), and PARTIALS_OFFSET, STORE_OFFSET (STORE_BYTES a consumer) and
     BARRIERS_OFFSET are bytes from the start of its BUFFER_BYTES. STAGE_BYTES: of both operands.
     """
-    gluon_require_operands(a_desc.dtype, b_desc.dtype, "bf16, fp16")
+    gluon_require_operands(a_desc.dtype, b_desc.dtype, "bf16, fp16, fp32")
     S: gl.constexpr = constants_of(
         A_T, B_T, BATCHED, TWO_STRIDES, TRANSPOSED, TMA_STORE, EVICT_FIRST, VECTOR, ROW_COLUMNS,
         SUBTILE, BLOCK_M, BLOCK_N, BLOCK_K, ROWS, FRAGMENT_N, EPILOGUE_N, STORE_BUFFERS, GROUP_M,

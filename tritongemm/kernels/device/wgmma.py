@@ -8,7 +8,8 @@ tensors, which :func:`columns_of` joins into powers of two without moving a regi
 
 Operands are read through matrix descriptors (PTX ISA, wgmma, "Matrix Descriptor Format"). The
 caller keeps both in one buffer, the first in shared memory (``hopper.shared_address``). An operand
-stored across K lies in swizzle atoms of 64 columns, 128 bytes.
+stored across K lies in swizzle atoms of 64 columns, 128 bytes; of TF32 both are stored along K, the
+only way in which the instruction reads it.
 """
 
 from triton.experimental import gluon
@@ -19,11 +20,15 @@ from tritongemm.kernels.device.hopper import shared_address
 
 @gluon.constexpr_function
 def _mma(n, accumulators, a_across, b_across, element):
-    """The instructions of a step of 64 along K, four for each 64 rows and their 4 n accumulator
-    registers; ``*_across``: the operand is stored across K."""
+    """The instructions of a step of 128 bytes along K, four for each 64 rows and their 4 n
+    accumulator registers; ``*_across``: the operand is stored across K."""
     outputs = 4 * n * accumulators
-    # From one 16 of K to the next, in units of 16 bytes: 32 bytes of a swizzled row, or, with K
-    # outermost, 16 rows of 128 bytes.
+    k, orders = 16, f", {int(a_across)}, {int(b_across)}"
+    if element == "tf32":
+        assert not (a_across or b_across), "wgmma reads TF32 along K"
+        k, orders = 8, ""
+    # From one instruction's K to the next, in units of 16 bytes: 32 bytes of a swizzled row, or,
+    # with K outermost, 16 rows of 128 bytes.
     advance_a, advance_b = (128 if across else 2 for across in (a_across, b_across))
     lines = ["{", ".reg .b64 da, db;", ".reg .pred p;", "setp.ne.b32 p, 1, 0;",
              f"mov.b64 da, ${2 * outputs};", f"mov.b64 db, ${2 * outputs + 4};",
@@ -33,11 +38,11 @@ def _mma(n, accumulators, a_across, b_across, element):
         if which:  # the next 64 rows of A, 8,192 bytes on, with the same columns of B
             lines += [f"add.s64 da, da, {512 - 3 * advance_a};",
                       f"sub.s64 db, db, {3 * advance_b};"]
-        for k in range(4):
-            if k:
+        for part in range(4):
+            if part:
                 lines += [f"add.s64 da, da, {advance_a};", f"add.s64 db, db, {advance_b};"]
-            lines.append(f"wgmma.mma_async.sync.aligned.m64n{8 * n}k16.f32.{element}.{element} "
-                         f"{{{registers}}}, da, db, p, 1, 1, {int(a_across)}, {int(b_across)};")
+            lines.append(f"wgmma.mma_async.sync.aligned.m64n{8 * n}k{k}.f32.{element}.{element} "
+                         f"{{{registers}}}, da, db, p, 1, 1{orders};")
     return "\n".join([*lines, "wgmma.commit_group.sync.aligned;",
                       "wgmma.wait_group.sync.aligned 1;", "}"])
 
