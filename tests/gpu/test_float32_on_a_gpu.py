@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from tritongemm.config import KernelConfig  # noqa: E402
 from tritongemm.device import current_device  # noqa: E402
-from tritongemm.kernels import spec_named  # noqa: E402
+from tritongemm.kernels import spec_named, violation  # noqa: E402
 from tritongemm.kernels.split_fp32 import split_operands  # noqa: E402
 from tritongemm.ops.plan import bind_config, geometry_of, make_plan  # noqa: E402
 from tritongemm.problem import LAYOUTS, GemmProblem  # noqa: E402
@@ -80,6 +80,35 @@ def test_products_are_within_the_bound(shape, batch, gap, layout, precision):
             a, b, out = operands(problem, gap)
             bind_config(problem, config, device)(a, b, out)
             assert_near(out, a, b, LIMITS[precision])
+            ran += 1
+    assert ran
+
+
+#: TF32 along K by the warp-specialised kernel: one of each way to share, split, turn and store.
+HOPPER = KernelConfig("warp_specialized", 128, 128, 32, num_warps=8, num_stages=4)
+TF32_CONFIGS = (
+    HOPPER, replace(HOPPER, block_n=144), replace(HOPPER, block_m=192, block_n=96, num_warps=12),
+    replace(HOPPER, block_m=64, block_n=96, pingpong=1), replace(HOPPER, cluster_m=2),
+    replace(HOPPER, block_n=112, swap_ab=2), replace(HOPPER, block_m=64, num_warps=4, split_k=3),
+    replace(HOPPER, block_m=64, block_n=64, num_warps=4, cluster_k=2),
+    replace(HOPPER, block_m=64, block_n=16, num_warps=4, swap_ab=1))
+
+
+@pytest.mark.parametrize("config", TF32_CONFIGS, ids=str)
+def test_the_hopper_kernel_multiplies_tf32_within_its_bound(config):
+    ran = 0
+    for shape, batch, gap, epilogue in (
+            ((256, 384, 512), 1, 0, "none"), ((300, 332, 416), 1, 4, "none"),
+            ((300, 333, 1004), 1, 0, "none"), ((16, 520, 1000), 1, 0, "none"),
+            ((130, 200, 300), 3, 0, "none"), ((260, 200, 640), 1, 0, "bias")):
+        problem = aligned(GemmProblem.contiguous(
+            *shape, batch=batch, dtype="fp32", layout="nt", precision="tf32", epilogue=epilogue),
+            gap)
+        if violation(problem, config, current_device()) is None:
+            a, b, out = operands(problem, gap)
+            d = torch.randn(problem.n, device="cuda") if epilogue == "bias" else None
+            bind_config(problem, config, current_device())(a, b, out, d=d)
+            assert_near(out if d is None else out - d, a, b, LIMITS["tf32"])
             ran += 1
     assert ran
 
