@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import pickle
 import platform
 from pathlib import Path
 
@@ -36,6 +37,11 @@ def test_it_holds_no_host_no_user_and_no_path(record):
 def _values(record):
     for value in record.values():
         yield from _values(value) if isinstance(value, dict) else (value,)
+
+
+def test_a_process_that_reads_it_from_a_worker_needs_no_torch(record):
+    assert b"torch.torch_version" not in pickle.dumps(record)
+    assert record["torch"] == json.loads(json.dumps(record))["torch"]
 
 
 def test_a_commit_does_not_make_times_stale_but_a_driver_does(record):

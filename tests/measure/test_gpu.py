@@ -169,6 +169,7 @@ def test_a_failed_capture_leaves_the_timer_usable(device):
             timer.load("waits", bench.bind(Contender("waits", waits)))
         assert all(t > 0 for t in timer.run([good, good]))
         torch.cuda.empty_cache()  # raises where the allocator believes a capture is on
+        torch.randn(8, device=device)  # raises where the random generator believes so
         again = timer.load("again", bench.bind(Contender("again", right)))
         assert all(t > 0 for t in timer.run([again, good]))
         timer.clear()

@@ -37,7 +37,8 @@ def capture(index: int | None = None) -> dict[str, object]:
         "system": platform.system().lower(),
         "machine": platform.machine(),
         "packages": {name: version for name in _PACKAGES if (version := _version(name))},
-        "torch": torch.__version__,
+        # Not torch's own subclass of str: who unpickles the record would import torch, for seconds.
+        "torch": str(torch.__version__),
         "triton": _version("triton"),
         "cuda": torch.version.cuda,
         "driver": clocks.driver_version(),
