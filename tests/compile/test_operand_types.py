@@ -61,6 +61,15 @@ def test_every_kernel_refuses_an_unsupported_operand(kernel, element, monkeypatc
         compile.compile_launch(launch, device.arch)
 
 
+@pytest.mark.parametrize("element", ["bf16", "fp8e4nv", "fp32"])
+def test_the_product_of_parts_refuses_parts_of_another_type(element, monkeypatch):
+    device, found = launches("split_product")
+    product = next(x for x in found if x.function == "split_product")
+    retyped(monkeypatch, element, {"a_desc", "b_desc"})
+    with pytest.raises(CompileError, match=f"a is {element}, for which this kernel was not"):
+        compile.compile_launch(product, device.arch)
+
+
 @pytest.mark.parametrize("kernel", SPECS)
 def test_every_kernel_refuses_an_unsupported_b(kernel, monkeypatch):
     device, (launch, *_) = launches(kernel)

@@ -44,7 +44,7 @@ def test_products_are_within_the_bound(shape, batch, gap, layout):
             bind_config(problem, config, device)(a, b, out)
             assert_near(out, a, b, LIMIT)
             ran += 1
-    assert ran or min(shape) < 8
+    assert ran
 
 
 @pytest.mark.parametrize("uniform", (False, True))
@@ -55,6 +55,7 @@ def test_errors_are_no_larger_than_those_of_torch(k, uniform):
     if uniform:
         a.uniform_(), b.uniform_()
     reference, size = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+    ran = 0
     for config in CONFIGS:
         if violation(problem, config, current_device()) is None:
             bind_config(problem, config, current_device())(a, b, out)
@@ -63,6 +64,8 @@ def test_errors_are_no_larger_than_those_of_torch(k, uniform):
             # cuBLAS splits K here: its chains of additions are short, which uniform data shows.
             short = k <= 512 or uniform
             assert ours <= max(2.5 * torchs if short else torchs, 2.0**-23)
+            ran += 1
+    assert ran >= 2
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -41,7 +41,7 @@ def _values(record):
 
 def test_a_process_that_reads_it_from_a_worker_needs_no_torch(record):
     assert b"torch.torch_version" not in pickle.dumps(record)
-    assert record["torch"] == json.loads(json.dumps(record))["torch"]
+    assert type(record["torch"]) is str
 
 
 def test_a_commit_does_not_make_times_stale_but_a_driver_does(record):

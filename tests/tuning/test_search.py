@@ -107,6 +107,15 @@ def test_a_kernel_that_the_model_underrates_is_found():
     assert search.best_us < 1.02 * min(times.values())
 
 
+def test_one_time_that_is_far_too_long_does_not_keep_a_search_going():
+    configs = space()
+    truth = Truth(configs, 2)
+    first = Search(configs, truth.predicted).next()[1]
+    spoilt = {**truth.times, first: 80 * truth.times[first]}
+    timed = follow(Search(configs, truth.predicted), truth.times)
+    assert follow(Search(configs, truth.predicted), spoilt) <= timed + 2 * BATCH
+
+
 def test_each_config_is_asked_for_once_and_the_ones_in_use_first():
     configs = space(200)
     truth = Truth(configs, 2, slowest=110.0)

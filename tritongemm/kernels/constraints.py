@@ -1,4 +1,5 @@
-"""Every legality rule, one predicate each, shared by the sweep, the selection and the tests.
+"""The legality rules that several kernels share, one predicate each. A rule of one kernel is in its
+spec; the sweep, the selection and the tests ask for both.
 
 A predicate takes (problem, config, device) and returns None where the rule holds, else the
 sentence that says what is wrong, the limit and the way out.

@@ -8,7 +8,7 @@ import math
 from dataclasses import replace
 
 from tritongemm.config import KernelConfig
-from tritongemm.device import DeviceSpec
+from tritongemm.device import RESERVED_SHARED_BYTES, DeviceSpec
 from tritongemm.kernels import constraints as rules
 from tritongemm.kernels.epilogue import NO_EPILOGUE, epilogue_of_launch
 from tritongemm.kernels.footprint import Footprint, accumulators
@@ -133,7 +133,8 @@ def _programs_an_sm(problem: GemmProblem, config: KernelConfig, device: DeviceSp
     """One consumer's programs share an SM, two of them."""
     if consumers_of(config) > 1:
         return 1
-    return 2 if 2 * (shared_bytes(problem, config) + 1024) <= device.shared_bytes_per_block else 1
+    bytes_of_one = shared_bytes(problem, config) + RESERVED_SHARED_BYTES
+    return 2 if 2 * bytes_of_one <= device.shared_bytes_per_block else 1
 
 
 def _tile(problem, config, device):

@@ -100,7 +100,9 @@ def dot_instruction(problem: GemmProblem, config: KernelConfig, device: DeviceSp
         return "fma"
     if device.arch >= 100:
         return None
-    if problem.dtype_a != "fp32":
+    if problem.a.format.bits == 16:
         return TENSOR_CORE_16
+    if problem.dtype_a != "fp32":
+        return None
     whole = device.arch >= 90 and config.num_warps % 4 == 0 and config.block_m % 64 == 0
     return WGMMA_TF32 if whole else "mma.sync tf32 k8"

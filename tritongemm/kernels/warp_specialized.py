@@ -130,8 +130,8 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
 
 def sum_order(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> SumOrder | None:
     """wgmma of 32 bytes along K, four to a step; consumers share rows of a tile and never K."""
-    unit = WGMMA_TF32 if problem.dtype_a == "fp32" else TENSOR_CORE_16
-    return order_of(unit, problem, config)
+    unit = {32: WGMMA_TF32, 16: TENSOR_CORE_16}.get(problem.a.format.bits)
+    return None if unit is None else order_of(unit, problem, config)
 
 
 def _maps(problem: GemmProblem, outer: GemmProblem, config: KernelConfig,

@@ -142,8 +142,10 @@ class GraphTimer:
             whole = torch.cuda.CUDAGraph()
             self._graphs.append(whole)
             whole.capture_begin(capture_error_mode="thread_local")
-            torch.cuda._sleep(1)  # torch warns of a graph with nothing in it
-            whole.capture_end()
+            try:
+                torch.cuda._sleep(1)  # torch warns of a graph with nothing in it
+            finally:
+                whole.capture_end()
 
     def run(self, order: Sequence[CapturedCalls],
             while_busy: Callable[[], None] | None = None) -> list[float]:

@@ -341,10 +341,10 @@ class ProblemBench:
         best = min(range(len(items)), key=lambda i: float(np.median(times[i])))
         return items[best].name, Quantiles.of(times[best])
 
-    def _beyond_hope_us(self, contender: Contender) -> float | None:
-        """The time of a call that is too slow to be captured, else None. Two calls from the host
-        show that most are not; of the others an event timer tells the host's delays from the
-        kernel's time."""
+    def _beyond_hope(self, contender: Contender) -> tuple[float, str] | None:
+        """(microseconds, the timer) of a call that is too slow to be captured, else None. Two calls
+        from the host show that most are not; of the others an event timer, which the host's delays
+        affect less, says how slow the kernel is."""
         limit_us = _BEYOND_HOPE * self.torch_time_us + _LOOK_US
         seen_us = math.inf
         for _ in range(2):
@@ -352,12 +352,12 @@ class ProblemBench:
             if seen_us <= limit_us:
                 return None
         if seen_us > _SURELY_US:
-            return seen_us
+            return seen_us, "host"
         timer = self.timer("event")
         eager = timer.load(contender.name, self.bind(contender, self.proof.sets[:1]),
                            context=contender.context)
         seen_us = min(eager.estimate_us, *timer.run([eager]))
-        return seen_us if seen_us > limit_us else None
+        return (seen_us, timer.kind) if seen_us > limit_us else None
 
     def _seen_from_host(self, contender: Contender) -> float:
         """Microseconds from a call to the end of its work, including launch and synchronization."""
@@ -374,10 +374,11 @@ class ProblemBench:
         entry.judge(self.run_proof(contender, self.proof.sets[:1]))
         if not entry.alive:
             return
-        slow_us = self._beyond_hope_us(contender) if self._on_gpu else None
-        if slow_us is not None:
+        slow = self._beyond_hope(contender) if self._on_gpu else None
+        if slow is not None:
+            slow_us, timer_kind = slow
             entry.finish(**time_fields(Quantiles(slow_us, slow_us, slow_us)), n_rounds=1,
-                         timer="host", **self.common_fields())
+                         timer=timer_kind, **self.common_fields())
             return
         entry.calls = self.bind(contender)
         timer = self.timer(self.default_timer if contender.capturable else "event")

@@ -86,6 +86,7 @@ def float32_path(problem: GemmProblem, config: KernelConfig | None, device: Devi
         name, switch = "ieee", _TO_SPLIT if asked.name == "ieee" else _TO_IEEE
     mode = asked if name != "ieee" else COMPUTES["ieee"]
     unit = asked.error_unit(problem.c.format.eps, problem.k)
-    how = _SPLIT[products] if name == "split" else _HOW[name]
+    how = _HOW[name] if name != "split" else _SPLIT.get(
+        products, f"{products} tensor-core products of parts of the operands")
     return Float32Path(name, how, mode.bound(problem.k),
                        (asked.max_factor * unit, asked.rms_factor * unit), switch)

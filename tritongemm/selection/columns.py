@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tritongemm.config import PARAMETERS, KernelConfig
+from tritongemm.device import SECTOR_BYTES
 from tritongemm.kernels.footprint import bits_of
 from tritongemm.problem import GemmProblem
 from tritongemm.records.prepared_calibration import Configs
@@ -28,8 +29,8 @@ WAYS = ("swap_ab", "pad_operands", "dependent_launch", "pingpong")
 _parameters = attrgetter(*SIZES, *WAYS)
 #: Of a row of :class:`Configs`, the columns of these.
 _OF_ROWS = [1 + PARAMETERS.index(name) for name in (*SIZES, *WAYS)]
-#: Bits of an L2 sector (32 bytes). Kernels run alike for all row lengths that are multiples of it.
-_SECTOR_BITS = 8 * 32
+#: Bits of an L2 sector. Kernels run alike for all row lengths that are multiples of it.
+_SECTOR_BITS = 8 * SECTOR_BYTES
 #: Limit on the derived arrays that a ``Columns`` caches: three or four for each kind of problem,
 #: and most layers of a model have the same kind.
 _KEPT = 32

@@ -54,10 +54,14 @@ class Neighbours:
         return [Near(float(weights[i]), self._neighbours[i])
                 for i in np.argsort(-weights, kind="stable")[:count]]
 
-    def vs_torch(self, problem: GemmProblem) -> tuple[float, float]:
+    def vs_torch(self, problem: GemmProblem, alike: bool = False) -> tuple[float, float]:
         """(torch's time over the best config's, the sum of weights): a weighted geometric mean over
-        measured problems, shrunk towards 1 where few are near."""
-        weights = _weights(_place(problem), self._where) * self._known
+        measured problems, shrunk towards 1 where few are near. With ``alike`` only of those with
+        the problem's layout, and alignment as far as TMA minds it."""
+        one = _place(problem)
+        weights = _weights(one, self._where) * self._known
+        if alike:
+            weights = weights * (self._where[:, 4:] == one[4:]).all(axis=1)
         support = float(weights.sum())
         return math.exp(float(weights @ self._logs) / (support + _PRIOR)), support
 

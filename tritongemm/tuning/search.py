@@ -67,11 +67,9 @@ _MUCH, _UNLIKELY = 3.0, 0.05
 _OFTEN, _SHARE = 4, 8
 #: Steps of the numerical integral, and its limit in standard deviations.
 _STEPS, _REACH = 24, 5.0
-
-
-#: A measured time further than so many standard deviations from its prediction counts as that far:
-#: one config that is a hundred times slower than predicted says little about the others.
-_FARTHEST = 5.0
+#: A time that is so many standard deviations slower than predicted, relative to the median of all,
+#: counts as that slow: one config that is a hundred times slower says little about the others.
+_SLOWEST = 5.0
 
 
 class Search:
@@ -283,8 +281,7 @@ class Search:
             return
         timed = np.array(self._timed)
         miss = np.array(self._log_us) - self._predicted[timed]
-        farthest, middle = _FARTHEST * self._variances.sum() ** 0.5, np.median(miss)
-        miss = np.clip(miss, middle - farthest, middle + farthest)
+        miss = np.minimum(miss, np.median(miss) + _SLOWEST * self._variances.sum() ** 0.5)
         shared = self._covariance(timed, timed)
         lower = np.linalg.cholesky(shared + self._variances[-1] * np.eye(len(timed)))
         across = np.linalg.solve(lower, self._covariance(timed, np.arange(len(self._configs))))

@@ -2,21 +2,22 @@
 
 A float32 number x is hi + mid + lo + r, each part what is left rounded to bf16. Rounding to nearest
 leaves |x - hi| <= 2^-9 |x|, |x - hi - mid| <= 2^-18 |x| and |r| <= 2^-27 |x|. Of the nine products
-of the parts of two numbers, those of hi or mid with lo and mid are at most 2^-9, 2^-18 of |x y|;
-the three that are left out, mid lo, lo mid and lo lo, and what the parts lack, are together below
-2^-24 |x y| (Henry, Tang and Heinecke, Leveraging the bfloat16 Artificial Intelligence Datatype For
-Higher-Precision Computations, arXiv 1904.06376). The sums over a step of K begin at 0, the small
+of the parts of two numbers, hi mid and mid hi are at most 2^-9 |x y|, hi lo, lo hi and mid mid at
+most 2^-18 |x y|. Three are left out, mid lo, lo mid and lo lo: with what the parts lack they are
+below 2^-24 |x y| (Henry, Tang and Heinecke, Leveraging the bfloat16 Artificial Intelligence
+Datatype For Higher-Precision Computations, arXiv 1904.06376). The sums over a step of K begin at 0, the small
 products first, and are added to the float32 sum in registers: a tensor core truncates, and a chain
 along all of K would lose more than the parts do.
 
 bf16 has float32's range of exponents, so no scale is needed. What the parts cannot represent:
 
-- Numbers that are not 0 and below ``SMALLEST``: bf16 has no number below 2^-133, so r may be 2^-134
+- Numbers that are not 0 and below 2^-110: bf16 has no number below 2^-133, so r may be 2^-134
   whatever x is.
 - Infinities, NaN, and numbers that round to infinity (above 3.389e38): the rest is infinite or NaN,
   and so are the results.
 
-Such rows, columns and results are computed again by float32 multiply-adds (:func:`where_exact`).
+Such rows, columns and results are computed again by float32 multiply-adds
+(:func:`multiply_adds_over_k`).
 """
 
 import triton

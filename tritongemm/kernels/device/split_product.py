@@ -30,6 +30,7 @@ from tritongemm.kernels.device.dependent_launch import (
     gluon_wait_after,
 )
 from tritongemm.kernels.device.hopper import fence_async_shared, mbarrier
+from tritongemm.kernels.device.operand_types import gluon_require_operands
 from tritongemm.kernels.device.split_steps import multiply
 from tritongemm.kernels.device.split_store import store
 from tritongemm.kernels.device.symbol import symbol
@@ -287,6 +288,7 @@ def split_product(a_desc, b_desc, c, a_exponents, b_exponents, M, N, K, batches,
     S: gl.constexpr = constants_of(
         A_T, B_T, BATCHED_A, BATCHED_B, PARTS, SEPARATE, BLOCK_M, BLOCK_N, GROUP_M, SPLIT_K, STAGES,
         PAIRS, ADDEND, ACTIVATION, RELEASE, SYMBOL)
+    gluon_require_operands(a_desc.dtype, b_desc.dtype, "fp16")
     # Elements of eight bytes, each of which may be a barrier; the rest is reached by address.
     shared = gl.allocate_shared_memory(gl.int64, [S.full_barriers + MAX_BARRIERS, 1],
                                        mbarrier.MBarrierLayout())
