@@ -5,9 +5,9 @@ leaves |x - hi| <= 2^-9 |x|, |x - hi - mid| <= 2^-18 |x| and |r| <= 2^-27 |x|. O
 of the parts of two numbers, hi mid and mid hi are at most 2^-9 |x y|, hi lo, lo hi and mid mid at
 most 2^-18 |x y|. Three are left out, mid lo, lo mid and lo lo: with what the parts lack they are
 below 2^-24 |x y| (Henry, Tang and Heinecke, Leveraging the bfloat16 Artificial Intelligence
-Datatype For Higher-Precision Computations, arXiv 1904.06376). The sums over a step of K begin at 0, the small
-products first, and are added to the float32 sum in registers: a tensor core truncates, and a chain
-along all of K would lose more than the parts do.
+Datatype For Higher-Precision Computations, arXiv 1904.06376). The sums over a step of K begin at 0,
+the small products first, and are added to the float32 sum in registers: a tensor core truncates,
+and a chain along all of K would lose more than the parts do.
 
 bf16 has float32's range of exponents, so no scale is needed. What the parts cannot represent:
 
