@@ -37,7 +37,7 @@ _ADDRESS = re.compile(r"\s+/\*([0-9a-f]+)\*/")
 _LABEL = re.compile(r"\.L_\w+:$")
 _BRANCH = re.compile(r"\bBRA\b.*`\((\.L_\w+)\)")
 _LOCAL = re.compile(r"\b(?:LDL|STL)\b")
-_PRODUCT = re.compile(r"\bHGMMA\.64x(\d+)x16\.F32\S*\s+R(\d+),")
+_PRODUCT = re.compile(r"\bHGMMA\.64x(\d+)x(?:16|8)\.F32\S*\s+R(\d+),")
 _ALL_DONE = re.compile(r"\bWARPGROUP\.DEPBAR\.LE gsb0, 0x0\b|\bUSETMAXREG\b|\bEXIT\b")
 
 

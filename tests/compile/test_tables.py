@@ -49,13 +49,15 @@ def spill(binary: Binary, words_a_tile: int = 0) -> str | None:
 
     A value that is put away once before the K loop and fetched once after it is the compiler's
     trade for a further program an SM (fp32 tiles of 96 registers) and is let pass; where a program
-    has several tiles, so are ``words_a_tile`` outside the K loop. The guard of split products may
-    spill: it computes only rows that fp16 parts cannot hold.
+    has several tiles, so are ``words_a_tile`` outside the K loop. What computes only rows that
+    parts cannot hold may spill: the guard of split products, and outside its innermost loops
+    ``tiled_bf16x6``.
     """
     if not binary.spills or binary.symbol.startswith("tritongemm_guard"):
         return None
     found = local_accesses_in_loops(disassembled(binary),
-                                    innermost=binary.spills <= words_a_tile)
+                                    innermost="tiled_bf16x6" in binary.symbol
+                                    or binary.spills <= words_a_tile)
     return f"{binary.symbol} spills in a loop: {found[:3]}" if found else None
 
 
