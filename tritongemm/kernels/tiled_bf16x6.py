@@ -129,10 +129,12 @@ def _tile(problem, config, device):
 def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
     """The largest tile that still gives most SMs work, K split where that leaves them idle."""
     m, n = max(problem.m, 1), max(problem.n, 1)
-    for block_m, block_n in ((64, 64), (32, 64), (32, 32), (16, 32), (16, 16)):
+    for block_m, block_n in ((64, 64), (32, 64), (32, 32), (16, 32)):
         tiles = -(-m // block_m) * -(-n // block_n) * max(problem.batch, 1)
         if tiles >= device.num_sms and block_m < 2 * m and block_n < 2 * n:
             break
+    if block_n >= 4 * n:
+        block_n = 16
     block_k = 32
     split = split_to_fill(tiles, 2 * device.num_sms, -(-problem.k // block_k))
     config = KernelConfig("tiled_bf16x6", block_m, block_n, block_k,
