@@ -13,22 +13,19 @@ from tritongemm.kernels.epilogue import NONE_OF_ALL, any_epilogue_of_launch
 from tritongemm.kernels.launch import (
     Geometry,
     Launch,
-    Pointer,
-    Scalar,
     as_dot_multiplies,
     dependence,
-    edge_mask,
     elements_of_line,
-    operand_strides,
     stage_bytes,
     two_batch_strides,
 )
+from tritongemm.kernels.pointer_tile import tile_arguments, tile_constants
 from tritongemm.kernels.reduce import partials_bytes, reduce_launch, split_to_fill, target_of
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.sum_order import SumOrder, dot_instruction, order_of
 from tritongemm.kernels.symbol import symbol_of
 from tritongemm.kernels.takes import Takes
-from tritongemm.problem import EPILOGUES, GemmProblem, divisor_of
+from tritongemm.problem import EPILOGUES, GemmProblem
 
 #: Registers of a thread beside the accumulator, on tensor cores and on CUDA cores, whose operands
 #: pass through registers from shared memory. As compiled for sm_90.
@@ -76,42 +73,18 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
              geometry: Geometry) -> tuple[Launch, ...]:
     """The product, and for split_k > 1 the pass that adds the parts in a fixed order."""
     problem = as_dot_multiplies(problem)
-    m, n, k = problem.m, problem.columns, problem.k
-    tiles = -(-m // config.block_m) * -(-problem.n // config.block_n)
-    split = config.split_k
-    g, c = geometry, target_of(problem, config, geometry)
-    align_a, align_b = problem.a.elements, problem.b.elements
-    # Elements that are contiguous and aligned along an operand's inner axis: what a vectorised
-    # load may take at once, where the extent is a multiple too.
-    arguments = (
-        Pointer("a", "a", problem.dtype_a, problem.align_a),
-        Pointer("b", "b", problem.dtype_b, problem.align_b),
-        c.pointer,
-        Scalar("M", m, divisor_of(m, align_a) if g.am == 1 else 1),
-        Scalar("N", n, divisor_of(n, max(align_b if g.bn == 1 else 1, c.align))),
-        Scalar("K", k, divisor_of(k, max(align_a, align_b))),
-        Scalar("mask_m", edge_mask(m)), Scalar("mask_n", edge_mask(n)),
-        *operand_strides(g, config.block_k, align_a, align_b),
-        Scalar("stride_cb", c.batch, divisor_of(c.batch, c.align)),
-        Scalar("stride_cm", c.row, divisor_of(c.row, c.align)),
-        Scalar("stride_cn", c.column, 1, fold=True),
-        Scalar("stride_cs", c.part, divisor_of(c.part, 4)),
-    )
-    batch, one_stride = two_batch_strides(problem, g, align_a, align_b, c.align)
+    tiles = -(-problem.m // config.block_m) * -(-problem.n // config.block_n)
+    split, g, c = config.split_k, geometry, target_of(problem, config, geometry)
+    batch, one_stride = two_batch_strides(
+        problem, g, problem.a.elements, problem.b.elements, c.align)
     extra, epilogue = (
         any_epilogue_of_launch(problem, g) if split == 1 else ((), NONE_OF_ALL))
-    steps = -(-k // config.block_k)
     constants = (
-        ("VEC_M", divisor_of(m, align_a) if g.am == 1 else 1),
-        ("VEC_N", divisor_of(n, align_b) if g.bn == 1 else 1),
-        ("BLOCK_M", config.block_m), ("BLOCK_N", config.block_n), ("BLOCK_K", config.block_k),
-        ("GROUP_M", config.group_m), ("SPLIT_K", split),
-        ("EVEN_K", k % config.block_k == 0 and steps % split == 0),
-        ("INDEX64", g.max_offset(problem) >= 2**31 or m * n >= 2**31),
+        *tile_constants(problem, config, g),
         ("PRECISION", problem.precision), ("INTERPRETED", False), *one_stride, *epilogue)
     product = Launch(
-        "tritongemm.kernels.device.tiled", "tiled", (*arguments, *batch, *extra),
-        constants,
+        "tritongemm.kernels.device.tiled", "tiled",
+        (*tile_arguments(problem, config, g, c), *batch, *extra), constants,
         (tiles * problem.batch, split, 1), config.num_warps, config.num_stages,
         symbol_of(problem, config), **dependence(config, device),
         scratch_bytes=partials_bytes(problem, split))

@@ -12,19 +12,16 @@ from tritongemm.kernels.epilogue import NO_EPILOGUE, epilogue_of_launch
 from tritongemm.kernels.launch import (
     Geometry,
     Launch,
-    Pointer,
-    Scalar,
     dependence,
-    edge_mask,
-    operand_strides,
     stage_bytes,
 )
+from tritongemm.kernels.pointer_tile import tile_arguments, tile_constants
 from tritongemm.kernels.reduce import partials_bytes, reduce_launch, split_to_fill, target_of
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.sum_order import SumOrder, order_of
 from tritongemm.kernels.symbol import symbol_of
 from tritongemm.kernels.takes import Takes
-from tritongemm.problem import GemmProblem, divisor_of
+from tritongemm.problem import GemmProblem
 
 #: Products of bf16 parts for one of float32 numbers (``device/bf16x6.py``).
 _PRODUCTS = 6
@@ -71,32 +68,11 @@ def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
 def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
              geometry: Geometry) -> tuple[Launch, ...]:
     """The product, and for split_k > 1 the pass that adds the parts in a fixed order."""
-    m, n, k, split = problem.m, problem.n, problem.k, config.split_k
-    g, c = geometry, target_of(problem, config, geometry)
-    align_a, align_b = problem.a.elements, problem.b.elements
-    vec_m, vec_n = (divisor_of(extent, align) if stride == 1 else 1 for extent, align, stride in
-                    ((m, align_a, g.am), (n, align_b, g.bn)))
-    arguments = (
-        Pointer("a", "a", problem.dtype_a, problem.align_a),
-        Pointer("b", "b", problem.dtype_b, problem.align_b), c.pointer,
-        Scalar("M", m, vec_m), Scalar("N", n, divisor_of(n, max(vec_n, c.align))),
-        Scalar("K", k, divisor_of(k, max(align_a, align_b))),
-        Scalar("mask_m", edge_mask(m)), Scalar("mask_n", edge_mask(n)),
-        *operand_strides(g, config.block_k, align_a, align_b),
-        Scalar("stride_cb", c.batch, divisor_of(c.batch, c.align)),
-        Scalar("stride_cm", c.row, divisor_of(c.row, c.align)),
-        Scalar("stride_cn", c.column, 1, fold=True),
-        Scalar("stride_cs", c.part, divisor_of(c.part, 4)))
+    split, g = config.split_k, geometry
+    arguments = tile_arguments(problem, config, g, target_of(problem, config, g))
     extra, epilogue = epilogue_of_launch(problem, g) if split == 1 else ((), NO_EPILOGUE)
-    steps = -(-k // config.block_k)
-    constants = (
-        ("VEC_M", vec_m), ("VEC_N", vec_n),
-        ("BLOCK_M", config.block_m), ("BLOCK_N", config.block_n), ("BLOCK_K", config.block_k),
-        ("GROUP_M", config.group_m), ("SPLIT_K", split),
-        ("EVEN_K", k % config.block_k == 0 and steps % split == 0),
-        ("INDEX64", g.max_offset(problem) >= 2**31 or m * n >= 2**31), ("INTERPRETED", False),
-        *epilogue)
-    tiles = -(-m // config.block_m) * -(-n // config.block_n)
+    constants = (*tile_constants(problem, config, g), ("INTERPRETED", False), *epilogue)
+    tiles = -(-problem.m // config.block_m) * -(-problem.n // config.block_n)
     product = Launch(
         "tritongemm.kernels.device.tiled_bf16x6", "tiled_bf16x6", (*arguments, *extra), constants,
         (tiles * problem.batch, split, 1), config.num_warps, config.num_stages,
