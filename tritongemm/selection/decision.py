@@ -30,7 +30,7 @@ _FLOAT32_LEAST = {"exact": 1.0, "sibling": 1.1, "model": 1.1}
 #: An estimate of at least this from neighbours of the same layout, on the same device, needs no
 #: comparison of the predicted time with torch's lower bound, which few rows do not reach on either
 #: side. Each of 290 measured problems left out (an H100): of 148 with such an estimate 147 were
-#: faster than torch, the other 0.98 of its speed (perf/log/2026-11.md).
+#: faster than torch, the other 0.98 of its speed (perf/float32_evidence.py).
 _FLOAT32_CERTAIN = 1.2
 
 
