@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import representative
@@ -43,6 +44,11 @@ def cases():
         for precision, layout in (("fp16x3", "nn"), ("tf32", "nt")):
             yield 90, problem(dtype="fp32", layout=layout, precision=precision), KernelConfig(
                 "split_product", 128, 128, 64, num_warps=8, num_stages=3)
+        yield 90, problem(dtype="fp32", precision="tf32"), replace(
+            hopper(128, 128, num_warps=8, num_stages=4), block_k=32)
+    for arch in (80, 89, 90, 100):
+        yield arch, problem(64, 300, 1000, dtype="fp32", precision="fp16x3"), KernelConfig(
+            "tiled_bf16x6", 32, 64, 32, num_warps=2, num_stages=4, split_k=4)
     for arch, warps in ((90, 8), (100, 4)):
         yield arch, problem(), KernelConfig("persistent_tma", 128, 128, 64, num_warps=warps,
                                             num_stages=3)
