@@ -63,6 +63,7 @@ def measured(path: str) -> list[tuple[str, float]]:
     """(call, us) of each call; ``path``: torch, python or native."""
     a, b, w, d = torch.randn(8, 8), torch.randn(8, 8), torch.randn(8, 8), torch.randn(8)
     doubles = a.double(), b.double()
+    ops = torch.ops.tritongemm
     theirs = {"torch.mm": lambda: torch.mm(a, b),
               "linear with a bias": lambda: torch.nn.functional.linear(a, w, d),
               "torch.mm of float64": lambda: torch.mm(*doubles)}
@@ -72,7 +73,11 @@ def measured(path: str) -> list[tuple[str, float]]:
         if path == "native" and native.table() is None:
             raise SystemExit("there is no native dispatcher; build it: tritongemm native")
         found = [("tg.mm", time_us(lambda: tg.mm(a, b))),
-                 ("tg.linear with a bias", time_us(lambda: tg.linear(a, w, d)))]
+                 ("tg.linear with a bias", time_us(lambda: tg.linear(a, w, d))),
+                 ("torch.ops.tritongemm.mm, as compiled", time_us(lambda: ops.mm.default(a, b))),
+                 ("torch.ops.tritongemm.addmm, as compiled",
+                  time_us(lambda: ops.addmm.default(d, a, b, beta=1, alpha=1,
+                                                    activation="relu")))]
         with tg.override(min_flops=0):
             found += [(f"{name}, override", time_us(call)) for name, call in theirs.items()]
         with tg.override(min_flops=1e9):

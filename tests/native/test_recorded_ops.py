@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 import torch.fx.experimental.proxy_tensor
@@ -31,6 +33,19 @@ def test_an_op_that_a_compiler_records_is_launched_natively(driver, name, mode):
     with around():
         first, second = twice(driver, lambda: op(*operands))
     assert torch.equal(first, second) and not second.requires_grad
+
+
+@pytest.mark.parametrize("name", REGISTERED)
+def test_a_call_that_nothing_records_does_not_reach_autograd(driver, name):
+    op, operands = getattr(torch.ops.tritongemm, name).default, REGISTERED[name]()
+    twice(driver, lambda: op(*operands))
+    frames = []
+    sys.setprofile(lambda frame, event, _: frames.append(frame.f_code.co_filename))
+    try:
+        op(*operands)
+    finally:
+        sys.setprofile(None)
+    assert frames and not [name for name in frames if "_library" in name or "autograd" in name]
 
 
 def test_an_activation_of_a_recorded_op_is_part_of_what_is_looked_up(driver):

@@ -22,6 +22,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/GradMode.h>
@@ -491,8 +492,32 @@ struct Entry final : c10::OperatorKernel {
   std::shared_ptr<Slot> slot;
 };
 
+// An op's entry above its kernels, at autograd's key. A call that torch need not record goes on to
+// the kernel below; any other to the entry registered before, which is Python and takes 4 us even
+// then (torch.library.register_autograd).
+struct Unrecorded final : c10::OperatorKernel {
+  explicit Unrecorded(c10::SafeKernelFunction python) : python(std::move(python)) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                  torch::jit::Stack* stack) {
+    size_t arguments = op.schema().arguments().size();
+    for (size_t i = stack->size() - arguments; i < stack->size(); ++i) {
+      const c10::IValue& x = (*stack)[i];
+      if (x.isTensorList() || (x.isTensor() && x.toTensor().defined() && recorded(x.toTensor()))) {
+        c10::SafeKernelFunction held = python;  // this functor may be removed while it runs
+        held.callBoxed(op, keys, stack);
+        return;
+      }
+    }
+    at::AutoDispatchBelowAutograd below;
+    op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
+  }
+
+  c10::SafeKernelFunction python;
+};
+
 struct Installed {
-  std::shared_ptr<Slot> slot;
+  std::shared_ptr<Slot> slot;  // none of an entry at autograd's key
   std::unique_ptr<torch::Library> library;
 };
 
@@ -734,6 +759,19 @@ PyObject* standing(PyObject*, PyObject* args) {
   });
 }
 
+// The library that registers `functor` for an op at a key, on top of the current kernel.
+template <class Functor>
+std::unique_ptr<torch::Library> registered(const std::string& name, c10::DispatchKey key,
+                                           std::unique_ptr<Functor> functor) {
+  size_t colons = name.find("::");
+  if (colons == std::string::npos) throw std::invalid_argument(name + " has no namespace");
+  auto library = std::make_unique<torch::Library>(
+      torch::Library::IMPL, name.substr(0, colons), key, __FILE__, __LINE__);
+  library->impl(name.substr(colons + 2).c_str(),
+                torch::CppFunction::makeFromBoxedFunctor(std::move(functor)));
+  return library;
+}
+
 // install(name, key, operations, form, least, patient, torchs): registers an entry on top of the
 // current one, which is the Python path. `operations`: pairs of an activation and a number.
 // `torchs`: the kernel registered before that (standing()); None: the Python path calls torch.
@@ -746,18 +784,26 @@ PyObject* install(PyObject*, PyObject* args) {
     c10::SafeKernelFunction* torchs = &python;
     if (!given[6].is_none()) torchs = content<c10::SafeKernelFunction>(given[6].ptr(), KERNEL);
     if (!torchs) throw py::error_already_set();
-    size_t colons = name.find("::");
-    if (colons == std::string::npos) throw std::invalid_argument(name + " has no namespace");
     Installed installed;
     installed.slot = std::make_shared<Slot>(
         given[2].cast<std::vector<std::pair<std::string, int>>>(),
         static_cast<Form>(given[3].cast<int>()),
         given[4].cast<double>(), given[5].cast<bool>(), *torchs, python);
-    installed.library = std::make_unique<torch::Library>(
-        torch::Library::IMPL, name.substr(0, colons), key, __FILE__, __LINE__);
-    installed.library->impl(
-        name.substr(colons + 2).c_str(),
-        torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Entry>(installed.slot)));
+    installed.library = registered(name, key, std::make_unique<Entry>(installed.slot));
+    return capsule_of(std::move(installed), INSTALLED);
+  });
+}
+
+// pass_unrecorded(name, key): an Unrecorded for an op, at a key of autograd such as AutogradCUDA.
+PyObject* pass_unrecorded(PyObject*, PyObject* args) {
+  return translated([&]() -> PyObject* {
+    auto given = py::reinterpret_borrow<py::tuple>(args);
+    auto name = given[0].cast<std::string>();
+    auto key = c10::parseDispatchKey(given[1].cast<std::string>());
+    Installed installed;
+    installed.library = registered(
+        name, key,
+        std::make_unique<Unrecorded>(operation_of(name).getComputedKernelForDispatchKey(key)));
     return capsule_of(std::move(installed), INSTALLED);
   });
 }
@@ -767,7 +813,7 @@ PyObject* remove(PyObject*, PyObject* capsule) {
   return translated([&]() -> PyObject* {
     auto* installed = content<Installed>(capsule, INSTALLED);
     if (!installed) throw py::error_already_set();
-    installed->slot->removed = true;
+    if (installed->slot) installed->slot->removed = true;
     installed->library.reset();
     Py_RETURN_NONE;
   });
@@ -862,6 +908,7 @@ PyMethodDef methods[] = {
      METH_FASTCALL, nullptr},
     {"standing", standing, METH_VARARGS, nullptr},
     {"install", install, METH_VARARGS, nullptr},
+    {"pass_unrecorded", pass_unrecorded, METH_VARARGS, nullptr},
     {"remove", remove, METH_O, nullptr},
     {"counts", counts, METH_O, nullptr},
     {"clear", clear, METH_O, nullptr},

@@ -365,8 +365,8 @@ _OPERATIONS = {"mm": (Form.PRODUCT, {"none": execute.MM}),
 
 
 def _follow(module: ModuleType | None) -> None:
-    """Answers known calls in C++, above the bodies of this file, in ``module`` alone. Below
-    autograd, whose kernels stay torch's."""
+    """Answers known calls in C++, above the bodies of this file, in ``module`` alone. Autograd's
+    kernels stay torch's, but a call that none of them would record does not reach them."""
     while _native:
         before, installed = _native.pop()
         before.remove(installed)
@@ -377,6 +377,10 @@ def _follow(module: ModuleType | None) -> None:
         for key in execute.dispatch_keys():
             _native.append((module, module.install(f"tritongemm::{name}", key, numbers, form,
                                                    0.0, False, None)))
+    for name in (*SCHEMAS, *LAYER_SCHEMAS):
+        for key in execute.dispatch_keys():
+            _native.append((module, module.pass_unrecorded(f"tritongemm::{name}",
+                                                           f"Autograd{key}")))
 
 
 native.follow(_follow)
