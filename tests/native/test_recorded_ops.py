@@ -36,6 +36,22 @@ def test_an_op_that_a_compiler_records_is_launched_natively(driver, name, mode):
 
 
 @pytest.mark.parametrize("name", REGISTERED)
+def test_gradients_survive_a_compilation_before_it_is_switched_off(driver, name):
+    op = getattr(torch.ops.tritongemm, name)
+
+    def gradients(*operands):
+        found = [x.requires_grad_() for x in operands]
+        torch.compile(lambda *x: op(*x), backend="aot_eager", dynamic=True)(*found).sum().backward()
+        return [x.grad for x in found]
+
+    torch.compile(lambda *x: op(*x), backend="aot_eager")(*REGISTERED[name]())
+    with settings.override(native="off"):
+        torch._dynamo.reset()
+        found = gradients(*REGISTERED[name]())
+    assert not any(grad is None for grad in found)
+
+
+@pytest.mark.parametrize("name", REGISTERED)
 def test_a_call_that_nothing_records_does_not_reach_autograd(driver, name):
     op, operands = getattr(torch.ops.tritongemm, name).default, REGISTERED[name]()
     twice(driver, lambda: op(*operands))

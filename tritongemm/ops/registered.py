@@ -370,6 +370,12 @@ def _follow(module: ModuleType | None) -> None:
     while _native:
         before, installed = _native.pop()
         before.remove(installed)
+    _install(module)
+    for name in (*SCHEMAS, *LAYER_SCHEMAS):  # torch looks up an op's kernels once (torch/_ops.py)
+        getattr(torch.ops.tritongemm, name).default._dispatch_cache.clear()
+
+
+def _install(module: ModuleType | None) -> None:
     if module is None:
         return
     for name, (form, ops) in _OPERATIONS.items():
