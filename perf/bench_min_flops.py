@@ -8,7 +8,7 @@ CUDA graphs the first two alternate.
 
 `decision` is that of an override (tritongemm.selection.torch_wins), which a captured graph keeps.
 It is wrong where the other way was faster by more than 3 %. `predicted`: the two times that it
-compares, of 16-bit operands; float32 is decided by GPU time alone.
+compares; float32 products also need a measurement that favours ours on the GPU.
 
     python perf/bench_min_flops.py [--sizes 32,64] [--dtypes bf16,fp32] [--layers 200] [--rounds 15]
 """
@@ -117,8 +117,6 @@ def decided(problem: GemmProblem, device: DeviceSpec, path: HostPath) -> tuple[b
     """(whether torch is to run ``problem``, the times that this follows from)."""
     choice = choose(problem, device)
     reason = torch_wins(problem, choice, device, path)
-    if problem.dtype_a == "fp32":
-        return reason is not None, "by GPU time"
     torchs, ours = sides(problem, choice, device, path)
     return reason is not None, f"torch {torchs}, ours {ours}"
 

@@ -11,6 +11,7 @@ from tritongemm import selection, settings
 from tritongemm.config import KernelConfig
 from tritongemm.device import interpreter_device, known_devices
 from tritongemm.ops.explain import explain_problem
+from tritongemm.kernels.compile import launches_of
 from tritongemm.problem import GemmProblem
 from tritongemm.records.calibration import (
     Calibration,
@@ -210,9 +211,10 @@ def test_another_layout_is_not_certain(problem):
 def test_a_row_of_slower_memory_must_be_ahead_by_more(m, n, k, ratio, wins):
     """What memory limits, torch runs 1.4 times as fast on an H200 as on an H100."""
     problem = GemmProblem.contiguous(m, n, k, dtype="fp32", layout="nt", precision="fp16x3")
-    choice = choose(problem, known_devices()["nvidia-h200"])
+    device = known_devices()["nvidia-h200"]
+    choice = choose(problem, device)
     assert choice.source == "sibling" and choice.evidence == pytest.approx(ratio, abs=0.05)
-    assert bool(reason_for(problem, known_devices()["nvidia-h200"])) is wins
+    assert bool(torch_wins(problem, choice, device, GRAPH)) is wins
 
 
 def test_float32_in_the_interpreter_runs_kernels():
@@ -274,6 +276,17 @@ def test_a_plan_of_many_launches_is_torchs_where_they_cost_the_host_more(configs
     launches = sides(odd, choice, h200, PYTHON)[1].host_us
     assert bool(said[4][1]) is (launches * 0.97 > PYTHON.torch_us)
     assert said[4][0] is None and said[4][2] is None
+
+
+def test_a_small_split_product_is_torchs_where_its_launches_cost_the_host_more():
+    """The split pass, the product and the guard: three launches."""
+    h100 = known_devices()["nvidia-h100-80gb-hbm3"]
+    problem = GemmProblem.contiguous(256, 256, 256, dtype="fp32", layout="nt", precision="fp16x3")
+    choice = choose(problem, h100)
+    assert len(launches_of(problem, choice.config, h100)) == 3 and choice.evidence > 1
+    assert [bool(torch_wins(problem, choice, h100, path)) for path in PATHS] == [
+        False, True, False]
+    assert "host 20.2" in str(torch_wins(problem, choice, h100, PYTHON))
 
 
 def test_explain_gives_both_sides(configs, h200):

@@ -223,9 +223,10 @@ def _path() -> HostPath:
 
 def _decision(problem: GemmProblem, choice: Choice, device: DeviceSpec, path: HostPath,
               faster: str | None) -> str:
-    if (problem.two_strides != "none" or device.slug == INTERPRETER
-            or (problem.a.format.real or problem.dtype_a) == "fp32"):
+    if problem.two_strides != "none" or device.slug == INTERPRETER:
         return ""  # decided by other times
+    if problem.dtype_a == "fp32" and choice.evidence is None:
+        return ""  # torch's, whatever it takes
     torchs, ours = sides(problem, choice, device, path)
     return f"torch's {torchs}, ours {ours}: " + ("torch's" if faster else "ours")
 

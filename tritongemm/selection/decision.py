@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from tritongemm import settings
 from tritongemm.device import INTERPRETER, DeviceSpec
+from tritongemm.kernels.compile import launches_of
 from tritongemm.kernels.complex_product import arranging_us, float32_problem
 from tritongemm.problem import GemmProblem
 from tritongemm.selection.hosttime import HostPath, Side
@@ -45,7 +46,8 @@ def torch_wins(problem: GemmProblem, choice: Choice, device: DeviceSpec,
     Only under the policy ``auto``. 16-bit products go to torch where torch's GPU time was measured
     to be less, for this problem, its twin or neighbouring problems; where it is unknown it counts
     as ours. Float32 and TF32 products go to torch unless a measurement shows that ours is at least
-    as fast on the GPU. For a batch with two strides torch copies operands first, which counts.
+    as fast on the GPU, and where the launches of a split product cost the host more than that
+    saves. For a batch with two strides torch copies operands first, which counts.
     Never under a budget of SMs or batch invariance, which torch does not support.
     """
     current = settings.current()
@@ -55,7 +57,8 @@ def torch_wins(problem: GemmProblem, choice: Choice, device: DeviceSpec,
         if problem.a.format.real:
             return _torch_wins_complex(problem, choice, device)
         if problem.dtype_a == "fp32":
-            return _torch_wins_float32(problem, choice, device)
+            return (_torch_wins_float32(problem, choice, device)
+                    or _torch_wins_by_time(problem, choice, device, path))
     if problem.two_strides != "none":
         return _torch_wins_with_copies(problem, choice, device, path)
     measured = choice.vs_torch is not None and choice.vs_torch < TORCH_WINS
@@ -63,11 +66,9 @@ def torch_wins(problem: GemmProblem, choice: Choice, device: DeviceSpec,
     if device.slug == INTERPRETER or not measured and (
             TORCH_WINS * path.ours_us(most) <= path.torch_us):
         return None
-    torchs, ours = sides(problem, choice, device, path)
-    if torchs.time_us >= TORCH_WINS * ours.time_us:
-        return None
-    if not measured:
-        return f"torch's call is expected to take {torchs}, ours {ours}"
+    by_time = _torch_wins_by_time(problem, choice, device, path)
+    if by_time is None or not measured:
+        return by_time
     where = {"exact": "here", "twin": "in the other 16-bit type"}.get(
         choice.source, "at measured problems near by")
     return f"torch's kernel takes {choice.vs_torch:.2f} of the time of ours {where}"
@@ -75,14 +76,24 @@ def torch_wins(problem: GemmProblem, choice: Choice, device: DeviceSpec,
 
 def sides(problem: GemmProblem, choice: Choice, device: DeviceSpec,
           path: HostPath) -> tuple[Side, Side]:
-    """(torch's, ours): the predicted times of a call of 16-bit operands. Where nothing is known of
-    torch's GPU time, it is as long as ours. A call launches copies of unaligned operands, the
-    product, and the pass over a split K."""
-    terms = estimate(problem, choice.config, device)
-    ours_us = terms.total_us if choice.time_us is None else choice.time_us
-    torch_us = ours_us * (1.0 if choice.vs_torch is None else choice.vs_torch)
-    launches = 1 + (terms.split_us > 0) + (terms.pad_us > 0)
-    return Side(path.torch_us, torch_us), Side(path.ours_us(launches), ours_us)
+    """(torch's, ours): the predicted times of a call. Where nothing is known of torch's GPU time,
+    it is as long as ours."""
+    ours_us = choice.time_us
+    if ours_us is None:
+        ours_us = estimate(problem, choice.config, device).total_us
+    ratio = choice.vs_torch if choice.evidence is None else choice.evidence
+    launches = launches_of(problem, choice.config, device)
+    return (Side(path.torch_us, ours_us * (1.0 if ratio is None else ratio)),
+            Side(path.ours_us(len(launches)), ours_us))
+
+
+def _torch_wins_by_time(problem: GemmProblem, choice: Choice, device: DeviceSpec,
+                        path: HostPath) -> str | None:
+    """The reason where torch's side of a call is the shorter."""
+    torchs, ours = sides(problem, choice, device, path)
+    if torchs.time_us >= TORCH_WINS * ours.time_us:
+        return None
+    return f"torch's call is expected to take {torchs}, ours {ours}"
 
 
 def _torch_wins_with_copies(problem: GemmProblem, choice: Choice, device: DeviceSpec,
