@@ -38,6 +38,8 @@ class DeviceSpec:
         sources: where each figure comes from.
         spare_sms: SMs of the device that are left to others (:func:`within_budget`); ``num_sms``
             and the peaks are those of the rest.
+        contended: kernels of other streams hold some of the SMs for a time, so that a launch must
+            not count on any SM (:func:`tritongemm.kernels.footprint.resident`).
     """
 
     slug: str
@@ -52,6 +54,7 @@ class DeviceSpec:
     memory_gbps: float | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
     spare_sms: int = 0
+    contended: bool = False
 
     def __hash__(self) -> int:
         return hash((self.slug, self.num_sms))

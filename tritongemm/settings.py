@@ -104,7 +104,7 @@ def _fp32(name: str, text: str) -> str:
                      f"{', '.join(FP32_MODES)}")
 
 
-def _native(name: str, text: str) -> str:
+def _mode(name: str, text: str) -> str:
     if text.lower() == "auto":
         return "auto"
     try:
@@ -155,12 +155,16 @@ VARIABLES: tuple[Variable, ...] = (
              "call over costs; own: never"),
     Variable("num_sms", "TRITONGEMM_NUM_SMS", "", _budget,
              "SMs that products may fill, so that others (communication) have the rest"),
+    Variable("concurrent", "TRITONGEMM_CONCURRENT", "auto", _mode,
+             "other kernels run beside products, on SMs that come and go: launch a program for each "
+             "tile, which the device places as SMs are free, in place of as many as it has SMs. "
+             "auto: where torch.distributed communicates by NCCL. 1: always. 0: never"),
     Variable("batch_invariant", "TRITONGEMM_BATCH_INVARIANT", "0", _flag,
              "one order of summation for every M: a row's bits do not depend on the other rows"),
     Variable("fp32", "TRITONGEMM_FP32", "split", _fp32,
              "float32 products where torch's precision is ieee: split: as three fp16 products of "
              "split operands, or on CUDA cores where that is faster; ieee: on CUDA cores only"),
-    Variable("native", "TRITONGEMM_NATIVE", "auto", _native,
+    Variable("native", "TRITONGEMM_NATIVE", "auto", _mode,
              "find and launch repeated products in C++. auto: where there is a GPU; the library "
              "comes with the package, or is compiled once for each torch, in the background, if "
              "there is a C++ compiler. 1: also elsewhere, but compiled by `tritongemm native` "
@@ -211,6 +215,7 @@ class Settings:
     plan_cache_size: int
     policy: str
     num_sms: int | None
+    concurrent: str
     batch_invariant: bool
     fp32: str
     native: bool

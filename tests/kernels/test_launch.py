@@ -403,6 +403,10 @@ def test_the_grid_covers_every_tile_of_the_rule_default(kernel):
     units = -(-m // config.block_m) * -(-n // config.block_n) * problem.batch * config.split_k
     x, y, z = product.grid
     assert x * y * z == units or x * y * z in (H200.num_sms, 2 * H200.num_sms)
+    product = next(x for x in launches_of(problem, config, replace(H200, contended=True))
+                   if config.config_id in x.symbol)
+    x, y, z = product.grid
+    assert x * y * z == units
 
 
 @pytest.mark.parametrize(("n", "changes", "geometry", "wanted"), [

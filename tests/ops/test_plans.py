@@ -287,3 +287,15 @@ def test_cpu_operands_have_no_plan_unless_triton_interprets():
     with pytest.raises(LaunchError, match="kernels run on CUDA, or on the CPU under"):
         planning.make_plan(PROBLEM, SPLIT, H200, Geometry.contiguous(PROBLEM),
                            torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("mode", "backends", "ranks", "is_so"), [
+    ("auto", "cuda:nccl,cpu:gloo", 2, True), ("auto", "cpu:gloo", 2, False),
+    ("auto", "cuda:nccl", 1, False), ("off", "cuda:nccl", 2, False), ("on", "", 1, True)])
+def test_launches_share_sms_with_the_collectives_of_other_ranks(mode, backends, ranks, is_so,
+                                                                monkeypatch):
+    group = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: bool(backends),
+                            get_world_size=lambda: ranks, get_backend_config=lambda: backends)
+    monkeypatch.setattr(torch, "distributed", group)
+    with settings.override(concurrent=mode):
+        assert kept.contended(representative(90)).contended is is_so

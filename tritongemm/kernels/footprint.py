@@ -84,6 +84,16 @@ def programs_that_fit(config: KernelConfig, device: DeviceSpec, shared_bytes: in
                       _MAX_THREADS // (32 * config.num_warps)))
 
 
+def resident(units: int, programs: int, device: DeviceSpec) -> int:
+    """Programs of a persistent launch over ``units``: as many as the device holds.
+
+    On a contended device one for each unit. A program of a persistent launch that has to wait for
+    an SM starts its whole share of the units late, while the others end; of small programs the
+    next one runs on whichever SM is free.
+    """
+    return units if device.contended else min(units, programs)
+
+
 def of_threads(problem: GemmProblem, config: KernelConfig, device: DeviceSpec, *,
                shared_bytes: int, registers: float, tensor_cores: bool,
                k_over_threads: bool = False, products: int = 1) -> Footprint:

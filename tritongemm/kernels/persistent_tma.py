@@ -8,7 +8,7 @@ from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.kernels import constraints as rules
 from tritongemm.kernels.epilogue import epilogue_of_launch
-from tritongemm.kernels.footprint import Footprint, accumulators, bits_of
+from tritongemm.kernels.footprint import Footprint, accumulators, bits_of, resident
 from tritongemm.kernels.launch import (
     Geometry,
     Launch,
@@ -82,7 +82,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         ("FLATTEN", device.arch == 90), ("PRECISION", problem.precision), ("INTERPRETED", False),
         *epilogue)
     return (Launch("tritongemm.kernels.device.persistent_tma", "persistent_tma", arguments,
-                   constants, (min(device.num_sms, tiles), 1, 1), config.num_warps,
+                   constants, (resident(tiles, device.num_sms, device), 1, 1), config.num_warps,
                    config.num_stages, symbol_of(problem, config),
                    **dependence(config, device)),)
 

@@ -11,7 +11,7 @@ from tritongemm.config import KernelConfig
 from tritongemm.device import RESERVED_SHARED_BYTES, DeviceSpec
 from tritongemm.kernels import constraints as rules
 from tritongemm.kernels.epilogue import NO_EPILOGUE, epilogue_of_launch
-from tritongemm.kernels.footprint import Footprint, accumulators
+from tritongemm.kernels.footprint import Footprint, accumulators, resident
 from tritongemm.kernels.gluon_support import one_buffer_obstacle
 from tritongemm.kernels.launch import Geometry, Launch, Scalar, dependence
 from tritongemm.kernels.reduce import partials_bytes, reduce_launch, split_to_fill, target_of
@@ -101,7 +101,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
          ("STAGES", config.num_stages), ("PAIRS", pairs),
          ("CONSUMER_REGISTERS", _consumer_registers(config)),
          ("PRODUCER_REGISTERS", _PRODUCER_REGISTERS[consumers]), *epilogue),
-        (min(units, device.num_sms * _programs_an_sm(problem, config, device)), 1, 1), 4, 1,
+        (resident(units, device.num_sms * _programs_an_sm(problem, config, device), device), 1, 1), 4, 1,
         symbol_of(problem, config), maxnreg=_START_REGISTERS[consumers], gluon=True,
         first_shared=config.num_stages * stage_bytes(problem, config),
         **dependence(config, device), scratch_bytes=split.scratch_bytes)

@@ -10,7 +10,7 @@ from tritongemm.device import DeviceSpec
 from tritongemm.kernels import constraints as rules
 from tritongemm.kernels import warp_tile as tile
 from tritongemm.kernels.epilogue import NONE_OF_ALL, any_epilogue_of_launch
-from tritongemm.kernels.footprint import Footprint, accumulators, bits_of
+from tritongemm.kernels.footprint import Footprint, accumulators, bits_of, resident
 from tritongemm.kernels.gluon_support import one_buffer_obstacle
 from tritongemm.kernels.launch import (
     Descriptor,
@@ -112,9 +112,9 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         *(() if aux else (("aux_desc", None),)),
         ("CONSUMER_REGISTERS", for_consumers), ("PRODUCER_REGISTERS", for_producer), *epilogue)
     # Programs that share K compute one tile: its operands' buffers stage the sums that they send.
-    clusters = units if config.cluster_k > 1 else min(
+    clusters = units if config.cluster_k > 1 else resident(
         units, tile.sms_of(config, device) * tile.programs_an_sm(outer, config, device)
-        // tile.programs_of(config))
+        // tile.programs_of(config), device)
     product = Launch(
         "tritongemm.kernels.device.warp_specialized", "warp_specialized", arguments, constants,
         (clusters * tile.programs_of(config), 1, 1), 4, 1, symbol_of(outer, config),

@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 from collections import OrderedDict
+from dataclasses import replace
 from itertools import chain, product
 
 import torch
@@ -128,6 +129,22 @@ def device_of(where: torch.device) -> DeviceSpec:
         cuda_device(torch.cuda.current_device() if where.index is None else where.index))
 
 
+def contended(device: DeviceSpec) -> DeviceSpec:
+    """``device`` as launches are to see it: whether NCCL's kernels may hold some of its SMs while a
+    product runs. Selection takes the device as it is."""
+    mode = settings.current().concurrent
+    if mode == "off" or mode == "auto" and not _communicates():
+        return device
+    return replace(device, contended=True)
+
+
+def _communicates() -> bool:
+    distributed = torch.distributed
+    return (distributed.is_available() and distributed.is_initialized()
+            and distributed.get_world_size() > 1
+            and "nccl" in str(distributed.get_backend_config()))
+
+
 def _make(problem: GemmProblem, geometry: Geometry, where: torch.device,
           scratch: bool, forced: bool) -> AnyPlan | Declined:
     if where.type == "cuda":
@@ -150,13 +167,13 @@ def _make(problem: GemmProblem, geometry: Geometry, where: torch.device,
         if not scratch:
             config = _without_scratch(problem, device, geometry, choice.config)
         try:
-            plan = make_plan(problem, config, device, geometry, where)
+            plan = make_plan(problem, config, contended(device), geometry, where)
         except CompileError:  # if this disabled a kernel, another one is selected now
             again = choose(problem, device)
             if again.config.kernel == config.kernel or not scratch:
                 raise
             choice, config = again, again.config
-            plan = make_plan(problem, config, device, geometry, where)
+            plan = make_plan(problem, config, contended(device), geometry, where)
     except UnsupportedError as error:
         return Declined(str(error))
     except Exception as error:  # no compiler, a damaged table, an unknown Triton: torch still works
