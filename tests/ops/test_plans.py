@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import weakref
 from dataclasses import replace
@@ -289,13 +290,35 @@ def test_cpu_operands_have_no_plan_unless_triton_interprets():
                            torch.device("cpu"))
 
 
-@pytest.mark.parametrize(("mode", "backends", "ranks", "is_so"), [
-    ("auto", "cuda:nccl,cpu:gloo", 2, True), ("auto", "cpu:gloo", 2, False),
-    ("auto", "cuda:nccl", 1, False), ("off", "cuda:nccl", 2, False), ("on", "", 1, True)])
-def test_launches_share_sms_with_the_collectives_of_other_ranks(mode, backends, ranks, is_so,
-                                                                monkeypatch):
-    group = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: bool(backends),
-                            get_world_size=lambda: ranks, get_backend_config=lambda: backends)
+@pytest.mark.parametrize(("mode", "backends", "ranks", "sharded", "is_so"), [
+    ("auto", "cuda:nccl,cpu:gloo", 2, True, True), ("auto", "cuda:nccl", 2, False, False),
+    ("auto", "cpu:gloo", 2, True, False), ("auto", "cuda:nccl", 1, True, False),
+    ("auto", "", 1, True, False), ("off", "cuda:nccl", 2, True, False), ("on", "", 1, False, True)])
+def test_launches_share_sms_with_the_collectives_of_fsdp(mode, backends, ranks, sharded, is_so,
+                                                         monkeypatch):
+    class Module:
+        pass
+
+    kinds = [type("FSDPLinear", (Module,), {})] if sharded else []
+    group = SimpleNamespace(is_initialized=lambda: bool(backends), get_world_size=lambda: ranks,
+                            get_backend_config=lambda: backends)
     monkeypatch.setattr(torch, "distributed", group)
+    monkeypatch.setitem(sys.modules, "torch.distributed.fsdp", SimpleNamespace(FSDPModule=Module))
     with settings.override(concurrent=mode):
         assert kept.contended(representative(90)).contended is is_so
+    assert len(Module.__subclasses__()) == len(kinds)
+
+
+@pytest.mark.thorough
+def test_torchs_sharded_modules_are_what_contended_looks_for():
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+    from torch.distributed.tensor import init_device_mesh
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0,
+                                         world_size=1)
+    try:
+        sharded = fully_shard(torch.nn.Linear(4, 4), mesh=init_device_mesh("cpu", (1,)))
+        assert isinstance(sharded, FSDPModule) and FSDPModule.__subclasses__()
+        assert "nccl" not in torch.distributed.get_backend_config()
+    finally:
+        torch.distributed.destroy_process_group()

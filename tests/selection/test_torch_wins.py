@@ -10,8 +10,8 @@ from selection_made import RUN, TILED, TMA, calibrate
 from tritongemm import selection, settings
 from tritongemm.config import KernelConfig
 from tritongemm.device import interpreter_device, known_devices
-from tritongemm.ops.explain import explain_problem
 from tritongemm.kernels.compile import launches_of
+from tritongemm.ops.explain import explain_problem
 from tritongemm.problem import GemmProblem
 from tritongemm.records.calibration import (
     Calibration,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import sys
 import threading
 from collections import OrderedDict
 from dataclasses import replace
@@ -130,18 +131,23 @@ def device_of(where: torch.device) -> DeviceSpec:
 
 
 def contended(device: DeviceSpec) -> DeviceSpec:
-    """``device`` as launches are to see it: whether NCCL's kernels may hold some of its SMs while a
-    product runs. Selection takes the device as it is."""
+    """``device`` as launches are to see it: whether NCCL's kernels hold some of its SMs while
+    products run. Selection takes the device as it is."""
     mode = settings.current().concurrent
-    if mode == "off" or mode == "auto" and not _communicates():
+    if mode == "off" or mode == "auto" and not _overlaps_collectives():
         return device
     return replace(device, contended=True)
 
 
-def _communicates() -> bool:
+def _overlaps_collectives() -> bool:
+    """Whether modules are sharded by FSDP2, which gathers and reduces beside products, over NCCL.
+    Collectives that products wait for, as those of tensor parallelism, hold no SM meanwhile."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    module = getattr(fsdp, "FSDPModule", None)
+    if module is None or not module.__subclasses__():  # fully_shard makes one for each class
+        return False
     distributed = torch.distributed
-    return (distributed.is_available() and distributed.is_initialized()
-            and distributed.get_world_size() > 1
+    return (distributed.is_initialized() and distributed.get_world_size() > 1
             and "nccl" in str(distributed.get_backend_config()))
 
 
