@@ -55,6 +55,22 @@ def test_rows_are_the_median_of_the_processes(tmp_path, capsys):
     assert "1.100" in text and "geometric mean" in text
 
 
+def test_an_interruption_keeps_what_was_measured(tmp_path):
+    plan = runner.ModelsPlan(chosen(["siglip"]), tmp_path / "m.csv", ("eager", "compiled"),
+                             opener=OPENER)
+
+    def interrupted(event):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        runner.measure_programs(plan, interrupted)
+    rows = list(read_rows(plan.out))
+    assert [(row["mode"], row["provider"]) for row in rows] == [
+        ("eager", name) for name in ("torch", "torch-control", "tritongemm")]
+    meta, = read_sidecars(tmp_path).values()
+    assert not meta["complete"]
+
+
 def test_a_lost_process_costs_the_mode_that_it_was_on(tmp_path, capsys):
     report, events = run(tmp_path, "sac", "siglip")
     by = {(r["program"], r["mode"]): r["status"] for r in report.rows

@@ -92,6 +92,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         Scalar("stride_cs", c.part, divisor_of(c.part, 4)), *extra)
     units = (-(-problem.m // config.block_m) * -(-problem.n // config.block_n) * problem.batch
              * config.split_k)
+    programs = resident(units, device.num_sms * _programs_an_sm(problem, config, device), device)
     product = Launch(
         "tritongemm.kernels.device.split_product", "split_product", arguments,
         (("A_T", split.a.across), ("B_T", not split.b.across), ("BATCHED_A", split.a.batches > 1),
@@ -101,8 +102,8 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
          ("STAGES", config.num_stages), ("PAIRS", pairs),
          ("CONSUMER_REGISTERS", _consumer_registers(config)),
          ("PRODUCER_REGISTERS", _PRODUCER_REGISTERS[consumers]), *epilogue),
-        (resident(units, device.num_sms * _programs_an_sm(problem, config, device), device), 1, 1), 4, 1,
-        symbol_of(problem, config), maxnreg=_START_REGISTERS[consumers], gluon=True,
+        (programs, 1, 1), 4, 1, symbol_of(problem, config),
+        maxnreg=_START_REGISTERS[consumers], gluon=True,
         first_shared=config.num_stages * stage_bytes(problem, config),
         **dependence(config, device), scratch_bytes=split.scratch_bytes)
     after = (reduce_launch(problem, config, g, device),) if config.split_k > 1 else ()

@@ -129,26 +129,28 @@ class _Run:
         for index in range(passes):
             if index:
                 self.process.start()
-            path = plan.out.parent / "passes" / f"{plan.out.stem}-{index + 1}.csv"
+            path = plan.out
             if passes > 1:
+                path = plan.out.parent / "passes" / f"{plan.out.stem}-{index + 1}.csv"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._sidecar(path.parent, started, None)
             found.append({(row["program"], row["mode"], row["provider"]): row
-                          for row in self._pass(index, path if passes > 1 else None)})
+                          for row in self._pass(index, path)})
         rows = median_rows(found)
-        append_rows(plan.out, rows)
+        if passes > 1:
+            append_rows(plan.out, rows)
         control = control_of(rows)
         self._sidecar(plan.out.parent, started, control)
         return ModelsReport(plan.out, self.run_id, rows, tuple(dict.fromkeys(self.left_out)),
                             control)
 
-    def _pass(self, index: int, path: Path | None) -> list[Row]:
+    def _pass(self, index: int, path: Path) -> list[Row]:
+        """Rows are in the file as soon as they are measured."""
         rows: list[Row] = []
         work = self.plan.work()
         for count, (program, mode) in enumerate(work, 1):
             found, message = self._measure(program.name, mode, index)
-            if path is not None:
-                append_rows(path, found)
+            append_rows(path, found)
             rows += found
             self.progress(Event(count, len(work), index, program.name, mode, found, message))
         return rows
