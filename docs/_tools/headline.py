@@ -51,6 +51,7 @@ DEVICES = {
 }
 #: cuBLASLt with every candidate of its heuristics timed.
 AUTOTUNED = "cublaslt-tuned"
+OURS = "tritongemm"
 #: Suites that are measured in their own layouts; the others count in nt.
 OWN_LAYOUT = ("training", "batched")
 
@@ -60,7 +61,8 @@ def summaries() -> tuple[dict[str, dict[str, dict]], dict[str, Results]]:
     found, results = {}, {}
     for device, (_, _, files) in DEVICES.items():
         loaded = load([RESULTS / device / name for name in files])
-        frame = aggregate.summary(_of_families(loaded.headline), by=("suite",))
+        rows = _of_families(loaded.headline)
+        frame = aggregate.summary(rows[rows["provider"] == OURS], by=("suite",))
         found[device] = {row["suite"]: row for row in frame.to_dict("records")}
         results[device] = loaded
     return found, results
@@ -91,7 +93,7 @@ def over_autotuned() -> dict[str, dict[str, tuple[float, int]]]:
             if rival.empty:
                 continue
             key = ["suite", "layout", "problem", "run_id"]
-            pairs.append(rows[rows["provider"] == "tritongemm"].merge(
+            pairs.append(rows[rows["provider"] == OURS].merge(
                 rival, on=key, suffixes=("", "_rival")))
         if not pairs:
             continue

@@ -127,5 +127,26 @@ def test_orders_are_permutations():
     assert table.shape == (10, 4) and (np.sort(table, axis=1) == np.arange(4)).all()
 
 
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_each_contender_is_as_often_in_each_place_and_behind_each_other_one(count):
+    for seed in range(5):
+        table = orders(count, 4 * count, np.random.default_rng(seed))
+        for block in (table[:2 * count], table[2 * count:]):
+            for place in range(count):
+                assert (np.bincount(block[:, place], minlength=count) == 2).all()
+            behind = {(a, b): 0 for a in range(count) for b in range(count) if a != b}
+            for row in block:
+                for pair in zip(row, row[1:]):
+                    behind[pair] += 1
+            if count < 4:
+                assert len(set(behind.values())) == 1
+            assert all(behind[a, b] == behind[b, a] for a, b in behind)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 5])
+def test_few_rounds_are_drawn_too(rounds):
+    assert orders(3, rounds, np.random.default_rng(0)).shape == (rounds, 3)
+
+
 def test_quantiles():
     assert Quantiles.of(range(11)) == Quantiles(2.0, 5.0, 8.0)
