@@ -115,7 +115,8 @@ def read_device(path: Path) -> DeviceSpec:
     sources = Fields(path, top.values.get("sources", {}), what="sources")
     return DeviceSpec(
         slug=path.stem, name=name,
-        **{field: top.integer(field, 1, largest) for field, largest in _COUNTS.items()},
+        **{field: top.integer(field, 1, largest)
+           for field, largest in _COUNTS.items()},  # type: ignore[arg-type]
         peak_tflops=top.numbers("peak_tflops", _LEAST_PEAK, _LARGEST_PEAK),
         memory_gbps=(None if top.values.get("memory_gbps") is None
                      else top.number("memory_gbps", _LEAST_PEAK, _LARGEST_PEAK)),
@@ -205,7 +206,7 @@ def reported(name: str, **limits: int) -> DeviceSpec:
     slug = slug_of(name)
     shipped = known_devices().get(slug)
     return DeviceSpec(
-        slug=slug, name=name, **limits,
+        slug=slug, name=name, **limits,  # type: ignore[arg-type]
         peak_tflops=shipped.peak_tflops if shipped else {},
         memory_gbps=shipped.memory_gbps if shipped else None,
         sources=shipped.sources if shipped else {})

@@ -13,7 +13,7 @@ from tritongemm import __version__, settings
 from tritongemm.cli import doctor, main
 from tritongemm.config import KernelConfig
 from tritongemm.cubins import building, choosing
-from tritongemm.cubins.choosing import Choice
+from tritongemm.cubins.choosing import PackChoice
 from tritongemm.device import device_named
 from tritongemm.errors import CompileError
 from tritongemm.kernels import pack, store
@@ -31,8 +31,8 @@ CUBIN = (b"\x7fELF\x02\x01".ljust(18, b"\0") + b"\xbe\0").ljust(64, b"\0")
 _PREPARE = building.prepare
 
 
-def choice_of(config: KernelConfig) -> Choice:
-    return Choice(H200.slug, PROBLEM, config, tuple(
+def choice_of(config: KernelConfig) -> PackChoice:
+    return PackChoice(H200.slug, PROBLEM, config, tuple(
         launch_key(x, 90) for x in launches_of(PROBLEM, config, H200)))
 
 
@@ -124,7 +124,7 @@ def test_the_wheel_holds_the_pack_and_is_found_when_it_is_installed(compiled, tm
 def test_the_command_builds_and_says_what_other_problems_it_serves(compiled, tmp_path, monkeypatch,
                                                                    capsys):
     def chosen(problem, device):
-        return Choice(device.slug, problem, CONFIGS[1], tuple(
+        return PackChoice(device.slug, problem, CONFIGS[1], tuple(
             launch_key(x, 90) for x in launches_of(problem, CONFIGS[1], device)))
 
     monkeypatch.setattr(choosing, "chosen", chosen)
@@ -140,7 +140,7 @@ def test_the_command_builds_and_says_what_other_problems_it_serves(compiled, tmp
     assert main(["cubins", "coverage", folder, "--problems", "20", "--seed", "9", *words]) == 0
     share = re.search(rf"{count} binaries serve ([\d.]+) % \(\d+ of 20", capsys.readouterr().out)
     assert 30 <= float(share[1]) < 100
-    monkeypatch.setattr(choosing, "chosen", lambda problem, device: Choice(
+    monkeypatch.setattr(choosing, "chosen", lambda problem, device: PackChoice(
         device.slug, problem, CONFIGS[0], ("another",)))
     assert main(["cubins", "coverage", folder, "--problems", "20", "--seed", "10", *words]) == 1
 

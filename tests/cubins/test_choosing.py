@@ -9,7 +9,7 @@ import pytest
 from tritongemm import settings
 from tritongemm.config import KernelConfig
 from tritongemm.cubins import choosing
-from tritongemm.cubins.choosing import Choice, by_use, coverage, drawn, needed
+from tritongemm.cubins.choosing import PackChoice, by_use, coverage, drawn, needed
 from tritongemm.cubins.revision import choices_digest
 from tritongemm.device import device_named
 from tritongemm.errors import DataFileError, UsageError
@@ -21,8 +21,8 @@ H200 = device_named("nvidia-h200")
 PROBLEM, CONFIG = GemmProblem(64, 64, 64), KernelConfig("tiled", 64, 64, 32)
 
 
-def of(*keys: str) -> Choice:
-    return Choice("nvidia-h200", PROBLEM, CONFIG if keys else None, keys)
+def of(*keys: str) -> PackChoice:
+    return PackChoice("nvidia-h200", PROBLEM, CONFIG if keys else None, keys)
 
 
 def test_problems_are_drawn_of_every_family_and_are_the_same_for_a_seed():
@@ -67,7 +67,7 @@ def test_a_choice_is_what_a_call_launches():
     problem = GemmProblem.contiguous(1000, 777, 999, layout="nt")
     found = choosing.chosen(problem, H200)
     config = choose(problem, H200).config
-    assert found == Choice("nvidia-h200", problem, config, tuple(
+    assert found == PackChoice("nvidia-h200", problem, config, tuple(
         launch_key(x, 90) for x in launches_of(problem, config, H200)))
     nothing = choosing.chosen(GemmProblem.contiguous(64, 64, 64, dtype="fp32"), H200)
     assert nothing.config is None or nothing.keys  # torch's, or ours
@@ -78,7 +78,7 @@ def test_an_interrupted_run_goes_on(tmp_path, monkeypatch):
 
     def chosen(problem, device):
         asked.append(problem)
-        return Choice(device.slug, problem, CONFIG, (str(problem.m),))
+        return PackChoice(device.slug, problem, CONFIG, (str(problem.m),))
 
     monkeypatch.setattr(choosing, "chosen", chosen)
     journal = tmp_path / "choices.jsonl"

@@ -14,7 +14,7 @@ from tritongemm.device import current_device  # noqa: E402
 from tritongemm.kernels import violation  # noqa: E402
 from tritongemm.measure.numerics import check, reference  # noqa: E402
 from tritongemm.ops.calls import NAMES  # noqa: E402
-from tritongemm.ops.operands import Operand, form_of, problem_of_form  # noqa: E402
+from tritongemm.ops.operands import StridedShape, form_of, problem_of_form  # noqa: E402
 from tritongemm.ops.plan import make_plan  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -48,7 +48,7 @@ def operand(letter: str, rows: int, cols: int, dtype, shared: str) -> torch.Tens
 
 def run(config: KernelConfig, a, b, out) -> str | None:
     """Multiplies with this config; the operands with two strides, or None where it is illegal."""
-    form = form_of(*(Operand(x.shape, x.stride()) for x in (a, b, out)))
+    form = form_of(*(StridedShape(x.shape, x.stride()) for x in (a, b, out)))
     names = tuple(NAMES[x.dtype] for x in (a, b, out))
     problem, geometry = problem_of_form(
         form, (a.data_ptr(), b.data_ptr(), out.data_ptr(), 0), names, "none", "ieee")

@@ -12,7 +12,7 @@ from tritongemm.config import KernelConfig
 from tritongemm.device import interpreter_device
 from tritongemm.errors import UnsupportedError
 from tritongemm.ops import calls, execute, plans
-from tritongemm.ops.operands import Operand, form_of, problem_of_form
+from tritongemm.ops.operands import StridedShape, form_of, problem_of_form
 from tritongemm.ops.plan import InterpretedPlan
 
 pytestmark = pytest.mark.interpreter
@@ -49,7 +49,7 @@ def near(found: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
 
 def run(config: KernelConfig, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> str:
     """Multiplies with this config; the operands that had two strides."""
-    form = form_of(*(Operand(x.shape, x.stride()) for x in (a, b, out)))
+    form = form_of(*(StridedShape(x.shape, x.stride()) for x in (a, b, out)))
     names = (calls.NAMES[a.dtype], calls.NAMES[b.dtype], calls.NAMES[out.dtype])
     problem, geometry = problem_of_form(
         form, (a.data_ptr(), b.data_ptr(), out.data_ptr(), 0), names, "none", "ieee")

@@ -74,7 +74,7 @@ def prebuilt(compiler, tmp_path, monkeypatch):
     return put
 
 
-def again() -> loading.Found:
+def again() -> loading.FoundLibrary:
     loading._loaded.clear()
     return find()
 

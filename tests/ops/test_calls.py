@@ -19,7 +19,7 @@ from tritongemm.device import representative  # noqa: E402
 from tritongemm.errors import LaunchError, UnsupportedError  # noqa: E402
 from tritongemm.ops import calls, execute  # noqa: E402
 from tritongemm.ops import plans as kept  # noqa: E402
-from tritongemm.ops.operands import Operand, form_of  # noqa: E402
+from tritongemm.ops.operands import StridedShape, form_of  # noqa: E402
 from tritongemm.problem import GemmProblem  # noqa: E402
 from tritongemm.records import failures  # noqa: E402
 from tritongemm.selection import Choice  # noqa: E402
@@ -39,8 +39,8 @@ class AddressedPlan:
 
 
 def form(shape_a, shape_b):
-    return form_of(Operand(shape_a, torch.empty(shape_a).stride()),
-                   Operand(shape_b, torch.empty(shape_b).stride()), two_strides=False)
+    return form_of(StridedShape(shape_a, torch.empty(shape_a).stride()),
+                   StridedShape(shape_b, torch.empty(shape_b).stride()), two_strides=False)
 
 
 @pytest.fixture

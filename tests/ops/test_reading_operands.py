@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 from tritongemm.ops.declined import Declined  # noqa: E402
 from tritongemm.ops.operands import (  # noqa: E402
     MAX_PARTS,
-    Form,
-    Operand,
+    CallForm,
+    StridedShape,
     form_of,
     problem_of_form,
     repeats,
@@ -20,11 +20,11 @@ from tritongemm.ops.operands import (  # noqa: E402
 )
 
 
-def read(x: torch.Tensor | None) -> Operand | None:
-    return None if x is None else Operand(x.shape, x.stride())
+def read(x: torch.Tensor | None) -> StridedShape | None:
+    return None if x is None else StridedShape(x.shape, x.stride())
 
 
-def run(form: Form, a, b, out, d=None) -> None:
+def run(form: CallForm, a, b, out, d=None) -> None:
     """What the launches of ``form`` compute, by views at the offsets of each part."""
     inner = form.inner or form.batch
     outer_a, outer_b, outer_c, outer_d = form.outer
@@ -122,7 +122,7 @@ def test_a_batch_becomes_rows_then_a_batch_then_launches(a, b, batch, m, parts):
     ((9, 1, 12, 7), (9, 7, 4), "9 launches, more than 8")], ids=str)
 def test_what_is_no_product_of_kernels_is_said(a, b, says):
     with pytest.raises(Declined, match=says):
-        form_of(Operand(a, torch.empty(a).stride()), Operand(b, torch.empty(b).stride()),
+        form_of(StridedShape(a, torch.empty(a).stride()), StridedShape(b, torch.empty(b).stride()),
                 two_strides=False)
 
 
@@ -166,7 +166,7 @@ def test_out_and_d_may_have_two_strides_or_take_several_launches():
 def test_three_axes_that_stay_three_are_launches_or_torchs():
     def form(first, second, third):
         a = torch.empty(first, 1, third, 10, 8)
-        return form_of(read(a), Operand((1, second, third, 8, 6), (0, 999, 48, 6, 1)))
+        return form_of(read(a), StridedShape((1, second, third, 8, 6), (0, 999, 48, 6, 1)))
 
     assert (form(2, 9, 3).inner, len(form(2, 9, 3).parts)) == (0, 6)
     with pytest.raises(Declined, match="12 launches, more than 8"):
@@ -174,8 +174,8 @@ def test_three_axes_that_stay_three_are_launches_or_torchs():
 
 
 def test_both_strides_of_a_batch_count_in_the_alignment():
-    a = Operand((3, 4, 10, 8), (321, 80, 8, 1))
-    form = form_of(a, Operand((3, 4, 8, 8), (256, 64, 8, 1)))
+    a = StridedShape((3, 4, 10, 8), (321, 80, 8, 1))
+    form = form_of(a, StridedShape((3, 4, 8, 8), (256, 64, 8, 1)))
     problem = problem_of_form(form, (0, 0, 0, 0), ("bf16",) * 3, "none", "ieee")[0]
     assert (problem.two_strides, problem.align_a, problem.align_b) == ("a", 2, 16)
 
@@ -196,11 +196,11 @@ def test_one_product_has_no_batch_to_step_through():
 
 
 def test_offsets_of_several_launches_count_in_the_alignment():
-    a = Operand((2, 1, 12, 8), (101, 0, 8, 1))
-    form = form_of(a, Operand((3, 8, 8), (64, 8, 1)), two_strides=False)
+    a = StridedShape((2, 1, 12, 8), (101, 0, 8, 1))
+    form = form_of(a, StridedShape((3, 8, 8), (64, 8, 1)), two_strides=False)
     assert len(form.parts) == 2
     assert problem_of_form(form, (0, 0, 0, 0), ("bf16",) * 3, "none", "ieee")[0].align_a == 2
-    form = form_of(Operand((12, 8), (8, 1)), Operand((2, 3, 8, 8), (202, 64, 8, 1)),
+    form = form_of(StridedShape((12, 8), (8, 1)), StridedShape((2, 3, 8, 8), (202, 64, 8, 1)),
                    two_strides=False)
     assert (form.batch, len(form.parts)) == (3, 2)
     problem, _ = problem_of_form(form, (0, 0, 0, 0), ("bf16",) * 3, "none", "ieee")
@@ -209,7 +209,7 @@ def test_offsets_of_several_launches_count_in_the_alignment():
 
 def test_extents_beyond_32_bits_are_declined():
     with pytest.raises(Declined, match="does not fit 32 bits"):
-        form_of(Operand((2**31, 1), (1, 1)), Operand((1, 1), (1, 1)))
+        form_of(StridedShape((2**31, 1), (1, 1)), StridedShape((1, 1), (1, 1)))
 
 
 def test_a_span_ends_with_the_last_element_and_a_stride_of_0_repeats():

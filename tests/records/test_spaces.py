@@ -9,7 +9,7 @@ from tritongemm import settings
 from tritongemm.config import KernelConfig
 from tritongemm.errors import ConfigError, DataFileError, UsageError
 from tritongemm.records import spaces
-from tritongemm.records.spaces import Product, Space, read_space
+from tritongemm.records.spaces import AxisProduct, Space, read_space
 
 AXES = {"block_m": [64, 128], "block_n": [64], "block_k": [32, 64], "num_warps": [4, 8]}
 
@@ -44,7 +44,7 @@ def test_the_hash_follows_the_content_and_nothing_else(tmp_path):
     assert one.hash == again.hash != other.hash
     assert len(one.hash) == 12
     assert one.hash != Space("other", AXES).hash
-    assert one.hash != Space("tiled", products=(Product(AXES, ("fp32",)),)).hash
+    assert one.hash != Space("tiled", products=(AxisProduct(AXES, ("fp32",)),)).hash
     assert spaces.combined_hash([one]) == one.hash
     assert spaces.combined_hash([one, other]) == spaces.combined_hash([other, one]) != one.hash
 

@@ -21,7 +21,7 @@ from tritongemm.device import device_named
 from tritongemm.problem import GemmProblem
 from tritongemm.records.journal import read_journal
 from tritongemm.records.suites import Shape, read_suite, write_suite
-from tritongemm.tuning.gains import Gain, Product, markdown, products_of
+from tritongemm.tuning.gains import Gain, ProgramProduct, markdown, products_of
 
 HERE = Path(__file__).resolve().parent
 H200 = device_named("nvidia-h200")
@@ -218,7 +218,7 @@ def test_products_come_by_time_where_all_were_timed_else_by_flops():
     assert [p.problem.m for p in products_of([large, small])] == [64, 1024]
     untimed = Shape(1024, 1024, 64, count=2)
     assert [p.problem.m for p in products_of([small, untimed])] == [1024, 64]
-    assert products_of([large])[0] == Product(large.problem(), 2, 30.0)
+    assert products_of([large])[0] == ProgramProduct(large.problem(), 2, 30.0)
 
 
 def test_equal_products_are_one_and_empty_ones_none():
@@ -231,7 +231,7 @@ def test_equal_products_are_one_and_empty_ones_none():
 # -- the page ---------------------------------------------------------------------------------
 
 def test_the_page_has_a_row_a_product_and_none_where_nothing_was_tuned():
-    one = Product(GemmProblem(64, 64, 64), 3)
+    one = ProgramProduct(GemmProblem(64, 64, 64), 3)
     gain = Gain(one, None, KernelConfig("tiled", 64, 64, 32), 20.0, 10.0, 20.0)
     text = markdown("A title", [gain], [one], ["a line"])
     assert "- a line\n" in text and "- 1 of 1 products tuned, 100.0 % of the flops of all" in text

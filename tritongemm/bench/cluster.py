@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 from tritongemm import plugins
 from tritongemm.bench.measuring import MeasuringProcess
 from tritongemm.bench.runner import (
-    Bench,
+    BenchEvent,
     BenchPlan,
     BenchReport,
-    Progress,
+    BenchRun,
     Work,
     measure_apart,
 )
@@ -34,9 +34,9 @@ from tritongemm.records.run import new_run_id
 from tritongemm.workers.dask_pool import (
     WORKER_TIMEOUT_S,
     Flight,
-    Identity,
     Pool,
     WorkerFault,
+    WorkerIdentity,
     connect,
 )
 
@@ -93,11 +93,11 @@ def _process(opened: Opened) -> _Held:
         return known
 
 
-def identify(opened: Opened) -> Identity:
+def identify(opened: Opened) -> WorkerIdentity:
     """Of this worker; ``about`` is what its session says."""
     plugins.load()  # before any problem comes: it may be of a format that they register
     hello = _process(opened).hello
-    return Identity.here(hello.device.slug, hello.fingerprint, hello.environment, hello)
+    return WorkerIdentity.here(hello.device.slug, hello.fingerprint, hello.environment, hello)
 
 
 def measure(attempt: str, opened: Opened, index: int, job: Job, timeout_s: float
@@ -123,7 +123,7 @@ def close(topic: str) -> None:
 # -- on the client --------------------------------------------------------------------------------
 
 def bench_on_cluster(plan: BenchPlan, address: str,
-                     progress: Callable[[Progress], None] = lambda event: None, *,
+                     progress: Callable[[BenchEvent], None] = lambda event: None, *,
                      worker_timeout_s: float = WORKER_TIMEOUT_S) -> BenchReport:
     """Runs ``plan`` on every kind of device of a Dask cluster.
 
@@ -142,7 +142,7 @@ def bench_on_cluster(plan: BenchPlan, address: str,
     opened = Opened(f"tritongemm-{new_run_id()}", SessionSpec(plan.device, plan.providers),
                     plan.opener)
     pool = Pool(client, address, opened.topic, identify, (opened,),
-                lambda text: progress(Progress("said", message=text)), worker_timeout_s, _KEPT)
+                lambda text: progress(BenchEvent("said", message=text)), worker_timeout_s, _KEPT)
     reports: dict[str, BenchReport] = {}
     try:
         while not reports or pool.probing or pool.kinds.keys() - reports.keys():
@@ -150,7 +150,7 @@ def bench_on_cluster(plan: BenchPlan, address: str,
             for kind in pool.kinds.keys() - reports.keys():
                 hello = pool.kinds[kind].about
                 assert isinstance(hello, Hello)
-                progress(Progress("start", message=hello.device.name))
+                progress(BenchEvent("start", message=hello.device.name))
                 reports[kind] = _OnPool(plan, pool, opened, kind, hello, progress).run()
             time.sleep(_WAIT_S)
     except OSError as error:  # what a call of the scheduler raises when it is gone
@@ -182,11 +182,11 @@ def _together(plan: BenchPlan, reports: dict[str, BenchReport]) -> BenchReport:
          for suite, run_id in report.run_ids.items()})
 
 
-class _OnPool(Bench):
+class _OnPool(BenchRun):
     """A bench whose problems are measured by the workers of one kind."""
 
     def __init__(self, plan: BenchPlan, pool: Pool, opened: Opened, kind: str, hello: Hello,
-                 progress: Callable[[Progress], None]) -> None:
+                 progress: Callable[[BenchEvent], None]) -> None:
         super().__init__(plan, None, hello, progress)
         self._pool, self._opened, self._kind = pool, opened, kind
 
@@ -211,8 +211,8 @@ class _OnPool(Bench):
                     pool.flights.remove(found)
                     columns, lost = found.value  # type: ignore[misc]
                     for reason in lost:
-                        self.progress(Progress("lost", problem=found.job[1],  # type: ignore[index]
-                                               message=reason))
+                        self.progress(BenchEvent("lost", problem=found.job[1],  # type: ignore[index]
+                                                 message=reason))
                     yield found.job, columns  # type: ignore[misc]
                     continue
                 one = found.flight.job  # type: ignore[assignment]

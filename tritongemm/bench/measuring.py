@@ -18,7 +18,7 @@ from tritongemm.workers.messages import Call, Request
 from tritongemm.workers.worker import Failed, Finished, Ready, Refused, Returned, Worker
 
 DEFAULT_OPENER = "tritongemm.bench.session:open_session"
-_SERVED = "tritongemm.bench.session:Served"
+_SERVED = "tritongemm.bench.session:SessionServer"
 #: Seconds allowed for importing torch, opening a device and querying the driver.
 START_TIMEOUT_S = 300.0
 

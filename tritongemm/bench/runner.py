@@ -97,7 +97,7 @@ class BenchPlan:
 
 
 @dataclass(frozen=True)
-class Progress:
+class BenchEvent:
     """One event: ``stage`` is ``start``, ``compile``, ``row``, ``lost``, or ``said`` for what a
     cluster's workers do.
 
@@ -140,7 +140,7 @@ class BenchReport:
     run_ids: Mapping[str, str]
 
 
-def bench(plan: BenchPlan, progress: Callable[[Progress], None] = lambda event: None
+def bench(plan: BenchPlan, progress: Callable[[BenchEvent], None] = lambda event: None
           ) -> BenchReport:
     """Runs ``plan``. Rows are on the disk as soon as they are measured.
 
@@ -150,8 +150,8 @@ def bench(plan: BenchPlan, progress: Callable[[Progress], None] = lambda event: 
     """
     with MeasuringProcess(SessionSpec(plan.device, plan.providers), plan.opener) as process:
         hello = process.start()
-        progress(Progress("start", message=hello.device.name))
-        return Bench(plan, process, hello, progress).run()
+        progress(BenchEvent("start", message=hello.device.name))
+        return BenchRun(plan, process, hello, progress).run()
 
 
 def measure_apart(process: MeasuringProcess, job: Job, timeout_s: float,
@@ -178,12 +178,12 @@ def measure_apart(process: MeasuringProcess, job: Job, timeout_s: float,
     return measured
 
 
-class Bench:
+class BenchRun:
     """One call of :func:`bench`. ``process`` measures; a cluster's bench has others, and none
     here."""
 
     def __init__(self, plan: BenchPlan, process: MeasuringProcess | None, hello: Hello,
-                 progress: Callable[[Progress], None]) -> None:
+                 progress: Callable[[BenchEvent], None]) -> None:
         self.plan, self.process, self.hello, self.progress = plan, process, hello, progress
         # Without times there is no scatter to take a median of.
         self.passes = plan.processes if hello.timed else 1
@@ -250,7 +250,7 @@ class Bench:
             rows = [self._row(one, name, measured[name]) for name in order if name in measured]
             rows = [row for row in rows if row_key(row) not in done]
             append_rows(path, rows)
-            self.progress(Progress("row", count, len(work), index, self.passes, one[1], rows))
+            self.progress(BenchEvent("row", count, len(work), index, self.passes, one[1], rows))
             yield rows
 
     def _begin_pass(self) -> None:
@@ -271,7 +271,7 @@ class Bench:
             yield one, measure_apart(
                 process, self._job(index, problem), self.plan.timeout_s,
                 lambda reason, problem=problem: self.progress(
-                    Progress("lost", problem=problem, message=reason)))
+                    BenchEvent("lost", problem=problem, message=reason)))
 
     def _compile(self, problems: Sequence[GemmProblem]) -> None:
         if self.plan.compile_workers == 0:
@@ -280,7 +280,7 @@ class Bench:
         try:
             wanted = self.process.builds(list(dict.fromkeys(problems)))
         except ProcessLost as lost:
-            self.progress(Progress("lost", message=lost.reason))
+            self.progress(BenchEvent("lost", message=lost.reason))
             return
         builds = {f"{problem_key(problem)} {config.config_id}": (problem, config)
                   for problem, config in wanted}
@@ -288,9 +288,9 @@ class Bench:
             built = compile_all(
                 [(key, *build) for key, build in builds.items()], {"device": self.hello.device},
                 workers=self.plan.compile_workers or len(os.sched_getaffinity(0)),
-                progress=lambda done, total: self.progress(Progress("compile", done, total)))
+                progress=lambda done, total: self.progress(BenchEvent("compile", done, total)))
         except CompileError as error:  # the measuring process compiles what it needs
-            self.progress(Progress("lost", message=str(error)))
+            self.progress(BenchEvent("lost", message=str(error)))
             return
         for key, outcome in built.items():
             problem, config = builds[key]

@@ -206,7 +206,7 @@ def open_session(spec: SessionSpec) -> Session:
     return Session(spec)
 
 
-class Served:
+class SessionServer:
     """What the measuring process serves (``workers/child.py``): the session that ``opener``, a
     ``module:function``, opens."""
 

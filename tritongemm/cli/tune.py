@@ -30,7 +30,7 @@ from tritongemm.problem import PRECISIONS
 if TYPE_CHECKING:
     from tritongemm.device import DeviceSpec
     from tritongemm.records.suites import Shape
-    from tritongemm.tuning.gains import Gain, Product
+    from tritongemm.tuning.gains import Gain, ProgramProduct
 
 #: The sweep's part of the budget; the rest is for the second run.
 _SWEEP_SHARE = 0.8
@@ -177,7 +177,7 @@ def _record(args: argparse.Namespace, suite: Path) -> int:
         raise
 
 
-def _measure(args: argparse.Namespace, folder: Path, products: Sequence[Product],
+def _measure(args: argparse.Namespace, folder: Path, products: Sequence[ProgramProduct],
              devices: tuple[int, ...] | None, device: DeviceSpec) -> tuple[list[Gain], list[str]]:
     """Sweeps, compares and publishes; the gains, and lines on what was done."""
     from tritongemm import selection
@@ -232,7 +232,7 @@ def _measure(args: argparse.Namespace, folder: Path, products: Sequence[Product]
     return gains_in(second, products, before, after), lines
 
 
-def _present(args: argparse.Namespace, folder: Path, products: Sequence[Product],
+def _present(args: argparse.Namespace, folder: Path, products: Sequence[ProgramProduct],
              gains: Sequence[Gain], lines: Sequence[str]) -> int:
     """Prints the page, and writes it as Markdown."""
     from tritongemm.records.atomic import write_atomic

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tritongemm import __version__, settings
-from tritongemm.cubins.choosing import Choice, Coverage, coverage
+from tritongemm.cubins.choosing import Coverage, PackChoice, coverage
 from tritongemm.cubins.revision import choices_digest
 from tritongemm.device import DeviceSpec, device_named
 from tritongemm.errors import CompileError
@@ -59,7 +59,7 @@ class Built:
     wheel: Path | None = None
 
 
-def build(wanted: Sequence[Choice], found: Sequence[Choice], folder: Path, arch: int, *,
+def build(wanted: Sequence[PackChoice], found: Sequence[PackChoice], folder: Path, arch: int, *,
           max_bytes: int, workers: int,
           progress: Callable[[int, int], None] = lambda done, total: None) -> Built:
     """Compiles what ``wanted`` launch, in that order, until the pack has ``max_bytes``, and writes
@@ -117,7 +117,7 @@ def prepare(folder: Path) -> None:
 _LINE_BYTES = 700
 
 
-def _compile(part: Sequence[Choice], workers: int,
+def _compile(part: Sequence[PackChoice], workers: int,
              progress: Callable[[int, int], None]) -> list[tuple[str, str]]:
     """Compiles what the store does not have; (key, reason) of failures."""
     failed = []
@@ -136,7 +136,7 @@ def _compile(part: Sequence[Choice], workers: int,
     return failed
 
 
-def _stored(choice: Choice, among: dict[str, Binary]) -> dict[str, Binary]:
+def _stored(choice: PackChoice, among: dict[str, Binary]) -> dict[str, Binary]:
     """The binaries of a choice that are not ``among`` them; empty where one is not in the store."""
     device, found = device_named(choice.device), {}
     assert choice.config is not None

@@ -52,7 +52,7 @@ _AT_ONCE = 64
 
 
 @dataclass(frozen=True)
-class Choice:
+class PackChoice:
     """What a call of ``problem`` on a device launches.
 
     Attributes:
@@ -98,22 +98,22 @@ def drawn(count: int, seed: int, dtype: str = "bf16") -> list[GemmProblem]:
     return list(found)
 
 
-def chosen(problem: GemmProblem, device: DeviceSpec) -> Choice:
+def chosen(problem: GemmProblem, device: DeviceSpec) -> PackChoice:
     """What a call of gapless operands of ``problem`` on ``device`` launches."""
     try:
         choice = choose(problem, device)
     except UnsupportedError:
-        return Choice(device.slug, problem, None, ())
+        return PackChoice(device.slug, problem, None, ())
     if torch_wins(problem, choice, device, usual_path()):
-        return Choice(device.slug, problem, None, ())
-    return Choice(device.slug, problem, choice.config,
-                  tuple(launch_key(x, device.arch)
-                        for x in launches_of(problem, choice.config, device)))
+        return PackChoice(device.slug, problem, None, ())
+    return PackChoice(device.slug, problem, choice.config,
+                      tuple(launch_key(x, device.arch)
+                            for x in launches_of(problem, choice.config, device)))
 
 
 def choices(problems: Sequence[GemmProblem], devices: Sequence[DeviceSpec], *,
             journal: Path | None = None, workers: int | None = None,
-            progress: Callable[[int, int], None] = lambda done, total: None) -> list[Choice]:
+            progress: Callable[[int, int], None] = lambda done, total: None) -> list[PackChoice]:
     """What calls of ``problems`` launch on each of ``devices``.
 
     Args:
@@ -133,7 +133,7 @@ def choices(problems: Sequence[GemmProblem], devices: Sequence[DeviceSpec], *,
     parts = [todo[i:i + _AT_ONCE] for i in range(0, len(todo), _AT_ONCE)]
     done = 0
 
-    def add(part: list[Choice]) -> None:
+    def add(part: list[PackChoice]) -> None:
         nonlocal done
         known.update(((x.device, problem_key(x.problem)), x) for x in part)
         if journal is not None:
@@ -152,11 +152,11 @@ def choices(problems: Sequence[GemmProblem], devices: Sequence[DeviceSpec], *,
     return [known[device.slug, problem_key(p)] for device in devices for p in problems]
 
 
-def _part(part: Sequence[tuple[str, GemmProblem]]) -> list[Choice]:
+def _part(part: Sequence[tuple[str, GemmProblem]]) -> list[PackChoice]:
     return [chosen(problem, device_named(slug)) for slug, problem in part]
 
 
-def _append(path: Path, part: Iterable[Choice]) -> None:
+def _append(path: Path, part: Iterable[PackChoice]) -> None:
     text = "" if path.exists() else json.dumps(_made_by()) + "\n"
     text += "".join(json.dumps({
         "device": x.device, "problem": problem_to_json(x.problem),
@@ -187,9 +187,9 @@ def _check_made_by(path: Path, head: object) -> None:
             raise read.error(name, f"is of {_WHAT[name]}: the choices are out of date; delete it")
 
 
-def _read(path: Path) -> dict[tuple[str, str], Choice]:
+def _read(path: Path) -> dict[tuple[str, str], PackChoice]:
     """A journal's choices. Raises DataFileError, also for a last line that was cut."""
-    found: dict[tuple[str, str], Choice] = {}
+    found: dict[tuple[str, str], PackChoice] = {}
     if not path.exists():
         return found
     with open_regular(path) as file:
@@ -202,7 +202,7 @@ def _read(path: Path) -> dict[tuple[str, str], Choice]:
                     _check_made_by(path, values)
                     continue
                 config = values["config"]  # type: ignore[index,call-overload]
-                choice = Choice(
+                choice = PackChoice(
                     values["device"], problem_from_json(values["problem"]),  # type: ignore
                     None if config is None else config_from_json(config),
                     tuple(values["keys"]))  # type: ignore[index,call-overload]
@@ -213,11 +213,11 @@ def _read(path: Path) -> dict[tuple[str, str], Choice]:
     return found
 
 
-def by_use(found: Iterable[Choice]) -> list[Choice]:
+def by_use(found: Iterable[PackChoice]) -> list[PackChoice]:
     """One choice for each set of binaries that calls need together, those of most problems first.
     """
     counts: Counter[tuple[str, ...]] = Counter()
-    one: dict[tuple[str, ...], Choice] = {}
+    one: dict[tuple[str, ...], PackChoice] = {}
     for choice in found:
         if choice.config is not None:
             key = tuple(sorted(choice.keys))
@@ -250,7 +250,7 @@ class Coverage:
                 f"{self.torchs} more go to torch)")
 
 
-def coverage(found: Iterable[Choice], keys: Collection[str]) -> Coverage:
+def coverage(found: Iterable[PackChoice], keys: Collection[str]) -> Coverage:
     """How many of the choices the binaries ``keys`` serve."""
     served = problems = torchs = 0
     for choice in found:
@@ -262,7 +262,7 @@ def coverage(found: Iterable[Choice], keys: Collection[str]) -> Coverage:
     return Coverage(served, problems, torchs)
 
 
-def needed(found: Sequence[Choice], share: float) -> list[Choice]:
+def needed(found: Sequence[PackChoice], share: float) -> list[PackChoice]:
     """The first of :func:`by_use` that serve ``share`` of the problems that are not torch's."""
     uses = Counter(frozenset(choice.keys) for choice in found if choice.config is not None)
     missing = {keys: len(keys) for keys in uses}
@@ -270,7 +270,7 @@ def needed(found: Sequence[Choice], share: float) -> list[Choice]:
     for keys in uses:
         for key in keys:
             with_key.setdefault(key, []).append(keys)
-    kept: list[Choice] = []
+    kept: list[PackChoice] = []
     served, enough = 0, share * uses.total()
     for choice in by_use(found):
         if served >= enough:

@@ -42,7 +42,7 @@ from tritongemm.errors import TritonGemmError, UsageError
 from tritongemm.ops import registered
 from tritongemm.ops.calls import NAMES, precision_setting
 from tritongemm.ops.declined import Declined
-from tritongemm.ops.operands import Operand, form_of, gapless, problem_of_form
+from tritongemm.ops.operands import StridedShape, form_of, gapless, problem_of_form
 from tritongemm.ops.plans import device_of, host_path
 from tritongemm.problem import Epilogue
 from tritongemm.selection import choose, hosttime, torch_wins
@@ -449,7 +449,7 @@ def _ours(found: Match, min_flops: float | None) -> bool:
     added = None
     if d is not None and beta != 0:
         rows = one.shape[0], two.shape[1]  # of more than two axes: the batch folds into the rows
-        added = _operand(d) if d.dim() <= 2 else Operand(rows, gapless(rows))
+        added = _operand(d) if d.dim() <= 2 else StridedShape(rows, gapless(rows))
     form = form_of(one, two, None, added)
     name = NAMES[a.dtype]
     addend = "scale" if form.addend == "none" and alpha != 1 else form.addend
@@ -468,8 +468,8 @@ def _precision(a: torch.Tensor) -> str:
     return "fp16x3" if settings.current().fp32 == "split" else "ieee"
 
 
-def _operand(x: torch.Tensor) -> Operand:
-    return Operand(tuple(map(_number, x.shape)), tuple(map(_number, x.stride())))
+def _operand(x: torch.Tensor) -> StridedShape:
+    return StridedShape(tuple(map(_number, x.shape)), tuple(map(_number, x.stride())))
 
 
 def _number(size: Any) -> int:

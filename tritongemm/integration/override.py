@@ -36,7 +36,7 @@ from tritongemm.ops.untraced import untraced
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Request:
+class OverrideRequest:
     """What one override asks for; in force as often as it stands in the list."""
 
     ops: frozenset[str]
@@ -158,7 +158,7 @@ def override_report(*, clear: bool = False) -> OverrideReport:
 
 
 def _request(ops: str | Iterable[str] | None, min_flops: float | None, strict: bool,
-             watch: Watch | None = None, keys: tuple[str, ...] | None = None) -> Request:
+             watch: Watch | None = None, keys: tuple[str, ...] | None = None) -> OverrideRequest:
     names = frozenset((ops,) if isinstance(ops, str) else OPS if ops is None else ops)
     if not names or names - set(OPS):
         wrong = ", ".join(sorted(map(repr, names - set(OPS)))) or "nothing"
@@ -169,20 +169,20 @@ def _request(ops: str | Iterable[str] | None, min_flops: float | None, strict: b
         min_flops = 0.0
     if not isinstance(min_flops, (int, float)) or math.isnan(min_flops) or min_flops < 0:
         raise UsageError(f"min_flops={min_flops!r} is not a number of at least 0")
-    return Request(names, Policy(min_flops / 2, patient, strict, watch,
-                                 dispatch_keys() if keys is None else keys))
+    return OverrideRequest(names, Policy(min_flops / 2, patient, strict, watch,
+                                         dispatch_keys() if keys is None else keys))
 
 
 # -- what is in force ------------------------------------------------------------------------------
 
 _lock = threading.RLock()
-_active: list[Request] = []
-_enabled: list[Request] = []
+_active: list[OverrideRequest] = []
+_enabled: list[OverrideRequest] = []
 _standing: dict[str, Entries] = {}
 
 
 @untraced
-def enter(request: Request) -> None:
+def enter(request: OverrideRequest) -> None:
     """``request`` is in force from now on; where torch refuses it, nothing has changed."""
     with _lock:
         _active.append(request)
@@ -195,7 +195,7 @@ def enter(request: Request) -> None:
 
 
 @untraced
-def leave(request: Request) -> None:
+def leave(request: OverrideRequest) -> None:
     """``request``, entered before, is in force once less."""
     with _lock:
         for i in reversed(range(len(_active))):

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from tritongemm.integration.entries import OPS, Policy, Watch
-from tritongemm.integration.override import Request, enter, leave
+from tritongemm.integration.override import OverrideRequest, enter, leave
 from tritongemm.ops.calls import NAMES
 from tritongemm.ops.declined import Declined
 from tritongemm.ops.execute import dispatch_keys
-from tritongemm.ops.operands import Operand, form_of, problem_of_form
+from tritongemm.ops.operands import StridedShape, form_of, problem_of_form
 from tritongemm.problem import Epilogue
 from tritongemm.records.suites import Shape
 
@@ -132,7 +132,8 @@ def recording(min_flops: float | None = None) -> Iterator[Recording]:
     """
     seen = Recording()
     keys = tuple(dict.fromkeys((*dispatch_keys(), "CPU")))
-    request = Request(frozenset(OPS), Policy((min_flops or 0.0) / 2, False, False, seen, keys))
+    request = OverrideRequest(frozenset(OPS),
+                              Policy((min_flops or 0.0) / 2, False, False, seen, keys))
     enter(request)
     try:
         yield seen
@@ -154,8 +155,8 @@ def _kind(op: str, args: tuple, kwargs: dict, result: Tensor) -> _Kind | None:
     if not dtype or result.dtype not in NAMES or a.dtype != b.dtype:
         return None
     try:
-        form = form_of(Operand(a.shape, a.stride()), Operand(b.shape, b.stride()), None,
-                       None if d is None else Operand(d.shape, d.stride()))
+        form = form_of(StridedShape(a.shape, a.stride()), StridedShape(b.shape, b.stride()), None,
+                       None if d is None else StridedShape(d.shape, d.stride()))
     except Declined:
         return None
     addend = "scale" if form.addend == "none" and alpha != 1 else form.addend

@@ -201,7 +201,7 @@ def _dumped(value: object) -> str:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundPack:
     """The pack that calls on one architecture use, or why there is none.
 
     Attributes:
@@ -213,7 +213,7 @@ class Found:
     reason: str = ""
 
 
-def found(arch: int) -> Found:
+def found(arch: int) -> FoundPack:
     """The pack of ``sm_<arch>``: TRITONGEMM_CUBINS, else the installed package's. One that cannot
     be used is said once.
 
@@ -221,27 +221,28 @@ def found(arch: int) -> Found:
     read each time, as Triton does) nothing that was compiled without it is used.
     """
     if environment := settings.compiler_environment():
-        return Found(None, f"{', '.join(sorted(environment))} changes what Triton compiles, so "
-                     "nothing that is shipped is used")
+        return FoundPack(None, f"{', '.join(sorted(environment))} changes what Triton compiles, so "
+                         "nothing that is shipped is used")
     return _found(arch)
 
 
 @functools.lru_cache(maxsize=8)
-def _found(arch: int) -> Found:
+def _found(arch: int) -> FoundPack:
     folder = _folder(arch)
     if folder is None:
-        return Found(None, "TRITONGEMM_CUBINS=off" if settings.current().cubins == settings.OFF else
-                     f"the package {package_of(arch).replace('_', '-')} is not installed")
+        off = settings.current().cubins == settings.OFF
+        return FoundPack(None, "TRITONGEMM_CUBINS=off" if off else
+                         f"the package {package_of(arch).replace('_', '-')} is not installed")
     try:
         opened = Pack(folder)
     except DataFileError as error:
         return _refused(str(error))
     if opened.arch != arch:
-        return Found(None, f"{opened.folder} is of sm_{opened.arch}, not of sm_{arch}")
+        return FoundPack(None, f"{opened.folder} is of sm_{opened.arch}, not of sm_{arch}")
     if opened.device_code != device_code_digest():
         return _refused(f"{opened.folder} was made from another revision of the kernels "
                         f"({opened.device_code[:12]}; these are {device_code_digest()[:12]})")
-    return Found(opened)
+    return FoundPack(opened)
 
 
 def _folder(arch: int) -> Path | None:
@@ -261,9 +262,9 @@ def prepared_folders() -> tuple[Path, ...]:
     return tuple(folder / PREPARED for folder in found if folder is not None)
 
 
-def _refused(reason: str) -> Found:
+def _refused(reason: str) -> FoundPack:
     _log.warning("tritongemm: shipped kernels are not used: %s", reason)
-    return Found(None, reason)
+    return FoundPack(None, reason)
 
 
 def load(key: str, arch: int) -> Binary | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tritongemm.config import KernelConfig
 from tritongemm.kernels.launch import Geometry, Pointer, Scalar, edge_mask, operand_strides
-from tritongemm.kernels.reduce import Target
+from tritongemm.kernels.reduce import TileTarget
 from tritongemm.problem import GemmProblem, divisor_of
 
 
 def tile_arguments(problem: GemmProblem, config: KernelConfig, geometry: Geometry,
-                   c: Target) -> tuple[Pointer | Scalar, ...]:
+                   c: TileTarget) -> tuple[Pointer | Scalar, ...]:
     """A, B, C, the extents and the strides, in the order of the kernels' parameters."""
     m, n, k = problem.m, problem.columns, problem.k
     g, align_a, align_b = geometry, problem.a.elements, problem.b.elements

@@ -42,7 +42,7 @@ def split_to_fill(programs: int, slots: int, steps: int, most: int = 16) -> int:
     return split
 
 
-class Target(NamedTuple):
+class TileTarget(NamedTuple):
     """Where the tiles of a product go: a pointer, and the strides of its batch, rows, columns and
     parts, elements."""
 
@@ -58,7 +58,7 @@ class Target(NamedTuple):
         return format_of(self.pointer.dtype).elements_of(self.pointer.align)
 
 
-def target_of(problem: GemmProblem, config: KernelConfig, geometry: Geometry) -> Target:
+def target_of(problem: GemmProblem, config: KernelConfig, geometry: Geometry) -> TileTarget:
     """C, or with a split its parts in scratch.
 
     Args:
@@ -67,10 +67,10 @@ def target_of(problem: GemmProblem, config: KernelConfig, geometry: Geometry) ->
     """
     if config.split_k == 1:
         pointer = Pointer("c", "c", problem.dtype_out, problem.align_c)
-        return Target(pointer, geometry.cb, geometry.cm, geometry.cn, 0)
+        return TileTarget(pointer, geometry.cb, geometry.cm, geometry.cn, 0)
     row, column = (1, problem.n) if config.swap_ab == 1 else (problem.n, 1)
     matrix = problem.m * problem.n
-    return Target(_partials("c", problem), matrix, row, column, problem.batch * matrix)
+    return TileTarget(_partials("c", problem), matrix, row, column, problem.batch * matrix)
 
 
 def _partials(name: str, problem: GemmProblem) -> Pointer:

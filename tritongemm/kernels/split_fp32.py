@@ -21,7 +21,7 @@ from tritongemm.kernels.launch import (
     edge_mask,
     operand_strides,
 )
-from tritongemm.kernels.reduce import Target, partials_bytes
+from tritongemm.kernels.reduce import TileTarget, partials_bytes
 from tritongemm.kernels.symbol import epilogue_words
 from tritongemm.problem import GemmProblem, divisor_of
 
@@ -201,7 +201,7 @@ def split_launch(problem: GemmProblem, config: KernelConfig, geometry: Geometry,
 
 
 def guard_launch(problem: GemmProblem, config: KernelConfig, geometry: Geometry,
-                 device: DeviceSpec, split: SplitOperands, c: Target) -> Launch:
+                 device: DeviceSpec, split: SplitOperands, c: TileTarget) -> Launch:
     """The launch that computes flagged rows and columns into ``c``: C, or the parts of a split
     K."""
     m, n, g = problem.m, problem.n, geometry

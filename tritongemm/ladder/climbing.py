@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tritongemm.bench import runner
-from tritongemm.bench.runner import BenchPlan, BenchReport, Progress
+from tritongemm.bench.runner import BenchEvent, BenchPlan, BenchReport
 from tritongemm.errors import UsageError
 from tritongemm.ladder import catalog
 from tritongemm.ladder.provider import parse
@@ -84,7 +84,7 @@ def _of(cpu: bool) -> tuple[catalog.Rung, ...]:
     return tuple(r for r in catalog.RUNGS if (r.kind == catalog.HOST) == cpu)
 
 
-def climb(plan: LadderPlan, progress: Callable[[Progress], None] = lambda event: None
+def climb(plan: LadderPlan, progress: Callable[[BenchEvent], None] = lambda event: None
           ) -> list[BenchReport]:
     """Measures everything of ``plan``; rows are on the disk as they come.
 

@@ -23,7 +23,7 @@ from tritongemm.workers.builder import Builder, build_values
 from tritongemm.workers.messages import Outcome
 
 if TYPE_CHECKING:
-    from tritongemm.tuning.measurer import Bound
+    from tritongemm.tuning.measurer import BoundCall
     from tritongemm.tuning.sweep import SweepReport
 
 MEASURER = "tritongemm.ladder.rung_sweep:RungMeasurer"
@@ -118,7 +118,7 @@ def cost(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> floa
 class RungMeasurer(Measurer):
     """Measures rungs instead of Triton kernels."""
 
-    def make(self, problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> Bound:
+    def make(self, problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> BoundCall:
         """Compiles and binds the rung."""
         from tritongemm.baselines.cuda.gemm import bind_cuda
 

@@ -153,7 +153,7 @@ class _Pool:
         return (every[:, 0] if every.shape[1] == 1 else every).unbind()
 
 
-class Operands(Sequence[OperandSet]):
+class OperandSets(Sequence[OperandSet]):
     """The drawn sets, a sequence of :class:`OperandSet`; see :func:`draw`."""
 
     def __init__(self, a: _Pool, b: _Pool, out: _Pool, d: _Pool | None, bias: _Pool | None,
@@ -204,7 +204,7 @@ class Operands(Sequence[OperandSet]):
 
 
 def draw(problem: GemmProblem, *, sets: int = 1, seed: int = 0,
-         device: torch.device | str = "cpu") -> Operands:
+         device: torch.device | str = "cpu") -> OperandSets:
     """Draws ``sets`` operand sets of ``problem``: inputs as their formats draw them (standard
     normal values, of floating-point formats), poisoned outputs.
 
@@ -245,5 +245,5 @@ def draw(problem: GemmProblem, *, sets: int = 1, seed: int = 0,
         aux = result(problem.n)
     for pool in drawn:
         pool.format.draw(pool.every, generator)
-    return Operands(a, b, out, d, bias, aux, problem)
+    return OperandSets(a, b, out, d, bias, aux, problem)
 

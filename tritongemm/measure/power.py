@@ -34,7 +34,7 @@ class BlockTimer(Protocol):
 
 
 @dataclass(frozen=True)
-class Side:
+class PowerSamples:
     """Results of one contender's blocks: time and energy of a call, samples of the GPU's state, and
     the baseline's time over its own for each pair of blocks."""
 
@@ -61,7 +61,8 @@ class PowerBlocks:
     cycles: int = 2
     from_us: float = 1000.0
 
-    def compare(self, items: Sequence[Timed], timer: BlockTimer, sampler: Sampler) -> list[Side]:
+    def compare(self, items: Sequence[Timed], timer: BlockTimer,
+                sampler: Sampler) -> list[PowerSamples]:
         """Warms up with the first item, the baseline, then runs all items in forward and reverse
         order, ``cycles`` times. Returns each item's blocks, in the order of ``items``."""
         replays = [self._replays(item, self.block_s) for item in items]
@@ -85,9 +86,10 @@ class PowerBlocks:
         for _ in range(self.cycles):
             for i in (*forth, *reversed(forth)):
                 block(i)
-        return [Side(Quantiles.of(times[i]), float(np.median(energies[i])) if energies[i] else None,
-                     readings[i], _paired(np.array(times[0]) / np.array(times[i])), len(times[i]))
-                for i in forth]
+        return [PowerSamples(
+            Quantiles.of(times[i]), float(np.median(energies[i])) if energies[i] else None,
+            readings[i], _paired(np.array(times[0]) / np.array(times[i])), len(times[i]))
+            for i in forth]
 
     def _replays(self, item: Timed, seconds: float) -> int:
         return max(1, math.ceil(seconds * 1e6 / (item.calls * max(item.estimate_us, 0.1))))

@@ -17,7 +17,7 @@ import torch
 from tritongemm.measure import numerics
 from tritongemm.measure.epilogue import finish_of, linear_part
 from tritongemm.measure.numerics import Error, ErrorReport, Limit
-from tritongemm.measure.operands import Operands
+from tritongemm.measure.operands import OperandSets
 from tritongemm.problem import GemmProblem, epilogue_of
 
 #: Number of sets that have a reference, within the bounds below.
@@ -42,10 +42,10 @@ class _Set:
     linear: Limit
     gated: bool = False
 
-    def error(self, operands: Operands, scale: float) -> Error:
+    def error(self, operands: OperandSets, scale: float) -> Error:
         return numerics.error_of(self._of(operands[self.index].out), self.ref, scale, self.finish)
 
-    def judged_aux(self, operands: Operands, scale: float, what: str) -> ErrorReport | None:
+    def judged_aux(self, operands: OperandSets, scale: float, what: str) -> ErrorReport | None:
         """Of the auxiliary output, which is the reference itself; None: there is none."""
         aux = operands[self.index].aux
         if aux is None:
@@ -65,7 +65,7 @@ class Proof:
         sampled_rows: rows of each reference, None where it covers them all.
     """
 
-    def __init__(self, problem: GemmProblem, operands: Operands, seed: int) -> None:
+    def __init__(self, problem: GemmProblem, operands: OperandSets, seed: int) -> None:
         self._operands = operands
         device = operands[0].a.device
         kind = device.type if device.type in _PRODUCTS else "cpu"

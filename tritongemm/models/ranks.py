@@ -113,7 +113,7 @@ def followers(count: int, target: Target, job: ProgramJob) -> Iterator[None]:
     try:
         for rank in range(1, count):
             device = f"cuda:{rank}" if target.kind == "cuda" else "cpu"
-            worker = Worker(f"rank {rank}", "tritongemm.bench.session:Served", {
+            worker = Worker(f"rank {rank}", "tritongemm.bench.session:SessionServer", {
                 "spec": SessionSpec(device, ()),
                 "opener": "tritongemm.models.session:open_session"})
             workers.append(worker)

@@ -13,7 +13,7 @@ from tritongemm.models.layers import Attention
 from tritongemm.models.program import Made, Program, Sizes
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Self-attention, cross-attention to a text, a gated MLP (Rombach et al., 2022)."""
 
     def __init__(self, width: int, heads: int, context: int) -> None:
@@ -39,7 +39,7 @@ class Blocks(nn.Module):
         widths = [sizes["width"] * factor for factor in (1, 2, 4, 4)]
         levels = [0, 0, 1, 1, 2, 2, 3, 2, 2, 2, 1, 1, 1, 0, 0, 0]
         self.levels = levels
-        self.blocks = nn.ModuleList(Block(widths[i], sizes["heads"], sizes["context"])
+        self.blocks = nn.ModuleList(TransformerBlock(widths[i], sizes["heads"], sizes["context"])
                                     for i in levels)
 
     def forward(self, text: Tensor, *latents: Tensor) -> tuple[Tensor, ...]:

@@ -31,11 +31,11 @@ NOT_BUILT = "it is not built. Build it: tritongemm native"
 _AGAIN = "Build it again: tritongemm native --again"
 
 #: Loaded modules by the folder of the cache; they are never unloaded.
-_loaded: dict[Path, Found] = {}
+_loaded: dict[Path, FoundLibrary] = {}
 _told: set[str] = set()
 
 
-class Found(NamedTuple):
+class FoundLibrary(NamedTuple):
     """The module that is loaded, if any.
 
     Attributes:
@@ -80,16 +80,16 @@ def wanted() -> bool:
     return current.native == "on"
 
 
-def find() -> Found:
+def find() -> FoundLibrary:
     """Loads the package's library, or that of the cache, or says why neither is loaded."""
     place = folder()
     if place not in _loaded:
         module, path, refused = _tried(_prebuilt)
         if module is not None:
-            found = Found(module, path, None, None)
+            found = FoundLibrary(module, path, None, None)
         else:
             module, path, obstacle = _tried(_cached)
-            found = Found(module, path, refused, obstacle)
+            found = FoundLibrary(module, path, refused, obstacle)
         if module is None:
             return found
         _loaded[place] = found

@@ -26,7 +26,7 @@ from tritongemm.ops.declined import Declined, DeclinedByChoice
 from tritongemm.ops.execute import MATMUL, Op, judge
 from tritongemm.ops.execute import fused as run_fused
 from tritongemm.ops.execute import product as run_product
-from tritongemm.ops.operands import VECTORS_ARE_TORCHS, Operand, expanded
+from tritongemm.ops.operands import VECTORS_ARE_TORCHS, StridedShape, expanded
 from tritongemm.ops.untraced import untraced
 
 _transforms = torch._C._are_functorch_transforms_active
@@ -50,7 +50,7 @@ def product(op: Op, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor | Declin
     reason = _wrong_sample(op, a, b)
     if reason is not None:
         return reason
-    return _activated(op, _applied(Product, op.plain, a, b, alpha))
+    return _activated(op, _applied(ProductFunction, op.plain, a, b, alpha))
 
 
 def fused(op: Op, d: Tensor, a: Tensor, b: Tensor, beta: float = 1.0,
@@ -114,7 +114,7 @@ def _wrong_sample(op: Op, a: Tensor, b: Tensor, d: Tensor | None = None) -> Decl
         return Declined(reason)
     if d is not None and op.rule.ranks is not None:
         shape = (*a.shape[:-1], b.shape[-1])
-        if expanded(Operand(d.shape, (1,) * d.dim()), shape) is None:
+        if expanded(StridedShape(d.shape, (1,) * d.dim()), shape) is None:
             return Declined(f"the input of shape {tuple(d.shape)} does not broadcast to {shape}")
     return None
 
@@ -201,12 +201,12 @@ def _solid(x: Tensor) -> Tensor:
     return x.resolve_neg()
 
 
-def _grad_a(op: Op, grad: Tensor, b: Tensor, alpha: float, form: formulas.Form) -> Tensor:
+def _grad_a(op: Op, grad: Tensor, b: Tensor, alpha: float, form: formulas.OperandForm) -> Tensor:
     return formulas.grad_a(partial(multiply, MATMUL, alpha=alpha), grad,
                            b.mT if op.rule.flipped else b, form)
 
 
-def _grad_b(op: Op, grad: Tensor, a: Tensor, alpha: float, form: formulas.Form) -> Tensor:
+def _grad_b(op: Op, grad: Tensor, a: Tensor, alpha: float, form: formulas.OperandForm) -> Tensor:
     left, right = (grad.conj(), a.conj()) if op.rule.flipped else (a, grad)
     return formulas.grad_b(partial(multiply, MATMUL, alpha=alpha), left, right, form)
 
@@ -249,7 +249,7 @@ def _matmul(op: Op) -> Op:
     return MATMUL.forced if op.rule.forced else MATMUL
 
 
-class Product(Function):
+class ProductFunction(Function):
     """alpha * A @ B."""
 
     @staticmethod
@@ -261,7 +261,7 @@ class Product(Function):
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
         """Keeps what the gradients need."""
         op, a, b, alpha = inputs
-        ctx.rest = op, alpha, formulas.Form.of(a), formulas.Form.of(b)
+        ctx.rest = op, alpha, formulas.OperandForm.of(a), formulas.OperandForm.of(b)
         _, need_a, need_b, _ = ctx.needs_input_grad
         _keep(ctx, a, b, need_a, need_b)
 
@@ -293,7 +293,7 @@ class Product(Function):
 
 
 class _EagerProduct(Function):
-    """:class:`Product` outside of transforms and forward mode, for a result that is already
+    """:class:`ProductFunction` outside of transforms and forward mode, for a result that is already
     computed.
 
     The product runs before the autograd function, because an exception inside one is too slow for a
@@ -306,7 +306,7 @@ class _EagerProduct(Function):
                 result: tuple[Tensor]) -> Tensor:
         """Keeps what the gradients need."""
         _, need_a, need_b, _, _ = ctx.needs_input_grad
-        ctx.rest = op, alpha, formulas.Form.of(a), formulas.Form.of(b)
+        ctx.rest = op, alpha, formulas.OperandForm.of(a), formulas.OperandForm.of(b)
         ctx.save_for_backward(a if need_b else None, b if need_a else None)
         return result[0]
 
@@ -314,7 +314,7 @@ class _EagerProduct(Function):
     @untraced
     def backward(ctx: Any, grad: Tensor) -> tuple:
         """dA and dB, where they are needed."""
-        return *Product.backward(ctx, grad), None
+        return *ProductFunction.backward(ctx, grad), None
 
 
 class Fused(Function):
@@ -329,7 +329,7 @@ class Fused(Function):
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
         """Saves what the gradients need: of D only its shape."""
         op, d, a, b, beta, alpha = inputs
-        ctx.rest = op, alpha, formulas.Form.of(a), formulas.Form.of(b), beta, d.shape
+        ctx.rest = op, alpha, formulas.OperandForm.of(a), formulas.OperandForm.of(b), beta, d.shape
         _, ctx.need_d, need_a, need_b, _, _ = ctx.needs_input_grad
         _keep(ctx, a, b, need_a, need_b)
 
@@ -388,7 +388,7 @@ class _EagerFused(Function):
                 alpha: float, result: tuple[Tensor]) -> Tensor:
         """Keeps what the gradients need."""
         _, ctx.need_d, need_a, need_b, _, _, _ = ctx.needs_input_grad
-        ctx.rest = op, alpha, formulas.Form.of(a), formulas.Form.of(b), beta, d.shape
+        ctx.rest = op, alpha, formulas.OperandForm.of(a), formulas.OperandForm.of(b), beta, d.shape
         ctx.save_for_backward(a if need_b else None, b if need_a else None)
         return result[0]
 

@@ -19,8 +19,8 @@ from tritongemm.ops.declined import Declined, DeclinedByChoice, DeclinedNow
 from tritongemm.ops.native import Bound
 from tritongemm.ops.operands import (
     VECTORS_ARE_TORCHS,
-    Form,
-    Operand,
+    CallForm,
+    StridedShape,
     Strides,
     form_of,
     gapless,
@@ -96,7 +96,7 @@ def bind(rule: Rule, x: Operands) -> Call:
     return _bound(rule, x, last, dtype_out)
 
 
-def _bound(rule: Rule, x: Operands, form: Form, dtype_out: torch.dtype) -> Call:
+def _bound(rule: Rule, x: Operands, form: CallForm, dtype_out: torch.dtype) -> Call:
     """The callable that runs ``form``. Raises Declined."""
     key = (*_problem(rule, x, form, dtype_out), x.a.device)
     plan = plans.get(key, forced=rule.forced)
@@ -142,7 +142,7 @@ def _check(rule: Rule, x: Operands, dtype_out: torch.dtype) -> None:
             raise Declined(f"{name} is {other.dtype} on {other.device}, {other.layout}")
         if other is not None and other.is_conj():
             raise Declined(f"{name} is a lazy conjugate")
-    if out is not None and repeats(Operand(out.shape, out.stride())):
+    if out is not None and repeats(StridedShape(out.shape, out.stride())):
         raise Declined("out= overlaps itself")
     reason = ranks_reason(rule, a, b, d)
     if reason is not None:
@@ -171,7 +171,7 @@ def dtypes_reason(a: torch.Tensor, b: torch.Tensor) -> str:
     return f"dtypes are {a.dtype} and {b.dtype}"
 
 
-def _forms(rule: Rule, x: Operands) -> list[Form]:
+def _forms(rule: Rule, x: Operands) -> list[CallForm]:
     """The readings of a call, the best first. A batch of two axes is one launch with two strides an
     operand, or a few launches of kernels that take one stride. These come first in float32, where
     the kernels for two strides are the slower ones. Complex and mixed operands, which the split
@@ -189,16 +189,16 @@ def _forms(rule: Rule, x: Operands) -> list[Form]:
     return [cut, whole] if x.a.dtype is torch.float32 else [whole, cut]
 
 
-def _form(rule: Rule, x: Operands, two_strides: bool = True) -> Form:
+def _form(rule: Rule, x: Operands, two_strides: bool = True) -> CallForm:
     shape, stride = x.b.shape, x.b.stride()
-    b = Operand(shape[::-1], stride[::-1]) if rule.flipped else Operand(shape, stride)
-    form = form_of(Operand(x.a.shape, x.a.stride()), b,
-                   None if x.out is None else Operand(x.out.shape, x.out.stride()),
-                   None if x.d is None else Operand(x.d.shape, x.d.stride()), two_strides)
+    b = StridedShape(shape[::-1], stride[::-1]) if rule.flipped else StridedShape(shape, stride)
+    form = form_of(StridedShape(x.a.shape, x.a.stride()), b,
+                   None if x.out is None else StridedShape(x.out.shape, x.out.stride()),
+                   None if x.d is None else StridedShape(x.d.shape, x.d.stride()), two_strides)
     return form if x.added else form._replace(d=None)
 
 
-def _problem(rule: Rule, x: Operands, form: Form,
+def _problem(rule: Rule, x: Operands, form: CallForm,
              dtype_out: torch.dtype) -> tuple[GemmProblem, Geometry]:
     addend = form.addend
     if addend == "none" and x.scaled:
@@ -217,7 +217,7 @@ def _problem(rule: Rule, x: Operands, form: Form,
     return problem, geometry
 
 
-def _widened(problem: GemmProblem, geometry: Geometry, form: Form,
+def _widened(problem: GemmProblem, geometry: Geometry, form: CallForm,
              precision: str) -> tuple[GemmProblem, Geometry]:
     """The float32 problem of an A of 16 bits, whose alignment covers as many elements of 4 bytes.
     Raises Declined where no split reads A."""
@@ -240,7 +240,7 @@ def _precision_of(a: torch.Tensor) -> str:
     return "fp16x3" if settings.current().fp32 == "split" else "ieee"
 
 
-def _fresh(form: Form, key: Key, plan: AnyPlan, dtype: torch.dtype) -> Call:
+def _fresh(form: CallForm, key: Key, plan: AnyPlan, dtype: torch.dtype) -> Call:
     """A call that allocates its result. (``empty_strided`` parses its arguments in half the time of
     ``empty``.)"""
     shape, strides, device, empty = form.shape, gapless(form.shape), key[2], torch.empty_strided
@@ -264,7 +264,7 @@ def _fresh(form: Form, key: Key, plan: AnyPlan, dtype: torch.dtype) -> Call:
     return anywhere
 
 
-def _into(rule: Rule, x: Operands, form: Form, key: Key, plan: AnyPlan) -> Call:
+def _into(rule: Rule, x: Operands, form: CallForm, key: Key, plan: AnyPlan) -> Call:
     """A call that writes ``out``. If ``out`` shares memory with an operand, the call writes a
     temporary first, so that the result is the same as without sharing."""
     assert x.out is not None
@@ -272,7 +272,7 @@ def _into(rule: Rule, x: Operands, form: Form, key: Key, plan: AnyPlan) -> Call:
     added, scaled, dtype_out = x.added, x.scaled, x.dtype_out  # `call` must not hold the tensors
     size = x.a.element_size()
     span_a, span_b, span_c, span_d = (
-        0 if t is None else span_bytes(Operand(t.shape, t.stride()), t.element_size())
+        0 if t is None else span_bytes(StridedShape(t.shape, t.stride()), t.element_size())
         for t in (x.a, x.b, x.out, x.d if x.added else None))
     # A tile of D is read before the same tile of C is written, so D may be C itself.
     in_place = form.d == form.c and form.outer[2] == form.outer[3] and size == x.out.element_size()
@@ -297,7 +297,7 @@ def _into(rule: Rule, x: Operands, form: Form, key: Key, plan: AnyPlan) -> Call:
     return call
 
 
-def _guarded(form: Form, key: Key, plan: AnyPlan) -> Callable[..., Declined | None]:
+def _guarded(form: CallForm, key: Key, plan: AnyPlan) -> Callable[..., Declined | None]:
     write = _write(form, plan)
 
     def guarded(a, b, c, d, alpha, beta):
@@ -309,7 +309,7 @@ def _guarded(form: Form, key: Key, plan: AnyPlan) -> Callable[..., Declined | No
     return guarded
 
 
-def _rescued(form: Form, key: Key, error: Exception, *call: Any) -> Declined | None:
+def _rescued(form: CallForm, key: Key, error: Exception, *call: Any) -> Declined | None:
     """Handles a failed launch: None if the call ran with another plan, else why torch must run it.
 
     If there is no memory for its scratch, this call runs with a plan that needs none. If the driver
@@ -333,7 +333,7 @@ def _rescued(form: Form, key: Key, error: Exception, *call: Any) -> Declined | N
 on_refusal: list[Callable[[], None]] = []
 
 
-def _write(form: Form, plan: AnyPlan) -> Callable[..., None]:
+def _write(form: CallForm, plan: AnyPlan) -> Callable[..., None]:
     """write(a, b, c, d, alpha, beta): the launches of one call."""
     if not isinstance(plan, Plan):
         return _by_view(form, plan)
@@ -351,7 +351,7 @@ def _write(form: Form, plan: AnyPlan) -> Callable[..., None]:
     return write
 
 
-def _at(form: Form, plan: Plan) -> Callable[..., None]:
+def _at(form: CallForm, plan: Plan) -> Callable[..., None]:
     """A function that launches the plan on the values of :data:`PRODUCT`, several times if the
     batch has no single stride. Raises Declined if the plan reads other operands as well."""
     if plan.operands != PRODUCT:
@@ -370,7 +370,7 @@ def _at(form: Form, plan: Plan) -> Callable[..., None]:
     return at
 
 
-def _by_view(form: Form, plan: Any) -> Callable[..., None]:
+def _by_view(form: CallForm, plan: Any) -> Callable[..., None]:
     """Calls a plan that takes tensors (the interpreter's) with views of the operands."""
     m, n, k = form.m, form.n, form.k
 

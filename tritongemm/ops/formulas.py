@@ -21,7 +21,7 @@ from tritongemm.activations import BY_NAME
 Multiply = Callable[[Tensor, Tensor], Tensor]
 
 
-class Form(NamedTuple):
+class OperandForm(NamedTuple):
     """What the gradient of an operand needs to know of it.
 
     Attributes:
@@ -35,7 +35,7 @@ class Form(NamedTuple):
     columns_first: bool
 
     @classmethod
-    def of(cls, x: Tensor) -> Form:
+    def of(cls, x: Tensor) -> OperandForm:
         """The form of an operand. A symbolic stride counts as rows first, so that a compiler adds
         no guard."""
         if x.dim() != 2:
@@ -44,13 +44,13 @@ class Form(NamedTuple):
         return cls(x.shape, type(column) is int and column != 1 and type(row) is int and row == 1)
 
 
-def grad_a(multiply: Multiply, grad: Tensor, b: Tensor, form: Form) -> Tensor:
+def grad_a(multiply: Multiply, grad: Tensor, b: Tensor, form: OperandForm) -> Tensor:
     """dC @ B^H, summed to A's shape where A broadcast."""
     product = multiply(b.conj(), grad.mT).mT if form.columns_first else multiply(grad, b.mH)
     return product.sum_to_size(form.shape)
 
 
-def grad_b(multiply: Multiply, a: Tensor, grad: Tensor, form: Form) -> Tensor:
+def grad_b(multiply: Multiply, a: Tensor, grad: Tensor, form: OperandForm) -> Tensor:
     """A^H @ dC, summed to B's shape where B broadcast; with the conjugates of (dC, A) as arguments,
     its transpose. If B is a matrix and A a batch, the rows of all of A's matrices are summed over:
     they are folded into the inner extent."""

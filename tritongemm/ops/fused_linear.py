@@ -27,7 +27,7 @@ from tritongemm.ops import autograd, calls, execute, formulas
 from tritongemm.ops.calls import NAMES
 from tritongemm.ops.declined import Declined, DeclinedByChoice, DeclinedNow
 from tritongemm.ops.execute import Op
-from tritongemm.ops.operands import Operand, form_of, problem_of_form
+from tritongemm.ops.operands import StridedShape, form_of, problem_of_form
 from tritongemm.ops.plan import PRODUCT, Plan
 from tritongemm.ops.plans import device_of, plans
 from tritongemm.ops.untraced import untraced
@@ -42,7 +42,7 @@ _PASS_US = 2.5
 _LINEAR = Op(calls.Rule("linear", (2, 2), flipped=True))
 
 
-class Layer(NamedTuple):
+class LinearLayer(NamedTuple):
     """What a linear layer computes beside its product.
 
     Attributes:
@@ -65,7 +65,7 @@ _COMPLEX = Declined("complex layers are composed")
 
 
 @untraced
-def run(layer: Layer, x: Tensor, w: Tensor, bias: Tensor | None = None,
+def run(layer: LinearLayer, x: Tensor, w: Tensor, bias: Tensor | None = None,
         residual: Tensor | None = None) -> Results | Declined:
     """activation(x @ w.T + bias) + residual, or with a gate activation(gate) * other, by one
     launch.
@@ -104,7 +104,7 @@ def run(layer: Layer, x: Tensor, w: Tensor, bias: Tensor | None = None,
     return call(x, w, bias, residual)
 
 
-def _bind(layer: Layer, x: Tensor, w: Tensor, bias: Tensor | None,
+def _bind(layer: LinearLayer, x: Tensor, w: Tensor, bias: Tensor | None,
           residual: Tensor | None) -> Callable[..., Results | Declined]:
     """The callable for operands like these. Raises Declined."""
     rule = _LINEAR.rule._replace(forced=layer.forced)
@@ -165,7 +165,7 @@ def _bind(layer: Layer, x: Tensor, w: Tensor, bias: Tensor | None,
     return guarded
 
 
-def _problem(layer: Layer, x: Tensor, w: Tensor, bias: Tensor | None,
+def _problem(layer: LinearLayer, x: Tensor, w: Tensor, bias: Tensor | None,
              residual: Tensor | None) -> tuple[GemmProblem, Geometry]:
     """The problem of a launch, and its strides. Raises Declined for an extent of 0."""
     rows, k = w.shape
@@ -177,13 +177,13 @@ def _problem(layer: Layer, x: Tensor, w: Tensor, bias: Tensor | None,
         half_b, apart = (along_n, 2) if layer.interleaved else (n * along_n, 1)
     d = None
     if residual is not None:
-        d = Operand(residual.shape, residual.stride())
+        d = StridedShape(residual.shape, residual.stride())
     elif bias is not None:
         step = bias.stride(0)
-        d = Operand((n,), (apart * step,))
+        d = StridedShape((n,), (apart * step,))
         half_d = (step if layer.interleaved else n * step) if layer.gated else 0
-    form = form_of(Operand(x.shape, x.stride()), Operand((k, n), (along_k, apart * along_n)), None,
-                   d)
+    form = form_of(StridedShape(x.shape, x.stride()),
+                   StridedShape((k, n), (along_k, apart * along_n)), None, d)
     name = NAMES[x.dtype]
     vector = bias if residual is None else residual
     bases = (x.data_ptr(), w.data_ptr(), 0, 0 if vector is None else vector.data_ptr())
@@ -235,7 +235,7 @@ def faster_apart(problem: GemmProblem, device: DeviceSpec) -> str | None:
             f"{apart:.1f} us")
 
 
-def _apart(x: Tensor, layer: Layer) -> Tensor:
+def _apart(x: Tensor, layer: LinearLayer) -> Tensor:
     """The two halves of a gated weight's or bias's rows as [2, N, ...]."""
     if layer.interleaved:
         return x.unflatten(0, (-1, 2)).transpose(0, 1)
@@ -265,7 +265,7 @@ def gated(x: Tensor, w: Tensor, bias: Tensor | None, activation: str,
           interleaved: bool, forced: bool = False) -> Tensor | Declined:
     """activation(gate) * other of x @ w.T + bias for ``x`` [..., K] and ``w`` [2 N, K], with a
     gradient where one is needed."""
-    layer = Layer(activation, True, interleaved, _wants_gradient(x, w, bias), forced)
+    layer = LinearLayer(activation, True, interleaved, _wants_gradient(x, w, bias), forced)
     return _folded(layer, x, w, bias, None)
 
 
@@ -274,7 +274,7 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None,
            activation: str, forced: bool = False) -> Tensor | Declined:
     """activation(x @ w.T + bias) + residual for ``x`` [..., K] and ``w`` [N, K], with a gradient
     where one is needed."""
-    layer = Layer(activation, forced=forced)
+    layer = LinearLayer(activation, forced=forced)
     if not _wants_gradient(x, w, bias, residual):
         return _folded(layer, x, w, bias, residual)
     if activation == "none":
@@ -284,7 +284,7 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None,
     return result if residual is None or isinstance(result, Declined) else result + residual
 
 
-def _folded(layer: Layer, x: Tensor, w: Tensor, bias: Tensor | None,
+def _folded(layer: LinearLayer, x: Tensor, w: Tensor, bias: Tensor | None,
             residual: Tensor | None) -> Tensor | Declined:
     """The layer of ``x`` [..., K]: the batch folded into the rows."""
     if x.dim() < 2 or w.dim() != 2:
@@ -309,7 +309,7 @@ class FusedLinear(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None,
-                layer: Layer, results: Results) -> Results:
+                layer: LinearLayer, results: Results) -> Results:
         """Keeps what the gradients need; a second result is the argument of the activation."""
         ctx.set_materialize_grads(False)
         ctx.layer = layer
@@ -333,7 +333,7 @@ class FusedLinear(Function):
                 total.sum(0) if need_bias else None, grad if need_residual else None, None, None)
 
 
-def grad_of_total(layer: Layer, grad: Tensor | None, grad_total: Tensor | None,
+def grad_of_total(layer: LinearLayer, grad: Tensor | None, grad_total: Tensor | None,
                   of: Tensor | None) -> Tensor | None:
     """The gradient of x @ w.T + bias, its columns in the order of the rows of w.
 

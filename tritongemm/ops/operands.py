@@ -26,14 +26,14 @@ VECTORS_ARE_TORCHS = "products with a vector are torch's"
 Strides = tuple[int, int, int]
 
 
-class Operand(NamedTuple):
+class StridedShape(NamedTuple):
     """Extents of a tensor, and its strides in elements."""
 
     shape: Sequence[int]
     stride: Sequence[int]
 
 
-class Form(NamedTuple):
+class CallForm(NamedTuple):
     """A call as C[batch, M, N] = A[batch, M, K] @ B[batch, K, N] (and D as C).
 
     Attributes:
@@ -84,9 +84,9 @@ class _Axis(NamedTuple):
     d: int
 
 
-def form_of(a: Operand, b: Operand, out: Operand | None = None, d: Operand | None = None,
-            two_strides: bool = True) -> Form:
-    """The :class:`Form` of ``matmul(a, b)`` by torch's rules of rank and broadcasting.
+def form_of(a: StridedShape, b: StridedShape, out: StridedShape | None = None,
+            d: StridedShape | None = None, two_strides: bool = True) -> CallForm:
+    """The :class:`CallForm` of ``matmul(a, b)`` by torch's rules of rank and broadcasting.
 
     Args:
         a: [K], [M, K] or [..., M, K].
@@ -104,9 +104,9 @@ def form_of(a: Operand, b: Operand, out: Operand | None = None, d: Operand | Non
         raise Declined("an operand is a scalar")
     row, column = len(a.shape) == 1, len(b.shape) == 1
     if row:
-        a = Operand((1, *a.shape), (0, *a.stride))
+        a = StridedShape((1, *a.shape), (0, *a.stride))
     if column:
-        b = Operand((*b.shape, 1), (*b.stride, 0))
+        b = StridedShape((*b.shape, 1), (*b.stride, 0))
     (m, k), (inner, n) = a.shape[-2:], b.shape[-2:]
     batch = _broadcast(a.shape[:-2], b.shape[:-2])
     if k != inner or batch is None:
@@ -136,7 +136,7 @@ def form_of(a: Operand, b: Operand, out: Operand | None = None, d: Operand | Non
     if max(m, n, k, outer.size * axis.size) > MAX_EXTENT:
         raise Declined("an extent does not fit 32 bits")
     many = axis.size > 1
-    return Form(
+    return CallForm(
         m, n, k, outer.size * axis.size, shape,
         (axis.a if many else 0, *_settled(m, k, rows.a, ak)),
         (axis.b if many else 0, *_settled(k, n, bk, bn)),
@@ -157,7 +157,7 @@ def _broadcast(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...] | No
     return tuple(wide)
 
 
-def expanded(x: Operand, shape: Sequence[int]) -> tuple[int, ...] | None:
+def expanded(x: StridedShape, shape: Sequence[int]) -> tuple[int, ...] | None:
     """Strides of ``x`` expanded to ``shape``, 0 along broadcast axes; None if it does not
     broadcast."""
     missing = len(shape) - len(x.shape)
@@ -176,7 +176,7 @@ def gapless(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(math.prod(shape[i + 1:]) for i in range(len(shape)))
 
 
-def _with_vectors(out: Operand, shape: tuple[int, ...], row: bool, column: bool,
+def _with_vectors(out: StridedShape, shape: tuple[int, ...], row: bool, column: bool,
                   ) -> tuple[int, ...]:
     """Strides of ``out`` with the axes of length 1 that a vector operand drops."""
     if tuple(out.shape) != shape:
@@ -255,18 +255,18 @@ def _settled(rows: int, cols: int, row: int, col: int) -> tuple[int, int]:
     return (1, -(-rows // 16) * 16) if row == 1 else (row, 1)
 
 
-def span_bytes(x: Operand, size: int) -> int:
+def span_bytes(x: StridedShape, size: int) -> int:
     """Bytes from the first element to the end of the last."""
     return (1 + sum((extent - 1) * stride for extent, stride in zip(x.shape, x.stride))) * size
 
 
-def repeats(x: Operand) -> bool:
+def repeats(x: StridedShape) -> bool:
     """Whether several elements share memory (torch refuses such an ``out``)."""
     return any(stride == 0 and extent > 1 for extent, stride in zip(x.shape, x.stride))
 
 
-def problem_of_form(form: Form, bases: Sequence[int], dtypes: tuple[str, str, str], epilogue: str,
-                    precision: str) -> tuple[GemmProblem, Geometry]:
+def problem_of_form(form: CallForm, bases: Sequence[int], dtypes: tuple[str, str, str],
+                    epilogue: str, precision: str) -> tuple[GemmProblem, Geometry]:
     """The problem of a form, and the geometry of its operands.
 
     Args:
@@ -293,7 +293,7 @@ def problem_of_form(form: Form, bases: Sequence[int], dtypes: tuple[str, str, st
     return problem, geometry
 
 
-def _stored(form: Form, index: int, strides: Strides, rows: int, cols: int, base: int,
+def _stored(form: CallForm, index: int, strides: Strides, rows: int, cols: int, base: int,
             size: int) -> tuple[str, int]:
     """How an operand is stored, ``n`` or ``t``, and its alignment in bytes."""
     batch, row, col = strides
@@ -304,7 +304,7 @@ def _stored(form: Form, index: int, strides: Strides, rows: int, cols: int, base
     return "n", size
 
 
-def _rows(form: Form, index: int, strides: Strides, rows: int, cols: int, base: int,
+def _rows(form: CallForm, index: int, strides: Strides, rows: int, cols: int, base: int,
           size: int) -> int:
     """The alignment of every row's first element, in bytes; the size of an element if rows have
     gaps."""

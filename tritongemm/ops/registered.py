@@ -27,7 +27,7 @@ from tritongemm.activations import BY_NAME
 from tritongemm.errors import UnsupportedError, UsageError
 from tritongemm.ops import execute, formulas, fused_linear, native
 from tritongemm.ops.execute import Declined
-from tritongemm.ops.fused_linear import Layer
+from tritongemm.ops.fused_linear import LinearLayer
 from tritongemm.ops.native import Form
 from tritongemm.ops.untraced import untraced
 
@@ -139,7 +139,7 @@ def _activation(name: str) -> Callable[[Tensor], Tensor]:
                          f"{', '.join(BY_NAME)}") from None
 
 
-def _layer(layer: Layer, x: Tensor, w: Tensor, bias: Tensor | None,
+def _layer(layer: LinearLayer, x: Tensor, w: Tensor, bias: Tensor | None,
            residual: Tensor | None = None) -> tuple[Tensor, ...]:
     """The results of a linear layer by one launch, else by aten."""
     activate = _activation(layer.activation)
@@ -172,27 +172,27 @@ def _product_of_layer(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
 @untraced
 def _gated_linear(x: Tensor, w: Tensor, bias: Tensor | None, activation: str,
                   interleaved: bool) -> Tensor:
-    return _layer(Layer(activation, True, interleaved), x, w, bias)[0]
+    return _layer(LinearLayer(activation, True, interleaved), x, w, bias)[0]
 
 
 @untraced
 def _gated_linear_aux(x: Tensor, w: Tensor, bias: Tensor | None, activation: str,
                       interleaved: bool) -> tuple[Tensor, ...]:
-    return _layer(Layer(activation, True, interleaved, True), x, w, bias)
+    return _layer(LinearLayer(activation, True, interleaved, True), x, w, bias)
 
 
 @untraced
 def _linear_aux(x: Tensor, w: Tensor, bias: Tensor | None, activation: str) -> tuple[Tensor, ...]:
-    return _layer(Layer(activation, aux=True), x, w, bias)
+    return _layer(LinearLayer(activation, aux=True), x, w, bias)
 
 
 @untraced
 def _linear_residual(x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor,
                      activation: str) -> Tensor:
-    return _layer(Layer(activation), x, w, bias, residual)[0]
+    return _layer(LinearLayer(activation), x, w, bias, residual)[0]
 
 
-def _fake_layer(layer: Layer, x: Tensor, w: Tensor,
+def _fake_layer(layer: LinearLayer, x: Tensor, w: Tensor,
                 bias: Tensor | None) -> tuple[Tensor, Tensor]:
     _activation(layer.activation)
     total = aten.mm(x, w.t()) if bias is None else aten.addmm(bias, x, w.t())
@@ -203,22 +203,22 @@ def _fake_layer(layer: Layer, x: Tensor, w: Tensor,
 
 def _fake_gated_linear(x: Tensor, w: Tensor, bias: Tensor | None, activation: str,
                        interleaved: bool) -> Tensor:
-    return _fake_layer(Layer(activation, True, interleaved), x, w, bias)[0]
+    return _fake_layer(LinearLayer(activation, True, interleaved), x, w, bias)[0]
 
 
 def _fake_gated_linear_aux(x: Tensor, w: Tensor, bias: Tensor | None, activation: str,
                            interleaved: bool) -> tuple[Tensor, Tensor]:
-    return _fake_layer(Layer(activation, True, interleaved), x, w, bias)
+    return _fake_layer(LinearLayer(activation, True, interleaved), x, w, bias)
 
 
 def _fake_linear_aux(x: Tensor, w: Tensor, bias: Tensor | None,
                      activation: str) -> tuple[Tensor, Tensor]:
-    return _fake_layer(Layer(activation), x, w, bias)
+    return _fake_layer(LinearLayer(activation), x, w, bias)
 
 
 def _fake_linear_residual(x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor,
                           activation: str) -> Tensor:
-    return _fake_layer(Layer(activation), x, w, bias)[0]
+    return _fake_layer(LinearLayer(activation), x, w, bias)[0]
 
 
 def _keep_pair(ctx: Any, inputs: tuple, *more: Tensor) -> None:
@@ -226,7 +226,7 @@ def _keep_pair(ctx: Any, inputs: tuple, *more: Tensor) -> None:
     # While an op runs, torch passes one more input of its own after these.
     need_a, need_b = ctx.needs_input_grad[len(inputs) - 2:len(inputs)]
     a, b = inputs[-2:]
-    ctx.forms = formulas.Form.of(a), formulas.Form.of(b)
+    ctx.forms = formulas.OperandForm.of(a), formulas.OperandForm.of(b)
     ctx.save_for_backward(a if need_b else None, b if need_a else None, *more)
 
 
@@ -263,7 +263,7 @@ def _register_sum(name: str, product: str) -> None:
         elif BY_NAME[ctx.activation].of_result:
             _keep_pair(ctx, inputs, output)
         else:  # backward recomputes the pre-activation: the kernel does not store it
-            ctx.forms = formulas.Form.of(a), formulas.Form.of(b)
+            ctx.forms = formulas.OperandForm.of(a), formulas.OperandForm.of(b)
             ctx.save_for_backward(a, b, d)
 
     def backward(ctx: Any, grad: Tensor) -> tuple:
@@ -286,7 +286,7 @@ def _register_sum(name: str, product: str) -> None:
                                     lib=_library)
 
 
-def _register_layer(name: str, layer: Layer, residual: bool = False) -> None:
+def _register_layer(name: str, layer: LinearLayer, residual: bool = False) -> None:
     """Registers the gradient of a linear layer. Without the argument of the activation among its
     results the backward computes that again."""
     def setup(ctx: Any, inputs: tuple, output: Any) -> None:
@@ -347,10 +347,10 @@ def _register() -> None:
         _register_product(name)
     _register_sum("addmm", "mm")
     _register_sum("baddbmm", "bmm")
-    _register_layer("gated_linear", Layer(gated=True))
-    _register_layer("gated_linear_aux", Layer(gated=True, aux=True))
-    _register_layer("linear_aux", Layer(aux=True))
-    _register_layer("linear_residual", Layer(), residual=True)
+    _register_layer("gated_linear", LinearLayer(gated=True))
+    _register_layer("gated_linear_aux", LinearLayer(gated=True, aux=True))
+    _register_layer("linear_aux", LinearLayer(aux=True))
+    _register_layer("linear_residual", LinearLayer(), residual=True)
 
 
 _register()

@@ -39,7 +39,7 @@ _NEEDED = ("block_m", "block_n", "block_k")
 
 
 @dataclass(frozen=True)
-class Product:
+class AxisProduct:
     """One product of axes; ``dtypes`` limits it to those formats of operands (None: any)."""
 
     axes: Mapping[str, tuple[int, ...]]
@@ -63,11 +63,11 @@ class Space:
     kernel: str
     axes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
-    products: tuple[Product, ...] = ()
+    products: tuple[AxisProduct, ...] = ()
 
     def __post_init__(self) -> None:
-        products = self.products or (Product(self.axes),)
-        products = tuple(Product(_check_axes(p.axes), p.dtypes) for p in products)
+        products = self.products or (AxisProduct(self.axes),)
+        products = tuple(AxisProduct(_check_axes(p.axes), p.dtypes) for p in products)
         total = sum(p.count() for p in products)
         if total > MAX_CONFIGS:
             raise ConfigError(f"the space of {self.kernel} has {total} configurations; at most "
@@ -161,14 +161,14 @@ def read_space(path: str | os.PathLike[str]) -> Space:
         raise DataFileError(path, str(error)) from error
 
 
-def _product(path: Path, entry: object, row: int | None) -> Product:
+def _product(path: Path, entry: object, row: int | None) -> AxisProduct:
     part = Fields(path, entry, row, what="product").only(("axes",), ("dtypes", "note"))
     try:
         axes = _check_axes(part.values["axes"])
     except ConfigError as error:
         raise part.error("axes", str(error)) from error
     if "dtypes" not in part.values:
-        return Product(axes)
+        return AxisProduct(axes)
     dtypes = part.values["dtypes"]
     if not isinstance(dtypes, list) or not dtypes:
         raise part.error("dtypes", "must be a list with at least one dtype")
@@ -176,7 +176,7 @@ def _product(path: Path, entry: object, row: int | None) -> Product:
         if not isinstance(dtype, str) or not {*dtype.split("x", 1)} <= FORMATS.keys():
             raise part.error("dtypes", f"{dtype!r:.80} is not one of {', '.join(FORMATS)}, or two "
                              "of them joined by x")
-    return Product(axes, tuple(dtypes))
+    return AxisProduct(axes, tuple(dtypes))
 
 
 def _space_files(*below: str) -> dict[str, Path]:

@@ -65,7 +65,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     """All changes, in the order of NEW and then what only OLD has.
 
     Attributes:
@@ -159,7 +159,7 @@ def _verdicts(change: Any, low: Any, high: Any, tolerance: float) -> Any:
 
 
 def compare(old: Results, new: Results, *, by: str = "ratio", tolerance: float = TOLERANCE
-            ) -> Comparison:
+            ) -> RunComparison:
     """Matches the rows of two results by problem x provider and compares each pair.
 
     By ``ratio``: compares the ratio to torch, which was measured in the same rounds, so a slower
@@ -194,8 +194,8 @@ def compare(old: Results, new: Results, *, by: str = "ratio", tolerance: float =
     for name in ("change", "low", "high", "old", "new"):
         missing[name] = math.nan
     missing = missing.astype(table.dtypes.to_dict())[list(table.columns)]
-    return Comparison(pd.concat([table, missing], ignore_index=True) if len(gone) else table,
-                      right, left)
+    return RunComparison(pd.concat([table, missing], ignore_index=True) if len(gone) else table,
+                         right, left)
 
 
 #: By which values are compared, and the columns of a value with the ends of its interval.

@@ -29,7 +29,7 @@ def configs(problem: GemmProblem) -> tuple[KernelConfig, ...]:
     return _configs(str(config_root()), problem.operands)
 
 
-class Candidates(NamedTuple):
+class ShippedCandidates(NamedTuple):
     """The configs that a model chooses among. A family is the configs of one group with the same
     class and ``split_k``; their times are close to each other.
 
@@ -42,7 +42,7 @@ class Candidates(NamedTuple):
     family: np.ndarray
 
 
-def candidates_of(model: Model, problem: GemmProblem, device: DeviceSpec) -> Candidates:
+def candidates_of(model: Model, problem: GemmProblem, device: DeviceSpec) -> ShippedCandidates:
     """The candidates that the calibration of ``model`` lists, or, if it lists none, the shipped
     configs of classes that it measured. Groups without a legal member are left out."""
     root = str(config_root())
@@ -128,10 +128,10 @@ def _groups(root: str, operands: str, model: Model) -> _Groups:
 
 
 @functools.lru_cache(maxsize=32)
-def _among(root: str, operands: str, model: Model, legal: tuple[bool, ...]) -> Candidates:
+def _among(root: str, operands: str, model: Model, legal: tuple[bool, ...]) -> ShippedCandidates:
     """The candidates of the groups marked ``legal``."""
     groups = _groups(root, operands, model)
     kept = np.array(legal, bool)[groups.group] if len(groups.group) else groups.group.astype(bool)
     places = groups.order[kept]
     family = np.cumsum(np.diff(groups.family[kept], prepend=-1) != 0) - 1
-    return Candidates(Columns.among(groups.configs, places), family)
+    return ShippedCandidates(Columns.among(groups.configs, places), family)

@@ -25,7 +25,7 @@ from tritongemm.tuning.progress import Progress
 from tritongemm.tuning.sweep import sweep
 from tritongemm.tuning.sweep_journal import RowSink
 from tritongemm.tuning.task import ProblemReport, Task
-from tritongemm.workers.dask_pool import Identity, WorkerFault
+from tritongemm.workers.dask_pool import WorkerFault, WorkerIdentity
 
 #: Records are sent when there are this many, or when the oldest has waited this many seconds.
 BATCH, BATCH_S = 32, 0.5
@@ -69,7 +69,7 @@ class Swept:
 
 # -- tasks: the client submits these --------------------------------------------------------------
 
-def identify(run: Run) -> Identity:
+def identify(run: Run) -> WorkerIdentity:
     """The identity of this worker; ``about`` is the header of its records.
 
     Raises:
@@ -77,8 +77,8 @@ def identify(run: Run) -> Identity:
     """
     plugins.load()  # before the first problem, which may use a format that a plugin registers
     header = _sweep_here(run).header()
-    return Identity.here(str(header["device"]), str(header["environment"]),
-                         header["versions"], header)  # type: ignore[arg-type]
+    return WorkerIdentity.here(str(header["device"]), str(header["environment"]),
+                               header["versions"], header)  # type: ignore[arg-type]
 
 
 def measure(attempt: str, run: Run, problem: GemmProblem, known: list[Mapping[str, object]],

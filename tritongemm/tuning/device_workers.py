@@ -42,7 +42,7 @@ class DeviceWorker:
 
 
 @dataclass(frozen=True)
-class Identity:
+class DeviceIdentity:
     """The device that is measured, as the first ready worker reports it."""
 
     spec: DeviceSpec
@@ -64,7 +64,7 @@ class DeviceWorkers:
                  indices: Sequence[int | None] | None, say: Callable[[str], None]) -> None:
         self._target, self._arguments, self._say = target, dict(arguments), say
         self._all = indices is None
-        self.identity: Identity | None = None
+        self.identity: DeviceIdentity | None = None
         self._devices: list[DeviceWorker] = []
         self._add([0] if indices is None else indices)
 
@@ -144,7 +144,7 @@ class DeviceWorkers:
         assert isinstance(spec, DeviceSpec) and isinstance(environment, Mapping)
         fingerprint = str(info["fingerprint"])
         if self.identity is None:
-            self.identity = Identity(spec, environment, fingerprint)
+            self.identity = DeviceIdentity(spec, environment, fingerprint)
             if self._all:
                 self._add(range(int(info["device_count"])))
         elif fingerprint != self.identity.fingerprint:

@@ -39,7 +39,7 @@ _TIME_US = re.compile(r"\btime_us=([0-9.]+)")
 
 
 @dataclass(frozen=True)
-class Product:
+class ProgramProduct:
     """One kind of product of a program.
 
     Attributes:
@@ -59,7 +59,7 @@ class Product:
 
 
 def products_of(shapes: Iterable[Shape], *, dtype: str = "bf16", layout: str = "nn",
-                precision: str = "ieee") -> list[Product]:
+                precision: str = "ieee") -> list[ProgramProduct]:
     """The products of a suite, sorted by total time, or by total flops if not all were timed.
     Products with an extent of 0 are left out; equal products are merged.
 
@@ -79,7 +79,7 @@ def products_of(shapes: Iterable[Shape], *, dtype: str = "bf16", layout: str = "
         spent[problem] = (None if noted is None or before is None
                           else before + max(shape.count, 1) * float(noted[1]))
     timed = all(value is not None for value in spent.values())
-    found = [Product(problem, count, spent[problem] / count if timed else None)  # type: ignore
+    found = [ProgramProduct(problem, count, spent[problem] / count if timed else None)  # type: ignore
              for problem, count in counts.items()]
     return sorted(found, key=lambda product: -product.weight)
 
@@ -160,7 +160,7 @@ class Gain:
         before, after: configs; None is torch's kernel.
     """
 
-    product: Product
+    product: ProgramProduct
     before: KernelConfig | None
     after: KernelConfig | None
     before_us: float
@@ -173,7 +173,7 @@ class Gain:
         return self.before_us / self.after_us
 
 
-def gains_in(journal: Path, products: Sequence[Product],
+def gains_in(journal: Path, products: Sequence[ProgramProduct],
              before: dict[GemmProblem, KernelConfig | None],
              after: dict[GemmProblem, KernelConfig | None]) -> list[Gain]:
     """The gains of the products that the second run measured, in the order of ``products``.
@@ -220,7 +220,7 @@ class Total:
     share: float
 
     @classmethod
-    def of(cls, gains: Sequence[Gain], products: Sequence[Product]) -> Total:
+    def of(cls, gains: Sequence[Gain], products: Sequence[ProgramProduct]) -> Total:
         """The totals of ``gains``, for a program with ``products``."""
         def total(name: str) -> float:
             return sum(gain.product.count * getattr(gain, name) for gain in gains) / 1000
@@ -246,7 +246,7 @@ def cells(gain: Gain) -> tuple[str, ...]:
             f"{gain.torch_us / gain.after_us:.3f}", config)
 
 
-def verdict(gains: Sequence[Gain], products: Sequence[Product]) -> list[str]:
+def verdict(gains: Sequence[Gain], products: Sequence[ProgramProduct]) -> list[str]:
     """A summary of the gains, as lines of text."""
     if not gains:
         return [f"none of {len(products)} products was tuned in the time"]
@@ -261,7 +261,7 @@ def verdict(gains: Sequence[Gain], products: Sequence[Product]) -> list[str]:
         f"({total.torch_ms / total.after_ms:.3f}x)"]
 
 
-def markdown(title: str, gains: Sequence[Gain], products: Sequence[Product],
+def markdown(title: str, gains: Sequence[Gain], products: Sequence[ProgramProduct],
              lines: Sequence[str]) -> str:
     """The page: the summary, ``lines`` (such as where the tables are), and a table with a row for
     each product."""

@@ -39,7 +39,7 @@ _VALUES = ("time_us_p20", "time_us_p80", "ratio_vs_torch", "ratio_low", "ratio_h
 _BLOCKS = PowerBlocks(block_s=0.2, warm_s=0.4)
 
 
-class Bound(Protocol):
+class BoundCall(Protocol):
     """A config bound to a problem. A call launches on the current stream; ``report`` describes its
     build (``seconds, cached, registers, spills, shared_bytes``)."""
 
@@ -69,7 +69,7 @@ class Measurer:
             torch.cuda.set_device(index)
             torch.zeros(1, device="cuda")  # creates the CUDA context outside of any timed step
 
-    def make(self, problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> Bound:
+    def make(self, problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> BoundCall:
         """The config as a callable (a, b, out, and the epilogue's operands) with a build report.
         Subclasses for other kinds of kernels override it."""
         return bind_config(problem, config, device)
@@ -109,7 +109,7 @@ class Measurer:
         :class:`DeviceError`."""
         assert self._bench is not None
         outcomes: dict[KernelConfig, Outcome] = {}
-        bound: dict[KernelConfig, Bound] = {}
+        bound: dict[KernelConfig, BoundCall] = {}
         for config in configs:
             one, outcomes[config] = self._bind(problem, config, FINAL)
             if one is not None:
@@ -122,7 +122,7 @@ class Measurer:
         return [outcomes[config] for config in configs]
 
     def _bind(self, problem: GemmProblem, config: KernelConfig, stage: str
-              ) -> tuple[Bound | None, Outcome]:
+              ) -> tuple[BoundCall | None, Outcome]:
         try:
             return self.make(problem, config, self._device), Outcome("ok")
         except DeviceError:
@@ -136,14 +136,14 @@ class Measurer:
             return None, failure(error, stage)
 
 
-def _contender(config: KernelConfig, bound: Bound) -> Contender:
+def _contender(config: KernelConfig, bound: BoundCall) -> Contender:
     def bind(operands: OperandSet) -> Callable[[], None]:
         arguments, others = operands.arguments, operands.others
         return lambda: bound(*arguments, **others)
     return Contender(config.config_id, bind)
 
 
-def _outcome(found: Measurement, bound: Bound) -> Outcome:
+def _outcome(found: Measurement, bound: BoundCall) -> Outcome:
     values: dict[str, object] = {name: value for name in _VALUES
                                  if (value := getattr(found, name)) not in (None, "")}
     values.update(build_values(bound.report))

@@ -39,7 +39,7 @@ class Context(NamedTuple):
     pool: CompilePool
 
 
-class Prepared(NamedTuple):
+class PlannedProblem(NamedTuple):
     """A problem that was planned for the expected device, and whose first configs are being
     compiled."""
 
@@ -68,7 +68,7 @@ class OpenProblems:
         self._candidates, self._options, self._progress = candidates, options, progress
         self._builder = resolve(options.builder)
         self._begun_in: Context | None = None
-        self._prepared: Prepared | None = None
+        self._prepared: PlannedProblem | None = None
         self._next = 0
         self.deadline = deadline
         self.tasks: list[Task] = []
@@ -98,7 +98,7 @@ class OpenProblems:
         if self._options.gain is not None and found.configs:
             search = Search.of(problem, spec, found.configs, found.in_use, self._options.gain)
             asked = tuple(search.next(count))
-        self._prepared = Prepared(problem, found, search, asked)
+        self._prepared = PlannedProblem(problem, found, search, asked)
         for config in asked:
             try:
                 key = self._key(problem, config, spec)

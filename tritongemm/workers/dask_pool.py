@@ -45,7 +45,7 @@ class WorkerFault(DeviceError):
 
 
 @dataclass(frozen=True)
-class Identity:
+class WorkerIdentity:
     """A worker's description of itself.
 
     Attributes:
@@ -66,7 +66,7 @@ class Identity:
 
     @classmethod
     def here(cls, kind: str, fingerprint: str, environment: Mapping[str, object], about: object
-             ) -> Identity:
+             ) -> WorkerIdentity:
         """The identity of this process."""
         return cls(kind, fingerprint, environment, software(), settings.current().visible_devices,
                    about)
@@ -157,7 +157,8 @@ class Pool:
     Args:
         client, address: of the scheduler.
         topic: unique to this run; keys of tasks begin with it.
-        identify: a function that is run once on each worker and returns its :class:`Identity`.
+        identify: a function that is run once on each worker and returns its
+            :class:`WorkerIdentity`.
         arguments: the arguments of ``identify``.
         say: called with a message when a worker joins, leaves or is refused.
         worker_timeout_s: seconds to wait for a usable worker.
@@ -165,14 +166,14 @@ class Pool:
     """
 
     def __init__(self, client: Client, address: str, topic: str,
-                 identify: Callable[..., Identity], arguments: tuple[object, ...],
+                 identify: Callable[..., WorkerIdentity], arguments: tuple[object, ...],
                  say: Callable[[str], None], worker_timeout_s: float, kept: str) -> None:
         self.client, self.address, self.topic = client, address, topic
         self._identify, self._arguments, self._say = identify, arguments, say
         self._worker_timeout_s, self._kept = worker_timeout_s, kept
         self._workers: dict[str, PoolWorker] = {}
         #: Kind of device -> identity of its first worker, and that worker.
-        self.kinds: dict[str, Identity] = {}
+        self.kinds: dict[str, WorkerIdentity] = {}
         self._first: dict[str, PoolWorker] = {}
         self.flights: list[Flight] = []
         self._usable = time.monotonic()
@@ -255,7 +256,7 @@ class Pool:
             else:
                 self._judge(worker, found)
 
-    def _judge(self, worker: PoolWorker, found: Identity) -> None:
+    def _judge(self, worker: PoolWorker, found: WorkerIdentity) -> None:
         differs = [f"{name} {found.software.get(name)} there and {version} here"
                    for name, version in software().items()
                    if found.software.get(name) != version]
