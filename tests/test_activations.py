@@ -45,7 +45,6 @@ activations.BY_NAME["logistic"] = activations.Activation(
     "logistic", "sigmoid", lambda grad, y: grad * y * (1 - y), of_result=True)
 import torch, tritongemm as tg
 from tritongemm.problem import EPILOGUES, GemmProblem
-from tritongemm.measure import epilogue
 from tritongemm.measure.operands import draw
 from tritongemm.measure.problem_bench import ProblemBench
 

@@ -19,7 +19,7 @@ from tritongemm.errors import ConstraintError, UnsupportedError
 from tritongemm.kernels import SPECS
 from tritongemm.kernels.compile import launches_of
 from tritongemm.kernels.launch import Geometry
-from tritongemm.measure.epilogue import ACTIVATIONS
+from tritongemm.measure.torch_epilogue import ACTIVATIONS
 from tritongemm.ops import plans
 from tritongemm.ops.execute import clear_plans
 from tritongemm.ops.plan import InterpretedPlan

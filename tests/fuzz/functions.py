@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 import tritongemm as tg
-from tritongemm.measure.epilogue import ACTIVATIONS
+from tritongemm.measure.torch_epilogue import ACTIVATIONS
 
 from .case import Case
 

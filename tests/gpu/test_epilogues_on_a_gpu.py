@@ -13,10 +13,10 @@ torch = pytest.importorskip("torch")
 from tritongemm.config import KernelConfig  # noqa: E402
 from tritongemm.device import current_device  # noqa: E402
 from tritongemm.kernels import SPECS, violation  # noqa: E402
-from tritongemm.measure.epilogue import ACTIVATIONS, linear_part  # noqa: E402
 from tritongemm.measure.numerics import check, reference  # noqa: E402
 from tritongemm.measure.operands import draw  # noqa: E402
 from tritongemm.measure.torch_baseline import TorchBaseline, fp32_precision  # noqa: E402
+from tritongemm.measure.torch_epilogue import ACTIVATIONS, linear_part  # noqa: E402
 from tritongemm.ops.plan import bind_config  # noqa: E402
 from tritongemm.problem import PLAIN_EPILOGUES, GemmProblem, epilogue_of  # noqa: E402
 from tritongemm.records.spaces import load_space  # noqa: E402

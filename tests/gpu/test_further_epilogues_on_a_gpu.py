@@ -14,10 +14,10 @@ from tritongemm.config import KernelConfig  # noqa: E402
 from tritongemm.device import current_device  # noqa: E402
 from tritongemm.kernels import violation  # noqa: E402
 from tritongemm.measure.contender import Contender  # noqa: E402
-from tritongemm.measure.epilogue import ACTIVATIONS, torch_ways  # noqa: E402
 from tritongemm.measure.operands import draw  # noqa: E402
 from tritongemm.measure.proof import Proof  # noqa: E402
 from tritongemm.measure.torch_baseline import product  # noqa: E402
+from tritongemm.measure.torch_epilogue import ACTIVATIONS, torch_ways  # noqa: E402
 from tritongemm.ops.plan import bind_config  # noqa: E402
 from tritongemm.problem import EPILOGUES, LAYOUTS, GemmProblem, epilogue_of  # noqa: E402
 from tritongemm.records.spaces import load_space  # noqa: E402

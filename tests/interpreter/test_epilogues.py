@@ -17,9 +17,9 @@ from tritongemm.device import interpreter_device
 from tritongemm.errors import LaunchError
 from tritongemm.kernels import violation
 from tritongemm.kernels.device.epilogue import finish
-from tritongemm.measure.epilogue import ACTIVATIONS
 from tritongemm.measure.numerics import check, reference
 from tritongemm.measure.operands import draw
+from tritongemm.measure.torch_epilogue import ACTIVATIONS
 from tritongemm.ops.plan import bind_config
 from tritongemm.problem import PLAIN_EPILOGUES, GemmProblem, epilogue_of
 

@@ -14,10 +14,10 @@ from tritongemm.config import KernelConfig
 from tritongemm.device import interpreter_device
 from tritongemm.kernels import violation
 from tritongemm.measure.contender import Contender
-from tritongemm.measure.epilogue import ACTIVATIONS
 from tritongemm.measure.operands import draw
 from tritongemm.measure.problem_bench import ProblemBench
 from tritongemm.measure.proof import Proof
+from tritongemm.measure.torch_epilogue import ACTIVATIONS
 from tritongemm.ops.plan import bind_config
 from tritongemm.problem import EPILOGUES, LAYOUTS, GemmProblem, epilogue_of
 

@@ -8,11 +8,11 @@ torch = pytest.importorskip("torch")
 
 from tritongemm.measure import numerics  # noqa: E402
 from tritongemm.measure.contender import Contender  # noqa: E402
-from tritongemm.measure.epilogue import ACTIVATIONS, linear_part, torch_ways  # noqa: E402
 from tritongemm.measure.operands import draw  # noqa: E402
 from tritongemm.measure.proof import Proof  # noqa: E402
 from tritongemm.measure.protocol import measure  # noqa: E402
 from tritongemm.measure.torch_baseline import TorchBaseline, product  # noqa: E402
+from tritongemm.measure.torch_epilogue import ACTIVATIONS, linear_part, torch_ways  # noqa: E402
 from tritongemm.problem import EPILOGUES, PLAIN_EPILOGUES, GemmProblem, epilogue_of  # noqa: E402
 
 CPU = torch.device("cpu")

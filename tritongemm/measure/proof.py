@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from tritongemm.measure import numerics
-from tritongemm.measure.epilogue import finish_of, linear_part
 from tritongemm.measure.numerics import Error, ErrorReport, Limit
 from tritongemm.measure.operands import OperandSets
+from tritongemm.measure.torch_epilogue import finish_of, linear_part
 from tritongemm.problem import GemmProblem, epilogue_of
 
 #: Number of sets that have a reference, within the bounds below.

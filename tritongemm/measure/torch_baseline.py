@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 import torch
 
 from tritongemm.measure.contender import TORCH, Contender
-from tritongemm.measure.epilogue import torch_ways
 from tritongemm.measure.operands import OperandSet
+from tritongemm.measure.torch_epilogue import torch_ways
 from tritongemm.problem import GemmProblem
 
 #: Libraries that torch can run a matrix product on; both are tried.

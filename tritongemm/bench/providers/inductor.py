@@ -14,7 +14,7 @@ import torch
 
 from tritongemm.bench.providers import Prepared
 from tritongemm.measure.contender import Contender
-from tritongemm.measure.epilogue import ACTIVATIONS
+from tritongemm.measure.torch_epilogue import ACTIVATIONS
 from tritongemm.problem import epilogue_of
 
 if TYPE_CHECKING:
