@@ -51,17 +51,25 @@ def test_gradients_survive_a_compilation_before_it_is_switched_off(driver, name)
     assert not any(grad is None for grad in found)
 
 
-@pytest.mark.parametrize("name", REGISTERED)
+def layer():
+    return drawn(33, 17), drawn(40, 17), drawn(40), "relu"
+
+
+@pytest.mark.parametrize("name", [*REGISTERED, "matmul", "linear_aux"])
 def test_a_call_that_nothing_records_does_not_reach_autograd(driver, name):
-    op, operands = getattr(torch.ops.tritongemm, name).default, REGISTERED[name]()
-    twice(driver, lambda: op(*operands))
+    operands = {**REGISTERED, "matmul": REGISTERED["bmm"], "linear_aux": layer}[name]()
+    op = getattr(torch.ops.tritongemm, name).default
     frames = []
-    sys.setprofile(lambda frame, event, _: frames.append(frame.f_code.co_filename))
+    sys.setprofile(lambda frame, event, _: frames.append(frame.f_code))
     try:
         op(*operands)
     finally:
         sys.setprofile(None)
-    assert frames and not [name for name in frames if "_library" in name or "autograd" in name]
+    assert frames[0].co_name == "__call__"  # OpOverload's
+    assert "autograd_impl" not in {code.co_name for code in frames}
+    operands[0].requires_grad_()
+    results = op(*operands)
+    assert (results[0] if name == "linear_aux" else results).requires_grad
 
 
 def test_an_activation_of_a_recorded_op_is_part_of_what_is_looked_up(driver):

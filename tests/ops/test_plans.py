@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 import tritongemm as tg  # noqa: E402
 from tritongemm import settings  # noqa: E402
 from tritongemm.config import KernelConfig  # noqa: E402
-from tritongemm.device import representative  # noqa: E402
+from tritongemm.device import representative, within_budget  # noqa: E402
 from tritongemm.errors import ConstraintError, LaunchError  # noqa: E402
 from tritongemm.kernels.launch import Geometry, Pointer  # noqa: E402
 from tritongemm.ops import calls, execute  # noqa: E402
@@ -304,9 +304,12 @@ def test_launches_share_sms_with_the_collectives_of_fsdp(mode, backends, ranks, 
                             get_backend_config=lambda: backends)
     monkeypatch.setattr(torch, "distributed", group)
     monkeypatch.setitem(sys.modules, "torch.distributed.fsdp", SimpleNamespace(FSDPModule=Module))
+    torchs = type("ReplicateModule", (Module,), {})  # of torch itself: nothing is sharded
     with settings.override(concurrent=mode):
         assert kept.contended(representative(90)).contended is is_so
-    assert len(Module.__subclasses__()) == len(kinds)
+    with settings.override(concurrent=mode, num_sms=100):
+        assert not kept.contended(within_budget(representative(90))).contended
+    assert len(Module.__subclasses__()) == len([*kinds, torchs])
 
 
 @pytest.mark.thorough
@@ -318,7 +321,7 @@ def test_torchs_sharded_modules_are_what_contended_looks_for():
                                          world_size=1)
     try:
         sharded = fully_shard(torch.nn.Linear(4, 4), mesh=init_device_mesh("cpu", (1,)))
-        assert isinstance(sharded, FSDPModule) and FSDPModule.__subclasses__()
+        assert isinstance(sharded, FSDPModule) and type(sharded).__name__ == "FSDPLinear"
         assert "nccl" not in torch.distributed.get_backend_config()
     finally:
         torch.distributed.destroy_process_group()

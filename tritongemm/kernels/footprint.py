@@ -31,7 +31,8 @@ class Footprint(NamedTuple):
         programs_per_sm: programs that an SM holds at a time.
         tiles_per_program: tiles that a program works on at a time: 2 for ping-pong consumers.
         persistent: a program computes tile after tile, and a launch has at most ``sms *
-            programs_per_sm`` programs. False: a program for each tile.
+            programs_per_sm`` programs, but on a contended device (:func:`resident`). False: a
+            program for each tile.
         copy_engine: TMA loads the operands, and stores C where rows of C are
             whole multiples of 16 bytes. False: threads load and store.
         producer_warps: warps of their own issue the loads (warp specialization).

@@ -1,4 +1,4 @@
-"""Rounds and their statistics: every contender once in each round, in random order; paired ratios.
+"""Rounds and their statistics: every contender once in each, in balanced orders; paired ratios.
 
 A :class:`Timer` takes the times. The GPU's clock changes by 10 % within seconds, so only times of
 the same round are compared: a ratio is the median of the per-round ratios, its interval a bootstrap
@@ -158,25 +158,30 @@ class Comparison:
 
 
 def orders(count: int, rounds: int, rng: np.random.Generator) -> np.ndarray:
-    """[rounds, count]: an order of the contenders for each round, random in blocks of 2 * count.
+    """[rounds, count]: an order of the contenders for each round.
 
-    A block holds the rotations of a random order and of its reverse, shuffled: each contender is
-    as often in each place as any other. A power-capped GPU is slower right after a contender that
-    heats it, so with five rounds of independent orders a contender that mostly follows that one
-    is measured several per cent too slow.
+    Orders come in squares of ``count`` rounds, in which each contender is once in each place, and
+    follows each other one once within a round (of an odd number, twice in two squares): Williams,
+    Experimental designs balanced for the estimation of residual effects of treatments, 1949. The
+    names of the contenders and the rows of a square are shuffled.
+
+    A power-capped GPU is slower right after a contender that heats it. With five rounds of
+    independent orders, one that mostly follows it is measured several per cent too slow.
     """
+    zigzag = [(i + 1) // 2 if i % 2 else -i // 2 for i in range(count)]
     found: list[np.ndarray] = []
     while len(found) < rounds:
-        first = rng.permutation(count)
-        block = [np.roll(one, places) for one in (first, first[::-1]) for places in range(count)]
-        found += [block[i] for i in rng.permutation(len(block))]
+        names = rng.permutation(count)
+        for first in (zigzag, zigzag[::-1])[:1 + count % 2]:
+            square = [names[(np.array(first) + row) % count] for row in range(count)]
+            found += [square[i] for i in rng.permutation(count)]
     return np.array(found[:rounds]).reshape(rounds, count)
 
 
 def compare(contenders: Sequence[Timed], timer: Timer, *, baseline: str, seed: int = 0,
             rounds: Rounds | None = None,
             while_busy: Callable[[], None] | None = None) -> Comparison:
-    """Times ``contenders`` in rounds, each once a round in a seeded random order.
+    """Times ``contenders`` in rounds, each once a round (:func:`orders`).
 
     Raises:
         UsageError: two of one name, or no contender of the baseline's name.

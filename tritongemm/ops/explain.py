@@ -44,7 +44,8 @@ class Explanation:
         torch_reason: why the policy ``auto`` gives the call to torch; empty if the kernel runs.
         alternatives_us: the model's prediction for each of ``alternatives``, in microseconds.
         decision: the expected times of a call by torch and by this package, and whose runs; empty
-            for float32 and for batches with two strides, which are decided by other times.
+            for batches with two strides and for complex64, which are decided by other times, and
+            for float32 of which nothing was measured, which is torch's.
     """
 
     problem: GemmProblem

@@ -132,9 +132,10 @@ def device_of(where: torch.device) -> DeviceSpec:
 
 def contended(device: DeviceSpec) -> DeviceSpec:
     """``device`` as launches are to see it: whether NCCL's kernels hold some of its SMs while
-    products run. Selection takes the device as it is."""
+    products run. Selection takes the device as it is. A budget of SMs bounds every launch, so a
+    device within one is not contended."""
     mode = settings.current().concurrent
-    if mode == "off" or mode == "auto" and not _overlaps_collectives():
+    if device.spare_sms or mode == "off" or mode == "auto" and not _overlaps_collectives():
         return device
     return replace(device, contended=True)
 
@@ -143,8 +144,9 @@ def _overlaps_collectives() -> bool:
     """Whether modules are sharded by FSDP2, which gathers and reduces beside products, over NCCL.
     Collectives that products wait for, as those of tensor parallelism, hold no SM meanwhile."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
-    module = getattr(fsdp, "FSDPModule", None)
-    if module is None or not module.__subclasses__():  # fully_shard makes one for each class
+    if fsdp is None or not any(
+            kind.__name__.startswith("FSDP")  # fully_shard makes FSDPName for each class Name
+            for kind in fsdp.FSDPModule.__subclasses__()):
         return False
     distributed = torch.distributed
     return (distributed.is_initialized() and distributed.get_world_size() > 1

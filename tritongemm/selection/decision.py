@@ -46,8 +46,8 @@ def torch_wins(problem: GemmProblem, choice: Choice, device: DeviceSpec,
     Only under the policy ``auto``. 16-bit products go to torch where torch's GPU time was measured
     to be less, for this problem, its twin or neighbouring problems; where it is unknown it counts
     as ours. Float32 and TF32 products go to torch unless a measurement shows that ours is at least
-    as fast on the GPU, and where the launches of a split product cost the host more than that
-    saves. For a batch with two strides torch copies operands first, which counts.
+    as fast on the GPU, and where its launches cost the host more than that saves; of complex64
+    only the GPU counts. For a batch with two strides torch copies operands first, which counts.
     Never under a budget of SMs or batch invariance, which torch does not support.
     """
     current = settings.current()
@@ -81,7 +81,7 @@ def sides(problem: GemmProblem, choice: Choice, device: DeviceSpec,
     ours_us = choice.time_us
     if ours_us is None:
         ours_us = estimate(problem, choice.config, device).total_us
-    ratio = choice.vs_torch if choice.evidence is None else choice.evidence
+    ratio = choice.evidence if problem.dtype_a == "fp32" else choice.vs_torch
     launches = launches_of(problem, choice.config, device)
     return (Side(path.torch_us, ours_us * (1.0 if ratio is None else ratio)),
             Side(path.ours_us(len(launches)), ours_us))
