@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tritongemm.measure.rounds import Quantiles
+from tritongemm.measure.rounds import Quantiles, orders
 
 #: Least duration of a timed item on the host.
 MIN_ITEM_US = 3000.0
@@ -128,8 +128,9 @@ def host_time_us(callables: Mapping[str, Callable[[], object]], *, blocks: int =
                  seed: int = 0) -> dict[str, Quantiles]:
     """Host time of one call of each, in microseconds: quantiles over blocks.
 
-    Blocks of ``calls`` calls of each callable alternate in a seeded random order, with garbage
-    collection off and the thread pinned. Use a problem small enough not to fill the GPU's queue;
+    Blocks of ``calls`` calls of each callable alternate in balanced orders
+    (:func:`~tritongemm.measure.rounds.orders`), with garbage collection off and the thread pinned.
+    Use a problem small enough not to fill the GPU's queue;
     otherwise the result is the time that the host waits for the queue.
 
     Args:
@@ -141,15 +142,14 @@ def host_time_us(callables: Mapping[str, Callable[[], object]], *, blocks: int =
     """
     contexts = contexts or {}
     names = list(callables)
-    rng = np.random.default_rng(seed)
     times: dict[str, list[float]] = {name: [] for name in names}
     with pinned(), gc_paused():
         for name in names:
             with contexts.get(name, contextlib.nullcontext)():
                 for _ in range(10):
                     callables[name]()
-        for _ in range(blocks):
-            for i in rng.permutation(len(names)):
+        for order in orders(len(names), blocks, np.random.default_rng(seed)):
+            for i in order:
                 call = callables[names[i]]
                 if drain is not None:
                     drain()

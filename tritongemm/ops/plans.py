@@ -144,9 +144,10 @@ def _overlaps_collectives() -> bool:
     """Whether modules are sharded by FSDP2, which gathers and reduces beside products, over NCCL.
     Collectives that products wait for, as those of tensor parallelism, hold no SM meanwhile."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is None or not any(
+    module = getattr(fsdp, "FSDPModule", None)  # None too while another thread imports it
+    if module is None or not any(
             kind.__name__.startswith("FSDP")  # fully_shard makes FSDPName for each class Name
-            for kind in fsdp.FSDPModule.__subclasses__()):
+            for kind in module.__subclasses__()):
         return False
     distributed = torch.distributed
     return (distributed.is_initialized() and distributed.get_world_size() > 1

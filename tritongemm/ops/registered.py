@@ -370,14 +370,13 @@ def _follow(module: ModuleType | None) -> None:
     while _native:
         before, installed = _native.pop()
         before.remove(installed)
-    _install(module)
+    if module is not None:
+        _install(module)
     for name in (*SCHEMAS, *LAYER_SCHEMAS):  # torch looks up an op's kernels once (torch/_ops.py)
         getattr(torch.ops.tritongemm, name).default._dispatch_cache.clear()
 
 
-def _install(module: ModuleType | None) -> None:
-    if module is None:
-        return
+def _install(module: ModuleType) -> None:
     for name, (form, ops) in _OPERATIONS.items():
         numbers = [(activation, op.number) for activation, op in ops.items()]
         for key in execute.dispatch_keys():
