@@ -18,6 +18,7 @@ from tritongemm.config import KernelConfig
 from tritongemm.device import representative
 from tritongemm.kernels import shared_bytes, spec_named
 from tritongemm.kernels.compile import launches_of
+from tritongemm.kernels.launch import Geometry
 from tritongemm.problem import LAYOUTS, GemmProblem
 
 H100 = representative(90)
@@ -109,3 +110,13 @@ def test_the_default_is_legal(precision, layout, shape):
     problem = GemmProblem.contiguous(*shape, dtype="fp32", layout=layout, precision=precision)
     spec = spec_named("split_product")
     assert spec.violation(problem, spec.default(problem, H100), H100) is None
+
+
+@pytest.mark.parametrize("shared", ({}, {"ab": 0}, {"bb": 0}, {"ab": 0, "bb": 0}))
+def test_a_batch_is_one_whichever_operands_serve_all_of_it(shared):
+    problem = problem_of("nt", batch=3)
+    geometry = replace(Geometry.contiguous(problem), **shared)
+    constants = dict(launches_of(problem, WIDE, H100, geometry)[1].constants)
+    assert constants["BATCHED"] is True
+    assert constants["BATCHED_A"] is ("ab" not in shared)
+    assert constants["BATCHED_B"] is ("bb" not in shared)

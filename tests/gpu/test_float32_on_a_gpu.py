@@ -84,6 +84,19 @@ def test_products_are_within_the_bound(shape, batch, gap, layout, precision):
     assert ran
 
 
+@pytest.mark.parametrize("precision", LIMITS)
+@pytest.mark.parametrize("shared", ("a", "b", "ab"))
+@pytest.mark.parametrize("split_k", (1, 3))
+def test_a_matrix_that_serves_all_batches_is_multiplied_for_each(precision, shared, split_k):
+    problem = GemmProblem.contiguous(130, 200, 300, batch=3, dtype="fp32", layout="nn",
+                                     precision=precision)
+    a, b, out = operands(problem)
+    a, b = (x[:1].expand_as(x) if name in shared else x for name, x in (("a", a), ("b", b)))
+    make_plan(problem, replace(NARROW, split_k=split_k), current_device(),
+              geometry_of(a, b, out), out.device)(a, b, out)
+    assert_near(out, a, b, LIMITS[precision])
+
+
 #: TF32 along K by the warp-specialised kernel: one of each way to share, split, turn and store.
 HOPPER = KernelConfig("warp_specialized", 128, 128, 32, num_warps=8, num_stages=4)
 TF32_CONFIGS = (

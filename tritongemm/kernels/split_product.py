@@ -95,8 +95,9 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     programs = resident(units, device.num_sms * _programs_an_sm(problem, config, device), device)
     product = Launch(
         "tritongemm.kernels.device.split_product", "split_product", arguments,
-        (("A_T", split.a.across), ("B_T", not split.b.across), ("BATCHED_A", split.a.batches > 1),
-         ("BATCHED_B", split.b.batches > 1), ("PARTS", split.parts),
+        (("A_T", split.a.across), ("B_T", not split.b.across), ("BATCHED", problem.batch > 1),
+         ("BATCHED_A", split.a.batches > 1), ("BATCHED_B", split.b.batches > 1),
+         ("PARTS", split.parts),
          ("SEPARATE", separate(problem, config)), ("BLOCK_M", config.block_m),
          ("BLOCK_N", config.block_n), ("GROUP_M", config.group_m), ("SPLIT_K", config.split_k),
          ("STAGES", config.num_stages), ("PAIRS", pairs),

@@ -49,6 +49,7 @@ class SplitConstants:
 
     a_t: gl.constexpr
     b_t: gl.constexpr
+    batched: gl.constexpr
     batched_a: gl.constexpr
     batched_b: gl.constexpr
     parts: gl.constexpr
@@ -111,10 +112,6 @@ class SplitConstants:
         return False
 
     # What ``tile_scheduler`` reads.
-    @property
-    def batched(self):
-        return gl.constexpr(self.batched_a.value or self.batched_b.value)
-
     @property
     def tile_n(self):
         return self.block_n
@@ -273,21 +270,23 @@ def consumer(c, strides, exponents, epilogue, sizes, S: gl.constexpr, CONSUMER: 
 @gluon.jit(repr=symbol)
 def split_product(a_desc, b_desc, c, a_exponents, b_exponents, M, N, K, batches, stride_cb,
                   stride_cm, stride_cn, stride_cs, d, alpha, beta, stride_db, stride_dm, stride_dn,
-                  A_T: gl.constexpr, B_T: gl.constexpr, BATCHED_A: gl.constexpr,
-                  BATCHED_B: gl.constexpr, PARTS: gl.constexpr, SEPARATE: gl.constexpr,
-                  BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, GROUP_M: gl.constexpr,
-                  SPLIT_K: gl.constexpr, STAGES: gl.constexpr, PAIRS: gl.constexpr,
+                  A_T: gl.constexpr, B_T: gl.constexpr, BATCHED: gl.constexpr,
+                  BATCHED_A: gl.constexpr, BATCHED_B: gl.constexpr, PARTS: gl.constexpr,
+                  SEPARATE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+                  GROUP_M: gl.constexpr, SPLIT_K: gl.constexpr, STAGES: gl.constexpr,
+                  PAIRS: gl.constexpr,
                   CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
                   ADDEND: gl.constexpr, ACTIVATION: gl.constexpr, RELEASE: gl.constexpr,
                   SYMBOL: gl.constexpr):
     """C[batch, M, N] = A @ B and its epilogue. A's parts are [PARTS * batch, M, K] fp16, or, with
     A_T, [PARTS * batch, K, M], B's [PARTS * batch, K, N] or, with B_T, [PARTS * batch, N, K]; all
-    hi parts come first. An operand that is not BATCHED has one matrix for the whole batch. The
-    exponents are float32, [batch or 1, M] and [batch or 1, N]. With SPLIT_K > 1, C is
-    [SPLIT_K, batch, M, N] float32. PAIRS: two neighbours of a row of C may be stored at once."""
+    hi parts come first. BATCHED: C has several matrices; an operand that is not BATCHED_A or
+    BATCHED_B has one for all of them. The exponents are float32, [batch or 1, M] and
+    [batch or 1, N]. With SPLIT_K > 1, C is [SPLIT_K, batch, M, N] float32. PAIRS: two neighbours of
+    a row of C may be stored at once."""
     S: gl.constexpr = constants_of(
-        A_T, B_T, BATCHED_A, BATCHED_B, PARTS, SEPARATE, BLOCK_M, BLOCK_N, GROUP_M, SPLIT_K, STAGES,
-        PAIRS, ADDEND, ACTIVATION, RELEASE, SYMBOL)
+        A_T, B_T, BATCHED, BATCHED_A, BATCHED_B, PARTS, SEPARATE, BLOCK_M, BLOCK_N, GROUP_M,
+        SPLIT_K, STAGES, PAIRS, ADDEND, ACTIVATION, RELEASE, SYMBOL)
     gluon_require_operands(a_desc.dtype, b_desc.dtype, "fp16")
     # Elements of eight bytes, each of which may be a barrier; the rest is reached by address.
     shared = gl.allocate_shared_memory(gl.int64, [S.full_barriers + MAX_BARRIERS, 1],
