@@ -38,6 +38,10 @@ def samples(dtype: torch.dtype = torch.float32) -> dict[str, tuple]:
         "bmm": (ops.bmm, (made(2, 3, 4), made(2, 4, 5)), {}),
         "matmul": (ops.matmul, (made(2, 1, 3, 4), made(3, 4, 2)), {}),
         "matmul of heads": (ops.matmul, (made(2, 3, 2, 4).transpose(1, 2), made(4, 2)), {}),
+        "matmul by a vector": (ops.matmul, (made(2, 3, 4, 5), made(5)), {}),
+        "matmul of a vector": (ops.matmul, (made(4), made(2, 4, 5)), {}),
+        "matmul of two vectors": (ops.matmul, (made(4), made(4)), {}),
+        "matmul by an empty vector": (ops.matmul, (made(3, 2, 0), made(0)), {}),
         "addmm": (ops.addmm, (made(3, 5), made(3, 4), made(4, 5)), dict(beta=0.5, alpha=2.0)),
         "addmm of a bias": (ops.addmm, (made(5), made(3, 4), made(4, 5)), {}),
         "addmm without input": (ops.addmm, (made(5), made(3, 4), made(4, 5)), dict(beta=0)),
@@ -54,7 +58,7 @@ def test_opcheck(name):
 
 
 @pytest.mark.parametrize(("name", "needed"), [
-    (name, needed) for name, (_, args, _) in samples().items() if name != "mm empty"
+    (name, needed) for name, (_, args, _) in samples().items() if "empty" not in name
     for needed in (*range(len(args)), None)])
 def test_gradients_of_both_orders_in_float64(name, needed):
     op, args, kwargs = samples(torch.float64)[name]

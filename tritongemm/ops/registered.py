@@ -232,10 +232,19 @@ def _keep_pair(ctx: Any, inputs: tuple, *more: Tensor) -> None:
 
 def _pair_gradients(ctx: Any, multiply: formulas.Multiply, a: Tensor | None, b: Tensor | None,
                     grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """dA and dB; None for one whose operand was not saved."""
-    form_a, form_b = ctx.forms
-    return (None if b is None else formulas.grad_a(multiply, grad, b, form_a),
-            None if a is None else formulas.grad_b(multiply, a, grad, form_b))
+    """dA and dB; None for one whose operand was not saved. ``matmul`` takes a vector for one row of
+    A or one column of B."""
+    forms = form_a, form_b = ctx.forms
+    if len(form_b.shape) == 1:
+        grad, form_b = grad[..., None], formulas.OperandForm(form_b.shape + (1,), False)
+        b = b if b is None else b[:, None]
+    if len(form_a.shape) == 1:
+        grad, form_a = grad[..., None, :], formulas.OperandForm((1,) + form_a.shape, False)
+        a = a if a is None else a[None]
+    return (None if b is None else
+            formulas.grad_a(multiply, grad, b, form_a).reshape(forms[0].shape),
+            None if a is None else
+            formulas.grad_b(multiply, a, grad, form_b).reshape(forms[1].shape))
 
 
 def _register_product(name: str) -> None:
