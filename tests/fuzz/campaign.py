@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,8 +25,8 @@ from .judge import Outcome, record, run, with_configs
 SEEDS_A_PROCESS = 1_000_000
 #: Wrong cases that one process reports in full, and runs that simplifying one may take.
 _MOST_FAILURES, _SIMPLER_RUNS = 20, 60
-#: Seeds that are looked at for binaries to build, for each one that may be built.
-_LOOKED_AT = 10
+#: Seeds of each kind that are looked at for binaries to build.
+_LOOKED_AT = 2
 
 
 @dataclass
@@ -92,16 +94,18 @@ class Plan:
 
 
 def campaign(plan: Plan, processes: int) -> Result:
-    """Runs ``plan`` in so many processes."""
+    """Runs ``plan`` in so many processes, spread over the GPUs. After an interrupt (Ctrl-C) the
+    result holds what was tried until then."""
     if processes == 1:
         return work(plan, 0)
     total, context = Result(), multiprocessing.get_context("spawn")
     seeds = context.Array("q", processes, lock=False)
-    with ProcessPoolExecutor(processes, context, _share, (seeds,)) as pool:
+    common = (seeds, context.Value("i", 0), gpus_of(plan))
+    with ProcessPoolExecutor(processes, context, begin_process, common) as pool:
         shares = [pool.submit(work, plan, i) for i in range(processes)]
         for share in shares:
             try:
-                total.add(share.result())
+                total.add(_result_of(share))
             except BrokenProcessPool:  # a crash ends them all, and each was at one of these
                 total.counts["process", "died", "wrong"] += 1
                 total.failures = [(seed, "a process died at this seed or at one that ran with it",
@@ -110,13 +114,34 @@ def campaign(plan: Plan, processes: int) -> Result:
     return total
 
 
+def _result_of(share: Future[Result]) -> Result:
+    """Of one process; an interrupt reaches the processes too, and they end with what they have."""
+    try:
+        return share.result()
+    except KeyboardInterrupt:
+        return share.result()
+
+
 #: The seed that each process is at.
 _seeds: Any = None
 
 
-def _share(seeds: Any) -> None:
+def begin_process(seeds: Any, started: Any, gpus: tuple[str, ...]) -> None:
+    """In a new process: it sees one of the GPUs alone, the next for each process."""
     global _seeds
     _seeds = seeds
+    if gpus:
+        with started.get_lock():
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpus[started.value % len(gpus)]
+            started.value += 1
+
+
+def gpus_of(plan: Plan) -> tuple[str, ...]:
+    """The visible GPUs as ``CUDA_VISIBLE_DEVICES`` names them."""
+    if not plan.cuda:
+        return ()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return tuple(visible.split(",") if visible else map(str, range(torch.cuda.device_count())))
 
 
 def work(plan: Plan, number: int) -> Result:
@@ -126,6 +151,14 @@ def work(plan: Plan, number: int) -> Result:
         round_to_nearest()
     result, begun = Result(), time.monotonic()
     seed = plan.seed + number * SEEDS_A_PROCESS
+    with contextlib.suppress(KeyboardInterrupt):
+        _until_the_end(plan, number, seed, result, begun)
+    result.seconds = time.monotonic() - begun
+    return result
+
+
+def _until_the_end(plan: Plan, number: int, seed: int, result: Result, begun: float) -> None:
+    """Adds case after case to ``result``."""
     while time.monotonic() - begun < plan.seconds and len(result.failures) < plan.stop and (
             plan.most is None or result.total < plan.most):
         if _seeds is not None:
@@ -138,8 +171,6 @@ def work(plan: Plan, number: int) -> Result:
                 case, outcome, lambda c: attempt(c, plan))
             result.failures.append((seed, message, repr(small)))
         seed += 1
-    result.seconds = time.monotonic() - begun
-    return result
 
 
 def attempt(case: Case, plan: Plan) -> Outcome:
@@ -155,17 +186,16 @@ def attempt(case: Case, plan: Plan) -> Outcome:
 def prepare(plan: Plan, binaries: int, processes: int) -> Plan:
     """The plan with at most so many binaries, built before the time starts.
 
-    The cases of the first seeds of every process say which are wanted; a case that needs another
-    binary later runs on torch and counts as such.
+    The first seeds of each kind of calls (:class:`~.generate.Sizes`) say which are wanted; a case
+    that needs another binary later runs on torch and counts as such.
     """
     from tritongemm.device import current_device
 
     wanted: dict = {}
     keys: set[str] = set()
-    for i in range(_LOOKED_AT * binaries):
-        seed = plan.seed + i % processes * SEEDS_A_PROCESS + i // processes
+    for i in range(_LOOKED_AT * plan.sizes.kinds):
         one: dict = {}
-        record(case_of(seed, plan.sizes), plan.device, one)
+        record(case_of(plan.seed + i, plan.sizes), plan.device, one)
         more = keys.union(*(key.split() for key in one)) if one else keys
         if len(more) > binaries:
             break

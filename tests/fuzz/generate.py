@@ -14,15 +14,25 @@ from .case import Case, View
 
 @dataclass(frozen=True)
 class Sizes:
-    """The largest extents, and the multiply-adds that a call may take."""
+    """The largest extents, and the multiply-adds that a call may take.
+
+    Attributes:
+        kinds: so many kinds of calls; seeds of one kind differ in extents and values alone, by so
+            little that most need the same binaries. 0: each seed is a kind of its own.
+    """
 
     mn: int
     k: int
     work: int
+    kinds: int = 0
 
 
 #: What Triton's interpreter multiplies in milliseconds, and what a GPU does.
-SMALL, LARGE = Sizes(48, 100, 30_000), Sizes(3000, 9000, 4_000_000_000)
+SMALL, LARGE = Sizes(48, 100, 30_000), Sizes(3000, 9000, 4_000_000_000, 1200)
+#: Seeds that share their kinds: ``--seed`` behind them tries others.
+SEEDS_OF_KINDS = 1_000_000_000
+#: Powers of two that divide an extent, or lead; the quotient is odd.
+_UNITS, _GAPS = (1, 1, 1, 2, 8, 16, 64, 128), (0, 0, 0, 1, 8, 16)
 
 _FUNCTIONS = {"matmul": 5, "mm": 4, "bmm": 3, "addmm": 4, "baddbmm": 3, "linear": 4, "mv": 1,
               "dot": 1, "@": 1, "addmm_": 1, "baddbmm_": 1, "residual": 2, "gated": 2,
@@ -40,14 +50,18 @@ _OVERRIDE_ONLY = ("@", "addmm_", "baddbmm_")
 
 def case_of(seed: int, sizes: Sizes) -> Case:
     """The case of a seed."""
-    rng = random.Random(seed)
+    kind = seed
+    if sizes.kinds:
+        kind = seed // SEEDS_OF_KINDS * sizes.kinds + seed % sizes.kinds
+    rng = random.Random(kind)
     function = _pick(rng, _FUNCTIONS)
     dtype = _pick(rng, _DTYPES)
-    shapes = _shapes(rng, function, sizes)
+    shapes = _shapes(rng, random.Random(f"extents of {seed}"), function, sizes)
     operands = [_view(rng, shape) for shape in shapes]
     case = Case(function, tuple(operands), dtype, values=seed, strict=rng.random() < 0.8,
                 override=function in _OVERRIDE_ONLY or rng.random() < 0.12,
-                configs=rng.randrange(1000) if rng.random() < 0.6 else None,
+                configs=rng.randrange(1000) if rng.random() < (
+                    0.9 if sizes.kinds else 0.6) else None,
                 warm=rng.random() < 0.12)
     if "add" in function:
         case = replace(case, alpha=_factor(rng), beta=_factor(rng))
@@ -99,18 +113,34 @@ def _factor(rng: random.Random) -> float:
     return 1 if rng.random() < 0.4 else rng.choice(_FACTORS)
 
 
-def extent(rng: random.Random, most: int) -> int:
-    """Log-uniform; half of them multiples of 8 or 64."""
-    unit = rng.choice((1, 1, 8, 64))
-    return min(most, unit * max(1, round(most ** rng.random() / unit)))
-
-
-def _shapes(rng: random.Random, function: str, sizes: Sizes) -> list[tuple[int, ...]]:
-    """Of the operands in the function's order, valid ones."""
-    m, n, k = extent(rng, sizes.mn), extent(rng, sizes.mn), extent(rng, sizes.k)
+def _extents(rng: random.Random, varied: random.Random, sizes: Sizes) -> tuple[int, ...]:
+    """(M, N, K, batch). Of a kind are the magnitudes, log-uniform, and the power of two that
+    divides each; of a seed the odd quotients."""
+    limits = (sizes.mn, sizes.mn, sizes.k)
+    about = [most ** rng.random() for most in limits]
+    units = [rng.choice([unit for unit in _UNITS if unit <= most]) for most in limits]
     batch = rng.choice((1, 2, 3, rng.randint(2, 7)))
-    while batch * m * n * k > sizes.work:
-        m, n, k, batch = (m + 1) // 2, (n + 1) // 2, (k + 1) // 2, (batch + 1) // 2
+    while batch * math.prod(about) > sizes.work / 4:
+        about = [x / 2 for x in about]
+        batch = (batch + 1) // 2
+    return (*(_extent(x, unit, varied.uniform(-0.6, 0.6), most)
+              for x, unit, most in zip(about, units, limits)), batch)
+
+
+def _extent(about: float, unit: int, octaves: float, most: int) -> int:
+    """An odd multiple of ``unit`` so many octaves from ``about``. 1 has code of its own: what is
+    about 1 is 1, and nothing else is."""
+    if unit == 1 and about < 1.5:
+        return 1
+    quotient = round(about * 2**octaves / unit) | 1
+    largest = (most // unit - 1) | 1
+    return unit * min(max(quotient, 3 if unit == 1 else 1), largest)
+
+
+def _shapes(rng: random.Random, varied: random.Random, function: str,
+            sizes: Sizes) -> list[tuple[int, ...]]:
+    """Of the operands in the function's order, valid ones."""
+    m, n, k, batch = _extents(rng, varied, sizes)
     if rng.random() < 0.03:
         m, n, k = (0 if rng.random() < 0.4 else x for x in (m, n, k))
     function = function.removeprefix("ops.")
@@ -179,10 +209,10 @@ def _view(rng: random.Random, shape: tuple[int, ...], written: bool = False) -> 
     strides, size = [0] * len(shape), step
     for place, axis in enumerate(reversed(order)):
         strides[axis] = size
-        gap = rng.choice((0, 0, 0, 1, 3, 8)) if place == 0 or rng.random() < 0.1 else 0
-        size = size * max(shape[axis], 1) + gap
-        if place == 0 and rng.random() < 0.2:
-            size = -(-size // 8) * 8
+        gap = rng.choice(_GAPS) if place == 0 or rng.random() < 0.1 else 0
+        size = size * max(shape[axis], 1)
+        if gap:  # the next odd multiple of it
+            size = (size // gap + 1 | 1) * gap
     if not written and order:
         if rng.random() < 0.06:
             strides[rng.choice(order)] = 0
@@ -210,7 +240,7 @@ def _with_specials(rng: random.Random, case: Case) -> Case:
     if size == 0 or case.gradients:
         return case
     values = _SPECIALS if case.activation == "none" else _SPECIALS[:1]
-    special = tuple((rng.randrange(size), rng.choice(values)) for _ in range(rng.randint(1, 3)))
+    special = tuple((rng.randrange(1 << 40), rng.choice(values)) for _ in range(rng.randint(1, 3)))
     operands = list(case.operands)
     operands[which] = replace(operands[which], special=special)
     return replace(case, operands=tuple(operands))

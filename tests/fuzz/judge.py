@@ -98,7 +98,9 @@ def _run(case: Case, device: torch.device, choices: Choices) -> bool:
     # torch 2.13 makes the out= of a vector by a matrix contiguous, and writes between its elements.
     if choices.made or ours.changed() != theirs.changed():
         _memory(case, ours, fresh)
-    _values(case, device, found, expected)
+    # torch gives no sense to a product that is written over what it reads; on a GPU it differs.
+    if choices.made or not (case.out is not None and case.out.shares >= 0):
+        _values(case, device, found, expected)
     if (case.mode == "batch_invariant" and case.function in ("mm", "linear") and choices.made
             and not any(case.gradients) and not choices.host_only):
         _rows(case, choices, device, found[0])
@@ -137,7 +139,7 @@ def _rows(case: Case, choices: Choices, device: torch.device, found: torch.Tenso
     world.operands[-2] = world.operands[-2].narrow(0, 0, rows)
     choices.made.clear()
     with choices.taken(), _mode(case):
-        part = _call(replace(case, gradients=()), world, ours=True)[0]
+        part = _call(replace(case, gradients=()), world, ours=True, strict=False)[0]
     if choices.made and not _same(part, found[:rows]):
         raise _Wrong(f"batch invariance: the first {rows} rows alone have other bits")
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from fuzz import campaign
 from fuzz.case import Case, View, read
-from fuzz.generate import LARGE, SMALL, case_of
+from fuzz.generate import LARGE, SEEDS_OF_KINDS, SMALL, case_of
+from fuzz.judge import Outcome
 from fuzz.memory import GUARD, World
 from fuzz.planted import PLANTED, ROOT, hunt
 from tritongemm.cli.doctor import interpreter_obstacle
@@ -27,6 +31,19 @@ def test_a_seed_is_a_case_and_its_repr_is_the_case(sizes):
         case = case_of(seed, sizes)
         # NaN is not equal to itself, so that reprs are compared.
         assert repr(case_of(seed, sizes)) == repr(case) == repr(read(repr(case)))
+
+
+def test_seeds_of_a_kind_differ_in_extents_and_values_alone():
+    kinds = LARGE.kinds
+    for kind in range(60):
+        one, other, third = (case_of(kind + i * kinds, LARGE) for i in (0, 1, 2))
+        plain = [replace(case, operands=(), out=None, values=0) for case in (one, other, third)]
+        assert plain[0] == plain[1] == plain[2]
+        for views in zip(one.operands, other.operands):
+            ranks, offsets, dtypes = zip(*((len(v.shape), v.offset, v.dtype) for v in views))
+            assert ranks[0] == ranks[1] and offsets[0] == offsets[1] and dtypes[0] == dtypes[1]
+    assert any(case_of(i, LARGE).operands != case_of(i + kinds, LARGE).operands for i in range(9))
+    assert case_of(3, LARGE).operands != case_of(3 + SEEDS_OF_KINDS, LARGE).operands
 
 
 def test_what_is_pasted_must_be_a_case():
@@ -57,6 +74,35 @@ def test_planted_bugs_are_edits_of_the_package_as_it_is():
         text = (ROOT / "tritongemm" / bug.file).read_text(encoding="utf-8")
         assert text.count(bug.old) == bug.count, bug
         assert bug.new != bug.old
+
+
+def test_an_interrupted_process_hands_over_what_it_counted(monkeypatch):
+    outcomes = iter([Outcome("kernel"), Outcome("torch")])
+
+    def attempted(case: Case, plan: campaign.Plan) -> Outcome:
+        try:
+            return next(outcomes)
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    monkeypatch.setattr(campaign, "attempt", attempted)
+    result = campaign.campaign(campaign.Plan(SEED, 600, cuda=False, host_only=True), 1)
+    assert result.total == 2 and not result.failures
+
+
+@pytest.mark.parametrize("visible, gpus", [(None, ("0", "1", "2")), ("2,3", ("2", "3"))])
+def test_processes_take_turns_among_the_visible_gpus(monkeypatch, visible, gpus):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
+    plan = campaign.Plan(SEED, 1, cuda=True)
+    assert campaign.gpus_of(plan) == gpus
+    assert campaign.gpus_of(replace(plan, cuda=False)) == ()
+    started = multiprocessing.get_context("spawn").Value("i", len(gpus) - 1)
+    seen = []
+    for _ in range(2):
+        campaign.begin_process(None, started, gpus)
+        seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
+    assert seen == [gpus[-1], gpus[0]]
 
 
 def fuzz(*words: str) -> subprocess.CompletedProcess[str]:
