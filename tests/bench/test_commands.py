@@ -1,5 +1,6 @@
 """``tritongemm bench`` and ``tritongemm demo`` as commands."""
 
+import argparse
 import json
 import subprocess
 import sys
@@ -7,9 +8,10 @@ import types
 
 import pytest
 
+import tritongemm
 from tritongemm import settings
 from tritongemm.bench import target
-from tritongemm.cli import demo, main
+from tritongemm.cli import bench, demo, main
 from tritongemm.cli.doctor import interpreter_obstacle
 from tritongemm.errors import DeviceError, UsageError
 from tritongemm.models.session import Session
@@ -110,6 +112,21 @@ def test_a_budget_of_the_demo_that_is_none_is_refused(tmp_path, capsys, budget):
     assert main(["demo", "--budget", budget, "--out", str(tmp_path / "demo")]) == 2
     assert "is not a positive number of seconds" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("obstacle, setting, words, precision", [
+    (None, "split", [], "fp16x3"), (None, "ieee", [], "ieee"), ("no GPU", "split", [], "ieee"),
+    (None, "split", ["--precision", "tf32"], "tf32")])
+def test_bench_measures_the_precision_that_calls_use(monkeypatch, obstacle, setting, words,
+                                                     precision):
+    pytest.importorskip("torch")
+    monkeypatch.setattr(bench, "cpu_instead", lambda device: obstacle)
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    args = parser.parse_args(["--dtype", "fp32", *words])
+    with tritongemm.fp32_compute(setting):
+        bench._choose_defaults(args)
+    assert args.precision == precision
 
 
 def test_host_rows_end_to_end(tmp_path, capsys):

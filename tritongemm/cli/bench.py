@@ -113,7 +113,9 @@ def _bench(args: argparse.Namespace, waiting: Waiting) -> int:
 
 
 def _choose_defaults(args: argparse.Namespace) -> None:
-    """Fills in the providers and dtypes that can run where the bench measures."""
+    """Fills in the providers, dtypes and precision that can run where the bench measures."""
+    from tritongemm.ops.float32 import default_precision
+
     if args.scheduler and args.device != "auto":
         raise UsageError("--scheduler excludes --device: each worker of the cluster has its own")
     reason = None if args.scheduler else cpu_instead(args.device)
@@ -127,6 +129,7 @@ def _choose_defaults(args: argparse.Namespace) -> None:
               "TRITON_INTERPRET=1 checks kernels instead, without timing them")
     args.providers = args.providers or (_PROVIDERS if reason is None else _CPU_PROVIDERS)
     args.dtype = args.dtype or ("bf16" if reason is None else "fp32")
+    args.precision = args.precision or (default_precision("fp32") if reason is None else "ieee")
 
 
 def _work(args: argparse.Namespace):

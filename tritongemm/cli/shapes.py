@@ -88,12 +88,12 @@ def names(text: str, known: Sequence[str], what: str) -> tuple[str, ...]:
 
 
 def add_shape_arguments(parser: argparse.ArgumentParser, *, dtype: str | None = "bf16",
-                        dtype_default: str = "bf16", layout: str = "nn",
-                        precision: str | None = "ieee") -> None:
-    """Adds the arguments that :func:`problems_from` reads.
+                        dtype_default: str = "bf16", layout: str = "nn") -> None:
+    """Adds the arguments that :func:`problems_from` reads. The command chooses the precision where
+    none is given, as calls do.
 
-    ``dtype`` and ``precision`` are the defaults; None if the command chooses them, as calls do.
-    ``dtype_default`` is the text of the former in the help.
+    ``dtype`` is the default; None if the command chooses it too. ``dtype_default`` is its text in
+    the help.
     """
     group = parser.add_argument_group("problems")
     group.add_argument("suites", nargs="*", metavar="SUITE",
@@ -116,10 +116,8 @@ def add_shape_arguments(parser: argparse.ArgumentParser, *, dtype: str | None = 
                             f"{', '.join(ADDENDS[1:])} and one of {', '.join(ACTIVATIONS[1:])}, "
                             "either alone or joined by + (bias+gelu), where the suite has none "
                             "(default %(default)s)")
-    group.add_argument("--precision", default=precision, choices=PRECISIONS,
-                       help="precision of fp32 products (default "
-                            + (f"{precision}; calls use fp16x3)" if precision else
-                               f"{PRECISION_OF_CALLS})"))
+    group.add_argument("--precision", choices=PRECISIONS,
+                       help=f"precision of fp32 products (default {PRECISION_OF_CALLS})")
     add_operand_arguments(group)
     group.add_argument("--max-extent", type=int, metavar="N",
                        help="leave out shapes with m, n or k above N")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb."""
-    add_shape_arguments(parser, precision=None)
+    add_shape_arguments(parser)
     where = parser.add_argument_group("where and how long")
     where.add_argument("--journal", type=file_argument, metavar="FILE.jsonl",
                        help="every outcome is appended here as it happens "

@@ -13,7 +13,7 @@ _SHOWN = 8
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb."""
-    add_shape_arguments(parser, precision=None)
+    add_shape_arguments(parser)
     parser.add_argument("--device", metavar="SLUG",
                         help="a device of configs/devices, e.g. nvidia-h200: compile without "
                              "a GPU here (default: the current CUDA device)")
