@@ -15,7 +15,9 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60, help="after preparing (60)")
-    parser.add_argument("--procs", type=int, default=1, help="processes (1)")
+    parser.add_argument("--procs", type=int, default=1,
+                        help="processes (1); on GPUs, which serve one after the other, at most "
+                             "four each")
     parser.add_argument("--seed", type=int, default=1,
                         help="the first; each process begins a million later than the last (1)")
     parser.add_argument("--cases", type=int, help="cases of a process at most")

@@ -32,8 +32,6 @@ from tritongemm.workers.builder import Builder
 _A_KERNEL, _INTERPRETED, _DRAWS = 16, 400, 4000
 #: Draws until one is legal for a problem.
 _TRIES = 60
-#: Draws, where only what was built first may run, until one was.
-_TRIES_BUILT = 12
 #: Tiles beside those of the spaces, for the interpreter's small problems.
 _SMALL = {"block_m": (16, 32, 64), "block_n": (16, 32, 64), "block_k": (16, 32, 64),
           "split_k": (1, 1, 2, 3, 5)}
@@ -127,20 +125,10 @@ class Choices:
             return self._choose(problem, device)
         config = self._configs
         if isinstance(config, int):
-            config = self._draw(problem, device)
+            config = drawn(problem, device, self._rng)
         if config is not None and legal(problem, config, device):
             return Choice(config, "rule", None, "drawn")
         return self._choose(problem, device)
-
-    def _draw(self, problem: GemmProblem, device: DeviceSpec) -> KernelConfig | None:
-        """One whose binaries are probably built, if that is asked for and a few draws find it."""
-        config = drawn(problem, device, self._rng)
-        for _ in range(_TRIES_BUILT if self._built is not None else 0):
-            if config is None or self._built.issuperset(build_key(
-                    problem, config, device, Geometry.contiguous(problem)).split()):
-                break
-            config = drawn(problem, device, self._rng)
-        return config
 
     def make_plan(self, problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
                   geometry: Geometry, where: torch.device) -> Any:

@@ -294,14 +294,16 @@ def _truth(case: Case, world: World) -> tuple[tuple[torch.Tensor, ...], list]:
         along = alpha if case.function == "gated" else beta
         sizes.update((i, (result.numel() * parts, abs(along) * grad))
                      for i in range(len(wide) - 2))
-        # The gradient of an activation depends on its argument, whose error is that of a result.
+        # The gradient of an activation depends on its argument, whose error is that of a result;
+        # an element's gradient sums so many of them.
         bent = 0.0
         if case.activation not in ("none", "relu"):
             bent = abs(alpha) * math.sqrt(max(k, 1)) * a * b + added
         for i, x in enumerate(wide):
             if x.requires_grad:
-                terms, size = sizes[i]
-                limits.append(allowed(terms // max(x.numel(), 1), size, size * bent,
+                total, size = sizes[i]
+                terms = total // max(x.numel(), 1)
+                limits.append(allowed(terms, size, size * bent * math.sqrt(max(terms, 1)),
                                       dtype=world.operands[i].dtype))
     return found, limits
 

@@ -15,11 +15,14 @@ import torch
 
 from fuzz import campaign
 from fuzz.case import Case, View, read
+from fuzz.configs import Choices
 from fuzz.generate import LARGE, SEEDS_OF_KINDS, SMALL, case_of
 from fuzz.judge import Outcome
 from fuzz.memory import GUARD, World
 from fuzz.planted import PLANTED, ROOT, hunt
 from tritongemm.cli.doctor import interpreter_obstacle
+from tritongemm.device import representative
+from tritongemm.problem import GemmProblem
 
 SEED, SECONDS = 20261126, 20
 CPU = torch.device("cpu")
@@ -44,6 +47,14 @@ def test_seeds_of_a_kind_differ_in_extents_and_values_alone():
             assert ranks[0] == ranks[1] and offsets[0] == offsets[1] and dtypes[0] == dtypes[1]
     assert any(case_of(i, LARGE).operands != case_of(i + kinds, LARGE).operands for i in range(9))
     assert case_of(3, LARGE).operands != case_of(3 + SEEDS_OF_KINDS, LARGE).operands
+
+
+def test_a_case_draws_the_configs_that_were_recorded_for_it():
+    problem = GemmProblem.contiguous(300, 200, 640, dtype="bf16", layout="nt")
+    device = representative(90)
+    for seed in range(20):
+        recording, running = Choices(seed, recorded={}), Choices(seed, built=frozenset())
+        assert recording.choose(problem, device) == running.choose(problem, device)
 
 
 def test_what_is_pasted_must_be_a_case():
