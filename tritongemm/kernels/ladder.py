@@ -147,9 +147,8 @@ def _fp32_parts(problem: GemmProblem, config: KernelConfig) -> int:
 def _small(name: str, **more: int) -> Callable[[GemmProblem, DeviceSpec], KernelConfig]:
     """A 64x64 tile on 4 warps; K steps of 64 bytes a row."""
     def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
-        block_k = 16 if problem.dtype_a == "fp32" else 32
-        return KernelConfig(name, 64, 64, block_k, **{"num_warps": 4, "num_stages": 1,
-                                                      "group_m": 8, **more})
+        return KernelConfig(name, 64, 64, elements_of_line(problem) // 2,
+                            **{"num_warps": 4, "num_stages": 1, "group_m": 8, **more})
     return default
 
 

@@ -8,7 +8,7 @@ import math
 from dataclasses import replace
 
 from tritongemm.config import KernelConfig
-from tritongemm.device import RESERVED_SHARED_BYTES, DeviceSpec
+from tritongemm.device import DeviceSpec
 from tritongemm.kernels import constraints as rules
 from tritongemm.kernels.epilogue import NO_EPILOGUE, epilogue_of_launch
 from tritongemm.kernels.footprint import Footprint, accumulators, resident
@@ -20,25 +20,25 @@ from tritongemm.kernels.split_fp32 import guard_launch, parts_of, split_launch, 
 from tritongemm.kernels.sum_order import SumOrder, order_of
 from tritongemm.kernels.symbol import symbol_of
 from tritongemm.kernels.takes import Takes
+from tritongemm.kernels.warpgroups import (
+    BARRIER_BYTES,
+    MAX_STAGES,
+    OTHER_BYTES,
+    START_REGISTERS,
+    consumer_registers,
+    consumers_of,
+    programs_an_sm,
+)
 from tritongemm.problem import GemmProblem, divisor_of
 
 #: Scratch that a call may take, bytes: the parts of two operands of 16,384 squared, and the partial
 #: sums of a split K.
 MAX_SPLIT_SCRATCH_BYTES = 2**32
 _STEP = 64
-#: Registers a thread that the kernel starts with, by consumers (``warp_tile.START_REGISTERS``), and
-#: of the producer.
-_START_REGISTERS = {1: 128, 2: 168, 3: 128}
+#: Registers a thread of the producer, by consumers.
 _PRODUCER_REGISTERS = {1: 40, 2: 40, 3: 32}
 #: Registers a thread beside the sums.
 _OTHER_REGISTERS = 40
-_BARRIERS = 8 * 32
-_MAX_STAGES = 13
-
-
-def consumers_of(config: KernelConfig) -> int:
-    """Consumer warpgroups, each with 64 rows of the tile."""
-    return config.num_warps // 4
 
 
 def separate(problem: GemmProblem, config: KernelConfig) -> bool:
@@ -52,21 +52,21 @@ def _consumer_registers(config: KernelConfig) -> int:
     consumers = consumers_of(config)
     if consumers == 1:  # the kernel's first warps keep what it starts with
         return 255
-    rest = _START_REGISTERS[consumers] * (consumers + 1) - _PRODUCER_REGISTERS[consumers]
-    return min(240, rest // consumers // 8 * 8)
+    return min(240, consumer_registers(consumers, _PRODUCER_REGISTERS[consumers]))
 
 
-def stage_bytes(problem: GemmProblem, config: KernelConfig) -> int:
-    """A stage: the parts of both operands' tiles of 64 along K."""
-    columns = config.block_n
+def stage_layout(problem: GemmProblem, config: KernelConfig) -> tuple[int, int]:
+    """(rows of 128 bytes of one part of B, bytes of all parts of both operands) in a stage: tiles
+    of 64 along K. Stored across K, B lies in swizzle atoms of 64 columns."""
+    b_rows = config.block_n
     if problem.layout[1] == "n":
-        columns = -(-columns // 64) * 64
-    return 2 * _STEP * parts_of(problem) * (config.block_m + columns)
+        b_rows = -(-b_rows // 64) * 64
+    return b_rows, 2 * _STEP * parts_of(problem) * (config.block_m + b_rows)
 
 
 def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
     """Bytes: the stages and the barriers."""
-    return config.num_stages * stage_bytes(problem, config) + _BARRIERS + 240
+    return config.num_stages * stage_layout(problem, config)[1] + BARRIER_BYTES + OTHER_BYTES
 
 
 def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
@@ -79,6 +79,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     if config.split_k == 1:
         extra, epilogue = epilogue_of_launch(problem, g)
     consumers = consumers_of(config)
+    b_rows, stage = stage_layout(problem, config)
     pairs = (c.column == 1 and c.pointer.dtype == "fp32" and c.pointer.align >= 8
              and (c.row | c.batch | c.part) % 2 == 0)
     arguments = (
@@ -99,13 +100,14 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
          ("BATCHED_A", split.a.batches > 1), ("BATCHED_B", split.b.batches > 1),
          ("PARTS", split.parts),
          ("SEPARATE", separate(problem, config)), ("BLOCK_M", config.block_m),
-         ("BLOCK_N", config.block_n), ("GROUP_M", config.group_m), ("SPLIT_K", config.split_k),
-         ("STAGES", config.num_stages), ("PAIRS", pairs),
+         ("BLOCK_N", config.block_n), ("B_ROWS", b_rows), ("STAGE_BYTES", stage),
+         ("GROUP_M", config.group_m), ("SPLIT_K", config.split_k), ("STAGES", config.num_stages),
+         ("PAIRS", pairs),
          ("CONSUMER_REGISTERS", _consumer_registers(config)),
          ("PRODUCER_REGISTERS", _PRODUCER_REGISTERS[consumers]), *epilogue),
         (programs, 1, 1), 4, 1, symbol_of(problem, config),
-        maxnreg=_START_REGISTERS[consumers], gluon=True,
-        first_shared=config.num_stages * stage_bytes(problem, config),
+        maxnreg=START_REGISTERS[consumers], gluon=True,
+        first_shared=config.num_stages * stage,
         **dependence(config, device), scratch_bytes=split.scratch_bytes)
     after = (reduce_launch(problem, config, g, device),) if config.split_k > 1 else ()
     return (split_launch(problem, config, g, device, split), product,
@@ -132,11 +134,7 @@ def footprint(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) ->
 
 
 def _programs_an_sm(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> int:
-    """One consumer's programs share an SM, two of them."""
-    if consumers_of(config) > 1:
-        return 1
-    bytes_of_one = shared_bytes(problem, config) + RESERVED_SHARED_BYTES
-    return 2 if 2 * bytes_of_one <= device.shared_bytes_per_block else 1
+    return programs_an_sm(config, shared_bytes(problem, config), device)
 
 
 def _tile(problem, config, device):
@@ -149,8 +147,8 @@ def _tile(problem, config, device):
         return f"block_k={config.block_k}; a step along K is {_STEP} elements, 128 bytes"
     if config.block_n % 8 or not 16 <= config.block_n <= 256:
         return f"block_n={config.block_n} is not a multiple of 8 from 16 to 256"
-    if not 2 <= config.num_stages <= _MAX_STAGES:
-        return f"num_stages={config.num_stages} is outside 2 to {_MAX_STAGES}"
+    if not 2 <= config.num_stages <= MAX_STAGES:
+        return f"num_stages={config.num_stages} is outside 2 to {MAX_STAGES}"
     need = config.block_n + _OTHER_REGISTERS
     if need > _consumer_registers(config):
         return (f"block_n={config.block_n} takes {need} registers a thread of "

@@ -18,6 +18,7 @@ from tritongemm.kernels.launch import (
     Launch,
     Scalar,
     dependence,
+    elements_of_line,
 )
 from tritongemm.kernels.padding import copied, pad_operands, padded_bytes
 from tritongemm.kernels.reduce import partials_bytes, reduce_launch, split_to_fill, target_of
@@ -27,10 +28,8 @@ from tritongemm.kernels.swap import swapped, swapped_geometry
 from tritongemm.kernels.symbol import symbol_of
 from tritongemm.kernels.takes import Takes
 from tritongemm.kernels.tensor_map import batched, loaded_in, stored_operand
+from tritongemm.kernels.warpgroups import MAX_STAGES, START_REGISTERS, consumers_of
 from tritongemm.problem import EPILOGUES, FULL_ALIGNMENT, GemmProblem, divisor_of, dtype_of
-
-#: What the 32 barriers of one buffer are enough for, with those of three consumers in a cluster.
-_MAX_STAGES = 13
 
 
 def _along_rows(geometry: Geometry) -> bool:
@@ -63,7 +62,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     if config.swap_ab:
         problem, geometry = swapped(problem), swapped_geometry(geometry)
     store, split = tile.stores_by_tma(outer, config), config.split_k
-    consumers = tile.consumers_of(config)
+    consumers = consumers_of(config)
     for_consumers, for_producer = tile.registers_of(outer, config)
     across_a, across_b = tile.across(outer, config)
     a, b = _maps(problem, outer, config, geometry)
@@ -119,7 +118,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         "tritongemm.kernels.device.warp_specialized", "warp_specialized", arguments, constants,
         (clusters * tile.programs_of(config), 1, 1), 4, 1, symbol_of(outer, config),
         cluster=tile.programs_of(config),
-        maxnreg=tile.START_REGISTERS[consumers], gluon=True,
+        maxnreg=START_REGISTERS[consumers], gluon=True,
         first_shared=tile.barriers_offset(outer, config) if tile.one_buffer(outer, config) else 0,
         **dependence(config, device),
         scratch_bytes=(padding.scratch_bytes if padding else partials_bytes(outer, split)))
@@ -196,8 +195,8 @@ def _consumers(problem, config, device):
                 "8 or 12")
     if config.pingpong and config.num_warps != 8:
         return "pingpong=1 needs two consumer groups, num_warps=8"
-    if config.num_stages < 2 or config.num_stages > _MAX_STAGES:
-        return f"num_stages={config.num_stages} is outside 2 to {_MAX_STAGES}"
+    if config.num_stages < 2 or config.num_stages > MAX_STAGES:
+        return f"num_stages={config.num_stages} is outside 2 to {MAX_STAGES}"
     return None
 
 
@@ -246,7 +245,7 @@ def _cluster(problem, config, device):
     if config.block_n % (8 * size):
         return (f"cluster_k={size} of block_n={config.block_n}: each program sums a multiple of 8 "
                 "columns")
-    if config.block_m != 64 * tile.consumers_of(config):
+    if config.block_m != 64 * consumers_of(config):
         return (f"cluster_k={size}: a consumer must have 64 rows, not those of "
                 f"block_m={config.block_m}")
     least = -(-4 * size // tile.chunks_per_stage(config))
@@ -271,20 +270,20 @@ def _tile(problem, config, device):
         if width != 128:
             return (f"block_k={config.block_k} is {width} bytes of {operand}; one swizzled row of "
                     "shared memory has 128")
-    if rows * tile.consumers_of(config) != config.block_m and not config.pingpong:
-        return (f"block_m={config.block_m} does not divide among {tile.consumers_of(config)} "
+    if rows * consumers_of(config) != config.block_m and not config.pingpong:
+        return (f"block_m={config.block_m} does not divide among {consumers_of(config)} "
                 "consumers")
-    most = 160 if tile.one_buffer(problem, config) and tile.consumers_of(config) == 2 else 128
+    most = 160 if tile.one_buffer(problem, config) and consumers_of(config) == 2 else 128
     if rows * config.block_n > 128 * most:
         return (f"{rows}x{config.block_n} a consumer is {rows * config.block_n // 128} "
                 f"accumulator registers a thread; at most {most}")
     most = 256 if tile.is_power_of_two(config.block_n) else 224
-    if tile.consumers_of(config) != 2:
+    if consumers_of(config) != 2:
         most = 192
     if config.block_n > most:
         return (f"block_n={config.block_n} on {config.num_warps} warps: one tensor instruction "
                 f"would want more registers than the kernel may start with; at most {most}")
-    if tile.consumers_of(config) == 3 and rows * config.block_n > 64 * 192:
+    if consumers_of(config) == 3 and rows * config.block_n > 64 * 192:
         return f"{rows}x{config.block_n} a consumer is too much for three consumers' registers"
     return None
 
@@ -375,7 +374,7 @@ def _not_swapped_for_nothing(problem, config, device):
 
 def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
     """128x256 shared by two groups where that fills the SMs; 128x128 else; small M is swapped."""
-    block_k = 128 // dtype_of(problem.dtype_a).itemsize
+    block_k = elements_of_line(problem)
     if problem.m <= 64 and not EPILOGUES[problem.epilogue].plain:
         config = KernelConfig("warp_specialized", 64, 128, block_k, num_warps=4, num_stages=6,
                               group_m=8)

@@ -5,13 +5,17 @@ from __future__ import annotations
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
+from tritongemm.kernels import warpgroups
 from tritongemm.kernels.swap import swapped
 from tritongemm.kernels.tensor_map import tma_store
+from tritongemm.kernels.warpgroups import (
+    BARRIER_BYTES,
+    OTHER_BYTES,
+    consumer_registers,
+    consumers_of,
+)
 from tritongemm.problem import EPILOGUES, GemmProblem, dtype_of
 
-#: Registers a thread that the kernel starts with, by consumers: threads are 128 a consumer and
-#: 128 for the producer's group, and the sum must fit the SM (twice, for one consumer).
-START_REGISTERS = {1: 128, 2: 168, 3: 128}
 #: Registers a thread of the producer, by consumers: more where the operands share one buffer (its
 #: loads are PTX), and more again where a cluster shares operands.
 _PRODUCER_REGISTERS = 24
@@ -38,11 +42,6 @@ _ROW_COLUMNS = 32
 _LEFT_OVER = 12
 #: Bytes of shared memory of a block (CUDA programming guide, compute capability 9.0).
 MOST_SHARED_BYTES = 227 * 1024
-#: Bytes of the one buffer's barriers: 32, for 13 stages, full and empty, and two for each of three
-#: consumers.
-_BARRIERS = 8 * 32
-#: Bytes that Triton and alignment add.
-_OTHERS = 240
 
 
 def programs_of(config: KernelConfig) -> int:
@@ -53,11 +52,6 @@ def programs_of(config: KernelConfig) -> int:
 def multicasters_of(config: KernelConfig) -> int:
     """Programs of a cluster that share operands by multicast."""
     return config.cluster_m * config.cluster_n
-
-
-def consumers_of(config: KernelConfig) -> int:
-    """Consumer warpgroups: 4 warps each."""
-    return config.num_warps // 4
 
 
 def columns_of_c(problem: GemmProblem, config: KernelConfig) -> int:
@@ -215,7 +209,7 @@ def store_buffers(problem: GemmProblem, config: KernelConfig) -> int:
     buffer = (64 * epilogue_columns(problem, config) * outputs_of(problem)
               * dtype_of(problem.dtype_out).itemsize)
     stages = config.num_stages * stage_bytes(problem, config)
-    total = stages + 2 * buffer * consumers_of(config) + _BARRIERS + _OTHERS
+    total = stages + 2 * buffer * consumers_of(config) + BARRIER_BYTES + OTHER_BYTES
     return 2 if total <= MOST_SHARED_BYTES else 1
 
 
@@ -256,14 +250,14 @@ def layout_constants(problem: GemmProblem, config: KernelConfig) -> tuple[tuple[
     return (("ONE_BUFFER", one), ("STAGE_BYTES", stage), ("A_BOX", a_box), ("B_BOX", b_box),
             ("PARTIALS_OFFSET", partials),
             ("STORE_OFFSET", store), ("STORE_BYTES", staged), ("BARRIERS_OFFSET", barriers),
-            ("BUFFER_BYTES", (barriers + _BARRIERS) * one))
+            ("BUFFER_BYTES", (barriers + BARRIER_BYTES) * one))
 
 
 def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
     """Bytes: the operands' stages, what a cluster exchanges, what of C is staged, the barriers."""
-    barriers = _BARRIERS if one_buffer(problem, config) else 16 * config.num_stages + 16
+    barriers = BARRIER_BYTES if one_buffer(problem, config) else 16 * config.num_stages + 16
     return (config.num_stages * stage_bytes(problem, config) + cluster_partials_bytes(config)
-            + consumers_of(config) * staged_bytes(problem, config) + barriers + _OTHERS)
+            + consumers_of(config) * staged_bytes(problem, config) + barriers + OTHER_BYTES)
 
 
 def rows_of(config: KernelConfig) -> int:
@@ -272,22 +266,18 @@ def rows_of(config: KernelConfig) -> int:
 
 
 def programs_an_sm(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> int:
-    """Programs an SM: two of one consumer where shared memory allows, else one."""
-    if consumers_of(config) > 1:
-        return 1
-    return max(1, min(2, device.blocks_by_shared(shared_bytes(problem, config))))
+    """Programs an SM."""
+    return warpgroups.programs_an_sm(config, shared_bytes(problem, config), device)
 
 
 def registers_of(problem: GemmProblem, config: KernelConfig) -> tuple[int, int]:
-    """Registers a thread of the consumers and of the producer's group, in multiples of 8: together
-    at most what the kernel starts with."""
+    """Registers a thread of the consumers and of the producer's group."""
     consumers = consumers_of(config)
     producer = _PRODUCER_REGISTERS
     if one_buffer(problem, config):
         producer = (_MULTICAST_PRODUCER_REGISTERS if multicasters_of(config) > 1 else
                     _ONE_BUFFER_PRODUCER_REGISTERS)[consumers]
-    rest = START_REGISTERS[consumers] * (consumers + 1) - producer
-    return rest // consumers // 8 * 8, producer
+    return consumer_registers(consumers, producer), producer
 
 
 def early_fragments(problem: GemmProblem, config: KernelConfig, addend: object) -> int:

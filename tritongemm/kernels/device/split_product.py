@@ -56,6 +56,8 @@ class SplitConstants:
     separate: gl.constexpr
     block_m: gl.constexpr
     block_n: gl.constexpr
+    b_rows: gl.constexpr
+    stage_bytes: gl.constexpr
     group_m: gl.constexpr
     split_k: gl.constexpr
     stages: gl.constexpr
@@ -71,20 +73,9 @@ class SplitConstants:
         return self.block_m // 64
 
     @property
-    def b_rows(self):
-        """Rows of 128 bytes of one part of B in a stage. Stored across K it lies in swizzle atoms
-        of 64 columns."""
-        return self.block_n if self.b_t else -(-self.block_n // 64) * 64
-
-    @property
     def b_offset(self):
         """Rows of 128 bytes of a stage before B's: the parts of A."""
         return self.block_m * self.parts
-
-    @property
-    def stage_bytes(self):
-        """Bytes from one stage to the next."""
-        return 128 * self.parts * (self.block_m + self.b_rows)
 
     @property
     def full_barriers(self):
@@ -273,8 +264,8 @@ def split_product(a_desc, b_desc, c, a_exponents, b_exponents, M, N, K, batches,
                   A_T: gl.constexpr, B_T: gl.constexpr, BATCHED: gl.constexpr,
                   BATCHED_A: gl.constexpr, BATCHED_B: gl.constexpr, PARTS: gl.constexpr,
                   SEPARATE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-                  GROUP_M: gl.constexpr, SPLIT_K: gl.constexpr, STAGES: gl.constexpr,
-                  PAIRS: gl.constexpr,
+                  B_ROWS: gl.constexpr, STAGE_BYTES: gl.constexpr, GROUP_M: gl.constexpr,
+                  SPLIT_K: gl.constexpr, STAGES: gl.constexpr, PAIRS: gl.constexpr,
                   CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
                   ADDEND: gl.constexpr, ACTIVATION: gl.constexpr, RELEASE: gl.constexpr,
                   SYMBOL: gl.constexpr):
@@ -282,11 +273,12 @@ def split_product(a_desc, b_desc, c, a_exponents, b_exponents, M, N, K, batches,
     A_T, [PARTS * batch, K, M], B's [PARTS * batch, K, N] or, with B_T, [PARTS * batch, N, K]; all
     hi parts come first. BATCHED: C has several matrices; an operand that is not BATCHED_A or
     BATCHED_B has one for all of them. The exponents are float32, [batch or 1, M] and
-    [batch or 1, N]. With SPLIT_K > 1, C is [SPLIT_K, batch, M, N] float32. PAIRS: two neighbours of
-    a row of C may be stored at once."""
+    [batch or 1, N]. With SPLIT_K > 1, C is [SPLIT_K, batch, M, N] float32. B_ROWS: rows of 128
+    bytes of one part of B in a stage, which has STAGE_BYTES. PAIRS: two neighbours of a row of C
+    may be stored at once."""
     S: gl.constexpr = constants_of(
-        A_T, B_T, BATCHED, BATCHED_A, BATCHED_B, PARTS, SEPARATE, BLOCK_M, BLOCK_N, GROUP_M,
-        SPLIT_K, STAGES, PAIRS, ADDEND, ACTIVATION, RELEASE, SYMBOL)
+        A_T, B_T, BATCHED, BATCHED_A, BATCHED_B, PARTS, SEPARATE, BLOCK_M, BLOCK_N, B_ROWS,
+        STAGE_BYTES, GROUP_M, SPLIT_K, STAGES, PAIRS, ADDEND, ACTIVATION, RELEASE, SYMBOL)
     gluon_require_operands(a_desc.dtype, b_desc.dtype, "fp16")
     # Elements of eight bytes, each of which may be a barrier; the rest is reached by address.
     shared = gl.allocate_shared_memory(gl.int64, [S.full_barriers + MAX_BARRIERS, 1],
