@@ -122,6 +122,7 @@ def test_a_shape_that_the_wide_run_did_not_reach_is_not_judged(tmp_path):
     assert Again(fresh_regret.journals(journal)[0])(problems[1], H200).configs == ()
 
 
+@pytest.mark.thorough
 def test_a_forecast_counts_configs_and_binaries():
     problems = draw(7, 2)
     found = forecast(problems, H200, SMALL)

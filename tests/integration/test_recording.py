@@ -83,8 +83,9 @@ def record(folder: Path, *words: str, program: str = PROGRAM) -> subprocess.Comp
                           env={"PATH": "", "PYTHONPATH": str(ROOT)})
 
 
-@pytest.mark.parametrize("words", (("program.py", "--out", "x"), ("-m", "program", "--out", "x")),
-                         ids=("script", "module"))
+@pytest.mark.parametrize("words", (
+    pytest.param(("program.py", "--out", "x"), id="script", marks=pytest.mark.thorough),
+    pytest.param(("-m", "program", "--out", "x"), id="module")))
 def test_a_program_gets_its_own_arguments(tmp_path, words):
     done = record(tmp_path, *words)
     assert done.returncode == 0, done.stderr
@@ -101,7 +102,7 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("name", [
-    name if name in ("exits", "is interrupted") else pytest.param(name, marks=pytest.mark.thorough)
+    name if name == "is interrupted" else pytest.param(name, marks=pytest.mark.thorough)
     for name in ENDINGS])
 def test_however_a_program_ends_the_suite_is_written_and_its_status_kept(tmp_path, name):
     ending, status, message = ENDINGS[name]
@@ -111,12 +112,14 @@ def test_however_a_program_ends_the_suite_is_written_and_its_status_kept(tmp_pat
     assert len(read_suite(tmp_path / "seen.csv")) == 1
 
 
+@pytest.mark.thorough
 def test_a_program_without_products_writes_nothing(tmp_path):
     done = record(tmp_path, "program.py", program="pass")
     assert done.returncode == 0 and "no product was seen" in done.stderr
     assert not (tmp_path / "seen.csv").exists()
 
 
+@pytest.mark.thorough
 def test_a_program_may_change_the_folder(tmp_path):
     done = record(tmp_path, "program.py", program="import os\nos.chdir('/')" + PROGRAM)
     assert done.returncode == 0 and (tmp_path / "seen.csv").exists()

@@ -46,6 +46,7 @@ def test_cuda_rungs_without_a_gpu_say_so(tmp_path, capsys):
     assert "no CUDA device" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_host_rungs_end_to_end(tmp_path, capsys):
     pytest.importorskip("numba")
     pytest.importorskip("matplotlib")

@@ -181,6 +181,7 @@ def test_a_wheel_in_a_clean_environment_finds_its_files(wheel, tmp_path):
     assert run(command, "--version").strip() == f"tritongemm {tritongemm.__version__}"
 
 
+@pytest.mark.thorough
 def test_an_editable_install_finds_the_checkouts_files(tree, build_path, tmp_path):
     python = clean_python(tmp_path / "env")
     run(*PIP, "--python", python, "install", *OFFLINE, "--editable", tree, PYTHONPATH=build_path)

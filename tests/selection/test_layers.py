@@ -106,7 +106,8 @@ def test_a_row_of_a_newer_version_is_left_out_and_the_rest_serves(configs, h200,
     assert len(warned) == 1 and f"{path}, row 2" in warned[0] and "row is left out" in warned[0]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "[" * 100_000, "null", "\0"])
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, *(
+    pytest.param(x, marks=pytest.mark.thorough) for x in ("", "[]", "null", "\0"))])
 @pytest.mark.parametrize("kind", ["tuned", "calibration", "spaces"])
 def test_where_a_file_is_damaged_the_next_layer_or_rule_chooses_not_torch(configs, h200, users,
                                                                         warned, kind, text):

@@ -189,7 +189,8 @@ def test_a_death_while_making_operands_is_tried_once_more(tmp_path, what):
     assert set(statuses(tmp_path / "j.jsonl").values()) == {"died"}
 
 
-@pytest.mark.parametrize("what", ["kill", "sticky", "hang", "raise"])
+@pytest.mark.parametrize("what", [
+    "kill", "sticky", "raise", pytest.param("hang", marks=pytest.mark.thorough)])
 def test_a_finalist_that_fails_is_found_by_measuring_them_one_by_one(tmp_path, what):
     configs = [config(n) for n in (20, 21, 22)]
     report = run(tmp_path / "j.jsonl", configs, per_config_timeout_s=0.4,
