@@ -152,6 +152,14 @@ def test_there_is_a_card_a_suite_and_dtype_and_no_mean_over_suites(results):
     assert "<th scope=row>nt tritongemm</th><td><b>1.197</b></td>" in text
 
 
+def test_a_card_names_the_lowest_ratio_of_each_provider(make_csv):
+    rows = [make_row(16 + i, provider=provider, ratio=ratio) for i, (provider, ratio) in enumerate((
+        ("tritongemm", 0.97), ("tritongemm", 1.2), ("cublaslt-tuned", 0.85)))]
+    text = page.page(load.load([make_csv(rows)]))
+    assert "lowest of tritongemm 0.970 at 16x" in text
+    assert "lowest of cublaslt-tuned 0.850 at 18x" in text
+
+
 def test_a_page_of_many_rows_stays_under_6_mb(make_csv, monkeypatch):
     results = load.load([make_csv([make_row(16 + i, ratio=1.0) for i in range(400)])])
     data, left_out = page_data.page_data(results, (), ())

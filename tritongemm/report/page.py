@@ -110,9 +110,10 @@ def _cards(results: Results) -> str:
         shapes = sorted({int(rows) for rows in group["rows"]})
         text = " to ".join(map(style.count, dict.fromkeys((shapes[0], shapes[-1]))))
         text += " shape" if shapes[-1] == 1 else " shapes"
-        if group["timed"].sum():
-            worst = group.loc[group["min"].idxmin()]
-            text += f"; lowest {style.ratio(worst['min'])} at {worst['min_at']}"
+        for provider, rows in group[group["timed"] > 0].groupby("provider", observed=True):
+            worst = rows.loc[rows["min"].idxmin()]
+            text += ("; lowest " + ("" if one_provider else f"of {provider} ")
+                     + f"{style.ratio(worst['min'])} at {worst['min_at']}")
         for count, what in ((group["failed"].sum(), "not ok"),
                             (group["fallback"].sum(), "by torch")):
             text += f"; {style.count(count)} {what}" if count else ""
