@@ -4,9 +4,9 @@
 
 Compares `tritongemm.selection.torch_wins`, with the tables and calibrations as they are now, with
 the measured ratio of each row of the provider `tritongemm`. Prints, by suite, layout and precision:
-the products that run here, the slowest of them, how many are slower than 0.97 of torch, and how
-many that are at least 10 % faster go to torch for want of evidence; then the former one by one.
-The rows may be of other configs than today's choice.
+the products that run here, the lowest ratio of them, how many are below 0.97, and how many that
+are at least 10 % faster than torch go to torch. Those below 0.97 follow, one a line. The rows may
+be of other configs than today's choice.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def main() -> int:
     except (OSError, TritonGemmError) as error:
         print(error, file=sys.stderr)
         return 2
-    print(f"{'suite':<16}{'layout':<8}{'precision':<10}{'rows':>6}{'run here':>10}{'slowest':>9}"
-          f"{'slower':>8}{'gains left':>12}")
+    print(f"{'suite':<16}{'layout':<8}{'precision':<10}{'rows':>6}{'run here':>10}{'lowest':>9}"
+          f"{'below':>8}{'gains left':>12}")
     slower = []
     for (suite, layout, precision), rows in sorted(groups.items()):
         here = [ratio for ratio, runs, _ in rows if runs]
@@ -56,7 +56,7 @@ def main() -> int:
         left = sum(ratio >= GAIN for ratio, runs, _ in rows if not runs)
         slower += worse
         print(f"{suite:<16}{layout:<8}{precision:<10}{len(rows):>6}{len(here):>10}"
-              f"{min(here, default=0):>9.3f}{len(worse):>8}{left:>12}")
+              f"{f'{min(here):.3f}' if here else '-':>9}{len(worse):>8}{left:>12}")
     for ratio, name in slower:
         print(f"slower and run here: {name} {ratio:.3f}")
     return 0

@@ -16,10 +16,9 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60, help="after preparing (60)")
     parser.add_argument("--procs", type=int, default=1,
-                        help="processes (1); on GPUs, which serve one after the other, at most "
-                             "four each")
+                        help="processes (1); more than four on one GPU wait for each other")
     parser.add_argument("--seed", type=int, default=1,
-                        help="the first; each process begins a million later than the last (1)")
+                        help="the first; each process begins 1,000,343 later than the last (1)")
     parser.add_argument("--cases", type=int, help="cases of a process at most")
     parser.add_argument("--case", help="one case alone: its seed, or its repr")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto",
@@ -59,7 +58,11 @@ def main(words: list[str] | None = None) -> int:
         print(outcome.kind, outcome.message, *map(str, outcome.made))
         return outcome.kind == "wrong"
     if cuda and options.binaries:
-        plan = campaign.prepare(plan, options.binaries, options.procs)
+        try:
+            plan = campaign.prepare(plan, options.binaries, options.procs)
+        except KeyboardInterrupt:
+            print("interrupted while binaries were built: no case was tried", file=sys.stderr)
+            return 130
         print(f"{len(plan.built or ())} binaries are built", flush=True)
     result = campaign.campaign(plan, options.procs)
     print(result.table())

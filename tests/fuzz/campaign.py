@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -20,9 +21,11 @@ from .configs import build_first, simpler
 from .generate import LARGE, SMALL, Sizes, case_of
 from .interpreter import round_to_nearest
 from .judge import Outcome, record, run, with_configs
+from .memory import forget_drawn
 
-#: Seeds of one process; those of the next begin behind them.
-SEEDS_A_PROCESS = 1_000_000
+#: Seeds of one process; those of the next begin behind them. Modulo the number of kinds it is
+#: 0.62 of that, so that the processes begin far apart.
+SEEDS_A_PROCESS = 1_000_343
 #: Wrong cases that one process reports in full, and runs that simplifying one may take.
 _MOST_FAILURES, _SIMPLER_RUNS = 20, 60
 #: Seeds of each kind that are looked at for binaries to build.
@@ -71,7 +74,8 @@ class Result:
 
 @dataclass(frozen=True)
 class Plan:
-    """What each process needs: its first seed is ``seed`` plus its number times a million."""
+    """What each process needs: its first seed is ``seed`` plus its number times
+    :data:`SEEDS_A_PROCESS`."""
 
     seed: int
     seconds: float
@@ -100,12 +104,13 @@ def campaign(plan: Plan, processes: int) -> Result:
         return work(plan, 0)
     total, context = Result(), multiprocessing.get_context("spawn")
     seeds = context.Array("q", processes, lock=False)
-    common = (seeds, context.Value("i", 0), gpus_of(plan))
+    stop = context.Event()
+    common = (seeds, stop, context.Value("i", 0), gpus_of(plan))
     with ProcessPoolExecutor(processes, context, begin_process, common) as pool:
         shares = [pool.submit(work, plan, i) for i in range(processes)]
         for share in shares:
             try:
-                total.add(_result_of(share))
+                total.add(_result_of(share, stop))
             except BrokenProcessPool:  # a crash ends them all, and each was at one of these
                 total.counts["process", "died", "wrong"] += 1
                 total.failures = [(seed, "a process died at this seed or at one that ran with it",
@@ -114,22 +119,26 @@ def campaign(plan: Plan, processes: int) -> Result:
     return total
 
 
-def _result_of(share: Future[Result]) -> Result:
-    """Of one process; an interrupt reaches the processes too, and they end with what they have."""
+def _result_of(share: Future[Result], stop: Any) -> Result:
+    """Of one process. After an interrupt all of them end with what they have."""
     try:
         return share.result()
     except KeyboardInterrupt:
+        stop.set()
         return share.result()
 
 
-#: The seed that each process is at.
+#: The seed that each process is at, and the event that ends them all.
 _seeds: Any = None
+_stop: Any = None
 
 
-def begin_process(seeds: Any, started: Any, gpus: tuple[str, ...]) -> None:
-    """In a new process: it sees one of the GPUs alone, the next for each process."""
-    global _seeds
-    _seeds = seeds
+def begin_process(seeds: Any, stop: Any, started: Any, gpus: tuple[str, ...]) -> None:
+    """In a new process: it sees one of the GPUs alone, the next for each process, and leaves an
+    interrupt of the terminal to its parent."""
+    global _seeds, _stop
+    _seeds, _stop = seeds, stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if gpus:
         with started.get_lock():
             os.environ["CUDA_VISIBLE_DEVICES"] = gpus[started.value % len(gpus)]
@@ -160,7 +169,7 @@ def work(plan: Plan, number: int) -> Result:
 def _until_the_end(plan: Plan, number: int, seed: int, result: Result, begun: float) -> None:
     """Adds case after case to ``result``."""
     while time.monotonic() - begun < plan.seconds and len(result.failures) < plan.stop and (
-            plan.most is None or result.total < plan.most):
+            plan.most is None or result.total < plan.most) and not (_stop and _stop.is_set()):
         if _seeds is not None:
             _seeds[number] = seed
         case = case_of(seed, plan.sizes)
@@ -200,6 +209,7 @@ def prepare(plan: Plan, binaries: int, processes: int) -> Plan:
         if len(more) > binaries:
             break
         keys, wanted = set(more), {**wanted, **one}
+    forget_drawn()
     return replace(plan, built=build_first(wanted, current_device(), processes))
 
 

@@ -32,7 +32,7 @@ SMALL, LARGE = Sizes(48, 100, 30_000), Sizes(3000, 9000, 4_000_000_000, 1200)
 #: Seeds that share their kinds: ``--seed`` behind them tries others.
 SEEDS_OF_KINDS = 1_000_000_000
 #: Powers of two that divide an extent, or lead; the quotient is odd.
-_UNITS, _GAPS = (1, 1, 1, 2, 8, 16, 64, 128), (0, 0, 0, 1, 8, 16)
+_UNITS, _GAPS = (1, 1, 1, 2, 4, 8, 16, 32, 64, 128, 256, 1024), (0, 0, 0, 1, 4, 8, 16)
 
 _FUNCTIONS = {"matmul": 5, "mm": 4, "bmm": 3, "addmm": 4, "baddbmm": 3, "linear": 4, "mv": 1,
               "dot": 1, "@": 1, "addmm_": 1, "baddbmm_": 1, "residual": 2, "gated": 2,
@@ -114,8 +114,8 @@ def _factor(rng: random.Random) -> float:
 
 
 def _extents(rng: random.Random, varied: random.Random, sizes: Sizes) -> tuple[int, ...]:
-    """(M, N, K, batch). Of a kind are the magnitudes, log-uniform, and the power of two that
-    divides each; of a seed the odd quotients."""
+    """(M, N, K, batch). A kind fixes the magnitudes, which are log-uniform, and the power of two
+    that divides each extent. The odd quotients vary from seed to seed."""
     limits = (sizes.mn, sizes.mn, sizes.k)
     about = [most ** rng.random() for most in limits]
     units = [rng.choice([unit for unit in _UNITS if unit <= most]) for most in limits]
@@ -128,8 +128,8 @@ def _extents(rng: random.Random, varied: random.Random, sizes: Sizes) -> tuple[i
 
 
 def _extent(about: float, unit: int, octaves: float, most: int) -> int:
-    """An odd multiple of ``unit`` so many octaves from ``about``. 1 has code of its own: what is
-    about 1 is 1, and nothing else is."""
+    """An odd multiple of ``unit`` so many octaves from ``about``. Kernels have a path for extents
+    of 1, so a kind has them always or never."""
     if unit == 1 and about < 1.5:
         return 1
     quotient = round(about * 2**octaves / unit) | 1

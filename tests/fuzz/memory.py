@@ -126,6 +126,13 @@ def _drawn(views: tuple[View, ...], out: View | None, dtype: str, seed: int,
             for home, flat in flats.items()}
 
 
+def forget_drawn() -> None:
+    """Frees the memory of the last cases, a GPU's too."""
+    _drawn.cache_clear()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
 def _as(flat: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if dtype.is_floating_point or dtype.is_complex:
         return (flat.real if flat.is_complex() and not dtype.is_complex else flat).to(dtype)

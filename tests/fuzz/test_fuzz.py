@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -38,15 +39,37 @@ def test_a_seed_is_a_case_and_its_repr_is_the_case(sizes):
 
 def test_seeds_of_a_kind_differ_in_extents_and_values_alone():
     kinds = LARGE.kinds
+
+    def plain(case: Case) -> Case:
+        return replace(case, operands=(), out=None, values=0)
+
+    def fixed(view: View) -> tuple:
+        return (len(view.shape), [n == 1 for n in view.shape], [min(s, 1) for s in view.stride],
+                view.offset, view.dtype, view.shares, view.lazy, view.special)
+
     for kind in range(60):
         one, other, third = (case_of(kind + i * kinds, LARGE) for i in (0, 1, 2))
-        plain = [replace(case, operands=(), out=None, values=0) for case in (one, other, third)]
-        assert plain[0] == plain[1] == plain[2]
+        assert plain(one) == plain(other) == plain(third)
         for views in zip(one.operands, other.operands):
-            ranks, offsets, dtypes = zip(*((len(v.shape), v.offset, v.dtype) for v in views))
-            assert ranks[0] == ranks[1] and offsets[0] == offsets[1] and dtypes[0] == dtypes[1]
+            assert fixed(views[0]) == fixed(views[1])
     assert any(case_of(i, LARGE).operands != case_of(i + kinds, LARGE).operands for i in range(9))
-    assert case_of(3, LARGE).operands != case_of(3 + SEEDS_OF_KINDS, LARGE).operands
+    others = [case_of(kind + SEEDS_OF_KINDS, LARGE) for kind in range(60)]
+    assert sum(plain(case_of(kind, LARGE)) != plain(others[kind]) for kind in range(60)) > 40
+
+
+def test_the_processes_of_a_campaign_reach_all_kinds():
+    begun = {i * campaign.SEEDS_A_PROCESS % LARGE.kinds for i in range(48)}
+    assert len(begun) == 48
+    reached = {(i * campaign.SEEDS_A_PROCESS + j) % LARGE.kinds for i in range(48)
+               for j in range(60)}
+    assert len(reached) > 0.9 * LARGE.kinds
+
+
+@pytest.mark.parametrize("sizes", [SMALL, LARGE], ids=["small", "large"])
+def test_extents_are_divided_by_every_power_of_two_that_kernels_have_paths_for(sizes):
+    seen = {n & -n for seed in range(2000) for view in case_of(seed, sizes).operands
+            for n in view.shape if n}
+    assert {1, 2, 4, 8, 16, 32} <= seen and (sizes is SMALL or {64, 128, 256, 1024} <= seen)
 
 
 def test_a_case_draws_the_configs_that_were_recorded_for_it():
@@ -108,10 +131,11 @@ def test_processes_take_turns_among_the_visible_gpus(monkeypatch, visible, gpus)
     plan = campaign.Plan(SEED, 1, cuda=True)
     assert campaign.gpus_of(plan) == gpus
     assert campaign.gpus_of(replace(plan, cuda=False)) == ()
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     started = multiprocessing.get_context("spawn").Value("i", len(gpus) - 1)
     seen = []
     for _ in range(2):
-        campaign.begin_process(None, started, gpus)
+        campaign.begin_process(None, None, started, gpus)
         seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
     assert seen == [gpus[-1], gpus[0]]
 

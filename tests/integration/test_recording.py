@@ -102,7 +102,7 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("name", [
-    name if name == "is interrupted" else pytest.param(name, marks=pytest.mark.thorough)
+    name if name in ("exits", "is interrupted") else pytest.param(name, marks=pytest.mark.thorough)
     for name in ENDINGS])
 def test_however_a_program_ends_the_suite_is_written_and_its_status_kept(tmp_path, name):
     ending, status, message = ENDINGS[name]

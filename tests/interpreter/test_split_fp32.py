@@ -101,8 +101,8 @@ def hard_rows(k: int) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(("layout", "precision"), (
     ("nn", "fp16x3"), ("tt", "fp16x3"), ("nn", "tf32"),
     *(pytest.param(x, "fp16x3", marks=pytest.mark.thorough) for x in ("nt", "tn"))))
-@pytest.mark.parametrize(("k", "gap"), ((7, 1), *(
-    pytest.param(*x, marks=pytest.mark.thorough) for x in ((1, 0), (300, 3), (1100, 4)))))
+@pytest.mark.parametrize(("k", "gap"), ((300, 3), *(
+    pytest.param(*x, marks=pytest.mark.thorough) for x in ((1, 0), (7, 1), (1100, 4)))))
 def test_parts_represent_rows_that_are_not_flagged(k, gap, layout, precision):
     rows = hard_rows(k)
     matrix = torch.stack(list(rows.values()))

@@ -92,12 +92,13 @@ def run(args: argparse.Namespace) -> int:
 def _bench(args: argparse.Namespace, waiting: Waiting) -> int:
     from tritongemm.bench import runner
 
+    work = _work(args)
     plan = runner.BenchPlan(
-        work=_work(args), providers=_words(args.providers), out=args.out,
+        work=work, providers=_words(args.providers), out=args.out,
         tags=_tags(args.tag), resume=args.resume, processes=args.processes, seed=args.seed,
         budget_s=args.budget, timeout_s=args.timeout, device=args.device,
         compile_workers=args.compile_workers, host_time=args.host_time,
-        notes=_notes(args))
+        notes=_notes(args, {problem.precision for _, problem in work}))
     try:
         if args.scheduler:
             from tritongemm.bench.cluster import bench_on_cluster
@@ -157,10 +158,11 @@ def _tags(words: list[str]) -> str:
     return ",".join(dict.fromkeys(part for word in words for part in _words(word)))
 
 
-def _notes(args: argparse.Namespace) -> dict[str, object]:
+def _notes(args: argparse.Namespace, precisions: set[str]) -> dict[str, object]:
     """The arguments that ``runs.json`` records; no paths."""
     notes: dict[str, object] = {"dtypes": args.dtype, "layouts": args.layout,
-                                "precision": args.precision, "epilogues": args.epilogue,
+                                "precision": ",".join(sorted(precisions)),
+                                "epilogues": args.epilogue,
                                 **operand_words(args)}
     if args.fresh is not None:
         notes["fresh_seed"] = args.fresh

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from tritongemm.cli.outputs import check_file, file_argument
+from tritongemm.cli.shapes import PRECISION_OF_CALLS
 from tritongemm.compute import precision_for
 from tritongemm.errors import UsageError
 from tritongemm.formats import format_of
@@ -27,8 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="dtype of the operands (default: fp32 for CUDA rungs, else bf16)")
     parser.add_argument("--layout", default="nn", choices=LAYOUTS,
                         help="how A and B are stored (default %(default)s)")
-    parser.add_argument("--precision", default="ieee", choices=PRECISIONS,
-                        help="precision of fp32 products (default %(default)s)")
+    parser.add_argument("--precision", choices=PRECISIONS,
+                        help="precision of fp32 products (default of a rung ieee, else "
+                             f"{PRECISION_OF_CALLS})")
     parser.add_argument("--out", type=file_argument, default=DEFAULT_OUT, metavar="FILE.jsonl",
                         help="append the counters here (default %(default)s)")
 
@@ -37,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
     """Prints and stores the counters of every launch; 0. Raises :class:`TritonGemmError`."""
     from tritongemm.bench import counters, profiled
     from tritongemm.ladder import catalog
+    from tritongemm.ops.float32 import default_precision
 
     for axis in ("m", "n", "k"):
         if not 1 <= getattr(args, axis) <= MAX_EXTENT:
@@ -47,8 +50,10 @@ def run(args: argparse.Namespace) -> int:
     if fp32 and catalog.rung(head).kind == catalog.HOST:
         raise UsageError(f"{head} runs on the CPU; ncu reads a GPU's counters")
     dtype = args.dtype or ("fp32" if fp32 else "bf16")
+    rung = any(r.name == head for r in catalog.RUNGS)
+    precision = args.precision or ("ieee" if rung else default_precision(dtype))
     problem = GemmProblem.contiguous(args.m, args.n, args.k, dtype=dtype, layout=args.layout,
-                                     precision=precision_for(args.precision, format_of(dtype)))
+                                     precision=precision_for(precision, format_of(dtype)))
     check_file(args.out)
     ncu = counters.find_ncu()
     launches = counters.profile(problem, args.kernel, ncu=ncu)

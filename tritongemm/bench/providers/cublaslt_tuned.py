@@ -28,8 +28,9 @@ class CublasLtTuned(Rival):
     source = "every candidate timed"
 
     def refusal(self, problem: GemmProblem) -> str | None:
-        """Also a precision other than float32's own, which needs another compute type."""
-        if problem.dtype_a == "fp32" and problem.precision != "ieee":
+        """Also TF32, which needs another compute type. Beside products of parts it is measured in
+        float32, as torch is."""
+        if problem.compute.input_precision != "ieee":
             return f"precision {problem.precision} is not offered"
         return super().refusal(problem)
 
