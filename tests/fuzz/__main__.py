@@ -59,7 +59,7 @@ def main(words: list[str] | None = None) -> int:
         return outcome.kind == "wrong"
     if cuda and options.binaries:
         try:
-            plan = campaign.prepare(plan, options.binaries, options.procs)
+            plan = campaign.prepare(plan, options.binaries)
         except KeyboardInterrupt:
             print("interrupted while binaries were built: no case was tried", file=sys.stderr)
             return 130

@@ -192,8 +192,8 @@ def attempt(case: Case, plan: Plan) -> Outcome:
         return Outcome("wrong", f"the fuzzer: {type(error).__name__}: {error}")
 
 
-def prepare(plan: Plan, binaries: int, processes: int) -> Plan:
-    """The plan with at most so many binaries, built before the time starts.
+def prepare(plan: Plan, binaries: int) -> Plan:
+    """The plan with at most so many binaries, built on all cores before the time starts.
 
     The first seeds of each kind of calls (:class:`~.generate.Sizes`) say which are wanted; a case
     that needs another binary later runs on torch and counts as such.
@@ -210,7 +210,8 @@ def prepare(plan: Plan, binaries: int, processes: int) -> Plan:
             break
         keys, wanted = set(more), {**wanted, **one}
     forget_drawn()
-    return replace(plan, built=build_first(wanted, current_device(), processes))
+    workers = len(os.sched_getaffinity(0))
+    return replace(plan, built=build_first(wanted, current_device(), workers))
 
 
 def simplified(case: Case, outcome: Outcome,
