@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -58,11 +59,13 @@ def prove(problem: GemmProblem, config: KernelConfig, a, b, out, d=None, alpha: 
 
 #: Each addend and each activation once; the others are tested by `make test-all`.
 FEW = ("none", "scale+gelu_tanh", "bias+relu", "add+silu", "bias+gelu")
-EPILOGUES_OF_ALL = [
-    e if e in FEW else pytest.param(e, marks=pytest.mark.thorough) for e in PLAIN_EPILOGUES]
 
 
-@pytest.mark.parametrize("epilogue", EPILOGUES_OF_ALL)
+def marked(epilogues: Iterable[str]) -> list:
+    return [e if e in FEW else pytest.param(e, marks=pytest.mark.thorough) for e in epilogues]
+
+
+@pytest.mark.parametrize("epilogue", marked(PLAIN_EPILOGUES))
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_every_epilogue_matches_float64(config, epilogue):
     problem = GemmProblem.contiguous(72, 80, 104, layout="nt", epilogue=epilogue)
@@ -74,7 +77,7 @@ GEMV = KernelConfig("gemv", 4, 16, 64, num_warps=1, num_stages=1)
 MV = KernelConfig("gemv", 2, 16, 64, num_warps=1, num_stages=2, swap_ab=1)
 
 
-@pytest.mark.parametrize("epilogue", EPILOGUES_OF_ALL)
+@pytest.mark.parametrize("epilogue", marked(PLAIN_EPILOGUES))
 def test_every_epilogue_of_a_stream_matches_float64(epilogue):
     problem = GemmProblem.contiguous(3, 40, 72, layout="nt", epilogue=epilogue)
     one = draw(problem, seed=1)[0]
@@ -119,9 +122,8 @@ def test_alpha_and_beta_are_of_the_call(config):
         assert report.ok, (alpha, beta, report.message)
 
 
-@pytest.mark.parametrize("epilogue", [
-    e if e in FEW else pytest.param(e, marks=pytest.mark.thorough)
-    for e in PLAIN_EPILOGUES if not epilogue_of(e).reads_d])
+@pytest.mark.parametrize("epilogue", marked(
+    e for e in PLAIN_EPILOGUES if not epilogue_of(e).reads_d))
 @pytest.mark.parametrize("config", [TILED, SPLIT, TMA], ids=str)
 def test_without_an_addend_d_and_beta_are_not_read(config, epilogue):
     problem = GemmProblem.contiguous(40, 48, 96, epilogue=epilogue)
