@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuzz import campaign
+from fuzz import campaign, judge
 from fuzz.case import Case, View, read
 from fuzz.configs import Choices
 from fuzz.generate import LARGE, SEEDS_OF_KINDS, SMALL, case_of
@@ -100,6 +100,25 @@ def test_memory_is_drawn_alike_and_a_write_outside_is_seen():
     assert "1 elements of operand 2's memory changed" in one.changed()
     one.operands[0][1, 2] = 9
     assert "operand 0's memory" in one.changed()
+
+
+@pytest.mark.parametrize(("k", "stride", "bounded"), ((1, 1, True), (64, 1, True), (65, 1, False),
+                                                      (65, 0, True)))
+def test_short_sums_and_equal_values_are_judged_by_their_terms(k, stride, bounded):
+    case = Case("mm", (View((40, k), (k, 1)), View((k, 30), (30 * stride, stride))), "fp32",
+                values=7, gradients=(True, False))
+    world = World(case.operands, "fp32", 7, torch.device("cpu"))
+    a, b = (x.double() for x in world.operands)
+    size = a.abs() @ b.abs()
+    near, far = 0.9 * (k + 2) * 2.0**-24, 1.2 * (k + 2) * 2.0**-24
+
+    def within(error: float) -> bool:
+        return judge._within_bound(case, world, 0, a @ b + error * size, a @ b, k)
+
+    assert within(near) == bounded and not within(far)
+    grad = judge._cotangent(case, a @ b) @ b.T
+    assert judge._within_bound(case, world, 1, grad, grad, 30)
+    assert not judge._within_bound(case, world, 1, grad * 1.01, grad, 30)
 
 
 def test_planted_bugs_are_edits_of_the_package_as_it_is():

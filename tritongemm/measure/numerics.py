@@ -162,7 +162,7 @@ def rms(x: torch.Tensor) -> float:
     """Root mean square of the elements, 0 where there are none."""
     if not x.numel():
         return 0.0
-    x = _parts(x)
+    x = _parts(torch.atleast_1d(x))
     return torch.linalg.vector_norm(x, dtype=torch.float64).item() / math.sqrt(x.numel())
 
 
