@@ -4,7 +4,7 @@ Gluon's tensors have powers of two for sides, so a tile of 144 columns would tak
 and read A from shared memory twice (128 + 16: 900 clocks a step against 750). The instruction
 itself takes any multiple of 8 columns. Register for register, its accumulator is that of N / 8
 instructions of 8 columns each (PTX ISA, wgmma, "Register Fragments"): here a tuple of [64, 8]
-tensors, which :func:`columns_of` joins into powers of two without moving a register.
+tensors, which :func:`side_by_side` joins into powers of two without moving a register.
 
 Operands are read through matrix descriptors (PTX ISA, wgmma, "Matrix Descriptor Format"). The
 caller keeps both in one buffer, the first in shared memory (``hopper.shared_address``). An operand
@@ -115,17 +115,20 @@ def wait_all(accs, N8: gl.constexpr):
 
 
 @gluon.jit
-def _joined(accs, START: gl.constexpr, COUNT: gl.constexpr):
+def _joined(parts, COUNT: gl.constexpr):
     if COUNT == 1:
-        return accs[START]
+        return parts[0]
     else:
-        left = _joined(accs, START, COUNT // 2)
-        right = _joined(accs, START + COUNT // 2, COUNT // 2)
+        left = _joined(parts[:COUNT // 2], COUNT // 2)
+        right = _joined(parts[COUNT // 2:], COUNT // 2)
         return gl.join(left, right).permute((0, 2, 1)).reshape((64, 8 * COUNT))
 
 
 @gluon.jit
-def columns_of(accs, START: gl.constexpr, WIDTH: gl.constexpr):
-    """Columns START to START + WIDTH, a power of two of them, as one tensor."""
-    return gl.convert_layout(_joined(accs, START // 8, WIDTH // 8), accumulator_layout(WIDTH),
+def side_by_side(parts, WIDTH: gl.constexpr):
+    """Eight columns in each of ``parts`` -> one tensor of WIDTH columns, a power of two.
+
+    It takes those of an accumulator that it joins, not the whole and a place in it: then every
+    fragment has the same instance of it, and Triton translates that once."""
+    return gl.convert_layout(_joined(parts, WIDTH // 8), accumulator_layout(WIDTH),
                              assert_trivial=True)
