@@ -19,6 +19,7 @@ from tritongemm.cli import doctor, main
 from tritongemm.cli.config_check import damaged
 from tritongemm.cli.doctor import Check, Diagnosis, interpreter_obstacle, release
 from tritongemm.device import device_named
+from tritongemm.records.installed import TESTED
 
 CHECKOUT = Path(tritongemm.__file__).resolve().parent.parent
 FOR_GPU = ("python", "torch", "triton", "GPU", "C compiler", "Python headers", "cache", "configs")
@@ -35,6 +36,23 @@ def diagnosis(*missing: str) -> Diagnosis:
     ("unknown", ())])
 def test_release_reads_the_numbers_of_a_version(version, expected):
     assert release(version) == expected
+
+
+@pytest.mark.parametrize("torch, triton, says", [
+    ("2.11.0+cu130", "3.6.0", "tested: the GPU tests"),
+    ("2.13.0+cpu", "3.7.1", "tested: all tests that need no GPU"),
+    ("2.14.0", "3.9.0", "this pair was not tested"), ("2.13.0", "3.6.0", "2.13 with 3.7")])
+def test_a_pair_of_versions_that_was_not_tested_is_said(torch, triton, says):
+    check, = doctor._pair(Check("torch", True, torch), Check("triton", True, triton))
+    assert check.ok and says in check.detail
+    assert not list(doctor._pair(Check("torch", True, torch), Check("triton", False, "absent")))
+
+
+def test_the_manual_lists_the_pairs_that_were_tested():
+    text = (CHECKOUT / "docs" / "getting-started.md").read_text(encoding="utf-8")
+    table = text.partition("| torch | Triton | tested |\n|---|---|---|\n")[2].partition("\n\n")[0]
+    assert table.splitlines() == [f"| {torch} | {triton} | {what} |"
+                                  for (torch, triton), what in TESTED.items()]
 
 
 @pytest.mark.parametrize("triton, numpy, works", [

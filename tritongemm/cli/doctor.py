@@ -21,7 +21,13 @@ from pathlib import Path
 from tritongemm import settings
 from tritongemm.cli.config_check import damaged
 from tritongemm.errors import TritonGemmError, printable
-from tritongemm.records.installed import interpreter_obstacle, release, version_of
+from tritongemm.records.installed import (
+    TESTED,
+    how_tested,
+    interpreter_obstacle,
+    release,
+    version_of,
+)
 
 PYTHONS = ((3, 10), (3, 13))
 #: What setup.cfg asks for.
@@ -111,6 +117,15 @@ def _import(package: str) -> Check:
         return Check(package, False, f"{version} is older than {wanted}",
                      f"{sys.executable} -m pip install --upgrade '{package}>={wanted}'")
     return Check(package, True, version)
+
+
+def _pair(torch: Check, triton: Check) -> Iterable[Check]:
+    """Whether these versions of torch and Triton were tested together."""
+    if torch.ok and triton.ok:
+        tested = how_tested(torch.detail, triton.detail)
+        yield Check("torch with triton", True, f"tested: {tested}" if tested else
+                    f"this pair was not tested; docs/getting-started.md lists those that were "
+                    f"({', '.join(f'{a} with {b}' for a, b in TESTED)})")
 
 
 def _gluon(triton: Check) -> Check:
@@ -407,7 +422,7 @@ def diagnose() -> Diagnosis:
     settings.current()
     torch, triton = _import("torch"), _import("triton")
     steps: Iterable[Callable[[], Check]] = (_compiler, _headers, _interpreter, _cache, _profiler)
-    checks = [_python(), torch, triton, _gluon(triton),
+    checks = [_python(), torch, triton, *_pair(torch, triton), _gluon(triton),
               *map(_required, ("numpy", "pandas", "filelock", "platformdirs", "rich")),
               _driver(), *_gpu(torch.ok), *(step() for step in steps),
               *_configs(), _failures(), _shipped(torch.ok), _native(), *map(_optional, OPTIONAL)]

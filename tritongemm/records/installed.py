@@ -5,6 +5,14 @@ from __future__ import annotations
 import importlib.metadata
 import re
 
+#: (torch, Triton) -> what was run with them; the table of docs/getting-started.md.
+TESTED = {
+    ("2.10", "3.6"): "compiled calls and transforms, without a GPU",
+    ("2.11", "3.6"): "the GPU tests and all benches, on H100 and H200",
+    ("2.11", "3.7"): "most of the GPU tests and three benches, on an H100",
+    ("2.13", "3.7"): "all tests that need no GPU",
+}
+
 
 def version_of(distribution: str) -> str | None:
     """The installed version of ``distribution``, or None."""
@@ -18,6 +26,15 @@ def release(version: str) -> tuple[int, ...]:
     """``"3.6.0+cu130"`` -> ``(3, 6, 0)``; what does not begin with a number -> ``()``."""
     match = re.match(r"\d+(\.\d+)*", version)
     return tuple(int(part) for part in match[0].split(".")) if match else ()
+
+
+def how_tested(torch: str, triton: str) -> str | None:
+    """What of :data:`TESTED` was run with these versions, or None."""
+    return TESTED.get((_minor(torch), _minor(triton)))
+
+
+def _minor(version: str) -> str:
+    return ".".join(map(str, release(version)[:2]))
 
 
 def interpreter_obstacle(triton: str | None = None, numpy: str | None = None) -> str | None:
