@@ -14,7 +14,7 @@ from tritongemm.records.spaces import load_space, load_spaces
 
 SEED = 20261121
 #: Configs of a space that are compiled for each architecture: by `make test`, by `make test-all`.
-FEW, SAMPLE = 1, 8
+FEW, SAMPLE = 1, 4
 EACH = pytest.mark.parametrize(("kernel", "arch"), TARGETS,
                                ids=[f"{kernel}-sm_{arch}" for kernel, arch in TARGETS])
 

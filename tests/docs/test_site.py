@@ -93,7 +93,7 @@ MARKED = {
                        "nvidia-h200/epilogues/epilogue-prefill.csv"),
     "h100-bf16-nt": ("nvidia-h100-80gb-hbm3/bf16-nt.csv",),
     "h100-others": ("nvidia-h100-80gb-hbm3/bf16-layouts.csv", "nvidia-h100-80gb-hbm3/fp16-nt.csv"),
-    "h100-fp32": ("nvidia-h100-80gb-hbm3/fp32.csv",),
+    "h100-fp32": ("nvidia-h100-80gb-hbm3/fp32.csv", "nvidia-h100-80gb-hbm3/complex64/square.csv"),
     "h100-fresh": ("nvidia-h100-80gb-hbm3/fresh/11251411.csv",
                    "nvidia-h100-80gb-hbm3/fresh/88452900.csv"),
     "h100-epilogues": ("nvidia-h100-80gb-hbm3/epilogues/epilogue-decode.csv",
