@@ -16,7 +16,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60, help="after preparing (60)")
     parser.add_argument("--procs", type=int, default=1,
-                        help="processes (1); on a GPU 14")
+                        help="processes (1); a GPU has room for 14")
     parser.add_argument("--seed", type=int, default=1,
                         help="the first; each process begins 1,000,343 later than the last (1)")
     parser.add_argument("--cases", type=int, help="cases of a process at most")

@@ -29,11 +29,13 @@ from .memory import forget_drawn
 SEEDS_A_PROCESS = 1_000_343
 #: Wrong cases that one process reports in full, and runs that simplifying one may take.
 _MOST_FAILURES, _SIMPLER_RUNS = 20, 60
-#: NumPy, which selection multiplies with, else takes all cores in each process (40 of them did 19
-#: cases a second together, 28 with this 535).
+#: For each process: NumPy, which selection uses, takes all cores otherwise.
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-#: Of a GPU's memory what torch may take in all of its processes; the rest is theirs beside torch.
+#: The part of a GPU's memory that torch's allocators may take, of all processes together. CUDA
+#: contexts and loaded kernels take more.
 _MEMORY = 0.8
+_NO_MEMORY = tuple(f"torch: RuntimeError: CUDA error: CUBLAS_STATUS_{status}"
+                   for status in ("EXECUTION_FAILED", "ALLOC_FAILED", "NOT_INITIALIZED"))
 #: Seeds of each kind that are looked at for binaries to build.
 _LOOKED_AT = 2
 
@@ -163,7 +165,7 @@ def gpus_of(plan: Plan) -> tuple[str, ...]:
 
 
 def work(plan: Plan, number: int, memory: float = 1.0) -> Result:
-    """One process's share, with so much of a GPU's memory."""
+    """One process's share. ``memory``: the part of a GPU's memory that it may allocate."""
     torch.set_num_threads(1)
     if plan.cuda:
         torch.cuda.set_per_process_memory_fraction(memory)
@@ -194,12 +196,12 @@ def _until_the_end(plan: Plan, number: int, seed: int, result: Result, begun: fl
 
 
 def attempt(case: Case, plan: Plan) -> Outcome:
-    """Runs a case; an error of the fuzzer itself is an outcome too, so that it is seen. cuBLAS has
-    one error for a launch that finds no memory and for others: the case runs again with what is
-    free."""
+    """Runs a case; an error of the fuzzer itself is an outcome too, so that it is seen. Where
+    torch's call alone fails with an error by which cuBLAS also reports that memory is short, unused
+    memory is freed and the case runs once more."""
     try:
         outcome = run(case, plan.device, plan.built, plan.host_only)
-        if outcome.message.startswith("torch: RuntimeError: CUDA error: CUBLAS_STATUS"):
+        if outcome.message.startswith(_NO_MEMORY):
             forget_drawn()
             outcome = run(case, plan.device, plan.built, plan.host_only)
         return outcome

@@ -23,8 +23,9 @@ from .configs import Choices
 from .functions import FUNCTIONS, gate_of, keywords
 from .memory import Fresh, World, bits, dtype_of
 
-#: K up to which a result that exceeds the limit of normal values is judged by each element's terms.
-_SHORT_SUM = 64
+#: Terms of a sum, and times its limit that the error of a longer one may be, up to which each
+#: element is judged by its own terms.
+_SHORT_SUM, _MOST_EXCESS = 64, 4.0
 
 
 @dataclass(frozen=True)
@@ -174,9 +175,12 @@ def _plain_shape(case: Case) -> tuple[int, ...]:
 
 
 def _caught(call):
-    """The result, or the exception, which must not keep this frame alive."""
+    """The result, or the exception, which must not keep this frame alive. Raises
+    torch.OutOfMemoryError."""
     try:
         return call()
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:
         return error.with_traceback(None)
 
@@ -256,8 +260,9 @@ def _values(case: Case, device: torch.device, found: tuple[torch.Tensor, ...],
         if not report.ok:
             own = error_of(_flat(torchs), _flat(truth[i]))
             report = judge(error_of(_flat(one), _flat(truth[i])), limit(limits[i], own), name)
-        if not report.ok and (math.isinf(report.max_err_ratio) or not _within_bound(
-                case, wide, i, one, truth[i], terms[i])):
+        excess = max(report.max_err_ratio, report.rms_err_ratio)
+        if not report.ok and (math.isinf(excess) or not _within_bound(
+                case, wide, i, one, truth[i], terms[i], excess)):
             raise _Wrong(report.message)
 
 
@@ -271,27 +276,32 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _within_bound(case: Case, world: World, i: int, found: torch.Tensor, truth: torch.Tensor,
-                  terms: int) -> bool:
-    """Whether each element of result ``i`` of a case is within the rounding of its own terms.
+                  terms: int, excess: float) -> bool:
+    """Whether each element of result ``i``, whose largest or RMS error is ``excess`` times its
+    limit, is within the rounding of its own terms: the bound of a compute mode on |C - exact|, and
+    the rounding of C, both times |A| |B|.
 
-    The limits take values and errors for normal and independent. The outputs of a short sum are not
-    normal: its largest are far above their root mean square, and so are their errors. Equal values,
-    of operands with a stride of 0 or in shared memory, have equal errors, which add up.
+    The limits assume outputs with a normal distribution and independent errors. The outputs of a
+    short sum have larger extremes. Under TF32 equal values of a factor are rounded alike, and their
+    errors add up.
     """
-    function = FUNCTIONS[case.function]
-    equal = any(v.shares >= 0 or any(n > 1 and s == 0 for n, s in zip(v.shape, v.stride))
-                for v in case.operands)
-    if terms > _SHORT_SUM and not equal or case.function == "gated" or (
+    function, (compute, written) = FUNCTIONS[case.function], _compute(case, world)
+    leaf = [n for n, wanted in enumerate(case.gradients) if wanted][i - 1] if i else None
+    factors = [n for n in (len(case.operands) - 2, len(case.operands) - 1) if n != leaf]
+    if leaf is not None and len(factors) == 2 or case.function == "gated" or (
             i and case.activation != "none"):
+        return False
+    alike = compute.eps and excess <= _MOST_EXCESS and any(
+        v.shares >= 0 or any(n > 1 and s == 0 for n, s in zip(v.shape, v.stride))
+        for v in (case.operands[n] for n in factors))
+    if terms > _SHORT_SUM and not alike:
         return False
     wide = [x.detach().to(truth.dtype).abs() for x in world.operands]
     words = keywords(replace(case, alpha=abs(_finite(case.alpha)), beta=abs(_finite(case.beta)),
                              activation="none"))
-    compute, written = _compute(case, world)
-    if i == 0:
+    if leaf is None:
         size = function.plain(*wide, **words)
     else:
-        leaf = [x for x, wanted in enumerate(case.gradients) if wanted][i - 1]
         written = world.operands[leaf].dtype
         result = function.plain(*(x.requires_grad_(n == leaf) for n, x in enumerate(wide)), **words)
         size, = torch.autograd.grad(result, wide[leaf],
@@ -299,8 +309,11 @@ def _within_bound(case: Case, world: World, i: int, found: torch.Tensor, truth: 
     allowed = (compute.bound(terms) + format_of_dtype(written).eps) * size
     if case.activation != "none":
         allowed = allowed * 1.2  # the steepest slope
+    if truth.is_complex():
+        allowed = allowed * math.sqrt(2.0)  # of both parts together
     gap = (found.detach().to(truth.dtype) - truth.detach()).abs()
-    return bool(((gap <= allowed) | ~truth.isfinite()).all())  # the others were compared
+    # Where one is not finite, error_of has compared them.
+    return bool(((gap <= allowed) | ~(truth.isfinite() & found.isfinite())).all())
 
 
 def _compute(case: Case, world: World) -> tuple[Compute, torch.dtype]:
@@ -314,8 +327,8 @@ def _compute(case: Case, world: World) -> tuple[Compute, torch.dtype]:
 
 
 def _truth(case: Case, world: World) -> tuple[tuple[torch.Tensor, ...], list, list[int]]:
-    """The result and the gradients in float64, their limits by ``measure/numerics.py``, and of how
-    many terms each is a sum."""
+    """The result and the gradients in float64, the limits on their errors
+    (``measure/numerics.py``), and how many terms an element of each sums."""
     function = FUNCTIONS[case.function]
     wide = [x.to(torch.complex128 if x.is_complex() else torch.float64)
             for x in world.operands]

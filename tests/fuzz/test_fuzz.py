@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -102,23 +103,92 @@ def test_memory_is_drawn_alike_and_a_write_outside_is_seen():
     assert "operand 0's memory" in one.changed()
 
 
-@pytest.mark.parametrize(("k", "stride", "bounded"), ((1, 1, True), (64, 1, True), (65, 1, False),
-                                                      (65, 0, True)))
-def test_short_sums_and_equal_values_are_judged_by_their_terms(k, stride, bounded):
+@pytest.mark.parametrize(("precision", "k", "stride", "judged"), (
+    ("ieee", 1, 1, True), ("ieee", 64, 1, True), ("ieee", 65, 1, False), ("ieee", 65, 0, False),
+    ("tf32", 65, 1, False), ("tf32", 65, 0, True)))
+def test_short_sums_and_equal_values_are_judged_by_their_terms(precision, k, stride, judged,
+                                                               monkeypatch):
+    monkeypatch.setattr(judge, "_precision_of", lambda case, device: precision)
     case = Case("mm", (View((40, k), (k, 1)), View((k, 30), (30 * stride, stride))), "fp32",
-                values=7, gradients=(True, False))
-    world = World(case.operands, "fp32", 7, torch.device("cpu"))
+                values=7, gradients=(False, True))
+    world = World(case.operands, "fp32", 7, CPU)
     a, b = (x.double() for x in world.operands)
-    size = a.abs() @ b.abs()
-    near, far = 0.9 * (k + 2) * 2.0**-24, 1.2 * (k + 2) * 2.0**-24
+    grad = judge._cotangent(case, a @ b).double()
+    bound = k * 2.0**-24 if precision == "ieee" else 2.0**-9 + k * 2.0**-23
+    for i, truth, size, terms in ((0, a @ b, a.abs() @ b.abs(), k),
+                                  (1, a.mT @ grad, a.abs().mT @ grad.abs(), 40)):
+        of_sum = bound + (terms - k) * (2.0**-24 if precision == "ieee" else 2.0**-23) + 2.0**-23
+        within = [judge._within_bound(case, world, i, truth + part * of_sum * size, truth, terms,
+                                      1.5) for part in (0.9, 1.1)]
+        # The gradient of B sums 40 terms: it is short.
+        assert within == [judged or i == 1, False]
+    assert not judge._within_bound(case, world, 0, a @ b, a @ b, 65, 4.1)
 
-    def within(error: float) -> bool:
-        return judge._within_bound(case, world, 0, a @ b + error * size, a @ b, k)
 
-    assert within(near) == bounded and not within(far)
-    grad = judge._cotangent(case, a @ b) @ b.T
-    assert judge._within_bound(case, world, 1, grad, grad, 30)
-    assert not judge._within_bound(case, world, 1, grad * 1.01, grad, 30)
+def test_a_product_left_out_is_wrong_beside_a_bias_of_equal_values():
+    k = 4096
+    case = Case("linear", (View((48,), (0,)), View((64, k), (k, 1)), View((48, k), (k, 1))), "bf16",
+                values=3)
+    world = World(case.operands, "bf16", 3, CPU)
+    bias, x, weight = world.operands
+    short = x.clone()
+    short[:, 17] = 0
+    wrong, right = (torch.nn.functional.linear(t.float(), weight.float(), bias.float()).bfloat16()
+                    for t in (short, x))
+    with pytest.raises(judge._Wrong, match="the result"):
+        judge._values(case, CPU, (wrong,), (right + 0.5,))
+
+
+def test_an_infinity_that_a_result_rounds_to_is_no_error():
+    case = Case("mm", (View((2, 1), (1, 1)), View((1, 2), (2, 1))), "fp16", values=3)
+    world = World(case.operands, "fp16", 3, CPU)
+    truth = torch.full((2, 2), 7e4, dtype=torch.float64)
+    assert judge._within_bound(case, world, 0, truth.half(), truth, 1, 1.5)
+
+
+def test_out_of_memory_is_torchs_and_cublas_without_memory_is_called_again(monkeypatch):
+    plan, freed = campaign.Plan(1, 1.0, False), []
+    failed = Outcome("wrong", "torch: RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED "
+                              "when calling `cublasSgemm`; ours: a result of shape (2, 2)")
+    outcomes = [failed, Outcome("kernel"), Outcome("wrong", "the result: ...")]
+    monkeypatch.setattr(campaign, "run", lambda *_: outcomes.pop(0))
+    monkeypatch.setattr(campaign, "forget_drawn", lambda: freed.append(1))
+    case = case_of(1, SMALL)
+    assert campaign.attempt(case, plan).kind == "kernel" and freed == [1]
+    assert campaign.attempt(case, plan).kind == "wrong" and freed == [1]
+
+    def short(*_, **__):
+        raise torch.OutOfMemoryError("none left")
+
+    monkeypatch.setattr(campaign, "run", judge.run)
+    monkeypatch.setattr(judge, "_call", short)
+    assert campaign.attempt(case, plan) == Outcome("torch", "no memory")
+
+
+def test_a_process_has_one_thread_and_its_part_of_a_gpus_memory(monkeypatch):
+    found = []
+
+    class Pool:
+        def __init__(self, *_):
+            found.append(os.environ["OPENBLAS_NUM_THREADS"])
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def submit(self, work, plan, number, memory):
+            found.append(memory)
+            share = Future()
+            share.set_result(campaign.Result())
+            return share
+
+    monkeypatch.setattr(campaign, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(campaign, "gpus_of", lambda plan: ("0", "1"))
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "8")
+    campaign.campaign(campaign.Plan(1, 1.0, True), 5)
+    assert found == ["1"] + 5 * [0.8 / 3] and os.environ["OPENBLAS_NUM_THREADS"] == "8"
 
 
 def test_planted_bugs_are_edits_of_the_package_as_it_is():

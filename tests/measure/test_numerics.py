@@ -154,6 +154,11 @@ def test_twice_torchs_error_counts_up_to_sixteen_floors():
     assert numerics.limit(low, Error(1e9, 1e9, 10, 0)) == Limit(16.0, pytest.approx(1.6))
 
 
+def test_the_rms_of_a_complex_number_is_that_of_its_parts():
+    x = torch.tensor(3 + 4j)
+    assert numerics.rms(x) == numerics.rms(x[None]) == pytest.approx(12.5**0.5)
+
+
 def test_the_rms_is_judged_from_a_thousand_outputs_on():
     allowed = Limit(1.0, 0.1)
     assert numerics.judge(Error(0.9, 0.2, 999, 0), allowed).ok

@@ -82,7 +82,7 @@ def column_of(fragment, S):
 
 @gluon.constexpr_function
 def first_part(fragment, S):
-    """The first of the accumulator's tensors of eight columns that a fragment consists of."""
+    """The index of a fragment's first tensor of eight columns in the accumulator."""
     return (S.block_n.value // S.cluster_k.value * accumulator_of(fragment, S)
             + column_of(fragment, S)) // 8
 
@@ -156,21 +156,21 @@ def store_output(fragment, map_, batch, row, col, FRAGMENT: gl.constexpr, OUTPUT
 def store_fragment(result, maps, parts, value, batch, split, row, col, M, N,
                    FRAGMENT: gl.constexpr, S: gl.constexpr, CONSUMER: gl.constexpr):
     """Finishes a fragment of a consumer's tile and stores it: by TMA as soon as its
-    epilogue tile is complete, or from registers. ``parts``: its columns of the accumulator, then of
-    a gated product the same columns of the second half."""
+    epilogue tile is complete, or from registers. ``parts``: its tensors of
+    the accumulator, and for a gated product those of the second half's same columns behind them."""
     c_desc, c, strides, epilogue, further = result
     c_map, aux_map = maps
     ACCUMULATOR: gl.constexpr = accumulator_of(FRAGMENT, S)
     START: gl.constexpr = column_of(FRAGMENT, S)
-    N8: gl.constexpr = S.fragment_n // 8
+    PARTS: gl.constexpr = S.fragment_n // 8
     row += 64 * ACCUMULATOR
-    fragment = wgmma.side_by_side(parts[:N8], S.fragment_n)
+    fragment = wgmma.join_columns(parts[:PARTS], S.fragment_n)
     if S.transposed:
         fragment = fragment.permute((1, 0))
     c_row, c_col, rows, cols = origin_in_c(row, col, START, M, N, S)
     other = fragment
     if S.gated:
-        other = wgmma.side_by_side(parts[N8:], S.fragment_n)
+        other = wgmma.join_columns(parts[PARTS:], S.fragment_n)
     if S.tma_store:
         d, alpha, beta, stride_db, stride_dm, stride_dn = epilogue
         if FRAGMENT * S.fragment_n % S.epilogue_n == 0:
@@ -205,8 +205,8 @@ def consumer(a_desc, result, shared, sizes, S: gl.constexpr, CONSUMER: gl.conste
     c_desc, c, strides, epilogue, further = result
     FIRST_ROW: gl.constexpr = 0 if S.pingpong else CONSUMER * S.rows
     N8: gl.constexpr = S.block_n // 8
-    WIDTH: gl.constexpr = S.fragment_n // 8
-    HALF: gl.constexpr = S.columns // 8  # of a gated product
+    PARTS: gl.constexpr = S.fragment_n // 8
+    SECOND_HALF: gl.constexpr = S.columns // 8  # in a gated product's accumulator
     ELEMENT: gl.constexpr = ptx_name(a_desc.dtype)
     if S.programs > 1:
         cluster_arrive()
@@ -262,10 +262,11 @@ def consumer(a_desc, result, shared, sizes, S: gl.constexpr, CONSUMER: gl.conste
                 if fragment + S.early_fragments < S.fragments:
                     values += (load_fragment_of_d(epilogue, further, batch, row, col,
                                                   fragment + S.early_fragments, M, N, S),)
-                parts = acc[first_part(fragment, S):first_part(fragment, S) + WIDTH]
+                # Bounds of slices are written out: one in a variable would be no constant.
+                parts = acc[first_part(fragment, S):first_part(fragment, S) + PARTS]
                 if S.gated:
-                    parts += acc[HALF + first_part(fragment, S):
-                                 HALF + first_part(fragment, S) + WIDTH]
+                    parts += acc[SECOND_HALF + first_part(fragment, S):
+                                 SECOND_HALF + first_part(fragment, S) + PARTS]
                 store_fragment(result, (c_map, aux_map), parts, values[fragment], batch, split, row,
                                col, M, N, fragment, S, CONSUMER)
         else:

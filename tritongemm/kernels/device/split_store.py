@@ -46,8 +46,8 @@ def store(accs, c, strides, exponents, epilogue, split, batch, row, col, M, N, S
     a_exponents, b_exponents = exponents
     d, alpha, beta, stride_db, stride_dm, stride_dn = epilogue
     layout: gl.constexpr = wgmma.accumulator_layout(S.fragment_n)
-    N8: gl.constexpr = S.fragment_n // 8
-    LO: gl.constexpr = S.block_n // 8
+    PARTS: gl.constexpr = S.fragment_n // 8  # tensors of eight columns
+    FIRST_SMALL: gl.constexpr = S.block_n // 8  # of the small products' sums
     batch = batch.to(gl.int64)
     base = c + batch * stride_cb + split.to(gl.int64) * stride_cs
     batch_a, batch_b = batch, batch
@@ -63,10 +63,11 @@ def store(accs, c, strides, exponents, epilogue, split, batch, row, col, M, N, S
     rows = rows.to(gl.int64)
     row_offsets = gl.expand_dims(rows * stride_cm, 1)
     for fragment in gl.static_range(S.block_n // S.fragment_n):
-        acc = wgmma.side_by_side(accs[N8 * fragment:N8 * (fragment + 1)], S.fragment_n)
+        # Bounds of slices are written out: one in a variable would be a value, not a constant.
+        acc = wgmma.join_columns(accs[PARTS * fragment:PARTS * (fragment + 1)], S.fragment_n)
         if S.separate:
-            lo = accs[LO + N8 * fragment:LO + N8 * (fragment + 1)]
-            acc += wgmma.side_by_side(lo, S.fragment_n) * _LO
+            small = accs[FIRST_SMALL + PARTS * fragment:FIRST_SMALL + PARTS * (fragment + 1)]
+            acc += wgmma.join_columns(small, S.fragment_n) * _LO
         cols = (col + S.fragment_n * fragment
                 + gl.arange(0, S.fragment_n, layout=gl.SliceLayout(0, layout)))
         inside_n = cols < N

@@ -4,7 +4,7 @@ Gluon's tensors have powers of two for sides, so a tile of 144 columns would tak
 and read A from shared memory twice (128 + 16: 900 clocks a step against 750). The instruction
 itself takes any multiple of 8 columns. Register for register, its accumulator is that of N / 8
 instructions of 8 columns each (PTX ISA, wgmma, "Register Fragments"): here a tuple of [64, 8]
-tensors, which :func:`side_by_side` joins into powers of two without moving a register.
+tensors, which :func:`join_columns` joins into powers of two without moving a register.
 
 Operands are read through matrix descriptors (PTX ISA, wgmma, "Matrix Descriptor Format"). The
 caller keeps both in one buffer, the first in shared memory (``hopper.shared_address``). An operand
@@ -125,10 +125,9 @@ def _joined(parts, COUNT: gl.constexpr):
 
 
 @gluon.jit
-def side_by_side(parts, WIDTH: gl.constexpr):
-    """Eight columns in each of ``parts`` -> one tensor of WIDTH columns, a power of two.
+def join_columns(parts, COLUMNS: gl.constexpr):
+    """[64, 8] tensors of an accumulator -> one tensor of COLUMNS columns, a power of two.
 
-    It takes those of an accumulator that it joins, not the whole and a place in it: then every
-    fragment has the same instance of it, and Triton translates that once."""
-    return gl.convert_layout(_joined(parts, WIDTH // 8), accumulator_layout(WIDTH),
+    Takes only the tensors that it joins, so that all fragments share one compiled instance."""
+    return gl.convert_layout(_joined(parts, COLUMNS // 8), accumulator_layout(COLUMNS),
                              assert_trivial=True)
