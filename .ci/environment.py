@@ -73,6 +73,8 @@ def reuse_installed(folder: Path, python: Path) -> None:
         # lies below it, not its own packages.
         lines += [f"import site; site.addsitedir({path!r})" for path in sys.path
                   if path.endswith(("site-packages", "dist-packages"))]
+        # cuda.pathfinder looks for NVRTC where site.getsitepackages() says.
+        lines.append(f"import site; site.PREFIXES.append({sys.prefix!r})")
     Path(purelib, "tritongemm-checkout.pth").write_text("\n".join(lines) + "\n", encoding="utf-8")
     command = python.parent / "tritongemm"
     command.write_text(f"#!{python}\nimport sys\n\nfrom tritongemm.cli import main\n\n"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import configparser
 import importlib.util
 import re
+import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -74,6 +76,20 @@ def test_the_lock_has_all_that_the_package_and_its_tests_ask_for():
                         *(extras[name] for name in ("test", "report", "cpu", "cuda13", "docs"))])
     names = {re.split(r"[<>=\[; ]", line)[0].lower() for line in wanted.splitlines() if line}
     assert names - {"torch", "triton"} <= {line.split("==")[0] for line in locked()}
+
+
+def test_an_environment_made_in_another_has_its_packages_and_libraries(monkeypatch, tmp_path):
+    monkeypatch.setattr(environment, "add_missing", lambda *_: None)
+    folder, outer = tmp_path / "inner", sysconfig.get_paths()["purelib"]
+    monkeypatch.setattr(sys, "prefix", "/outer")
+    monkeypatch.setattr(sys, "base_prefix", "/usr")
+    environment.reuse_installed(folder, folder / "bin" / "python")
+    pth, = folder.glob("lib/python*/site-packages/tritongemm-checkout.pth")
+    lines = pth.read_text().splitlines()
+    assert lines[0] == str(CHECKOUT)
+    assert f"import site; site.addsitedir({outer!r})" in lines
+    # Where cuda.pathfinder looks for NVRTC.
+    assert "import site; site.PREFIXES.append('/outer')" in lines
 
 
 def test_an_index_that_lacks_a_locked_version_installs_by_the_constraints(monkeypatch, capsys):
