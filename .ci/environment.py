@@ -173,6 +173,11 @@ def main() -> int:
         return 1
     folder = Path(os.path.abspath(sys.argv[1] if len(sys.argv) > 1 else ".venv"))
     python = folder / "bin" / "python"
+    if Path(sys.prefix).resolve() == folder.resolve():
+        # Activated: it cannot be made again by the Python that it holds.
+        below = str(getattr(sys, "_base_executable"))  # noqa: B009 (mypy does not know it)
+        say(f"{folder.name} is the environment of this Python; making it anew with {below}")
+        os.execv(below, [below, *sys.argv])
     if imports(sys.executable, "torch, triton"):
         reuse_installed(folder, python)
     else:

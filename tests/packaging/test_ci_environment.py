@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import importlib.util
+import os
 import re
 import sys
 import sysconfig
@@ -90,6 +91,20 @@ def test_an_environment_made_in_another_has_its_packages_and_libraries(monkeypat
     assert f"import site; site.addsitedir({outer!r})" in lines
     # Where cuda.pathfinder looks for NVRTC.
     assert "import site; site.PREFIXES.append('/outer')" in lines
+
+
+def test_an_activated_environment_is_made_anew_by_the_python_below_it(monkeypatch, tmp_path):
+    def execv(python, words):
+        raise SystemExit([python, *words])
+
+    monkeypatch.setattr(os, "execv", execv)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(sys, "_base_executable", "/usr/bin/python3")
+    monkeypatch.setattr(sys, "argv", ["environment.py", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        environment.main()
+    assert ended.value.code == ["/usr/bin/python3", "/usr/bin/python3", "environment.py",
+                                str(tmp_path)]
 
 
 def test_an_index_that_lacks_a_locked_version_installs_by_the_constraints(monkeypatch, capsys):
