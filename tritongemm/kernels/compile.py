@@ -158,8 +158,8 @@ def _get(launch: Launch, arch: int, must_keep: bool) -> tuple[Binary, bool]:
 
 @contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Triton makes millions of objects that live until it is done; looking through them for cycles
-    takes a tenth of a compilation."""
+    """Triton makes many objects that live until it is done; looking through them for cycles takes
+    about a tenth of a compilation."""
     was = gc.isenabled()
     gc.disable()
     try:

@@ -156,8 +156,8 @@ def store_output(fragment, map_, batch, row, col, FRAGMENT: gl.constexpr, OUTPUT
 def store_fragment(result, maps, parts, value, batch, split, row, col, M, N,
                    FRAGMENT: gl.constexpr, S: gl.constexpr, CONSUMER: gl.constexpr):
     """Finishes a fragment of a consumer's tile and stores it: by TMA as soon as its
-    epilogue tile is complete, or from registers. ``parts``: its tensors of
-    the accumulator, and for a gated product those of the second half's same columns behind them."""
+    epilogue tile is complete, or from registers. ``parts``: the accumulator's tensors of its
+    columns; for a gated product followed by those of the same columns of the second half."""
     c_desc, c, strides, epilogue, further = result
     c_map, aux_map = maps
     ACCUMULATOR: gl.constexpr = accumulator_of(FRAGMENT, S)
