@@ -8,8 +8,6 @@ without the compiler, which their manifest records (``pack.py``).
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import hashlib
 import importlib
 import json
@@ -18,7 +16,6 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -156,19 +153,6 @@ def _get(launch: Launch, arch: int, must_keep: bool) -> tuple[Binary, bool]:
     return binary, False
 
 
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Triton makes many objects that live until it is done; looking through them for cycles takes
-    about a tenth of a compilation."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
-
-
 def compile_launch(launch: Launch, arch: int) -> Binary:
     """Compiles one launch for ``sm_<arch>``. Raises :class:`CompileError` with the reason."""
     try:
@@ -201,13 +185,12 @@ def compile_launch(launch: Launch, arch: int) -> Binary:
     if launch.maxnreg is not None:
         options["maxnreg"] = launch.maxnreg
     try:
-        with _no_garbage_collection():
-            kernel = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
-            if not _whole(kernel):  # Triton's own cache has no check of what it holds
-                with triton.knobs.compilation.scope():
-                    triton.knobs.compilation.always_compile = True
-                    kernel = triton.compile(source, target=GPUTarget("cuda", arch, 32),
-                                            options=options)
+        kernel = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+        if not _whole(kernel):  # Triton's own cache has no check of what it holds
+            with triton.knobs.compilation.scope():
+                triton.knobs.compilation.always_compile = True
+                kernel = triton.compile(source, target=GPUTarget("cuda", arch, 32),
+                                        options=options)
     except Exception as error:  # Triton raises kinds of its own, MLIR's and the assembler's
         raise CompileError(f"{launch.symbol} for sm_{arch}: {_reason(error)}") from error
     metadata = kernel.metadata
