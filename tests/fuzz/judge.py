@@ -288,8 +288,9 @@ def _within_bound(case: Case, world: World, i: int, found: torch.Tensor, truth: 
     function, (compute, written) = FUNCTIONS[case.function], _compute(case, world)
     leaf = [n for n, wanted in enumerate(case.gradients) if wanted][i - 1] if i else None
     factors = [n for n in (len(case.operands) - 2, len(case.operands) - 1) if n != leaf]
-    if leaf is not None and len(factors) == 2 or case.function == "gated" or (
-            i and case.activation != "none"):
+    # relu has a slope of 0 or 1, of one sign each; other slopes depend on what has an error.
+    bent = case.activation != "none" and (case.function, case.activation) != ("linear", "relu")
+    if leaf is not None and (len(factors) == 2 or bent) or case.function == "gated":
         return False
     alike = compute.eps and excess <= _MOST_EXCESS and any(
         v.shares >= 0 or any(n > 1 and s == 0 for n, s in zip(v.shape, v.stride))
@@ -304,10 +305,13 @@ def _within_bound(case: Case, world: World, i: int, found: torch.Tensor, truth: 
     else:
         written = world.operands[leaf].dtype
         result = function.plain(*(x.requires_grad_(n == leaf) for n, x in enumerate(wide)), **words)
-        size, = torch.autograd.grad(result, wide[leaf],
-                                    _cotangent(case, result.to(truth.dtype)).abs())
+        back = _cotangent(case, result.to(truth.dtype)).abs()
+        if case.activation == "relu":
+            back *= function.plain(*(x.detach().to(truth.dtype) for x in world.operands),
+                                   **keywords(case)) > 0
+        size, = torch.autograd.grad(result, wide[leaf], back)
     allowed = (compute.bound(terms) + format_of_dtype(written).eps) * size
-    if case.activation != "none":
+    if case.activation not in ("none", "relu"):
         allowed = allowed * 1.2  # the steepest slope
     if truth.is_complex():
         allowed = allowed * math.sqrt(2.0)  # of both parts together

@@ -125,6 +125,29 @@ def test_short_sums_and_equal_values_are_judged_by_their_terms(precision, k, str
     assert not judge._within_bound(case, world, 0, a @ b, a @ b, 65, 4.1)
 
 
+def test_an_outer_product_behind_a_relu_is_judged_by_its_terms(monkeypatch):
+    monkeypatch.setattr(judge, "_precision_of", lambda case, device: "tf32")
+    case = Case("linear", (View((256,), (1,)), View((24, 256), (256, 1))), "fp32", values=3,
+                activation="relu", gradients=(False, True))
+    world = World(case.operands, "fp32", 3, CPU)
+    x, weight = (t.double() for t in world.operands)
+    result = torch.relu(weight @ x)
+    back = judge._cotangent(case, result).double() * (result > 0)
+    truth = back[:, None] * x
+    bound = 2.0**-9 + 2.0**-23 + 2.0**-23
+
+    def within(found: torch.Tensor) -> bool:
+        return judge._within_bound(case, world, 1, found, truth, 1, 1.5)
+
+    assert within(truth + 0.9 * bound * truth.abs())
+    assert not within(truth + 1.1 * bound * truth.abs())
+    off = (result <= 0).nonzero()[0]
+    on_the_wrong_side = truth.clone()
+    on_the_wrong_side[off] = 1e-6 * x
+    assert not within(on_the_wrong_side)
+    assert not judge._within_bound(replace(case, activation="silu"), world, 1, truth, truth, 1, 1.5)
+
+
 def test_a_product_left_out_is_wrong_beside_a_bias_of_equal_values():
     k = 4096
     case = Case("linear", (View((48,), (0,)), View((64, k), (k, 1)), View((48, k), (k, 1))), "bf16",
