@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from tritongemm.errors import CompileError
 from tritongemm.kernels import SPECS, violation
 from tritongemm.kernels.compile import compile_launch, launches_of
 from tritongemm.kernels.gluon_support import one_buffer_obstacle
+from tritongemm.kernels.parse_once import jit_functions
 from tritongemm.kernels.triton_version import triton_version
 from tritongemm.problem import LAYOUTS, GemmProblem
 
@@ -89,6 +91,10 @@ def main(wanted: str) -> int:
             except CompileError as error:
                 wrong.append(f"{problem}: {error}")
     wrong += [f"{name} was not compiled" for name in sorted(set(SPECS) - seen)]
+    # What compiling changed would be there for the next kernel (``kernels.parse_once``).
+    wrong += [f"the tree of {function} was changed"
+              for function in jit_functions("tritongemm.kernels.device")
+              if ast.dump(function.parse()) != ast.dump(ast.parse(function.src))]
     print("\n".join(wrong))
     return int(bool(wrong))
 

@@ -40,6 +40,7 @@ from tritongemm.kernels.launch import (
     Scalar,
     descriptor_type,
 )
+from tritongemm.kernels.parse_once import parse_once
 from tritongemm.kernels.revision import device_code_digest
 from tritongemm.kernels.store import Binary
 from tritongemm.kernels.store import store_path as store_path  # of binary_key's keys
@@ -175,6 +176,7 @@ def compile_launch(launch: Launch, arch: int) -> Binary:
     if not hasattr(function, "arg_names"):
         raise CompileError("the kernels were loaded for Triton's interpreter; compiling needs a "
                            "process without TRITON_INTERPRET=1")
+    parse_once(launch.module.rpartition(".")[0])
     signature, attributes = _signature(launch, function.arg_names)
     constants = dict(launch.all_constants())
     source = _keyed(Source)(function, signature, constexprs={
