@@ -75,6 +75,12 @@ def accumulator_of(fragment, S):
 
 
 @gluon.constexpr_function
+def row_of(fragment, S):
+    """The first row of a fragment, of a consumer's."""
+    return 64 * accumulator_of(fragment, S)
+
+
+@gluon.constexpr_function
 def column_of(fragment, S):
     """The first column of a fragment, of those that the program stores."""
     return fragment * S.fragment_n.value % S.columns.value
@@ -87,26 +93,31 @@ def first_part(fragment, S):
             + column_of(fragment, S)) // 8
 
 
+@gluon.constexpr_function
+def column_in_tile(fragment, S):
+    """The first column of a fragment, of those of its epilogue tile that TMA stores. Epilogue tiles
+    lie in all accumulators' columns side by side."""
+    return fragment * S.fragment_n.value % S.epilogue_n.value if S.tma_store.value else 0
+
+
 @gluon.jit
-def origin_in_c(row, col, START: gl.constexpr, M, N, S: gl.constexpr):
-    """Where a consumer's columns from START on begin in C, and C's extents."""
+def origin_in_c(row, col, M, N, S: gl.constexpr):
+    """Where the product's row and column lie in C, and C's extents."""
     if S.transposed:
-        return col + START, row, N, M
+        return col, row, N, M
     else:
-        return row, col + START, M, N
+        return row, col, M, N
 
 
 @gluon.jit
-def load_fragment_of_d(epilogue, further, batch, row, col, FRAGMENT: gl.constexpr, M, N,
-                       S: gl.constexpr):
-    """D at the elements of a fragment: of a gated product's both halves, or with a residual and the
-    bias, as a pair."""
+def load_fragment_of_d(epilogue, further, batch, row, col, M, N, S: gl.constexpr):
+    """D at the elements of the fragment at (row, col): of a gated product's both halves, or with a
+    residual and the bias, as a pair."""
     like = gl.zeros((64, S.fragment_n), gl.float32,
                     layout=wgmma.accumulator_layout(S.fragment_n))
     if S.transposed:
         like = like.permute((1, 0))
-    row, col, M, N = origin_in_c(row + 64 * accumulator_of(FRAGMENT, S), col,
-                                 column_of(FRAGMENT, S), M, N, S)
+    row, col, M, N = origin_in_c(row, col, M, N, S)
     value = load_addend(like, epilogue, batch, row, col, M, N, S.tma_store, S)
     if S.gated:
         return value, load_addend(like, epilogue, batch + 1, row, col, M, N, S.tma_store, S)
@@ -138,76 +149,133 @@ def finish_further(fragment, other, value, epilogue, S: gl.constexpr):
 
 
 @gluon.jit
-def store_output(fragment, map_, batch, row, col, FRAGMENT: gl.constexpr, OUTPUT: gl.constexpr,
-                 BATCHED: gl.constexpr, M, N, S: gl.constexpr, CONSUMER: gl.constexpr):
-    """Writes a finished 16-bit fragment into its epilogue tile, which TMA stores as soon as it is
-    complete. OUTPUT: number of the result."""
-    COLUMN: gl.constexpr = FRAGMENT * S.fragment_n  # of all accumulators' side by side
-    IN_TILE: gl.constexpr = COLUMN % S.epilogue_n
-    BUFFER: gl.constexpr = (S.store_offset + S.store_bytes * CONSUMER
-                            + store_buffer.offset_of(COLUMN, OUTPUT, S))
-    store_buffer.write(fragment, BUFFER, IN_TILE, S.fragment_n, S)
+def store_output(fragment, map_, buffer, batch, row, col, first_col, IN_TILE: gl.constexpr,
+                 OUTPUT: gl.constexpr, BATCHED: gl.constexpr, M, N, S: gl.constexpr):
+    """Writes a finished 16-bit fragment, the columns from IN_TILE on of its epilogue tile, into the
+    store buffer of the tile, which TMA stores as soon as it is complete. OUTPUT: number of the
+    result; ``buffer``: byte offset of the first result's."""
+    buffer += 128 * S.epilogue_n * OUTPUT
+    store_buffer.write(fragment, buffer, IN_TILE, S.fragment_n, S)
     if IN_TILE + S.fragment_n == S.epilogue_n:
-        c_row, c_col, _, _ = origin_in_c(row, col, column_of(FRAGMENT, S) - IN_TILE, M, N, S)
-        store_buffer.store(map_, BUFFER, batch, c_row, c_col, BATCHED, S)
+        c_row, c_col, _, _ = origin_in_c(row, col + (first_col - IN_TILE), M, N, S)
+        store_buffer.store(map_, buffer, batch, c_row, c_col, BATCHED, S)
 
 
 @gluon.jit
-def store_fragment(result, maps, parts, value, batch, split, row, col, M, N,
-                   FRAGMENT: gl.constexpr, S: gl.constexpr, CONSUMER: gl.constexpr):
-    """Finishes a fragment of a consumer's tile and stores it: by TMA as soon as its
-    epilogue tile is complete, or from registers. ``parts``: the accumulator's tensors of its
-    columns; for a gated product followed by those of the same columns of the second half."""
+def store_fragment(result, maps, parts, value, buffer, batch, split, row, col, first_row, first_col,
+                   M, N, IN_TILE: gl.constexpr, S: gl.constexpr):
+    """Finishes a fragment of a consumer's tile and stores it: by TMA as soon as its epilogue tile
+    is complete, or from registers. ``parts``: the accumulator's tensors of its columns; for a gated
+    product followed by those of the same columns of the second half. ``buffer``, IN_TILE:
+    ``store_output``.
+
+    What differs from fragment to fragment is a value where it can be one: Triton compiles a
+    function anew for each constant."""
     c_desc, c, strides, epilogue, further = result
     c_map, aux_map = maps
-    ACCUMULATOR: gl.constexpr = accumulator_of(FRAGMENT, S)
-    START: gl.constexpr = column_of(FRAGMENT, S)
     PARTS: gl.constexpr = S.fragment_n // 8
-    row += 64 * ACCUMULATOR
+    row += first_row
     fragment = wgmma.join_columns(parts[:PARTS], S.fragment_n)
     if S.transposed:
         fragment = fragment.permute((1, 0))
-    c_row, c_col, rows, cols = origin_in_c(row, col, START, M, N, S)
     other = fragment
     if S.gated:
         other = wgmma.join_columns(parts[PARTS:], S.fragment_n)
     if S.tma_store:
         d, alpha, beta, stride_db, stride_dm, stride_dn = epilogue
-        if FRAGMENT * S.fragment_n % S.epilogue_n == 0:
-            store_buffer.wait_free(FRAGMENT * S.fragment_n // S.epilogue_n, S)
         if S.plain:
             fragment = gluon_finish(fragment, value, alpha, beta, S.addend, S.activation)
-            store_output(fragment.to(c_desc.dtype), c_map, batch, row, col, FRAGMENT, 0, S.batched,
-                         M, N, S, CONSUMER)
         else:
             fragment, first, second = finish_further(fragment, other, value, epilogue, S)
             if S.outputs > 1:
-                store_output(first.to(c_desc.dtype), aux_map, batch, row, col, FRAGMENT, 1,
-                             S.aux_batched, M, N, S, CONSUMER)
+                store_output(first.to(c_desc.dtype), aux_map, buffer, batch, row, col, first_col,
+                             IN_TILE, 1, S.aux_batched, M, N, S)
             if S.outputs > 2:
-                store_output(second.to(c_desc.dtype), aux_map, batch + 1, row, col, FRAGMENT, 2,
-                             True, M, N, S, CONSUMER)
-            store_output(fragment.to(c_desc.dtype), c_map, batch, row, col, FRAGMENT, 0, S.batched,
-                         M, N, S, CONSUMER)
-    elif S.plain:
-        store_tile(c_desc, c, 0, fragment, value, epilogue, batch, split, c_row, c_col, rows, cols,
-                   strides, 1, S)
+                store_output(second.to(c_desc.dtype), aux_map, buffer, batch + 1, row, col,
+                             first_col, IN_TILE, 2, True, M, N, S)
+        store_output(fragment.to(c_desc.dtype), c_map, buffer, batch, row, col, first_col, IN_TILE,
+                     0, S.batched, M, N, S)
     else:
-        fragment, _, _ = finish_further(fragment, other, value, epilogue, S)
-        store_finished(c_desc, c, 0, fragment, batch, split, c_row, c_col, rows, cols, strides, S)
+        c_row, c_col, rows, cols = origin_in_c(row, col + first_col, M, N, S)
+        if S.plain:
+            store_tile(c_desc, c, 0, fragment, value, epilogue, batch, split, c_row, c_col, rows,
+                       cols, strides, 1, S)
+        else:
+            fragment, _, _ = finish_further(fragment, other, value, epilogue, S)
+            store_finished(c_desc, c, 0, fragment, batch, split, c_row, c_col, rows, cols, strides,
+                           S)
 
 
 @gluon.jit
-def consumer(a_desc, result, shared, sizes, S: gl.constexpr, CONSUMER: gl.constexpr):
-    """Multiplies stage after stage of each unit, releases each while the next one is multiplied,
-    and stores its rows of the tile."""
+def compute_unit(result, maps, shared, sizes, unit, it, turn, rank, peer, ELEMENT: gl.constexpr,
+                 S: gl.constexpr, CONSUMER: gl.constexpr):
+    """Multiplies stage after stage of one unit, releases each while the next one is multiplied, and
+    stores this consumer's rows of the tile. Returns the number of stages used so far.
+
+    A function of its own, because Triton walks twice over the body of a loop."""
     M, N, K, batches = sizes
     c_desc, c, strides, epilogue, further = result
     FIRST_ROW: gl.constexpr = 0 if S.pingpong else CONSUMER * S.rows
     N8: gl.constexpr = S.block_n // 8
     PARTS: gl.constexpr = S.fragment_n // 8
     SECOND_HALF: gl.constexpr = S.columns // 8  # in a gated product's accumulator
-    ELEMENT: gl.constexpr = ptx_name(a_desc.dtype)
+    batch, row, col = origin_of(unit, rank, M, N, batches, S)
+    split, first, last = k_range_of(unit, rank, M, N, K, batches, S)
+    own_turn = True
+    if S.pingpong:
+        own_turn = turn % 2 == CONSUMER
+    if own_turn:
+        acc = wgmma.zeros(N8 * S.accumulators)
+        if S.pingpong:
+            barriers.wait(8 * (S.turn_barriers + CONSUMER), ((turn // 2) & 1) ^ (1 - CONSUMER))
+        for step in range(first, last):
+            stage = it % S.stages
+            offset = S.stage_bytes * stage
+            a = wgmma.matrix_descriptor(offset + 128 * FIRST_ROW, S.a_t)
+            b = wgmma.matrix_descriptor(offset + 128 * S.block_m, not S.b_t)
+            barriers.wait(8 * (S.full_barriers + stage), (it // S.stages) & 1)
+            acc = wgmma.mma(acc, a, b, N8, S.accumulators, S.a_t, S.b_t, ELEMENT)
+            release((it + S.stages - 1) % S.stages, step, first, peer, S)
+            it += 1
+        row += FIRST_ROW
+        col += rank % S.cluster_k * S.columns
+        # Some of D is loaded while the last product is computed.
+        values = ()
+        for fragment in gl.static_range(S.early_fragments):
+            values += (load_fragment_of_d(epilogue, further, batch, row + row_of(fragment, S),
+                                          col + column_of(fragment, S), M, N, S),)
+        acc = wgmma.wait_all(acc, N8 * S.accumulators)
+        release((it + S.stages - 1) % S.stages, last, first, peer, S)
+        if S.pingpong:
+            barriers.arrive(8 * (S.turn_barriers + 1 - CONSUMER), 1)
+        if S.cluster_k > 1:
+            acc = reduce_in_cluster(acc, shared, rank, S, CONSUMER)
+        for fragment in gl.static_range(S.fragments):
+            if S.loads_d and fragment + S.early_fragments < S.fragments:
+                values += (load_fragment_of_d(
+                    epilogue, further, batch, row + row_of(fragment + S.early_fragments, S),
+                    col + column_of(fragment + S.early_fragments, S), M, N, S),)
+            if S.tma_store and column_in_tile(fragment, S) == 0:
+                store_buffer.wait_free(fragment * S.fragment_n // S.epilogue_n, S)
+            # Bounds of slices are written out: one in a variable would be no constant.
+            parts = acc[first_part(fragment, S):first_part(fragment, S) + PARTS]
+            if S.gated:
+                parts += acc[SECOND_HALF + first_part(fragment, S):
+                             SECOND_HALF + first_part(fragment, S) + PARTS]
+            buffer = S.store_offset + S.store_bytes * CONSUMER + store_buffer.offset_of(fragment, S)
+            first_row, first_col = row_of(fragment, S), column_of(fragment, S)
+            store_fragment(result, maps, parts, values[fragment] if S.loads_d else 0.0, buffer,
+                           batch, split, row, col, first_row, first_col, M, N,
+                           column_in_tile(fragment, S), S)
+    else:
+        it += last - first
+    return it
+
+
+@gluon.jit
+def consumer(a_desc, result, shared, sizes, S: gl.constexpr, CONSUMER: gl.constexpr):
+    """Computes and stores this consumer's rows of each unit's tile, or every other tile."""
+    M, N, K, batches = sizes
     if S.programs > 1:
         cluster_arrive()
     gluon_wait()
@@ -227,50 +295,8 @@ def consumer(a_desc, result, shared, sizes, S: gl.constexpr, CONSUMER: gl.conste
     it = 0
     turn = 0
     for unit in range(gl.program_id(0) // S.programs, units, gl.num_programs(0) // S.programs):
-        batch, row, col = origin_of(unit, rank, M, N, batches, S)
-        split, first, last = k_range_of(unit, rank, M, N, K, batches, S)
-        own_turn = True
-        if S.pingpong:
-            own_turn = turn % 2 == CONSUMER
-        if own_turn:
-            acc = wgmma.zeros(N8 * S.accumulators)
-            if S.pingpong:
-                barriers.wait(8 * (S.turn_barriers + CONSUMER), ((turn // 2) & 1) ^ (1 - CONSUMER))
-            for step in range(first, last):
-                stage = it % S.stages
-                offset = S.stage_bytes * stage
-                a = wgmma.matrix_descriptor(offset + 128 * FIRST_ROW, S.a_t)
-                b = wgmma.matrix_descriptor(offset + 128 * S.block_m, not S.b_t)
-                barriers.wait(8 * (S.full_barriers + stage), (it // S.stages) & 1)
-                acc = wgmma.mma(acc, a, b, N8, S.accumulators, S.a_t, S.b_t, ELEMENT)
-                release((it + S.stages - 1) % S.stages, step, first, peer, S)
-                it += 1
-            row += FIRST_ROW
-            col += rank % S.cluster_k * S.columns
-            # Some of D is loaded while the last product is computed.
-            values = ()
-            for fragment in gl.static_range(S.early_fragments):
-                values += (load_fragment_of_d(epilogue, further, batch, row, col, fragment, M, N,
-                                              S),)
-            acc = wgmma.wait_all(acc, N8 * S.accumulators)
-            release((it + S.stages - 1) % S.stages, last, first, peer, S)
-            if S.pingpong:
-                barriers.arrive(8 * (S.turn_barriers + 1 - CONSUMER), 1)
-            if S.cluster_k > 1:
-                acc = reduce_in_cluster(acc, shared, rank, S, CONSUMER)
-            for fragment in gl.static_range(S.fragments):
-                if fragment + S.early_fragments < S.fragments:
-                    values += (load_fragment_of_d(epilogue, further, batch, row, col,
-                                                  fragment + S.early_fragments, M, N, S),)
-                # Bounds of slices are written out: one in a variable would be no constant.
-                parts = acc[first_part(fragment, S):first_part(fragment, S) + PARTS]
-                if S.gated:
-                    parts += acc[SECOND_HALF + first_part(fragment, S):
-                                 SECOND_HALF + first_part(fragment, S) + PARTS]
-                store_fragment(result, (c_map, aux_map), parts, values[fragment], batch, split, row,
-                               col, M, N, fragment, S, CONSUMER)
-        else:
-            it += last - first
+        it = compute_unit(result, (c_map, aux_map), shared, sizes, unit, it, turn, rank, peer,
+                          ptx_name(a_desc.dtype), S, CONSUMER)
         turn += 1
     if S.release == 2:
         last_turn = True

@@ -81,12 +81,12 @@ def _wait(stores):
 
 
 @gluon.constexpr_function
-def offset_of(column, output, S):
-    """Byte offset, in a consumer's store buffers, of the one that holds this column of one of its
-    results' tiles, which lie one after the other where it has more than one accumulator."""
-    tile = column // S.epilogue_n.value
+def offset_of(fragment, S):
+    """Byte offset, in a consumer's store buffers, of the one that holds a fragment of its first
+    result's tiles, which lie one after the other where it has more than one accumulator."""
+    tile = fragment * S.fragment_n.value // S.epilogue_n.value
     buffer = tile if S.subtile.value == 1 else tile % S.store_buffers.value
-    return 128 * S.epilogue_n.value * (buffer * S.outputs + output)
+    return 128 * S.epilogue_n.value * buffer * S.outputs
 
 
 @gluon.jit

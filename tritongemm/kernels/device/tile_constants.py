@@ -88,6 +88,11 @@ class Constants:
         return not self.gated and not self.residual and self.extra.value == "none"
 
     @property
+    def loads_d(self):
+        """Whether the epilogue loads anything."""
+        return not self.plain or (self.addend != "none" and self.addend != "scale")
+
+    @property
     def outputs(self):
         """Matrices that are stored: C, and with an auxiliary output the halves of a gated product's
         or the one of another."""
