@@ -42,49 +42,58 @@ def release(empty, stage, step, first, S: gl.constexpr):
 
 
 @gluon.jit
-def consumer(result, buffers, sizes, S: gl.constexpr, CONSUMER: gl.constexpr):
-    """Multiplies stage after stage of each unit, releases each while the next one is multiplied,
-    and stores its rows of the tile."""
+def compute_unit(result, buffers, sizes, unit, it, turn, S: gl.constexpr, CONSUMER: gl.constexpr):
+    """Multiplies stage after stage of one unit, releases each while the next one is multiplied, and
+    stores this consumer's rows of the tile. Returns the number of stages used so far.
+
+    A function of its own, because Triton walks twice over the body of a loop."""
     a_bufs, b_bufs, c_bufs, full, empty, turns = buffers
     M, N, K, batches = sizes
     c_desc, c, strides, epilogue, _ = result
     BOX: gl.constexpr = 0 if S.pingpong else CONSUMER  # this consumer's rows of A
     layout: gl.constexpr = accumulator_layout(S.block_n)
+    batch, row, col = origin_of(unit, 0, M, N, batches, S)
+    split, first, last = k_range_of(unit, 0, M, N, K, batches, S)
+    own_turn = True
+    if S.pingpong:
+        own_turn = turn % 2 == CONSUMER
+    if own_turn:
+        acc = gl.zeros((S.rows, S.block_n), gl.float32, layout=layout)
+        if S.pingpong:
+            mbarrier.wait(turns.index(CONSUMER), ((turn // 2) & 1) ^ (1 - CONSUMER))
+        for step in range(first, last):
+            stage = it % S.stages
+            mbarrier.wait(full.index(stage), (it // S.stages) & 1)
+            a = operand(a_bufs.index(S.a_boxes * stage + BOX), S.rows, S.block_k, S.a_t, S.batched)
+            b = operand(b_bufs.index(stage), S.block_k, S.block_n, S.b_t, S.batched)
+            token = warpgroup_mma(a, b, acc, is_async=True)
+            acc = warpgroup_mma_wait(1, deps=(token,))
+            release(empty, (it + S.stages - 1) % S.stages, step, first, S)
+            it += 1
+        row += BOX * S.rows
+        # D is loaded while the last product is computed.
+        value = load_addend(acc, epilogue, batch, row, col, M, N, False, S)
+        acc = warpgroup_mma_wait(0, deps=(acc,))
+        release(empty, (it + S.stages - 1) % S.stages, last, first, S)
+        if S.pingpong:
+            mbarrier.arrive(turns.index(1 - CONSUMER), count=1)
+        store_tile(c_desc, c, c_bufs.index(CONSUMER), acc, value, epilogue, batch, split, row, col,
+                   M, N, strides, S.subtile, S)
+    else:
+        it += last - first
+    return it
+
+
+@gluon.jit
+def consumer(result, buffers, sizes, S: gl.constexpr, CONSUMER: gl.constexpr):
+    """Computes and stores this consumer's rows of each unit's tile, or every other tile."""
+    M, N, K, batches = sizes
     gluon_wait()
     units = units_of(M, N, batches, S)
     it = 0
     turn = 0
     for unit in range(gl.program_id(0), units, gl.num_programs(0)):
-        batch, row, col = origin_of(unit, 0, M, N, batches, S)
-        split, first, last = k_range_of(unit, 0, M, N, K, batches, S)
-        own_turn = True
-        if S.pingpong:
-            own_turn = turn % 2 == CONSUMER
-        if own_turn:
-            acc = gl.zeros((S.rows, S.block_n), gl.float32, layout=layout)
-            if S.pingpong:
-                mbarrier.wait(turns.index(CONSUMER), ((turn // 2) & 1) ^ (1 - CONSUMER))
-            for step in range(first, last):
-                stage = it % S.stages
-                mbarrier.wait(full.index(stage), (it // S.stages) & 1)
-                a = operand(a_bufs.index(S.a_boxes * stage + BOX), S.rows, S.block_k, S.a_t,
-                            S.batched)
-                b = operand(b_bufs.index(stage), S.block_k, S.block_n, S.b_t, S.batched)
-                token = warpgroup_mma(a, b, acc, is_async=True)
-                acc = warpgroup_mma_wait(1, deps=(token,))
-                release(empty, (it + S.stages - 1) % S.stages, step, first, S)
-                it += 1
-            row += BOX * S.rows
-            # D is loaded while the last product is computed.
-            value = load_addend(acc, epilogue, batch, row, col, M, N, False, S)
-            acc = warpgroup_mma_wait(0, deps=(acc,))
-            release(empty, (it + S.stages - 1) % S.stages, last, first, S)
-            if S.pingpong:
-                mbarrier.arrive(turns.index(1 - CONSUMER), count=1)
-            store_tile(c_desc, c, c_bufs.index(CONSUMER), acc, value, epilogue, batch, split, row,
-                       col, M, N, strides, S.subtile, S)
-        else:
-            it += last - first
+        it = compute_unit(result, buffers, sizes, unit, it, turn, S, CONSUMER)
         turn += 1
     if S.release == 2:
         last_turn = True
