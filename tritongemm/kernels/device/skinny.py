@@ -68,40 +68,40 @@ def advanced(ptrs, by, ROWS: gl.constexpr):
     return found
 
 
-@gluon.jit
-def product(accs, b, a, LOW: gl.constexpr, HIGH: gl.constexpr, OF_A: gl.constexpr,
-            AT: gl.constexpr, ELEMENT: gl.constexpr):
-    """One instruction: 16 columns of B, the first eight from word LOW on, the others from word
-    HIGH on; 8 rows of A; 16 along K."""
-    return gl.inline_asm_elementwise(
-        _mma(ELEMENT), "=f,=f,=f,=f,r,r,r,r,r,r,0,1,2,3",
-        (b[LOW], b[HIGH], b[LOW + 1], b[HIGH + 1], a[OF_A], a[OF_A + 1], accs[AT], accs[AT + 1],
-         accs[AT + 2], accs[AT + 3]), dtype=_words(4, gl.float32), is_pure=True, pack=1)
+@gluon.constexpr_function
+def _word(row, k, loads):
+    """The first word of a row's fragment ``k``, each of two words, among those of all rows."""
+    return 4 * loads * row + 2 * k
 
 
 @gluon.jit
 def multiply(accs, b, a, LOADS: gl.constexpr, A_ROWS: gl.constexpr, B_ROWS: gl.constexpr,
              ELEMENT: gl.constexpr):
-    """Adds the products of a step: each load is two fragments along K."""
+    """Adds the products of a step: each load is two fragments along K. One instruction takes 16
+    columns of B, of which the last eight are the next row of fragments, 8 rows of A, and 16 along
+    K."""
     for k in gl.static_range(2 * LOADS):
         found = ()
         for i in gl.static_range(B_ROWS // 2):
             for j in gl.static_range(A_ROWS):
-                found += product(accs, b, a, 8 * LOADS * i + 2 * k,
-                                 8 * LOADS * i + 4 * LOADS + 2 * k, 4 * LOADS * j + 2 * k,
-                                 4 * (A_ROWS * i + j), ELEMENT)
+                found += gl.inline_asm_elementwise(
+                    _mma(ELEMENT), "=f,=f,=f,=f,r,r,r,r,r,r,0,1,2,3",
+                    (b[_word(2 * i, k, LOADS)], b[_word(2 * i + 1, k, LOADS)],
+                     b[_word(2 * i, k, LOADS) + 1], b[_word(2 * i + 1, k, LOADS) + 1],
+                     a[_word(j, k, LOADS)], a[_word(j, k, LOADS) + 1])
+                    + accs[4 * (A_ROWS * i + j):4 * (A_ROWS * i + j + 1)],
+                    dtype=_words(4, gl.float32), is_pure=True, pack=1)
         accs = found
     return accs
 
 
 @gluon.jit
-def join_all(tensors, FIRST: gl.constexpr, COUNT: gl.constexpr, APART: gl.constexpr):
+def join_all(tensors, COUNT: gl.constexpr):
     """COUNT tensors as one, in new last axes of 2, the last for the lowest bit."""
     if COUNT == 1:
-        return tensors[FIRST]
+        return tensors[0]
     else:
-        return gl.join(join_all(tensors, FIRST, COUNT // 2, 2 * APART),
-                       join_all(tensors, FIRST + APART, COUNT // 2, 2 * APART))
+        return gl.join(join_all(tensors[::2], COUNT // 2), join_all(tensors[1::2], COUNT // 2))
 
 
 @gluon.jit(repr=symbol)
@@ -155,10 +155,10 @@ def skinny(a, b, c, M, N, K, stride_ab, stride_am, stride_bb, stride_bn, stride_
         accs += (gl.zeros([32 * WARPS], gl.float32, layout=threads),)
     a_tiles, b_tiles = (), ()
     for s in gl.static_range(STAGES):
+        by = s * STEP  # a value: Triton compiles a function anew for each constant
         wanted = first + s < last
-        b_tiles += (loads(b_ptrs, s * STEP, b_inside, ks, left, wanted, B_ROWS, LOADS, EVEN_K,
-                          STREAM),)
-        a_tiles += (loads(a_ptrs, s * STEP, a_inside, ks, left, wanted, A_ROWS, LOADS, EVEN_K, ""),)
+        b_tiles += (loads(b_ptrs, by, b_inside, ks, left, wanted, B_ROWS, LOADS, EVEN_K, STREAM),)
+        a_tiles += (loads(a_ptrs, by, a_inside, ks, left, wanted, A_ROWS, LOADS, EVEN_K, ""),)
     for step in range(first, last, STAGES):
         a_ptrs = advanced(a_ptrs, STAGES * STEP, A_ROWS)
         b_ptrs = advanced(b_ptrs, STAGES * STEP, B_ROWS)
@@ -166,18 +166,18 @@ def skinny(a, b, c, M, N, K, stride_ab, stride_am, stride_bb, stride_bn, stride_
         a_next, b_next = (), ()
         for s in gl.static_range(STAGES):
             accs = multiply(accs, b_tiles[s], a_tiles[s], LOADS, A_ROWS, B_ROWS, ELEMENT)
+            by = s * STEP
             wanted = step + s + STAGES < last
-            b_next += (loads(b_ptrs, s * STEP, b_inside, ks, left, wanted, B_ROWS, LOADS, EVEN_K,
+            b_next += (loads(b_ptrs, by, b_inside, ks, left, wanted, B_ROWS, LOADS, EVEN_K,
                              STREAM),)
-            a_next += (loads(a_ptrs, s * STEP, a_inside, ks, left, wanted, A_ROWS, LOADS, EVEN_K,
-                             ""),)
+            a_next += (loads(a_ptrs, by, a_inside, ks, left, wanted, A_ROWS, LOADS, EVEN_K, ""),)
         a_tiles, b_tiles = a_next, b_next
     if RELEASE:
         gluon_release()
 
     # [warp, lane // 4, lane % 4, 16 columns, 8 rows, half of the 16, element] (PTX ISA, the
     # fragments of mma.m16n8k16, with columns of B as its 16 rows) -> [warp, row, column].
-    sums = join_all(accs, 0, SUMS, 1).reshape([WARPS, 8, 4, BLOCK_N // 16, BLOCK_M // 8, 2, 2])
+    sums = join_all(accs, SUMS).reshape([WARPS, 8, 4, BLOCK_N // 16, BLOCK_M // 8, 2, 2])
     sums = sums.permute((0, 4, 2, 6, 3, 5, 1)).reshape([WARPS, BLOCK_M, BLOCK_N])
     warp_sums = gl.allocate_shared_memory(
         gl.float32, [WARPS, BLOCK_M, BLOCK_N], gl.SwizzledSharedLayout(1, 1, 1, order=[2, 1, 0]))
