@@ -94,6 +94,12 @@ def first_part(fragment, S):
 
 
 @gluon.constexpr_function
+def end_part(fragment, S):
+    """The index behind its last one."""
+    return first_part(fragment, S) + S.fragment_n.value // 8
+
+
+@gluon.constexpr_function
 def column_in_tile(fragment, S):
     """The first column of a fragment, of those of its epilogue tile that TMA stores. Epilogue tiles
     lie in all accumulators' columns side by side."""
@@ -217,7 +223,6 @@ def compute_unit(result, maps, shared, sizes, unit, it, turn, rank, peer, ELEMEN
     c_desc, c, strides, epilogue, further = result
     FIRST_ROW: gl.constexpr = 0 if S.pingpong else CONSUMER * S.rows
     N8: gl.constexpr = S.block_n // 8
-    PARTS: gl.constexpr = S.fragment_n // 8
     SECOND_HALF: gl.constexpr = S.columns // 8  # in a gated product's accumulator
     batch, row, col = origin_of(unit, rank, M, N, batches, S)
     split, first, last = k_range_of(unit, rank, M, N, K, batches, S)
@@ -255,14 +260,14 @@ def compute_unit(result, maps, shared, sizes, unit, it, turn, rank, peer, ELEMEN
                 values += (load_fragment_of_d(
                     epilogue, further, batch, row + row_of(fragment + S.early_fragments, S),
                     col + column_of(fragment + S.early_fragments, S), M, N, S),)
-            if S.tma_store and column_in_tile(fragment, S) == 0:
-                store_buffer.wait_free(fragment * S.fragment_n // S.epilogue_n, S)
+            if S.tma_store:
+                store_buffer.wait_free(store_buffer.stores_left(fragment, S), S)
             # Bounds of slices are written out: one in a variable would be no constant.
-            parts = acc[first_part(fragment, S):first_part(fragment, S) + PARTS]
+            parts = acc[first_part(fragment, S):end_part(fragment, S)]
             if S.gated:
                 parts += acc[SECOND_HALF + first_part(fragment, S):
-                             SECOND_HALF + first_part(fragment, S) + PARTS]
-            buffer = S.store_offset + S.store_bytes * CONSUMER + store_buffer.offset_of(fragment, S)
+                             SECOND_HALF + end_part(fragment, S)]
+            buffer = store_buffer.offset_of(fragment, CONSUMER, S)
             first_row, first_col = row_of(fragment, S), column_of(fragment, S)
             store_fragment(result, maps, parts, values[fragment] if S.loads_d else 0.0, buffer,
                            batch, split, row, col, first_row, first_col, M, N,

@@ -81,22 +81,33 @@ def _wait(stores):
 
 
 @gluon.constexpr_function
-def offset_of(fragment, S):
-    """Byte offset, in a consumer's store buffers, of the one that holds a fragment of its first
-    result's tiles, which lie one after the other where it has more than one accumulator."""
+def offset_of(fragment, consumer, S):
+    """Byte offset of the store buffer that holds a fragment of a consumer's first result. The tiles
+    of its accumulators lie one after the other."""
     tile = fragment * S.fragment_n.value // S.epilogue_n.value
     buffer = tile if S.subtile.value == 1 else tile % S.store_buffers.value
-    return 128 * S.epilogue_n.value * buffer * S.outputs
+    return (S.store_offset.value + S.store_bytes.value * consumer
+            + 128 * S.epilogue_n.value * buffer * S.outputs)
+
+
+@gluon.constexpr_function
+def stores_left(fragment, S):
+    """How many of this warp's stores, or of this consumer's, where tiles are transposed, TMA may
+    not have read yet when a fragment is written; None: any. The first epilogue tile waits for all
+    of the tile before, so for all buffers, and later ones where buffers are used again."""
+    tile, column = divmod(fragment * S.fragment_n.value, S.epilogue_n.value)
+    if tile == column == 0:
+        return 0
+    if column == 0 and S.subtile.value > 1 and tile >= S.store_buffers.value:
+        return (S.store_buffers.value - 1) * S.outputs
+    return None
 
 
 @gluon.jit
-def wait_free(TILE: gl.constexpr, S: gl.constexpr):
-    """Waits until the store buffer of epilogue tile number TILE is free: TMA has read
-    what this warp has stored from it, or, where tiles are transposed, this consumer. The first
-    epilogue tile waits for all of the tile before, so for all buffers."""
-    if TILE == 0 or (S.subtile > 1 and TILE >= S.store_buffers):
-        WAIT: gl.constexpr = 0 if TILE == 0 else (S.store_buffers - 1) * S.outputs
-        gl.inline_asm_elementwise(_wait(WAIT), "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+def wait_free(LEFT: gl.constexpr, S: gl.constexpr):
+    """Waits until no more than :func:`stores_left` are left."""
+    if LEFT is not None:
+        gl.inline_asm_elementwise(_wait(LEFT), "=r", [], dtype=gl.int32, is_pure=False, pack=1)
         if S.transposed:
             thread_barrier()
 
