@@ -106,6 +106,19 @@ def parts_over_k(a_rows, b_columns, first, last, K, stride_ak, stride_bk, BLOCK_
 
 
 @triton.jit
+def multiply_adds(sums, a_rows, b_columns, k, end, stride_ak, stride_bk):
+    """``sums`` plus the products of UNROLL elements from element ``k`` on, as far as they lie
+    before ``end``. ``a_rows``, ``b_columns``: pointers to element ``k``.
+
+    A function of its own, because Triton walks twice over the body of each loop around it."""
+    for i in tl.static_range(UNROLL):
+        x = tl.load(a_rows + i * stride_ak, mask=k + i < end, other=0.0)
+        y = tl.load(b_columns + i * stride_bk, mask=k + i < end, other=0.0)
+        sums += x[:, None] * y[None, :]
+    return sums
+
+
+@triton.jit
 def multiply_adds_over_k(a_rows, b_columns, begin, end, stride_ak, stride_bk, BLOCK_M: tl.constexpr,
                          BLOCK_N: tl.constexpr):
     """The sum over elements ``begin`` to ``end`` of K by float32 multiply-adds, in chains of CHAIN
@@ -116,10 +129,7 @@ def multiply_adds_over_k(a_rows, b_columns, begin, end, stride_ak, stride_bk, BL
     for chain in tl.range(begin, end, CHAIN, num_stages=1):
         sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for k in tl.range(chain, min(chain + CHAIN, end), UNROLL, num_stages=1):
-            for i in tl.static_range(UNROLL):
-                x = tl.load(a_rows + i * stride_ak, mask=k + i < end, other=0.0)
-                y = tl.load(b_columns + i * stride_bk, mask=k + i < end, other=0.0)
-                sums += x[:, None] * y[None, :]
+            sums = multiply_adds(sums, a_rows, b_columns, k, end, stride_ak, stride_bk)
             a_rows += UNROLL * stride_ak
             b_columns += UNROLL * stride_bk
         acc += sums
