@@ -3,6 +3,8 @@ under ``override`` every local product is taken, and losses and gradients are on
 
 from __future__ import annotations
 
+import multiprocessing
+
 import pytest
 import torch
 
@@ -131,11 +133,20 @@ def rank_main(rank: int, ranks: int, ways: tuple, folder: str) -> None:
         torch.distributed.destroy_process_group()
 
 
+def run_ranks(main, ranks: int, *args) -> None:
+    """Runs ``main`` in a process for each rank. They are forked from a process that imports what
+    they need, some 3 s of work, once for all, and does nothing else."""
+    multiprocessing.set_forkserver_preload([
+        "torch.distributed.fsdp", "torch.distributed.tensor.parallel",
+        "torch._functorch.aot_autograd", "tritongemm.ops.execute"])
+    torch.multiprocessing.start_processes(main, (ranks, *args), ranks, start_method="forkserver")
+
+
 @pytest.mark.parametrize(("ranks", "ways"), [
     (2, (("tensor", False), ("sequence", False), ("fsdp", False), ("tensor", True))),
     (4, (("both", False),))], ids=["two", "four"])
 def test_every_rank_takes_every_product_and_finds_what_one_process_does(ranks, ways, tmp_path):
-    torch.multiprocessing.spawn(rank_main, (ranks, ways, str(tmp_path)), ranks)
+    run_ranks(rank_main, ranks, ways, str(tmp_path))
     found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(ranks)]
     for each in zip(*found):
         # Two products forward; backward two for each layer: the norm before them has weights.
@@ -220,4 +231,4 @@ def gradients_main(rank: int, ranks: int, folder: str) -> None:
 
 
 def test_gradients_whose_placements_are_not_the_results_are_of_one_process(tmp_path):
-    torch.multiprocessing.spawn(gradients_main, (2, str(tmp_path)), 2)
+    run_ranks(gradients_main, 2, str(tmp_path))
