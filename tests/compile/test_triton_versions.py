@@ -53,9 +53,9 @@ def unpack(archive: Path, folder: Path) -> None:
                 path.chmod(mode)
 
 
-def sample(version: str, path: list[Path], cache: Path) -> subprocess.CompletedProcess[str]:
+def sample(version: str, path: list[Path], **variables: str) -> subprocess.CompletedProcess[str]:
     environment = settings.child_environment(
-        PYTHONPATH=os.pathsep.join(map(str, [*path, ROOT])), TRITON_CACHE_DIR=str(cache))
+        PYTHONPATH=os.pathsep.join(map(str, [*path, ROOT])), **variables)
     return subprocess.run([sys.executable, str(HERE / "versions_sample.py"), version], text=True,
                           env=environment, capture_output=True, timeout=900, check=False)
 
@@ -66,8 +66,9 @@ def test_the_versions_are_those_that_gluon_is_trusted_with():
     assert [minor for _, minor in minors] == list(range(minors[0][1], minors[-1][1] + 1))
 
 
-def test_every_kernel_compiles_with_the_installed_triton(tmp_path):
-    done = sample(triton_version(), [], tmp_path)
+def test_every_kernel_compiles_with_the_installed_triton():
+    """Triton's cache, which names the version and the code, holds what other tests compiled."""
+    done = sample(triton_version(), [])
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
 
 
@@ -77,5 +78,5 @@ def test_every_kernel_compiles_with_each_triton(version, tmp_path):
     if version == triton_version():
         pytest.skip(f"Triton {version} is the installed one, which has a test of its own")
     unpack(wheel(version, tmp_path), tmp_path / "unpacked")
-    done = sample(version, [tmp_path / "unpacked"], tmp_path / "cache")
+    done = sample(version, [tmp_path / "unpacked"], TRITON_CACHE_DIR=str(tmp_path / "cache"))
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
