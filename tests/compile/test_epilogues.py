@@ -43,7 +43,7 @@ CASES = [Case(90, ROWS_64, shape()), Case(80, ROWS_64, shape()), Case(90, PERSIS
 
 def test_d_and_the_numbers_are_packed_as_the_binary_takes_them():
     for case in CASES:
-        for epilogue in ("bias+gelu", "scale", "add"):
+        for epilogue in ("bias+gelu", "scale+gelu", "add"):
             problem = replace(case.problem, epilogue=epilogue)
             check(launches_of(problem, case.config, representative(case.arch)), case.arch)
 

@@ -239,7 +239,7 @@ def test_something_before_it_is_a_compile_error():
 
 
 @pytest.mark.parametrize("config", [
-    wide(128, 112, 8), wide(192, 136, 12), wide(64, 160, 8, pingpong=1), wide(256, 120, 8),
+    wide(128, 144, 8), wide(192, 136, 12), wide(64, 160, 8, pingpong=1), wide(256, 120, 8),
     wide(128, 120, 8, swap_ab=2)], ids=str)
 @pytest.mark.parametrize("epilogue, n", [("bias", 2000), ("add", 2000), ("bias", 2001)])
 def test_an_epilogue_that_loads_d_issues_each_copy_once(config, epilogue, n):
@@ -251,9 +251,9 @@ def test_an_epilogue_that_loads_d_issues_each_copy_once(config, epilogue, n):
 @pytest.mark.parametrize("epilogue", ("bias", "add"))
 def test_every_consumer_loads_two_values_of_d_at_once(epilogue):
     problem = GemmProblem.contiguous(1000, 2000, 512, layout="nt", epilogue=epilogue)
-    for config in (wide(192, 128, 12), wide(128, 144, 8)):
+    for config in (wide(192, 136, 12), wide(128, 144, 8)):
         launch, = launches_of(problem, config, H200)
         code = disassembled(compile_launch(launch, 90))
         assert "LDG.E.U16" not in code and code.count("LDG.E ") >= config.num_warps // 4 * 16
-    launch, = launches_of(replace(problem, n=2001, align_c=2), wide(192, 128, 12), H200)
+    launch, = launches_of(replace(problem, n=2001, align_c=2), wide(192, 136, 12), H200)
     assert "LDG.E.U16" in disassembled(compile_launch(launch, 90))
