@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tritongemm import settings
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.errors import (
@@ -182,10 +183,16 @@ def compile_launch(launch: Launch, arch: int) -> Binary:
     source = _keyed(Source)(function, signature, constexprs={
         (function.arg_names.index(name),): value for name, value in constants.items()},
         attrs=attributes)
+    options: dict[str, object] = {"num_warps": launch.num_warps, "num_stages": launch.num_stages,
+                                  "num_ctas": launch.num_ctas}
+    of_the_user = settings.compiler_environment()
     # By default Triton computes for each sum and product of integers whether it overflows, and then
     # drops the result, which is asserted in debug mode alone: a tenth of the front end's time.
-    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages,
-               "num_ctas": launch.num_ctas, "sanitize_overflow": False}
+    if "TRITON_DEBUG" not in of_the_user:
+        options["sanitize_overflow"] = False
+    # 3.9 warns that its default will change.
+    if "TRITON_DEFAULT_FP_FUSION" not in of_the_user:
+        options["enable_fp_fusion"] = True
     if launch.maxnreg is not None:
         options["maxnreg"] = launch.maxnreg
     try:
