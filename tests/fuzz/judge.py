@@ -290,7 +290,7 @@ def _within_bound(case: Case, world: World, i: int, found: torch.Tensor, truth: 
     factors = [n for n in (len(case.operands) - 2, len(case.operands) - 1) if n != leaf]
     # relu has a slope of 0 or 1, of one sign each; other slopes depend on what has an error.
     bent = case.activation != "none" and (case.function, case.activation) != ("linear", "relu")
-    if leaf is not None and (len(factors) == 2 or bent) or case.function == "gated":
+    if leaf is not None and (len(factors) == 2 or bent):
         return False
     alike = compute.eps and excess <= _MOST_EXCESS and any(
         v.shares >= 0 or any(n > 1 and s == 0 for n, s in zip(v.shape, v.stride))
@@ -298,8 +298,9 @@ def _within_bound(case: Case, world: World, i: int, found: torch.Tensor, truth: 
     if terms > _SHORT_SUM and not alike:
         return False
     wide = [x.detach().to(truth.dtype).abs() for x in world.operands]
+    # Of positive arguments relu is none, which a gate must have.
     words = keywords(replace(case, alpha=abs(_finite(case.alpha)), beta=abs(_finite(case.beta)),
-                             activation="none"))
+                             activation="relu" if case.function == "gated" else "none"))
     if leaf is None:
         size = function.plain(*wide, **words)
     else:
@@ -310,7 +311,10 @@ def _within_bound(case: Case, world: World, i: int, found: torch.Tensor, truth: 
             back *= function.plain(*(x.detach().to(truth.dtype) for x in world.operands),
                                    **keywords(case)) > 0
         size, = torch.autograd.grad(result, wide[leaf], back)
-    allowed = (compute.bound(terms) + format_of_dtype(written).eps) * size
+    bound = compute.bound(terms)
+    if case.function == "gated":  # a product of two
+        bound *= 2.0 + bound
+    allowed = (bound + format_of_dtype(written).eps) * size
     if case.activation not in ("none", "relu"):
         allowed = allowed * 1.2  # the steepest slope
     if truth.is_complex():

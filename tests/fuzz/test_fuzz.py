@@ -148,6 +148,32 @@ def test_an_outer_product_behind_a_relu_is_judged_by_its_terms(monkeypatch):
     assert not judge._within_bound(replace(case, activation="silu"), world, 1, truth, truth, 1, 1.5)
 
 
+@pytest.mark.parametrize("activation", ["relu", "silu"])
+def test_a_gated_product_of_a_short_sum_is_judged_by_its_terms(activation, monkeypatch):
+    monkeypatch.setattr(judge, "_precision_of", lambda case, device: "tf32")
+    case = Case("gated", (View((64,), (0,)), View((40, 2), (2, 1)), View((64, 2), (2, 1))), "fp32",
+                values=3, activation=activation)
+    world = World(case.operands, "fp32", 3, CPU)
+    bias, x, weight = (t.double() for t in world.operands)
+
+    def gated(x, weight):
+        gate, up = (x @ weight.mT + bias).chunk(2, -1)
+        return getattr(torch.nn.functional, activation)(gate) * up
+
+    truth = gated(x, weight)
+    gate, up = (x.abs() @ weight.abs().mT + bias.abs()).chunk(2, -1)
+    bound = 2.0 * (2.0**-9 + 2 * 2.0**-23)
+
+    def within(found: torch.Tensor) -> bool:
+        return judge._within_bound(case, world, 0, found, truth, 2, 1.5)
+
+    assert within(truth + 0.9 * bound * gate * up)
+    assert not within(truth + 1.3 * bound * gate * up)
+    one_left_out = weight.clone()
+    one_left_out[40, 1] = 0.0
+    assert not within(gated(x, one_left_out))
+
+
 def test_a_product_left_out_is_wrong_beside_a_bias_of_equal_values():
     k = 4096
     case = Case("linear", (View((48,), (0,)), View((64, k), (k, 1)), View((48, k), (k, 1))), "bf16",
