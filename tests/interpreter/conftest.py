@@ -1,4 +1,4 @@
-"""Triton's interpreter without what it does again and again: a third of the time of these tests.
+"""Spares Triton's interpreter what it does again for every call: these tests take half the time.
 
 It computes what it computed. Kernels are run as they are, with the same operations on the same
 values; only the order in which ``tl.reduce`` combines them is another, as it is on a GPU.

@@ -91,6 +91,10 @@ def hard_rows(k: int) -> dict[str, torch.Tensor]:
         rows["one loses bits"][3] = normal.abs().max() * 2.0**-29 * 1.2345678
         rows["one loses too many!"] = normal.clone()
         rows["one loses too many!"][3] = normal.abs().max() * 2.0**-48 * 1.2345678
+        rows["its last loses too many!"] = normal.clone()
+        rows["its last loses too many!"][k - 1] = normal.abs().max() * 2.0**-48 * 1.2345678
+        rows["one loses some beside many large"] = normal.clone()
+        rows["one loses some beside many large"][3] = normal.abs().max() * 2.0**-33 * 1.2345678
         rows["many lose bits!"] = normal * 2.0**-33
         rows["many lose bits!"][k // 2] = 1.0
         rows["sparse!"] = torch.zeros(k)
