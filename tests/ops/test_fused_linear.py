@@ -36,6 +36,14 @@ def test_what_no_kernel_takes_is_composed(interleaved, bias):
     torch.testing.assert_close(tg.gated_linear(vector, W), composed(vector, W))
 
 
+@pytest.mark.parametrize(("batch", "k", "n"), (
+    ((5,), 8, 0), ((3, 5), 8, 0), ((2, 3, 5), 0, 0), ((3, 5), 0, 6), ((0, 5), 8, 0)), ids=str)
+def test_layers_without_columns_or_k_are_torchs(batch, k, n):
+    x, w, residual = torch.randn(*batch, k), torch.randn(2 * n, k), torch.randn(*batch, 2 * n)
+    torch.testing.assert_close(tg.linear(x, w, residual=residual), F.linear(x, w) + residual)
+    torch.testing.assert_close(tg.gated_linear(x, w), composed(x, w))
+
+
 def test_a_residual_is_added_after_the_activation():
     residual = torch.randn(3, 5, 12)
     for activation in ("none", "gelu"):

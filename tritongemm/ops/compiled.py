@@ -108,7 +108,7 @@ def _layer(x: Tensor, w: Tensor, bias: Tensor | None,
     tensors = tuple(t for t in (x, w, bias, residual) if t is not None)
     if not _takes(tensors) or x.dim() < 2 or w.dim() != 2 or x.shape[-1] != w.shape[1]:
         return None
-    if w.shape[1] == 0 or bias is not None and bias.dim() != 1:
+    if 0 in (w.shape[0], w.shape[1]) or bias is not None and bias.dim() != 1:
         return None
     return x, w, bias, residual
 

@@ -289,7 +289,7 @@ def _folded(layer: LinearLayer, x: Tensor, w: Tensor, bias: Tensor | None,
     """The layer of ``x`` [..., K]: the batch folded into the rows."""
     if x.dim() < 2 or w.dim() != 2:
         return Declined(f"ranks are {x.dim()} and {w.dim()}")
-    if x.shape[-1] != w.shape[1] or x.numel() == 0:
+    if x.shape[-1] != w.shape[1] or 0 in (x.numel(), w.numel()):
         return Declined(f"shapes are {tuple(x.shape)} and {tuple(w.shape)}")
     columns = w.shape[0] // 2 if layer.gated else w.shape[0]
     shape = (*x.shape[:-1], columns)
