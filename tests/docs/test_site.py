@@ -96,6 +96,7 @@ MARKED = {
     "h100-fp32": ("nvidia-h100-80gb-hbm3/fp32.csv", "nvidia-h100-80gb-hbm3/complex64/square.csv"),
     "h100-fresh": ("nvidia-h100-80gb-hbm3/fresh/11251411.csv",
                    "nvidia-h100-80gb-hbm3/fresh/88452900.csv"),
+    "h100-fp32-fresh": ("nvidia-h100-80gb-hbm3/fresh/27112001.csv",),
     "h100-epilogues": ("nvidia-h100-80gb-hbm3/epilogues/epilogue-decode.csv",
                        "nvidia-h100-80gb-hbm3/epilogues/epilogue-prefill.csv"),
 }
