@@ -1,7 +1,7 @@
 """Compiles a sample of every shipped kernel with the Triton of this process; prints what fails.
 
-Where it proves as much, a case is one that a table or another test has, which the installed Triton
-compiles once for all of them.
+Where that tests as much, a case is one of a table or of another test: the installed Triton compiles
+it once for all of them.
 """
 
 from __future__ import annotations

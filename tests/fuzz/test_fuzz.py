@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -11,6 +12,7 @@ import sys
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -172,6 +174,35 @@ def test_a_gated_product_of_a_short_sum_is_judged_by_its_terms(activation, monke
     one_left_out = weight.clone()
     one_left_out[40, 1] = 0.0
     assert not within(gated(x, one_left_out))
+    assert not judge._within_bound(case, world, 0, truth, truth, 65, 1.5)
+
+
+def test_an_out_over_d_that_torch_refuses_is_judged_by_the_plain_result(monkeypatch):
+    d, a, b = View((32, 18), (18, 1)), View((32, 25), (25, 1)), View((25, 18), (18, 1))
+    case = Case("addmm", (d, a, b), "fp32", out=replace(d, offset=7, shares=0), values=3,
+                strict=False)
+    made = ["a kernel"]
+    choices = SimpleNamespace(made=made, host_only=True, taken=contextlib.nullcontext)
+    call, wrong = judge._call, 0.0
+
+    def ours_is_right(case, world, *, ours, strict=True):
+        if not ours:
+            return call(case, world, ours=False)
+        plain = World(case.operands, case.dtype, case.values, CPU)
+        world.out.copy_(call(replace(case, out=None), plain, ours=False)[0] + wrong)
+        return (world.out,)
+
+    monkeypatch.setattr(judge, "_call", ours_is_right)
+    monkeypatch.setattr(World, "changed", lambda self: None)
+    monkeypatch.setattr(World, "may_be_written", lambda self, which: None)
+    assert not judge._run(case, CPU, choices)
+    wrong = 1.0
+    with pytest.raises(judge._Wrong, match="the result"):
+        judge._run(case, CPU, choices)
+    wrong = 0.0
+    made.clear()
+    with pytest.raises(judge._Wrong, match="unsupported operation"):
+        judge._run(case, CPU, choices)
 
 
 def test_a_product_left_out_is_wrong_beside_a_bias_of_equal_values():

@@ -1,4 +1,5 @@
-"""Spares Triton's interpreter what it does again for every call: these tests take half the time.
+"""Spares Triton's interpreter what it does again for every call: these tests take two thirds of
+the time.
 
 It computes what it computed. Kernels are run as they are, with the same operations on the same
 values; only the order in which ``tl.reduce`` combines them is another, as it is on a GPU.
@@ -42,7 +43,10 @@ def _patch_the_language_once_a_kernel(patch, interpreter) -> None:
     @functools.wraps(run)
     def kernel(self, *args, **kwargs):
         done.clear()
-        return run(self, *args, **kwargs)
+        try:
+            return run(self, *args, **kwargs)
+        finally:
+            done.clear()
 
     patch.setattr(interpreter, "_patch_lang", once)
     patch.setattr(interpreter.GridExecutor, "__call__", kernel)

@@ -135,7 +135,8 @@ def rank_main(rank: int, ranks: int, ways: tuple, folder: str) -> None:
 
 def run_ranks(main, ranks: int, *args) -> None:
     """Runs ``main`` in a process for each rank. They are forked from a process that imports what
-    they need, some 3 s of work, once for all, and does nothing else."""
+    they need, some 3 s of work, once for all, and does nothing else. Its environment is that of the
+    first call."""
     multiprocessing.set_forkserver_preload([
         "torch.distributed.fsdp", "torch.distributed.tensor.parallel",
         "torch._functorch.aot_autograd", "tritongemm.ops.execute"])

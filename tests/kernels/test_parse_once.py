@@ -25,20 +25,22 @@ def test_each_function_keeps_the_tree_of_its_own_source():
         assert ast.dump(function.parse()) == ast.dump(ast.parse(function.src))
 
 
-def test_functions_of_other_packages_stay_as_they_are():
+def test_functions_of_other_packages_stay_as_they_are(monkeypatch):
     from triton.language import cdiv
 
+    monkeypatch.setattr(importlib.import_module(f"{PACKAGE}.order"), "cdiv", cdiv, raising=False)
     parse_once(PACKAGE)
-    assert cdiv not in list(jit_functions(PACKAGE)) and cdiv.parse() is not cdiv.parse()
+    assert cdiv.parse() is not cdiv.parse()
 
 
 def test_a_triton_that_does_not_parse_is_left_alone(monkeypatch):
     import triton
 
-    class Function:
-        pass
-
     module = importlib.import_module(f"{PACKAGE}.order")
+
+    class Function:
+        fn = module.tile_of.fn
+
     function = Function()
     monkeypatch.setattr(triton, "JITFunction", Function)
     monkeypatch.setattr(module, "other", function, raising=False)

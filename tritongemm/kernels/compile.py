@@ -190,7 +190,8 @@ def compile_launch(launch: Launch, arch: int) -> Binary:
     # drops the result, which is asserted in debug mode alone: a tenth of the front end's time.
     if "TRITON_DEBUG" not in of_the_user:
         options["sanitize_overflow"] = False
-    # 3.9 warns that its default will change.
+    # Triton 3.9 warns where this is not said, since its default will change. Only the environment
+    # is looked at, as in the store's keys.
     if "TRITON_DEFAULT_FP_FUSION" not in of_the_user:
         options["enable_fp_fusion"] = True
     if launch.maxnreg is not None:

@@ -22,11 +22,11 @@ def parse_once(package: str) -> None:
 
 
 def jit_functions(package: str) -> Iterator[Any]:
-    """The ``jit`` functions of all modules of ``package`` that are loaded."""
+    """The ``jit`` functions that the loaded modules of ``package`` define."""
     from triton import JITFunction
 
     for name, module in tuple(sys.modules.items()):
         if name.startswith(package + "."):
             for value in tuple(vars(module).values()):
-                if isinstance(value, JITFunction):
+                if isinstance(value, JITFunction) and value.fn.__module__ == name:
                     yield value

@@ -110,7 +110,8 @@ def multiply_adds(sums, a_rows, b_columns, k, end, stride_ak, stride_bk):
     """``sums`` plus the products of UNROLL elements from element ``k`` on, as far as they lie
     before ``end``. ``a_rows``, ``b_columns``: pointers to element ``k``.
 
-    A function of its own, because Triton walks twice over the body of each loop around it."""
+    A function of its own, because Triton visits the body of a loop twice, first to find the values
+    that the loop carries."""
     for i in tl.static_range(UNROLL):
         x = tl.load(a_rows + i * stride_ak, mask=k + i < end, other=0.0)
         y = tl.load(b_columns + i * stride_bk, mask=k + i < end, other=0.0)

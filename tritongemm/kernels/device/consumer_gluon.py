@@ -46,7 +46,8 @@ def compute_unit(result, buffers, sizes, unit, it, turn, S: gl.constexpr, CONSUM
     """Multiplies stage after stage of one unit, releases each while the next one is multiplied, and
     stores this consumer's rows of the tile. Returns the number of stages used so far.
 
-    A function of its own, because Triton walks twice over the body of a loop."""
+    A function of its own, because Triton visits the body of a loop twice, first to find the values
+    that the loop carries."""
     a_bufs, b_bufs, c_bufs, full, empty, turns = buffers
     M, N, K, batches = sizes
     c_desc, c, strides, epilogue, _ = result

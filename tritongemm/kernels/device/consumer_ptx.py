@@ -76,7 +76,7 @@ def accumulator_of(fragment, S):
 
 @gluon.constexpr_function
 def row_of(fragment, S):
-    """The first row of a fragment, of a consumer's."""
+    """The first row of a fragment among its consumer's."""
     return 64 * accumulator_of(fragment, S)
 
 
@@ -95,14 +95,14 @@ def first_part(fragment, S):
 
 @gluon.constexpr_function
 def end_part(fragment, S):
-    """The index behind its last one."""
+    """The index after the fragment's last tensor."""
     return first_part(fragment, S) + S.fragment_n.value // 8
 
 
 @gluon.constexpr_function
 def column_in_tile(fragment, S):
-    """The first column of a fragment, of those of its epilogue tile that TMA stores. Epilogue tiles
-    lie in all accumulators' columns side by side."""
+    """The first column of a fragment within its epilogue tile; 0 where TMA does not store. Epilogue
+    tiles cut all accumulators' columns, side by side."""
     return fragment * S.fragment_n.value % S.epilogue_n.value if S.tma_store.value else 0
 
 
@@ -160,7 +160,7 @@ def store_output(fragment, map_, buffer, batch, row, col, first_col, IN_TILE: gl
     """Writes a finished 16-bit fragment, the columns from IN_TILE on of its epilogue tile, into the
     store buffer of the tile, which TMA stores as soon as it is complete. OUTPUT: number of the
     result; ``buffer``: byte offset of the first result's."""
-    buffer += 128 * S.epilogue_n * OUTPUT
+    buffer += store_buffer.bytes_of(S) * OUTPUT
     store_buffer.write(fragment, buffer, IN_TILE, S.fragment_n, S)
     if IN_TILE + S.fragment_n == S.epilogue_n:
         c_row, c_col, _, _ = origin_in_c(row, col + (first_col - IN_TILE), M, N, S)
@@ -218,7 +218,8 @@ def compute_unit(result, maps, shared, sizes, unit, it, turn, rank, peer, ELEMEN
     """Multiplies stage after stage of one unit, releases each while the next one is multiplied, and
     stores this consumer's rows of the tile. Returns the number of stages used so far.
 
-    A function of its own, because Triton walks twice over the body of a loop."""
+    A function of its own, because Triton visits the body of a loop twice, first to find the values
+    that the loop carries."""
     M, N, K, batches = sizes
     c_desc, c, strides, epilogue, further = result
     FIRST_ROW: gl.constexpr = 0 if S.pingpong else CONSUMER * S.rows

@@ -81,20 +81,26 @@ def _wait(stores):
 
 
 @gluon.constexpr_function
+def bytes_of(S):
+    """Bytes of a store buffer: 64 rows of 16-bit results."""
+    return 128 * S.epilogue_n.value
+
+
+@gluon.constexpr_function
 def offset_of(fragment, consumer, S):
     """Byte offset of the store buffer that holds a fragment of a consumer's first result. The tiles
     of its accumulators lie one after the other."""
     tile = fragment * S.fragment_n.value // S.epilogue_n.value
     buffer = tile if S.subtile.value == 1 else tile % S.store_buffers.value
     return (S.store_offset.value + S.store_bytes.value * consumer
-            + 128 * S.epilogue_n.value * buffer * S.outputs)
+            + bytes_of(S) * buffer * S.outputs)
 
 
 @gluon.constexpr_function
 def stores_left(fragment, S):
-    """How many of this warp's stores, or of this consumer's, where tiles are transposed, TMA may
-    not have read yet when a fragment is written; None: any. The first epilogue tile waits for all
-    of the tile before, so for all buffers, and later ones where buffers are used again."""
+    """How many stores TMA may still have to read when a fragment is written, of the warp, or, where
+    tiles are transposed, of the consumer; None: no wait. The first epilogue tile waits for all of
+    the tile before, so for all buffers, and later ones where buffers are used again."""
     tile, column = divmod(fragment * S.fragment_n.value, S.epilogue_n.value)
     if tile == column == 0:
         return 0
@@ -105,7 +111,7 @@ def stores_left(fragment, S):
 
 @gluon.jit
 def wait_free(LEFT: gl.constexpr, S: gl.constexpr):
-    """Waits until no more than :func:`stores_left` are left."""
+    """Waits until TMA has all but the last LEFT stores read (:func:`stores_left`)."""
     if LEFT is not None:
         gl.inline_asm_elementwise(_wait(LEFT), "=r", [], dtype=gl.int32, is_pure=False, pack=1)
         if S.transposed:

@@ -89,7 +89,7 @@ class Constants:
 
     @property
     def loads_d(self):
-        """Whether the epilogue loads anything."""
+        """Whether fragments are given D, or the pair that further epilogues take."""
         return not self.plain or (self.addend != "none" and self.addend != "scale")
 
     @property
