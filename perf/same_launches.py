@@ -88,7 +88,8 @@ class Configs:
 
 def drawn_problem(rng: random.Random):
     """A problem of any layout, dtype, alignment, epilogue and batch."""
-    from tritongemm.problem import LAYOUTS, PLAIN_EPILOGUES, GemmProblem, dtype_of
+    from tritongemm.epilogues import EPILOGUES, PLAIN_EPILOGUES
+    from tritongemm.problem import LAYOUTS, GemmProblem, dtype_of
 
     dtype = rng.choice(("bf16", "bf16", "fp16", "fp32"))
     unit = rng.choice((1, 2, 4, 8, 64))
@@ -97,10 +98,14 @@ def drawn_problem(rng: random.Random):
         extents[rng.randrange(2)] = rng.randint(1, 32)
     elif kind < 0.3:
         extents[rng.randrange(3)] = 2 ** rng.randint(14, 17)
+    epilogue = "none" if rng.random() < 0.5 else rng.choice(
+        tuple(PLAIN_EPILOGUES if rng.random() < 0.6 else EPILOGUES))
+    if EPILOGUES[epilogue].gated:  # B holds two halves
+        extents[1] *= 2
     problem = GemmProblem.contiguous(
-        *extents, batch=rng.choice((1, 1, 1, 3, 17)), dtype=dtype, layout=rng.choice(LAYOUTS),
-        dtype_out=rng.choice((dtype, dtype, "fp32")),
-        epilogue="none" if rng.random() < 0.5 else rng.choice(tuple(PLAIN_EPILOGUES)),
+        *extents, batch=rng.choice((1, 1, 1, 3, 17)) if EPILOGUES[epilogue].plain else 1,
+        dtype=dtype, layout=rng.choice(LAYOUTS), epilogue=epilogue,
+        dtype_out=rng.choice((dtype, dtype, "fp32")) if EPILOGUES[epilogue].plain else dtype,
         precision=rng.choice(("ieee", "tf32", "fp16x3")) if dtype == "fp32" else "ieee")
     for name, of in (("align_a", problem.dtype_a), ("align_b", problem.dtype_b),
                      ("align_c", problem.dtype_out)):
@@ -113,9 +118,11 @@ def drawn_problem(rng: random.Random):
 
 def drawn_strides(rng: random.Random, problem) -> dict[str, int] | None:
     """Strides of operands with gaps of whole 16 bytes between rows, or None: without gaps."""
+    from tritongemm.epilogues import EPILOGUES
     from tritongemm.kernels.launch import Geometry
 
-    if rng.random() < 0.75:
+    # Further epilogues read operands whose strides are not drawn.
+    if rng.random() < 0.75 or not EPILOGUES[problem.epilogue].plain:
         return None
     strides = asdict(Geometry.contiguous(problem))
     # No kernel that is drawn reads another operand or a complex or mixed one, no problem has two
