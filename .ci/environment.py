@@ -154,8 +154,11 @@ def install_everything(folder: Path, python: Path) -> None:
     say(f"installing torch, triton and the rest of constraints.txt into {folder.name}; "
         "this downloads them once and takes minutes")
     run(sys.executable, "-m", "venv", "--clear", folder)
-    # Python compiles what it imports; compiling all that is installed takes a third of the time.
-    pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile")
+    pip: tuple[object, ...] = (python, "-m", "pip", "install", "--quiet",
+                               "--disable-pip-version-check")
+    if not sys.dont_write_bytecode:
+        # Compiling all that is installed, of which a part is imported, takes a third of the time.
+        pip += ("--no-compile",)
     if locked_install(pip):
         run(*pip, "-c", "constraints.txt", "torch", "triton")
     else:
