@@ -167,8 +167,11 @@ def test_a_float32_row_of_another_device_is_no_measurement_here(configs, h200):
     assert "no measurement shows" in reason_for(FLOAT32, h100)
 
 
-@pytest.mark.parametrize("ratio, wins", [(1.05, True), (3.0, False)])
-def test_a_sibling_or_a_problem_near_by_is_evidence_for_split_products(ratio, wins, configs, h200):
+@pytest.mark.parametrize("ratio, row_loses, near_loses", [
+    (0.95, True, True), (1.05, True, False), (3.0, False, False)])
+def test_a_sibling_or_a_problem_near_by_is_evidence_for_split_products(ratio, row_loses, near_loses,
+                                                                       configs, h200):
+    """The time that is predicted for the one near by is below torch's lower bound."""
     problem = GemmProblem.contiguous(2048, 2048, 2048, dtype="fp32", precision="fp16x3")
     section = replace(calibrate(h200, TILED, TMA), units=(problem.unit,), neighbours=tuple(
         Neighbour(replace(problem, n=2048 + 8 * i), ratio) for i in range(12)), candidates=(SPLIT,),
@@ -177,11 +180,21 @@ def test_a_sibling_or_a_problem_near_by_is_evidence_for_split_products(ratio, wi
     publish(h200, ratio, 50.0, problem=problem)
     h100 = known_devices()["nvidia-h100-80gb-hbm3"]
     assert choose(problem, h100).source == "sibling"
-    assert bool(reason_for(problem, h100)) is wins
+    assert bool(reason_for(problem, h100)) is row_loses
     near = replace(problem, n=2056, epilogue="bias")
     for device in (h200, h100):
         assert choose(near, device).source == "model"
-        assert bool(reason_for(near, device)) is wins
+        assert bool(reason_for(near, device)) is near_loses
+
+
+@pytest.mark.parametrize("shape, wins", [((4096, 24576, 2048), False), ((1024, 8192, 8200), True)])
+def test_an_estimate_below_torchs_bound_needs_no_margin(shape, wins):
+    """Both are estimated to be 1.06 times as fast as torch; the predicted time of the second is
+    above what cuBLAS may reach."""
+    problem = GemmProblem.contiguous(*shape, dtype="fp32", layout="nt", precision="tf32")
+    h100 = known_devices()["nvidia-h100-80gb-hbm3"]
+    assert choose(problem, h100).evidence == pytest.approx(1.06, abs=0.02)
+    assert bool(reason_for(problem, h100)) is wins
 
 
 @pytest.mark.parametrize("m, h100, h200", [
