@@ -150,6 +150,7 @@ def install_everything(folder: Path, python: Path) -> None:
     torch and triton, and what torch's CUDA builds bring, have no hashes: which file is theirs
     depends on the machine (a CPU build, or one of several for CUDA, from the index that pip is set
     up with), and pip checks all files of a command or none. So they have a command of their own.
+    There NVRTC is not pinned: a CUDA build of torch wants its own version.
     """
     say(f"installing torch, triton and the rest of constraints.txt into {folder.name}; "
         "this downloads them once and takes minutes")
@@ -159,10 +160,14 @@ def install_everything(folder: Path, python: Path) -> None:
     if not sys.dont_write_bytecode:
         # Compiling all that is installed, of which a part is imported, takes a third of the time.
         pip += ("--no-compile",)
+    constraints = folder / "constraints.txt"
+    constraints.write_text("".join(
+        line for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines(True)
+        if not line.startswith("nvidia-cuda-nvrtc")), encoding="utf-8")
     if locked_install(pip):
-        run(*pip, "-c", "constraints.txt", "torch", "triton")
+        run(*pip, "-c", constraints, "torch", "triton")
     else:
-        run(*pip, "-c", "constraints.txt", "-e", ".[test,report,cpu,cuda13,docs]")
+        run(*pip, "-c", constraints, "-e", ".[test,report,cpu,cuda13,docs]")
     # The locked setuptools builds, and all that setup.cfg asks for is there.
     run(*pip, "--no-deps", "--no-build-isolation", "-e", ".")
     subprocess.run([str(python), "-m", "pip", "check"], cwd=ROOT, stdin=subprocess.DEVNULL,

@@ -118,6 +118,19 @@ def test_an_index_that_lacks_a_locked_version_installs_by_the_constraints(monkey
     assert environment.locked_install(("pip", "install"))
 
 
+@pytest.mark.parametrize("lock_fits", (True, False))
+def test_nvrtc_has_the_version_that_torch_wants(lock_fits, monkeypatch, tmp_path):
+    commands = []
+    monkeypatch.setattr(environment, "run", lambda *words: commands.append(list(map(str, words))))
+    monkeypatch.setattr(environment, "locked_install", lambda pip: lock_fits)
+    monkeypatch.setattr(environment.subprocess, "run", lambda *_, **__: None)
+    environment.install_everything(tmp_path, tmp_path / "bin" / "python")
+    install, = (words for words in commands if "-c" in words)
+    constraints = Path(install[install.index("-c") + 1]).read_text()
+    assert "nvidia-cuda-nvrtc" in CONSTRAINTS and "nvidia-cuda-nvrtc" not in constraints
+    assert len(constraints.splitlines()) == len(CONSTRAINTS.splitlines()) - 1
+
+
 def test_a_wrong_hash_ends_the_installation(monkeypatch):
     class Done:
         returncode, stderr = 1, "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES\n"
