@@ -20,7 +20,7 @@ PARALLEL = $(shell $(RUN) -c "import xdist" 2>/dev/null && echo "-n auto --dist 
 help:
 	@echo "make demo      the whole job on a small suite; ends by naming the files to open"
 	@echo "make test      the tests that find most mistakes: 3 to 5 minutes on two cores"
-	@echo "make test-all  all tests that need no GPU: 17 to 35 minutes on two cores"
+	@echo "make test-all  all tests that need no GPU: 14 to 30 minutes on two cores"
 	@echo "make test-oldest  compiled calls and transforms on torch 2.10 (downloads 3 GB once)"
 	@echo "make docs      the documentation site, into site/, strictly"
 	@echo "make lint      ruff, and mypy where the public interface is"
