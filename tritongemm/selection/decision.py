@@ -30,7 +30,7 @@ _TORCH_SHARE = 0.8
 _FLOAT32_LEAST = {"exact": 1.0, "sibling": 1.1, "model": 1.1}
 #: The same for an estimate where the time that is predicted for ours is below torch's lower bound.
 #: Of 584 measured products whose config the model chose, eight more run here than with 1.1, all of
-#: TF32, and all are 1.11 to 1.26 times as fast as torch's (an H100, ``perf/decisions.py``).
+#: TF32, and all are 1.11 to 1.26 times as fast as torch's (an H100; perf/log/2026-11.md).
 _FLOAT32_LEAST_BELOW_BOUND = 1.0
 #: An estimate of at least this from neighbours of the same layout, on the same device, needs no
 #: comparison of the predicted time with torch's lower bound, which few rows do not reach on either
