@@ -15,7 +15,6 @@ from tritongemm.device import representative
 from tritongemm.errors import CompileError
 from tritongemm.kernels import SPECS, violation
 from tritongemm.kernels.compile import compile_launch, launches_of
-from tritongemm.kernels.gluon_support import one_buffer_obstacle
 from tritongemm.kernels.parse_once import jit_functions
 from tritongemm.kernels.triton_version import triton_version
 from tritongemm.problem import LAYOUTS, GemmProblem
@@ -42,18 +41,17 @@ def cases():
     yield 90, problem(epilogue="bias+gelu"), hopper(192, 64, num_warps=12, num_stages=4)
     yield 90, problem(epilogue="add", dtype="fp16"), hopper(64, 64, num_warps=4, num_stages=6)
     yield 90, problem(batch=3), hopper(128, 64, num_warps=8, num_stages=4)
-    if one_buffer_obstacle() is None:
-        yield 90, problem(), hopper(128, 192, num_warps=8, num_stages=4)
-        yield 90, problem(layout="nn"), hopper(128, 128, num_warps=8, num_stages=4, cluster_k=4)
-        yield 90, problem(batch=3), hopper(192, 192, num_warps=12, num_stages=3, cluster_n=4,
-                                           epilogue_subtile=2)
-        yield 90, problem(), hopper(128, 128, num_warps=8, num_stages=3, cluster_m=2, cluster_n=2)
-        yield 90, problem(n=1002), hopper(128, 144, num_warps=8, num_stages=4, swap_ab=2)
-        for precision, layout, stages in (("fp16x3", "nn", 3), ("tf32", "nt", 4)):
-            yield 90, problem(dtype="fp32", layout=layout, precision=precision), KernelConfig(
-                "split_product", 128, 128, 64, num_warps=8, num_stages=stages)
-        yield 90, problem(dtype="fp32", precision="tf32"), replace(
-            hopper(128, 256, num_warps=8, num_stages=4), block_k=32)
+    yield 90, problem(), hopper(128, 192, num_warps=8, num_stages=4)
+    yield 90, problem(layout="nn"), hopper(128, 128, num_warps=8, num_stages=4, cluster_k=4)
+    yield 90, problem(batch=3), hopper(192, 192, num_warps=12, num_stages=3, cluster_n=4,
+                                       epilogue_subtile=2)
+    yield 90, problem(), hopper(128, 128, num_warps=8, num_stages=3, cluster_m=2, cluster_n=2)
+    yield 90, problem(n=1002), hopper(128, 144, num_warps=8, num_stages=4, swap_ab=2)
+    for precision, layout, stages in (("fp16x3", "nn", 3), ("tf32", "nt", 4)):
+        yield 90, problem(dtype="fp32", layout=layout, precision=precision), KernelConfig(
+            "split_product", 128, 128, 64, num_warps=8, num_stages=stages)
+    yield 90, problem(dtype="fp32", precision="tf32"), replace(
+        hopper(128, 256, num_warps=8, num_stages=4), block_k=32)
     for arch in (80, 89, 90, 100):
         yield arch, problem(64, 300, 1000, dtype="fp32", precision="fp16x3"), KernelConfig(
             "tiled_bf16x6", 32, 64, 32, num_warps=2, num_stages=4, split_k=4)
@@ -96,8 +94,7 @@ def main(wanted: str) -> int:
                 compile_launch(launch, arch)
             except CompileError as error:
                 wrong.append(f"{problem}: {error}")
-    left_out = {"split_product"} if one_buffer_obstacle() else set()
-    wrong += [f"{name} was not compiled" for name in sorted(set(SPECS) - seen - left_out)]
+    wrong += [f"{name} was not compiled" for name in sorted(set(SPECS) - seen)]
     # What compiling changed would be there for the next kernel (``kernels.parse_once``).
     wrong += [f"the tree of {function} was changed"
               for function in jit_functions("tritongemm.kernels.device")

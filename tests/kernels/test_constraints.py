@@ -437,7 +437,6 @@ def test_every_rule_of_every_kernel_has_a_case():
     assert rules - {(b.kernel, b.rule) for b in BREACHES} == {
         ("tiled", "arch"), ("tiled_bf16x6", "arch"), ("gemv", "arch"),
         ("skinny", "shared_memory"),
-        ("warp_specialized", "one_buffer"),  # test_gluon_support.py
         *((kernel, rule) for kernel in ("warp_specialized", "skinny", "split_product")
           for rule in ("interpreter", "gluon"))}
 

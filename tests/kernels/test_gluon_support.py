@@ -9,7 +9,6 @@ import pytest
 
 from tritongemm import selection
 from tritongemm.cli import doctor
-from tritongemm.config import KernelConfig
 from tritongemm.device import device_named
 from tritongemm.errors import CompileError, UnsupportedError
 from tritongemm.kernels import SPECS, gluon_support, violation
@@ -62,7 +61,7 @@ def test_selection_has_the_other_kernels_for_an_unknown_version(triton):
 
 def test_no_triton_is_no_obstacle_for_what_is_stored_or_asked(triton):
     triton("")
-    assert gluon_support.obstacle() is None and gluon_support.one_buffer_obstacle() is None
+    assert gluon_support.obstacle() is None
 
 
 def test_a_triton_without_gluon_is_seen_without_importing_it(triton, monkeypatch, tmp_path):
@@ -71,14 +70,6 @@ def test_a_triton_without_gluon_is_seen_without_importing_it(triton, monkeypatch
         origin=str(tmp_path / "__init__.py")))
     triton("3.7.1")
     assert "without Gluon" in gluon_support.obstacle()
-
-
-@pytest.mark.parametrize("version, legal", [("3.7.1", True), ("3.8.0", False), ("3.9.0", False)])
-def test_tiles_of_any_width_are_for_versions_that_can_lay_them_out(version, legal, triton):
-    triton(version)
-    config = KernelConfig("warp_specialized", 128, 192, 64, num_warps=8, num_stages=4)
-    broken = violation(PROBLEM, config, H200)
-    assert (broken is None) is legal and (legal or version in broken.message)
 
 
 def test_an_import_that_fails_rules_the_kernels_out_for_the_process(triton, monkeypatch):

@@ -130,7 +130,7 @@ def _pair(torch: Check, triton: Check) -> Iterable[Check]:
 
 def _gluon(triton: Check) -> Check:
     """Whether the Gluon kernels run with this Triton; otherwise the other kernels are used."""
-    from tritongemm.kernels.gluon_support import KNOWN, obstacle, one_buffer_obstacle
+    from tritongemm.kernels.gluon_support import KNOWN, obstacle
 
     if not triton.ok:
         return Check("Gluon kernels", False, "cannot be looked for without triton",
@@ -142,9 +142,7 @@ def _gluon(triton: Check) -> Check:
         except (ImportError, OSError, AttributeError, RuntimeError) as error:
             reason = f"Gluon cannot be imported: {error}"
     if reason is None:
-        narrower = one_buffer_obstacle()
-        return Check("Gluon kernels", True, "the fastest on sm_90"
-                     + (f"; {narrower}" if narrower else ""))
+        return Check("Gluon kernels", True, "the fastest on sm_90")
     low, high = (".".join(map(str, version)) for version in KNOWN)
     return Check("Gluon kernels", False, f"{reason}; the tl kernels run instead",
                  f"{sys.executable} -m pip install 'triton>={low},<={high}.*', if your torch "

@@ -15,10 +15,6 @@ from tritongemm.kernels.triton_version import triton_version
 
 #: Minor versions that tests/compile/test_triton_versions.py compiles the kernels with.
 KNOWN = ((3, 6), (3, 9))
-#: From here on a buffer in shared memory cannot be reinterpreted as a larger one, as kernels do
-#: that keep both operands in one buffer: for tiles whose width is no power of two, for clusters,
-#: and for tiles that are transposed before they are stored.
-_NO_ONE_BUFFER = (3, 8)
 
 _refused: str | None = None
 
@@ -26,16 +22,6 @@ _refused: str | None = None
 def obstacle() -> str | None:
     """Why Gluon kernels are not used here; None where they are, and where there is no Triton."""
     return _refused or _obstacle(triton_version())
-
-
-def one_buffer_obstacle() -> str | None:
-    """Why only tiles of a power of two columns, without clusters and transposed stores, are used
-    here, or None."""
-    version = triton_version()
-    if version and _minor(version) >= _NO_ONE_BUFFER:
-        return (f"Triton {version} does not let a kernel keep both operands in one buffer, which "
-                "clusters, transposed stores and tiles whose width is no power of two need")
-    return None
 
 
 def refuse(reason: str) -> None:

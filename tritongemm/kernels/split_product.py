@@ -12,7 +12,6 @@ from tritongemm.device import DeviceSpec
 from tritongemm.kernels import constraints as rules
 from tritongemm.kernels.epilogue import NO_EPILOGUE, epilogue_of_launch
 from tritongemm.kernels.footprint import Footprint, accumulators, resident
-from tritongemm.kernels.gluon_support import one_buffer_obstacle
 from tritongemm.kernels.launch import Geometry, Launch, Scalar, dependence
 from tritongemm.kernels.reduce import partials_bytes, reduce_launch, split_to_fill, target_of
 from tritongemm.kernels.spec import KernelSpec
@@ -153,8 +152,6 @@ def _tile(problem, config, device):
     if need > _consumer_registers(config):
         return (f"block_n={config.block_n} takes {need} registers a thread of "
                 f"{_consumer_registers(config)}: two sums of block_n / 2 each, and others")
-    if (reason := one_buffer_obstacle()) is not None:
-        return f"operands share one buffer: {reason}"
     return None
 
 

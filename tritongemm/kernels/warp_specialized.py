@@ -11,7 +11,6 @@ from tritongemm.kernels import constraints as rules
 from tritongemm.kernels import warp_tile as tile
 from tritongemm.kernels.epilogue import NONE_OF_ALL, any_epilogue_of_launch
 from tritongemm.kernels.footprint import Footprint, accumulators, bits_of, resident
-from tritongemm.kernels.gluon_support import one_buffer_obstacle
 from tritongemm.kernels.launch import (
     Descriptor,
     Geometry,
@@ -210,18 +209,6 @@ def _powers(problem, config, device):
     return None
 
 
-def _one_buffer(problem, config, device):
-    """Device code takes addresses from the one buffer, which Gluon must let it."""
-    if not tile.one_buffer(problem, config) or (reason := one_buffer_obstacle()) is None:
-        return None
-    what = f"block_n={config.block_n}"
-    if tile.programs_of(config) > 1:
-        what = f"a cluster of {tile.programs_of(config)} programs"
-    elif tile.transposed(config):
-        what = "swap_ab=2"
-    return f"{what}: {reason}"
-
-
 def _sharing(problem, config, device):
     if tile.multicasters_of(config) == 1:
         return None
@@ -418,8 +405,7 @@ WARP_SPECIALIZED = KernelSpec(
         rules.Constraint("epilogue", _further_epilogue), rules.Constraint("powers", _powers),
         rules.Constraint("consumers", _consumers), rules.Constraint("tile", _tile),
         rules.Constraint("cluster", _cluster), rules.Constraint("sharing", _sharing),
-        rules.Constraint("one_buffer", _one_buffer), rules.Constraint("subtile", _subtile),
-        rules.Constraint(rules.WASTE, _oversized),
+        rules.Constraint("subtile", _subtile), rules.Constraint(rules.WASTE, _oversized),
         rules.Constraint("alignment", _aligned_or_padded),
         rules.Constraint("swap", _not_swapped_for_nothing), rules.split_k, rules.grid,
         rules.shared_memory(tile.shared_bytes)),
