@@ -4,6 +4,7 @@ movement, and nothing spills in the K loop."""
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +16,7 @@ from tritongemm.config import KernelConfig
 from tritongemm.device import representative
 from tritongemm.kernels import shared_bytes, violation
 from tritongemm.kernels.compile import compile_launch, launches_of
+from tritongemm.kernels.launch import Geometry
 from tritongemm.problem import GemmProblem
 
 H200 = representative(90)
@@ -71,6 +73,25 @@ def test_both_halves_are_loaded_as_matrices_of_one_tensor_map():
     _, aux = launch_of("bias+gated_silu+aux", "nt", WIDE)
     assert aux.arguments[3].shape == (2, 1000, 1024)
     assert aux.arguments[3].strides == (1024, 2048, 1)
+
+
+@pytest.mark.parametrize("distance", (2**20, -2**20, 2**34, -2**34))
+@pytest.mark.parametrize("config", (WIDE, KernelConfig("tiled", 128, 128, 64, num_warps=8,
+                                                       num_stages=3)), ids=str)
+def test_halves_lie_as_far_apart_as_two_tensors_do(config, distance):
+    problem = GemmProblem.contiguous(1000, 2048, 512, layout="nt", epilogue="gated_silu")
+    geometry = replace(Geometry.contiguous(problem), bb=distance)
+    launch, = launches_of(problem, config, H200, geometry)
+    assert not compile_launch(launch, 90).spills
+    by_name = {x.name: x for x in launch.arguments}
+    if config.kernel == "tiled":
+        assert by_name["stride_bb"].value == distance
+        assert by_name["stride_bb"].type == ("i64" if abs(distance) > 2**31 else "i32")
+        assert dict(launch.constants)["INDEX64"] is (abs(distance) > 2**31)
+    else:  # a map begins at the lower half
+        assert by_name["b_desc"].strides[0] == abs(distance)
+        assert by_name["b_desc"].offset == min(0, 2 * distance)
+        assert dict(launch.constants)["GATE_LAST"] is (distance < 0)
 
 
 @pytest.mark.parametrize("epilogue, layout, config", FURTHER, ids=str)

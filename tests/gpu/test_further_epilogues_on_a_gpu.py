@@ -164,6 +164,61 @@ def test_gated_linear(extents, activation, bias, interleaved):
             lambda *t: reference(*t, activation, interleaved), x, w, b)
 
 
+@pytest.mark.parametrize("bias", (False, True))
+@pytest.mark.parametrize("swapped", (False, True))
+@pytest.mark.parametrize("extents", [(4, 200, 1024, 512), (1, 7, 250, 136), (1, 1000, 1024, 256)],
+                         ids=str)
+def test_gated_linear_of_two_weights(extents, swapped, bias):
+    batch, m, n, k = extents
+    x = torch.randn(batch, m, k, device="cuda", dtype=torch.bfloat16)
+    weights = [torch.randn(n, k, device="cuda", dtype=torch.bfloat16) / k**0.5 for _ in range(2)]
+    # Either may be the first in memory.
+    w, up = sorted(weights, key=torch.Tensor.data_ptr, reverse=swapped)
+    b = (torch.randn(2 * n, device="cuda", dtype=torch.bfloat16),) if bias else ()
+    compare(lambda x, w, up, *b: tg.gated_linear(x, w, *b, up=up, strict=True),
+            lambda x, w, up, *b: reference(x, torch.cat((w, up)), *(b or (None,)), "silu", False),
+            x, w, up, *b)
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16, torch.float32))
+def test_two_weights_far_apart_are_read_in_place(dtype):
+    x = torch.randn(100, 256, device="cuda", dtype=dtype)
+    # More than 2^31 elements of float32 between them: 64-bit offsets.
+    memory = torch.empty(2**31 + 2**22, device="cuda", dtype=dtype)
+    w, up = (memory[at:at + 2**18].view(1024, 256).normal_() for at in (0, 2**31 + 2**21))
+    for first, second in ((w, up), (up, w)):
+        found = tg.gated_linear(x, first, up=second, strict=True)
+        gate, other = (x.double() @ y.double().T for y in (first, second))
+        exact = F.silu(gate) * other
+        limit = {torch.float32: 1e-5, torch.float16: 1e-3}.get(dtype, 8e-3)
+        assert (found.double() - exact).abs().max() <= limit * exact.abs().max()
+
+
+def test_the_graph_pass_makes_one_product_of_gated_layers():
+    from tritongemm import inductor
+
+    x = torch.randn(2048, 1024, device="cuda", dtype=torch.bfloat16)
+    w, up = (torch.randn(4096, 1024, device="cuda", dtype=torch.bfloat16) / 32 for _ in range(2))
+    down = torch.randn(1024, 4096, device="cuda", dtype=torch.bfloat16) / 64
+    both = torch.cat((w, up))
+
+    def llama(x):
+        return F.linear(F.silu(F.linear(x, w)) * F.linear(x, up), down)
+
+    def geglu(x):
+        other, gate = F.linear(x, both).chunk(2, -1)
+        return F.linear(other * F.gelu(gate), down)
+
+    for layer in (llama, geglu):
+        torch._dynamo.reset()
+        run = torch.compile(layer, options=inductor.options(min_flops=0))
+        with torch.no_grad(), tg.override():
+            found, again = run(x), run(x)
+        exact = layer(x)
+        assert torch.equal(found, again)
+        assert (found - exact).abs().max() <= 0.02 * exact.abs().max()
+
+
 @pytest.mark.parametrize("activation", ("none", "gelu", "relu"))
 @pytest.mark.parametrize("bias", (False, True))
 def test_linear_with_a_residual(activation, bias):

@@ -27,6 +27,12 @@ from tritongemm import inductor, settings  # noqa: E402
 from tritongemm.activations import BY_NAME  # noqa: E402
 from tritongemm.device import device_named  # noqa: E402
 from tritongemm.errors import UsageError  # noqa: E402
+from tritongemm.integration import (  # noqa: E402
+    fused_gates,
+    fused_sums,
+    graph_nodes,
+    graph_problem,
+)
 from tritongemm.integration import inductor as made  # noqa: E402
 
 plans = faked.plans  # a fixture
@@ -41,9 +47,16 @@ BF16, FP32 = torch.bfloat16, torch.float32
 @pytest.fixture
 def h100(monkeypatch):
     """Fake CUDA tensors are of an H100, whose kernels selection prefers to torch's."""
-    monkeypatch.setattr(made, "device_of", lambda where: device_named("nvidia-h100-80gb-hbm3"))
-    monkeypatch.setattr(made, "torch_wins", lambda *a: None)
-    monkeypatch.setattr(made, "precision_setting", lambda *a: "ieee")
+    monkeypatch.setattr(graph_problem, "device_of",
+                        lambda where: device_named("nvidia-h100-80gb-hbm3"))
+    monkeypatch.setattr(graph_problem, "precision_setting", lambda *a: "ieee")
+    torch_is_faster(monkeypatch, lambda *a: None)
+
+
+def torch_is_faster(monkeypatch, decide):
+    """Lets ``decide`` stand for what selection says of a product."""
+    for module in (fused_sums, fused_gates):
+        monkeypatch.setattr(module, "torch_wins", decide)
 
 
 def graph_of(function, *shapes, dtype=BF16, device="cuda", mode="fake"):
@@ -108,13 +121,8 @@ def test_a_product_and_what_follows_become_one(case, dtype, h100):
     assert last.meta["val"].shape == expected
 
 
-def _products_of(x, w, v):
-    return F.silu(x @ w.t()) * (x @ v.t())
-
-
 LEFT = {
     "a product alone": (lambda x, w: x @ w.t(), (X, W)),
-    "a gated epilogue": (_products_of, (X, W, W)),
     "an activation before a norm": (
         lambda x, w: F.layer_norm(F.gelu(x @ w.t()), (N,)), (X, W)),
     "a residual before a norm": (
@@ -154,18 +162,18 @@ def test_the_choice_is_that_of_override(h100, monkeypatch):
     assert not fused(function, *shapes, min_flops=2.0 * M * N * K + 1)[0]
     assert fused(function, *shapes, min_flops=2.0 * M * N * K)[0]
     seen = []
-    monkeypatch.setattr(made, "torch_wins", lambda problem, *a: seen.append(problem) or "faster")
+    torch_is_faster(monkeypatch, lambda problem, *a: seen.append(problem) or "faster")
     assert not fused(function, *shapes)[0]
     problem, = seen
     assert (problem.m, problem.n, problem.k, problem.layout, problem.epilogue) == (
         M, N, K, "nt", "bias+relu")
-    monkeypatch.setattr(made, "torch_wins", lambda *a: None)
+    torch_is_faster(monkeypatch, lambda *a: None)
     with settings.override(disable=True):
         assert not fused(function, *shapes)[0]
 
 
 def test_without_the_device_nothing_is_fused(monkeypatch):
-    monkeypatch.setattr(made, "precision_setting", lambda *a: "ieee")
+    monkeypatch.setattr(graph_problem, "precision_setting", lambda *a: "ieee")
     if torch.cuda.is_available():
         pytest.skip("there is a device")
     assert not fused(CASES[0].function, *CASES[0].shapes)[0]
@@ -181,13 +189,13 @@ def test_symbolic_sizes_are_judged_by_their_hints(h100):
 
 def test_host_time_counts_unless_inductor_captures_graphs(h100, monkeypatch):
     seen = []
-    monkeypatch.setattr(made, "torch_wins", lambda problem, choice, device, path: seen.append(
-        path.name))
+    torch_is_faster(monkeypatch, lambda problem, choice, device, path: seen.append(path.name))
     for captured in (False, True):
         with torch._inductor.config.patch("triton.cudagraphs", captured):
             assert fused(CASES[0].function, *CASES[0].shapes, min_flops=None)[0]
             seen.append(made.FusePass().uuid())
-    assert (seen[0], seen[2]) == (made.host_path().name, "CUDA graph") and seen[1] != seen[3]
+    assert (seen[0], seen[2]) == (graph_problem.host_path().name, "CUDA graph")
+    assert seen[1] != seen[3]
 
 
 def test_small_products_of_sizes_that_may_change_stay_unless_asked_for(h100):
@@ -334,4 +342,4 @@ def test_every_activation_has_a_trace():
     for name in BY_NAME:
         if name != "none":
             for dtype in (BF16, FP32, torch.float16):
-                assert len(made._trace(name, dtype).nodes) >= 3
+                assert len(graph_nodes.trace(name, dtype).nodes) >= 3

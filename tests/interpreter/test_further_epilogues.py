@@ -123,6 +123,14 @@ def test_gated_linear_and_its_gradients_match_float64(interleaved, bias, activat
             lambda *t: gated64(*t, activation, interleaved), x, w, b)
 
 
+@pytest.mark.parametrize("bias", (False, True))
+def test_weights_of_two_tensors_and_their_gradients_match_float64(bias):
+    x, w, up, b = drawn(2, 5, 24), drawn(19, 24), drawn(19, 25)[:, :24].clone(), drawn(38)
+    compare(lambda x, w, up, *b: tg.gated_linear(x, w, *b, up=up, strict=True),
+            lambda x, w, up, *b: gated64(x, torch.cat((w, up)), *(b or (None,)), "silu", False),
+            x, w, up, *((b,) if bias else ()))
+
+
 @pytest.mark.parametrize("activation, bias, residual", [
     ("none", True, True), ("gelu", True, False),
     *(pytest.param(*x, marks=pytest.mark.thorough) for x in (

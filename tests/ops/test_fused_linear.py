@@ -36,6 +36,15 @@ def test_what_no_kernel_takes_is_composed(interleaved, bias):
     torch.testing.assert_close(tg.gated_linear(vector, W), composed(vector, W))
 
 
+@pytest.mark.parametrize("bias", (None, B))
+def test_weights_of_two_tensors_are_composed(bias):
+    torch.testing.assert_close(tg.gated_linear(X, W[:6], bias, up=W[6:]), composed(X, W, bias))
+    double = [t.double().requires_grad_() for t in (X[0], W[:6], W[6:])]
+    assert torch.autograd.gradcheck(lambda x, w, up: tg.gated_linear(x, w, up=up), double)
+    torch.testing.assert_close(
+        torch.func.vmap(lambda x: tg.gated_linear(x, W[:6], up=W[6:]))(X), composed(X, W))
+
+
 @pytest.mark.parametrize(("batch", "k", "n"), (
     ((5,), 8, 0), ((3, 5), 8, 0), ((2, 3, 5), 0, 0), ((3, 5), 0, 6), ((0, 5), 8, 0)), ids=str)
 def test_layers_without_columns_or_k_are_torchs(batch, k, n):
@@ -93,6 +102,9 @@ def test_a_symbolic_trace_records_layers():
     (lambda: tg.gated_linear(X, W, activation="none"), "'none' is not one of a gate; use one"),
     (lambda: tg.gated_linear(X, W, activation="swish"), "'swish' is not one of a gate"),
     (lambda: tg.gated_linear(X, W, B[:6]), r"bias is of shape \(6,\); the weight has 12 rows"),
+    (lambda: tg.gated_linear(X, W, up=W[:6]), r"up is of shape \(6, 8\); the weight.*\(12, 8\)"),
+    (lambda: tg.gated_linear(X, W, up=W, interleaved=True), "interleaved=True is for the rows of"),
+    (lambda: tg.gated_linear(X, W, B, up=W), r"bias is of shape \(12,\); the weight has 24 rows"),
     (lambda: tg.linear(X, W, activation="swish"), "'swish' is not known"),
     (lambda: tg.linear(X, W, residual=B), r"\(12,\); the result.* of shape \(3, 5, 12\). Expand"),
     (lambda: tg.linear(X, W, residual=torch.randn(3, 5, 12).half()),

@@ -30,7 +30,8 @@ class Geometry:
 
     D's are 0 where it is broadcast (a bias [N] is (0, 0, its stride)) and where there is none.
     Of a gated product, which has no batch, ``bb`` and ``db`` are the strides from the gate's half
-    of B, and of a bias, to the other one.
+    of B, and of a bias, to the other one; ``bb`` is negative where the other half is a matrix of
+    its own that begins before the gate.
     ``align_d``: bytes, a power of two up to 16 that divides D's base address, and where D is a
     matrix its outer strides in bytes. ``others``: the views of what else a call brings (scales,
     offsets), by name and in the order of their names. ``conjugated``: whether A and B stand for the
@@ -100,7 +101,8 @@ class Geometry:
         """The largest element offset inside one matrix of the batch, or of both halves of a gated
         product's B."""
         m, n, k = problem.m - 1, problem.columns - 1, problem.k - 1
-        return max(m * self.am + k * self.ak, k * self.bk + n * self.bn + problem.gated * self.bb,
+        other_half = problem.gated * abs(self.bb)
+        return max(m * self.am + k * self.ak, k * self.bk + n * self.bn + other_half,
                    m * self.cm + n * self.cn, m * self.dm + n * self.dn, 0)
 
 
@@ -185,7 +187,7 @@ class Scalar:
     @property
     def type(self) -> str:
         """``i32``, or ``i64`` where the value needs it."""
-        return "i32" if self.value < 2**31 and not self.wide else "i64"
+        return "i32" if -2**31 <= self.value < 2**31 and not self.wide else "i64"
 
     @property
     def folded(self) -> bool:

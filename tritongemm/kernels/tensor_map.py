@@ -36,8 +36,10 @@ def stored_operand(problem: GemmProblem, operand: str, box_rows: int, box_k: int
     shape, box = ((problem.k, rows), (box_k, box_rows)) if transposed else (
         (rows, problem.k), (box_rows, box_k))
     halves = 2 if problem.gated and operand == "b" else None
-    map_ = batched(problem, f"{operand}_desc", operand, dtype, shape, outer, box, batch_stride,
-                   gluon, halves)
+    map_ = batched(problem, f"{operand}_desc", operand, dtype, shape, outer, box,
+                   abs(batch_stride), gluon, halves)
+    if batch_stride < 0:  # a gate behind the other half: a map's strides are not negative
+        map_ = replace(map_, offset=format_of(dtype).bytes_of(1) * batch_stride)
     if problem.two_strides == "none":
         return map_
     inner = g.inner or problem.batch

@@ -108,6 +108,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         ("PAIRED_D",
          split == 1 and not tile.transposed(config) and _d_in_pairs(problem, geometry)),
         *(() if aux else (("aux_desc", None),)),
+        ("GATE_LAST", problem.gated and geometry.bb < 0),
         ("CONSUMER_REGISTERS", for_consumers), ("PRODUCER_REGISTERS", for_producer), *epilogue)
     # Programs that share K compute one tile: its operands' buffers stage the sums that they send.
     clusters = units if config.cluster_k > 1 else resident(

@@ -58,7 +58,7 @@ def run(rule: Rule, tensors: tuple[Tensor, ...], numbers: tuple[float, ...]) -> 
     return torch.ops.tritongemm.matmul(a, b)  # the batch as it lies: bmm would want copies
 
 
-def gated(x: Tensor, w: Tensor, bias: Tensor | None, activation: str,
+def gated(x: Tensor, w: Tensor, bias: Tensor | None, up: Tensor | None, activation: str,
           interleaved: bool) -> Tensor | None:
     """``gated_linear`` by a registered op; None where none is for it."""
     tensors = _layer(x, w, bias, None)
@@ -66,8 +66,15 @@ def gated(x: Tensor, w: Tensor, bias: Tensor | None, activation: str,
         return None
     x, w, bias, _ = tensors
     rows = x.reshape(-1, x.shape[-1])
-    if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad
-                                    or bias is not None and bias.requires_grad):
+    gradient = torch.is_grad_enabled() and any(
+        t is not None and t.requires_grad for t in (x, w, bias, up))
+    if up is not None:
+        if gradient:  # two products: Inductor fuses what follows them, forward and backward
+            return None
+        up, = cast("linear", (up,))
+        result = torch.ops.tritongemm.gated_pair(rows, w, up, bias, activation)
+        return result.reshape(x.shape[:-1] + (w.shape[0],))
+    if gradient:
         result = torch.ops.tritongemm.gated_linear_aux(rows, w, bias, activation, interleaved)[0]
     else:
         result = torch.ops.tritongemm.gated_linear(rows, w, bias, activation, interleaved)

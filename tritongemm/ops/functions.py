@@ -203,8 +203,8 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *,
 
 
 def gated_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *,
-                 activation: Activation = "silu", interleaved: bool = False,
-                 strict: bool = False) -> Tensor:
+                 up: Tensor | None = None, activation: Activation = "silu",
+                 interleaved: bool = False, strict: bool = False) -> Tensor:
     """activation(input @ gate.T + gate_bias) * (input @ up.T + up_bias) by one kernel, which does
     not write the 2 N columns of the product (GLU variants: Shazeer, arXiv 2002.05202).
 
@@ -213,8 +213,11 @@ def gated_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *,
 
     Args:
         input: [..., K].
-        weight: [2 N, K]: the N rows of the gate, then those of ``up``.
-        bias: [2 N], in the order of ``weight``'s rows.
+        weight: [2 N, K]: the N rows of the gate, then those of the other half. With ``up``: [N, K],
+            the gate's.
+        bias: [2 N], in the order of the weights' rows.
+        up: [N, K], the other half where it is a tensor of its own, as in Llama. The kernel reads
+            both where they are. They must have equal strides.
         activation: of the gate: ``relu``, ``gelu``, ``gelu_tanh`` or ``silu``.
         interleaved: rows of ``weight`` are gate, up, gate, up, ...
         strict: as in :func:`matmul`.
@@ -224,36 +227,55 @@ def gated_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *,
 
     Raises:
         UsageError: an activation that no gate has; a weight that is no matrix or has an odd number
-            of rows; a bias of another shape. Otherwise as :func:`matmul`.
+            of rows; an ``up`` of another shape than ``weight``, or with ``interleaved``; a bias of
+            another shape. Otherwise as :func:`matmul`.
     """
     if activation not in GATES:
         raise UsageError(f"activation={activation!r} is not one of a gate; use one of "
                          f"{', '.join(GATES)}")
-    known = isinstance(weight, Tensor) and not weight.is_nested  # else a proxy of a tracer
-    if known and (weight.dim() != 2 or weight.shape[0] % 2):
-        raise UsageError(f"weight is of shape {tuple(weight.shape)}; a gated weight is [2 N, K]: "
-                         "as many rows of the gate as of the other half")
-    if known and isinstance(bias, Tensor) and bias.shape != weight.shape[:1]:
-        raise UsageError(f"bias is of shape {tuple(bias.shape)}; the weight has {weight.shape[0]} "
-                         f"rows, so it is ({weight.shape[0]},)")
-    if distributed(input, weight, bias):
+    _check_gate(weight, bias, up, interleaved)
+    if up is not None and distributed(input, weight, bias, up):
+        pass  # each half by itself
+    elif distributed(input, weight, bias):
         result = of_shards("layer", lambda x, w, b, _: gated_linear(
             x, w, b, activation=activation, interleaved=interleaved, strict=strict), input, weight,
             bias, plain=False, gated=True, interleaved=interleaved)
         if result is not None:
             return result
     elif _compiling():
-        result = compiled.gated(input, weight, bias, activation, interleaved)
+        result = compiled.gated(input, weight, bias, up, activation, interleaved)
         if result is not None:
             return result
     else:
-        reason = _further(fused_linear.gated, (input, weight, bias), (activation, interleaved),
-                          strict)
+        reason = _further(fused_linear.gated, (input, weight, bias, up),
+                          (activation, interleaved), strict)
         if not isinstance(reason, Declined):
             return reason
     # Strict calls raise in `linear` where the product would be torch's.
-    total = linear(input, weight, bias, strict=strict)
-    return fused_linear.gate(ACTIVATE[activation], total, interleaved)
+    if up is None:
+        total = linear(input, weight, bias, strict=strict)
+        return fused_linear.gate(ACTIVATE[activation], total, interleaved)
+    first, second = (None, None) if bias is None else bias.chunk(2)
+    return (ACTIVATE[activation](linear(input, weight, first, strict=strict))
+            * linear(input, up, second, strict=strict))
+
+
+def _check_gate(weight: Tensor, bias: Tensor | None, up: Tensor | None, interleaved: bool) -> None:
+    if not isinstance(weight, Tensor) or weight.is_nested:
+        return  # a proxy of a tracer, or nested: the products check it
+    rows, two = weight.shape[0] if weight.dim() else 0, up is not None
+    if weight.dim() != 2 or rows % 2 and not two:
+        raise UsageError(f"weight is of shape {tuple(weight.shape)}; a gated weight is [2 N, K]: "
+                         "as many rows of the gate as of the other half; or [N, K], and so is up=")
+    if two and interleaved:
+        raise UsageError("interleaved=True is for the rows of one weight; with up= there are two")
+    if isinstance(up, Tensor) and up.shape != weight.shape:
+        raise UsageError(f"up is of shape {tuple(up.shape)}; the weight, to which it is the other "
+                         f"half, is of shape {tuple(weight.shape)}")
+    rows *= 2 if two else 1
+    if isinstance(bias, Tensor) and tuple(bias.shape) != (rows,):
+        raise UsageError(f"bias is of shape {tuple(bias.shape)}; the weight has {rows} rows, so it "
+                         f"is ({rows},)")
 
 
 def _needs_gradient(*tensors: Tensor | None) -> bool:

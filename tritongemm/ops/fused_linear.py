@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from tritongemm import settings
 from tritongemm.activations import BY_NAME
 from tritongemm.device import DeviceSpec
 from tritongemm.errors import LaunchError, TritonGemmError
@@ -47,7 +48,8 @@ class LinearLayer(NamedTuple):
 
     Attributes:
         activation: a name of :data:`tritongemm.activations.BY_NAME`.
-        gated: the weight [2 N, K] holds the gate's rows and the others.
+        gated: the weight [2 N, K] holds the gate's rows and the others; or it is [N, K], the
+            gate's, and the others are a tensor of their own, ``up``.
         interleaved: these alternate, else the gate's N rows come first.
         aux: the argument of the activation, [M, N] or [M, 2 N] (the gate's columns first), is a
             second result.
@@ -66,26 +68,32 @@ _COMPLEX = Declined("complex layers are composed")
 
 @untraced
 def run(layer: LinearLayer, x: Tensor, w: Tensor, bias: Tensor | None = None,
-        residual: Tensor | None = None) -> Results | Declined:
+        residual: Tensor | None = None, up: Tensor | None = None) -> Results | Declined:
     """activation(x @ w.T + bias) + residual, or with a gate activation(gate) * other, by one
     launch.
 
     Args:
         x: [M, K].
         w: [N, K], or [2 N, K].
-        bias: as many elements as ``w`` has rows.
+        bias: as many elements as the weights have rows.
         residual: [M, N], not with a gate nor with ``aux``.
+        up: [N, K], where ``w`` is the gate's part alone. The kernel reads both as halves of one
+            operand, as far from each other as they happen to lie in memory, so each distance has a
+            plan of its own.
 
     Returns:
         (result [M, N],) or (result, argument of the activation).
     """
-    tensors = [t for t in (x, w, bias, residual) if t is not None]
+    if up is not None and settings.current().interpret:  # the interpreter reads one tensor
+        w, up = torch.cat((w, up)), None
+    tensors = [t for t in (x, w, bias, residual, up) if t is not None]
     if any(t.is_complex() for t in tensors):
         return _COMPLEX
     try:
         addresses = [t.data_ptr() for t in tensors]
-        key = (layer, bias is None, *((t.shape, t.stride(), t.dtype, t.device, at & 15)
-                                      for t, at in zip(tensors, addresses)),
+        distance = None if up is None else addresses[-1] - addresses[1]
+        key = (layer, bias is None, distance, *((t.shape, t.stride(), t.dtype, t.device, at & 15)
+                                                for t, at in zip(tensors, addresses)),
                calls.precision_setting("cuda", "matmul"))
     except RuntimeError:
         return execute._NOT_STRIDED
@@ -95,7 +103,7 @@ def run(layer: LinearLayer, x: Tensor, w: Tensor, bias: Tensor | None = None,
     if call is None:
         hits = _LINEAR.hits
         try:
-            call = _bind(layer, x, w, bias, residual)
+            call = _bind(layer, x, w, bias, residual, up)
         except Declined as reason:
             call = execute._refusing(reason)
             if not reason.lasting:
@@ -104,21 +112,29 @@ def run(layer: LinearLayer, x: Tensor, w: Tensor, bias: Tensor | None = None,
     return call(x, w, bias, residual)
 
 
-def _bind(layer: LinearLayer, x: Tensor, w: Tensor, bias: Tensor | None,
-          residual: Tensor | None) -> Callable[..., Results | Declined]:
+def _bind(layer: LinearLayer, x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None,
+          up: Tensor | None) -> Callable[..., Results | Declined]:
     """The callable for operands like these. Raises Declined."""
     rule = _LINEAR.rule._replace(forced=layer.forced)
-    calls._check(rule, calls.Operands(x, w, None, bias), x.dtype)
     m, n = x.shape[0], w.shape[0]
+    if up is None:
+        calls._check(rule, calls.Operands(x, w, None, bias), x.dtype)
+    else:
+        for half, of_bias in zip((w, up), (None, None) if bias is None else bias.chunk(2)):
+            calls._check(rule, calls.Operands(x, half, None, of_bias), x.dtype)
+        if (w.shape, w.stride()) != (up.shape, up.stride()):
+            raise Declined(f"the weights are {tuple(w.shape)} and {tuple(up.shape)} with strides "
+                           f"{w.stride()} and {up.stride()}")
+        n *= 2
     shape = (m, n // 2 if layer.gated else n)
     if residual is not None and (residual.dtype, residual.device, tuple(residual.shape)) != (
             x.dtype, x.device, shape):
         raise Declined(f"the residual is {tuple(residual.shape)}, {residual.dtype} on "
                        f"{residual.device}")
-    problem, geometry = _problem(layer, x, w, bias, residual)
+    problem, geometry = _problem(layer, x, w, bias, residual, up)
     key = (problem, geometry, x.device)
     if not layer.forced and not torch.cuda._is_in_bad_fork():
-        reason = faster_apart(problem, device_of(x.device))
+        reason = faster_apart(problem, device_of(x.device), products=1 if up is None else 2)
         if reason is not None:
             raise DeclinedByChoice(reason)
     plan = plans.get(key, forced=layer.forced)
@@ -166,13 +182,19 @@ def _bind(layer: LinearLayer, x: Tensor, w: Tensor, bias: Tensor | None,
 
 
 def _problem(layer: LinearLayer, x: Tensor, w: Tensor, bias: Tensor | None,
-             residual: Tensor | None) -> tuple[GemmProblem, Geometry]:
-    """The problem of a launch, and its strides. Raises Declined for an extent of 0."""
+             residual: Tensor | None, up: Tensor | None) -> tuple[GemmProblem, Geometry]:
+    """The problem of a launch, and its strides. Raises Declined for an extent of 0, and for halves
+    that are no whole number of elements apart."""
     rows, k = w.shape
     n, apart = rows, 1
     along_n, along_k = w.stride()
     half_b = half_d = 0
-    if layer.gated:
+    if up is not None:
+        rows *= 2
+        half_b, rest = divmod(up.data_ptr() - w.data_ptr(), w.element_size())
+        if rest:
+            raise Declined("the weights are not a whole number of elements apart in memory")
+    elif layer.gated:
         n //= 2
         half_b, apart = (along_n, 2) if layer.interleaved else (n * along_n, 1)
     d = None
@@ -207,9 +229,14 @@ def _problem(layer: LinearLayer, x: Tensor, w: Tensor, bias: Tensor | None,
     return problem, replace(geometry, others=others)
 
 
-def faster_apart(problem: GemmProblem, device: DeviceSpec) -> str | None:
+def faster_apart(problem: GemmProblem, device: DeviceSpec, products: int = 1,
+                 fused: bool = False) -> str | None:
     """Why the product with the plain part of its epilogue, and torch's pointwise kernels after it,
     should take less time than one launch; None: it should not, or no time is known.
+
+    Args:
+        products: 2, where a gated product would be one for each half.
+        fused: what follows is one pointwise kernel, as ``torch.compile`` makes it.
 
     With few rows the kernels that only the product can take, such as those for a matrix that is
     read once, are faster by more than the passes cost.
@@ -218,7 +245,8 @@ def faster_apart(problem: GemmProblem, device: DeviceSpec) -> str | None:
     if epilogue.plain:
         return None
     activation = epilogue.activation if epilogue.residual else "none"
-    product = replace(problem, epilogue=str(Epilogue(epilogue.addend, activation)))
+    product = replace(problem, n=problem.n // products,
+                      epilogue=str(Epilogue(epilogue.addend, activation)))
     try:
         whole, part = choose(problem, device).time_us, choose(product, device).time_us
     except TritonGemmError:  # whoever asks for a plan gets the reason
@@ -227,11 +255,14 @@ def faster_apart(problem: GemmProblem, device: DeviceSpec) -> str | None:
         return None
     # The gate: activation, then product; else one pass. Each element of C is read or written so
     # many times.
-    passes, times = (2, 5) if epilogue.gated else (1, 3 if epilogue.residual else 2)
-    apart = part + passes * _PASS_US + times * problem.bytes_of_c() / (1e3 * device.memory_gbps)
+    passes, times = (2, 5) if epilogue.gated and not fused else (
+        1, 3 if epilogue.gated or epilogue.residual else 2)
+    apart = (products * part + passes * _PASS_US
+             + times * problem.bytes_of_c() / (1e3 * device.memory_gbps))
     if whole <= apart:
         return None
-    return (f"one launch is predicted to take {whole:.1f} us, the product and what follows it "
+    what = "the product" if products == 1 else "the products"
+    return (f"one launch is predicted to take {whole:.1f} us, {what} and what follows "
             f"{apart:.1f} us")
 
 
@@ -261,12 +292,12 @@ def _wants_gradient(*tensors: Tensor | None) -> bool:
 
 
 @untraced
-def gated(x: Tensor, w: Tensor, bias: Tensor | None, activation: str,
+def gated(x: Tensor, w: Tensor, bias: Tensor | None, up: Tensor | None, activation: str,
           interleaved: bool, forced: bool = False) -> Tensor | Declined:
-    """activation(gate) * other of x @ w.T + bias for ``x`` [..., K] and ``w`` [2 N, K], with a
-    gradient where one is needed."""
-    layer = LinearLayer(activation, True, interleaved, _wants_gradient(x, w, bias), forced)
-    return _folded(layer, x, w, bias, None)
+    """activation(gate) * other of x @ w.T + bias for ``x`` [..., K] and ``w`` [2 N, K], or ``w``
+    and ``up`` [N, K], with a gradient where one is needed."""
+    layer = LinearLayer(activation, True, interleaved, _wants_gradient(x, w, bias, up), forced)
+    return _folded(layer, x, w, bias, None, up)
 
 
 @untraced
@@ -285,22 +316,22 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None,
 
 
 def _folded(layer: LinearLayer, x: Tensor, w: Tensor, bias: Tensor | None,
-            residual: Tensor | None) -> Tensor | Declined:
+            residual: Tensor | None, up: Tensor | None = None) -> Tensor | Declined:
     """The layer of ``x`` [..., K]: the batch folded into the rows."""
     if x.dim() < 2 or w.dim() != 2:
         return Declined(f"ranks are {x.dim()} and {w.dim()}")
     if x.shape[-1] != w.shape[1] or 0 in (x.numel(), w.numel()):
         return Declined(f"shapes are {tuple(x.shape)} and {tuple(w.shape)}")
-    columns = w.shape[0] // 2 if layer.gated else w.shape[0]
+    columns = w.shape[0] // 2 if layer.gated and up is None else w.shape[0]
     shape = (*x.shape[:-1], columns)
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     added = residual if residual is None or residual.dim() == 2 else residual.reshape(-1, columns)
-    results = run(layer, rows, w, bias, added)
+    results = run(layer, rows, w, bias, added, up)
     if isinstance(results, Declined):
         return results
     result = results[0]
-    if _wants_gradient(x, w, bias, residual):
-        result = FusedLinear.apply(rows, w, bias, added, layer, results)[0]
+    if _wants_gradient(x, w, bias, residual, up):
+        result = FusedLinear.apply(rows, w, bias, added, up, layer, results)[0]
     return result if x.dim() == 2 else result.view(shape)
 
 
@@ -309,28 +340,36 @@ class FusedLinear(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None,
-                layer: LinearLayer, results: Results) -> Results:
+                up: Tensor | None, layer: LinearLayer, results: Results) -> Results:
         """Keeps what the gradients need; a second result is the argument of the activation."""
         ctx.set_materialize_grads(False)
         ctx.layer = layer
-        need_x, need_w = ctx.needs_input_grad[:2]
+        need_x, need_w, _, _, need_up, *_ = ctx.needs_input_grad
         of = results[1] if layer.aux else results[0] if layer.activation != "none" else None
-        ctx.save_for_backward(x if need_w else None, w if need_x else None, of)
+        ctx.save_for_backward(x if need_w or need_up else None,
+                              *((w, up) if need_x else (None, None)), of)
+        ctx.parts = 1 if up is None else 2
         return results
 
     @staticmethod
     @untraced
     def backward(ctx: Any, grad: Tensor | None, grad_total: Tensor | None = None) -> tuple:
-        """The gradients of x, w, bias and residual, where they are needed."""
-        x, w, of = ctx.saved_tensors
-        need_x, need_w, need_bias, need_residual, *_ = ctx.needs_input_grad
+        """The gradients of x, w, bias, residual and up, where they are needed."""
+        x, w, up, of = ctx.saved_tensors
+        need_x, need_w, need_bias, need_residual, need_up, *_ = ctx.needs_input_grad
         total = grad_of_total(ctx.layer, grad, grad_total, of)
         if total is None:
-            return (None,) * 6
+            return (None,) * 7
         multiply = partial(autograd.multiply, execute.MATMUL)
-        return (multiply(total, w) if need_x else None,
-                multiply(total.mT, x) if need_w else None,
-                total.sum(0) if need_bias else None, grad if need_residual else None, None, None)
+        parts = total.chunk(ctx.parts, -1)  # of w, and of up
+        grad_x = None
+        if need_x:
+            grad_x = multiply(parts[0], w)
+            if up is not None:
+                grad_x = grad_x + multiply(parts[1], up)
+        return (grad_x, multiply(parts[0].mT, x) if need_w else None,
+                total.sum(0) if need_bias else None, grad if need_residual else None,
+                multiply(parts[1].mT, x) if need_up else None, None, None)
 
 
 def grad_of_total(layer: LinearLayer, grad: Tensor | None, grad_total: Tensor | None,

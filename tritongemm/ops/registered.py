@@ -46,6 +46,7 @@ SCHEMAS = {
 LAYER_SCHEMAS = {
     "gated_linear": "(Tensor input, Tensor weight, Tensor? bias, str activation, bool interleaved) "
                     "-> Tensor",
+    "gated_pair": "(Tensor input, Tensor gate, Tensor up, Tensor? bias, str activation) -> Tensor",
     "gated_linear_aux": "(Tensor input, Tensor weight, Tensor? bias, str activation, "
                         "bool interleaved) -> (Tensor, Tensor)",
     "linear_aux": "(Tensor input, Tensor weight, Tensor? bias, str activation) "
@@ -143,24 +144,32 @@ def _layer(layer: LinearLayer, x: Tensor, w: Tensor, bias: Tensor | None,
            residual: Tensor | None = None) -> tuple[Tensor, ...]:
     """The results of a linear layer by one launch, else by aten."""
     activate = _activation(layer.activation)
-    result = fused_linear.run(layer, x, w, bias, residual)
+
+    def theirs() -> tuple[Tensor, ...]:
+        total = _product_of_layer(x, w, bias)
+        if layer.gated:
+            done = fused_linear.gate(activate, total, layer.interleaved)
+            if layer.interleaved and layer.aux:
+                total = torch.cat(fused_linear.halves(total, True), -1)
+        else:
+            done = activate(total)
+        if residual is not None:
+            done = done + residual
+        return (done, total) if layer.aux else (done,)
+
+    return _one_launch(layer, x, w, bias, residual, theirs=theirs)
+
+
+def _one_launch(layer: LinearLayer, *tensors: Tensor | None, up: Tensor | None = None,
+                theirs: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """The results of :func:`fused_linear.run`, else ``theirs``; strict calls raise instead."""
+    result = fused_linear.run(layer, *tensors, up=up)
     if isinstance(result, Declined) and settings.current().strict:
         if result.by_choice:
-            result = fused_linear.run(layer._replace(forced=True), x, w, bias, residual)
+            result = fused_linear.run(layer._replace(forced=True), *tensors, up=up)
         if isinstance(result, Declined):
             raise UnsupportedError(f"a linear layer would call torch: {result}")
-    if not isinstance(result, Declined):
-        return result
-    total = _product_of_layer(x, w, bias)
-    if layer.gated:
-        done = fused_linear.gate(activate, total, layer.interleaved)
-        if layer.interleaved and layer.aux:
-            total = torch.cat(fused_linear.halves(total, True), -1)
-    else:
-        done = activate(total)
-    if residual is not None:
-        done = done + residual
-    return (done, total) if layer.aux else (done,)
+    return theirs() if isinstance(result, Declined) else result
 
 
 def _product_of_layer(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
@@ -173,6 +182,19 @@ def _product_of_layer(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
 def _gated_linear(x: Tensor, w: Tensor, bias: Tensor | None, activation: str,
                   interleaved: bool) -> Tensor:
     return _layer(LinearLayer(activation, True, interleaved), x, w, bias)[0]
+
+
+@untraced
+def _gated_pair(x: Tensor, gate: Tensor, up: Tensor, bias: Tensor | None,
+                activation: str) -> Tensor:
+    activate, layer = _activation(activation), LinearLayer(activation, True)
+    return _one_launch(layer, x, gate, bias, up=up, theirs=lambda: (
+        activate(_product_of_layer(x, gate, _half(bias, 0)))
+        * _product_of_layer(x, up, _half(bias, 1)),))[0]
+
+
+def _half(bias: Tensor | None, which: int) -> Tensor | None:
+    return None if bias is None else bias.chunk(2)[which]
 
 
 @untraced
@@ -204,6 +226,11 @@ def _fake_layer(layer: LinearLayer, x: Tensor, w: Tensor,
 def _fake_gated_linear(x: Tensor, w: Tensor, bias: Tensor | None, activation: str,
                        interleaved: bool) -> Tensor:
     return _fake_layer(LinearLayer(activation, True, interleaved), x, w, bias)[0]
+
+
+def _fake_gated_pair(x: Tensor, gate: Tensor, up: Tensor, bias: Tensor | None,
+                     activation: str) -> Tensor:
+    return _fake_layer(LinearLayer(activation), x, gate, _half(bias, 0))[0]
 
 
 def _fake_gated_linear_aux(x: Tensor, w: Tensor, bias: Tensor | None, activation: str,
@@ -330,6 +357,27 @@ def _register_layer(name: str, layer: LinearLayer, residual: bool = False) -> No
                                     lib=_library)
 
 
+def _register_pair() -> None:
+    """Registers the gradient of ``gated_pair``, which computes both products again."""
+    def setup(ctx: Any, inputs: tuple, output: Any) -> None:
+        *tensors, ctx.activation = inputs
+        ctx.save_for_backward(*tensors)
+
+    def backward(ctx: Any, grad: Tensor) -> tuple:
+        x, gate, up, bias = ctx.saved_tensors
+        need, mm = ctx.needs_input_grad, torch.ops.tritongemm.mm
+        total = torch.cat([_product_of_layer(x, w, _half(bias, i))
+                           for i, w in enumerate((gate, up))], -1)
+        total = formulas.grad_gated(ctx.activation, grad, total)
+        first, second = total.chunk(2, -1)
+        return (mm(first, gate) + mm(second, up) if need[0] else None,
+                mm(first.t(), x) if need[1] else None, mm(second.t(), x) if need[2] else None,
+                total.sum(0) if bias is not None and need[3] else None, None)
+
+    torch.library.register_autograd("tritongemm::gated_pair", backward, setup_context=setup,
+                                    lib=_library)
+
+
 #: Must live as long as the process: torch removes an op when its library is destroyed.
 _library = torch.library.Library("tritongemm", "FRAGMENT")
 
@@ -342,6 +390,7 @@ def _register() -> None:
                          _fake_matmul),
               "addmm": (_addmm, _fake_addmm), "baddbmm": (_baddbmm, aten.baddbmm),
               "gated_linear": (_gated_linear, _fake_gated_linear),
+              "gated_pair": (_gated_pair, _fake_gated_pair),
               "gated_linear_aux": (_gated_linear_aux, _fake_gated_linear_aux),
               "linear_aux": (_linear_aux, _fake_linear_aux),
               "linear_residual": (_linear_residual, _fake_linear_residual)}
@@ -358,6 +407,7 @@ def _register() -> None:
     _register_sum("baddbmm", "bmm")
     _register_layer("gated_linear", LinearLayer(gated=True))
     _register_layer("gated_linear_aux", LinearLayer(gated=True, aux=True))
+    _register_pair()
     _register_layer("linear_aux", LinearLayer(aux=True))
     _register_layer("linear_residual", LinearLayer(), residual=True)
 

@@ -52,6 +52,7 @@ class Constants:
     addend: gl.constexpr
     activation: gl.constexpr
     gated: gl.constexpr
+    gate_last: gl.constexpr
     residual: gl.constexpr
     extra: gl.constexpr
     release: gl.constexpr

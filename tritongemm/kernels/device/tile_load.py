@@ -51,11 +51,11 @@ def load_stage_shared(a_map, b_map, batch, row, col, k, stage, rank, S: gl.const
     a_peers, b_peers = peers_of(rank, S)
     load_share(a_map, batch, row, k, stage, rank // S.cluster_m % S.cluster_n, a_peers, 0,
                S.block_m, S.cluster_n, S.a_box, S.a_t, S.batch_axes, S)
-    if S.gated:  # each half in a matrix of its own, one behind the other
+    if S.gated:  # each half in a matrix of its own; in shared memory the gate's is the first
         for half in gl.static_range(2):
-            load_share(b_map, batch + half, col, k, stage, rank % S.cluster_m, b_peers,
-                       S.block_m + half * (S.b_rows // 2), S.b_rows // 2, S.cluster_m, S.b_box,
-                       not S.b_t, 1, S)
+            load_share(b_map, batch + (1 - half if S.gate_last else half), col, k, stage,
+                       rank % S.cluster_m, b_peers, S.block_m + half * (S.b_rows // 2),
+                       S.b_rows // 2, S.cluster_m, S.b_box, not S.b_t, 1, S)
     else:
         load_share(b_map, batch, col, k, stage, rank % S.cluster_m, b_peers, S.block_m, S.b_rows,
                    S.cluster_m, S.b_box, not S.b_t, S.batch_axes, S)

@@ -153,9 +153,10 @@ def warp_specialized(a_desc, b_desc, c_desc, aux_desc, c, M, N, K, batches, inne
                      STORE_BYTES: gl.constexpr, BARRIERS_OFFSET: gl.constexpr,
                      BUFFER_BYTES: gl.constexpr, EARLY_FRAGMENTS: gl.constexpr,
                      PAIRED_D: gl.constexpr, ADDEND: gl.constexpr, ACTIVATION: gl.constexpr,
-                     GATED: gl.constexpr, RESIDUAL: gl.constexpr, EXTRA: gl.constexpr,
-                     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
-                     RELEASE: gl.constexpr, SYMBOL: gl.constexpr):
+                     GATED: gl.constexpr, GATE_LAST: gl.constexpr, RESIDUAL: gl.constexpr,
+                     EXTRA: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr,
+                     PRODUCER_REGISTERS: gl.constexpr, RELEASE: gl.constexpr,
+                     SYMBOL: gl.constexpr):
     """C[batch, M, N] = A @ B and its epilogue. A is stored [M, K] or, with A_T, [K, M]; B [K, N]
     or, with B_T, [N, K]. With SPLIT_K > 1, C is [SPLIT_K, batch, M, N] float32. With TRANSPOSED, C,
     its strides and D's are those of the transposed product: tiles are transposed before they are
@@ -171,8 +172,8 @@ def warp_specialized(a_desc, b_desc, c_desc, aux_desc, c, M, N, K, batches, inne
     PAIRED_D two values of a row at once. CHUNKS_PER_STAGE: ``cluster.send_partials``.
 
     GATED: B's tensor map holds two matrices, of which BLOCK_N / 2 columns each make a tile; N
-    counts columns of C. ``x``, EXTRA and RESIDUAL: ``kernels.epilogue``; ``aux_desc``: of the
-    auxiliary output.
+    counts columns of C. GATE_LAST: the gate's is the second. ``x``, EXTRA and RESIDUAL:
+    ``kernels.epilogue``; ``aux_desc``: of the auxiliary output.
 
     ONE_BUFFER: which consumer; then A_BOX and B_BOX are the outer sides of what a program loads at
     once (``tile_load.load_share``), and PARTIALS_OFFSET, STORE_OFFSET (STORE_BYTES a consumer) and
@@ -184,8 +185,8 @@ def warp_specialized(a_desc, b_desc, c_desc, aux_desc, c, M, N, K, batches, inne
         SUBTILE, BLOCK_M, BLOCK_N, BLOCK_K, ROWS, FRAGMENT_N, EPILOGUE_N, STORE_BUFFERS, GROUP_M,
         SPLIT_K, STAGES, CONSUMERS, PINGPONG, CLUSTER_K, CLUSTER_M, CLUSTER_N, CHUNKS_PER_STAGE,
         ONE_BUFFER, STAGE_BYTES, A_BOX, B_BOX, PARTIALS_OFFSET, STORE_OFFSET, STORE_BYTES,
-        BARRIERS_OFFSET, EARLY_FRAGMENTS, PAIRED_D, ADDEND, ACTIVATION, GATED, RESIDUAL, EXTRA,
-        RELEASE, SYMBOL)
+        BARRIERS_OFFSET, EARLY_FRAGMENTS, PAIRED_D, ADDEND, ACTIVATION, GATED, GATE_LAST,
+        RESIDUAL, EXTRA, RELEASE, SYMBOL)
     buffers = make_buffers(a_desc, b_desc, c_desc, BUFFER_BYTES, S)
     if S.programs > 1:
         fence_barrier_init()

@@ -1,0 +1,209 @@
+"""Gated layers of a graph, activation(gate) * other, as one product each: :func:`find`,
+:func:`wanted`, :func:`replace`.
+
+The gate and the other half are two products of one operand, whose weights are tensors of their own
+(Llama, Qwen), or the two halves of the columns of one product, in either order (Phi; GEGLU in
+diffusion models).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from dataclasses import replace as with_fields
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from tritongemm.integration.graph_nodes import VIEWS, activated, only_user, same_columns, value_of
+from tritongemm.integration.graph_problem import path, problem_of
+from tritongemm.ops.fused_linear import faster_apart
+from tritongemm.problem import GATES, Epilogue, epilogue_of
+from tritongemm.selection import choose, torch_wins
+
+aten = torch.ops.aten
+_PRODUCTS = (aten.mm.default, aten.addmm.default)
+
+
+class _Half(NamedTuple):
+    """The columns of a product that one half of a gated layer is.
+
+    Attributes:
+        node: the node with their values.
+        product: the product.
+        place: 0 or 1, of a product of both halves; None: they are all of its columns.
+        base: the product or its view, of which ``node`` is the half or the whole.
+        nodes: every node from the product to ``node``.
+    """
+
+    node: fx.Node
+    product: fx.Node
+    place: int | None
+    base: fx.Node
+    nodes: frozenset[fx.Node]
+
+
+class Gate(NamedTuple):
+    """A gated layer.
+
+    Attributes:
+        gate, other: its halves.
+        activation: of the gate.
+        last: the node whose value the layer has.
+        inner: every node from the products to ``last``.
+    """
+
+    gate: _Half
+    other: _Half
+    activation: str
+    last: fx.Node
+    inner: frozenset[fx.Node]
+
+
+def find(last: fx.Node) -> Gate | None:
+    """The gated layer whose result ``last`` is, or None."""
+    if last.target is not aten.mul.Tensor or not all(isinstance(x, fx.Node) for x in last.args):
+        return None
+    for active, node in (last.args, last.args[::-1]):
+        assert isinstance(active, fx.Node) and isinstance(node, fx.Node)
+        other = _half(node)
+        if other is None or only_user(node) is not last or only_user(active) is not last:
+            continue
+        for gate in _partners(other):
+            for name in GATES:
+                found = activated(gate.node, name)
+                if found is not None and found[0] is active and _fit(gate, other, last):
+                    return Gate(gate, other, name, last,
+                                gate.nodes | other.nodes | found[1] | {last})
+    return None
+
+
+def _half(node: fx.Node) -> _Half | None:
+    """What ``node`` is of a product that nothing else reads, or None."""
+    base, between, place = node, [], None
+    if node.target is operator.getitem:
+        split, place = node.args
+        if not isinstance(split, fx.Node) or split.target not in (
+                aten.split.Tensor, aten.split_with_sizes.default):
+            return None
+        base, between = split.args[0], [split]
+    elif node.target is aten.slice.Tensor:
+        base, place = node.args[0], 0 if node.args[2] == 0 else 1
+    product = base.args[0] if base.target in VIEWS else base
+    if not isinstance(product, fx.Node) or product.target not in _PRODUCTS:
+        return None
+    if product is not base:
+        if not same_columns(base, value_of(product)) or only_user(product) is not base:
+            return None
+    half = _Half(node, product, place, base, frozenset((node, *between, base, product)))
+    if place is None:
+        return half
+    columns, whole = value_of(product).shape[1], value_of(base)
+    if not isinstance(columns, int) or columns % 2 or place not in (0, 1):
+        return None
+    size, axis = columns // 2, whole.dim() - 1
+    if between:
+        _, sizes, *dim = split.args
+        even = sizes in (size, [size, size]) and dim in ([-1], [axis]) and (
+            base.users.keys() == {split})
+    else:
+        _, dim, start, end, *step = node.args
+        even = dim in (-1, axis) and not step and (
+            (start, end) == (0, size) or start == size and end >= columns) and (
+            len(base.users) == 2)
+    return half if even else None
+
+
+def _partners(other: _Half) -> Iterator[_Half]:
+    """What the gate beside ``other`` can be."""
+    if other.place is not None:
+        above = next(x for x in (other.node.args[0],) if isinstance(x, fx.Node))
+        nodes = list(above.users)
+    else:  # products of the same operand, which may be viewed again for each
+        x = other.product.args[-2]
+        assert isinstance(x, fx.Node)
+        views = [x]
+        if x.target in VIEWS:
+            views = [y for y in x.args[0].users if y.target is x.target and y.args == x.args]
+        products = [y for view in views for y in view.users if y.target is aten.mm.default]
+        nodes = [user if user is not None and user.target in VIEWS else y
+                 for y in products for user in (only_user(y),)]
+    for node in nodes:
+        half = None if node is other.node else _half(node)
+        if half is not None:
+            yield half
+
+
+def _fit(gate: _Half, other: _Half, last: fx.Node) -> bool:
+    """Whether the halves are alike, and ``last`` is nothing but their product."""
+    values = [value_of(x) for x in (gate.node, other.node, last)]
+    # Symbols are compared as they are written, so that no guard is added.
+    if len({str((tuple(x.shape), x.dtype)) for x in values}) != 1:
+        return False
+    if gate.place is not None:
+        return gate.product is other.product and gate.place != other.place
+    weights = [value_of(half.product.args[-1]) for half in (gate, other)]
+    return other.place is None and gate.product.target is other.product.target is (
+        aten.mm.default) and len({str((x.shape, x.stride(), x.dtype)) for x in weights}) == 1
+
+
+def wanted(found: Gate, min_flops: float | None) -> bool:
+    """Whether one launch is expected to be faster than the products and a pointwise kernel."""
+    product = found.gate.product
+    asked = problem_of(product, None, "none", min_flops)
+    if asked is None or _bias(product) is None and product.target is aten.addmm.default:
+        return False
+    addend = epilogue_of(asked.problem.epilogue).addend
+    pair = found.gate.place is None
+    gated = with_fields(asked.problem, n=asked.problem.n * (2 if pair else 1),
+                        epilogue=str(Epilogue(addend, found.activation, gated=True)))
+    return torch_wins(asked.problem, choose(*asked), asked.device, path()) is None and (
+        faster_apart(gated, asked.device, products=2 if pair else 1, fused=True) is None)
+
+
+def _bias(product: fx.Node) -> fx.Node | None:
+    """The bias that ``addmm`` adds as it is; None where it adds none, or something else."""
+    if product.target is not aten.addmm.default or set(product.kwargs.values()) - {1}:
+        return None
+    bias = product.args[0]
+    return bias if isinstance(bias, fx.Node) and value_of(bias).dim() == 1 else None
+
+
+def replace(graph: fx.Graph, found: Gate) -> None:
+    """Puts one product in the place of ``found.last``."""
+    gate, other = found.gate, found.other
+    columns = value_of(gate.node).shape[-1]
+
+    def call(target: Any, *args: Any) -> fx.Node:
+        node = graph.call_function(target, args)
+        node.meta["val"] = target(*fx.map_arg(args, value_of))
+        return node
+
+    def rows_of(half: _Half, weight: fx.Node) -> fx.Node:
+        begin = columns * (half.place or 0)
+        return call(aten.slice.Tensor, weight, 0, begin, begin + columns)
+
+    with graph.inserting_before(found.last):
+        weight = call(aten.permute.default, gate.product.args[-1], [1, 0])
+        bias = _bias(gate.product)
+        if gate.place == 0:
+            op, weights = torch.ops.tritongemm.gated_linear.default, (weight,)
+            words: tuple = (found.activation, False)
+        else:
+            op, words = torch.ops.tritongemm.gated_pair.default, (found.activation,)
+            if gate.place is None:
+                weights = (weight, call(aten.permute.default, other.product.args[-1], [1, 0]))
+            else:  # the gate's half is the second
+                weights = (rows_of(gate, weight), rows_of(other, weight))
+                if bias is not None:
+                    bias = call(aten.cat.default, [rows_of(gate, bias), rows_of(other, bias)])
+        new = call(op, gate.product.args[-2], *weights, bias, *words)
+        if gate.base is not gate.product:
+            new = graph.call_function(gate.base.target,
+                                      (new, [*gate.base.args[1][:-1], columns]))
+            new.meta["val"] = value_of(found.last).contiguous()
+    found.last.replace_all_uses_with(new)
+    for node in reversed(list(graph.nodes)):
+        if node in found.inner and not node.users:
+            graph.erase_node(node)

@@ -1,0 +1,134 @@
+"""Products of a graph with the addend and the activation that follow: :func:`find`,
+:func:`wanted`, :func:`replace`."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from tritongemm.activations import BY_NAME
+from tritongemm.integration.graph_nodes import (
+    VIEWS,
+    activated,
+    materialized,
+    only_user,
+    same_columns,
+    value_of,
+)
+from tritongemm.integration.graph_problem import path, problem_of
+from tritongemm.selection import choose, torch_wins
+
+aten = torch.ops.aten
+
+
+class Match(NamedTuple):
+    """A product and what follows it.
+
+    Attributes:
+        product: ``mm`` or ``addmm``.
+        view: of the product, or None.
+        addend: what is added to an ``mm``, or None.
+        activation: a name of :data:`tritongemm.activations.BY_NAME`.
+        last: the node whose value the fused product has.
+        inner: every node from the product to ``last``.
+    """
+
+    product: fx.Node
+    view: fx.Node | None
+    addend: fx.Node | None
+    activation: str
+    last: fx.Node
+    inner: frozenset[fx.Node]
+
+
+def find(product: fx.Node) -> Match | None:
+    """The longest chain from ``product`` that one kernel can do; None: it is alone, or no product.
+    """
+    if product.target not in (aten.mm.default, aten.addmm.default):
+        return None
+    current, view, addend = product, None, None
+    inner = {product}
+    value = value_of(product)
+    user = only_user(current)
+    if user is not None and user.target in VIEWS and same_columns(user, value):
+        current = view = user
+        inner.add(user)
+        user = only_user(current)
+    if product.target is aten.mm.default and user is not None:
+        addend = _addend_of(user, current, value)
+        if addend is not None:
+            current = user
+            inner.add(user)
+    for name in BY_NAME:
+        if name == "none":
+            continue
+        found = activated(current, name)
+        if found is not None:
+            last, nodes = found
+            return Match(product, view, addend, name, last, frozenset(inner | nodes))
+    if addend is None:
+        return None
+    return Match(product, view, addend, "none", current, frozenset(inner))
+
+
+def _addend_of(node: fx.Node, current: fx.Node, product: torch.Tensor) -> fx.Node | None:
+    """What ``node`` adds to ``current``, where an epilogue can."""
+    if node.target is not aten.add.Tensor or len(node.args) != 2 or (
+            node.kwargs.get("alpha", 1) != 1):
+        return None
+    first, second = node.args
+    other = second if first is current else first
+    if not isinstance(other, fx.Node) or other is current:
+        return None
+    added, value = value_of(other), value_of(current)
+    if added.dtype != product.dtype or added.device != product.device or (
+            value_of(node).dtype != product.dtype):
+        return None
+    # Symbols are compared as they are written, so that no guard is added.
+    as_matrix = [str(x) for x in added.shape] == [str(x) for x in value.shape]
+    as_bias = added.dim() == 1 and str(added.shape[0]) == str(product.shape[1])
+    if as_matrix and added.dim() != 2 and not isinstance(product.shape[1], int):
+        return None
+    return other if as_matrix or as_bias else None
+
+
+def wanted(found: Match, min_flops: float | None) -> bool:
+    """Whether the fused product is one that this package's kernels should run."""
+    if not materialized(found.last):
+        return False
+    asked = problem_of(found.product, found.addend, found.activation, min_flops)
+    return asked is not None and torch_wins(
+        asked.problem, choose(*asked), asked.device, path()) is None
+
+
+def replace(graph: fx.Graph, found: Match) -> None:
+    """Puts the fused product in the place of ``found.last``."""
+    product, columns = found.product, value_of(found.product).shape[1]
+    a, b = product.args[-2:]
+    assert isinstance(b, fx.Node)
+    numbers = {name: product.kwargs.get(name, 1) for name in ("beta", "alpha")}
+    with graph.inserting_before(found.last):
+        if product.target is aten.addmm.default:
+            d: Any = product.args[0]
+        elif found.addend is None:  # nothing is added: D is not read where beta is 0
+            d = graph.call_function(aten.select.int, (b, 0, 0))
+            d.meta["val"] = aten.select.int(value_of(b), 0, 0)
+            numbers["beta"] = 0
+        else:
+            d = found.addend
+            if value_of(d).dim() > 2:
+                rows = graph.call_function(aten.reshape.default, (d, [-1, columns]))
+                rows.meta["val"] = aten.reshape.default(value_of(d), [-1, columns])
+                d = rows
+        new = graph.call_function(torch.ops.tritongemm.addmm.default, (d, a, b),
+                                  {**numbers, "activation": found.activation})
+        new.meta["val"] = value_of(product)
+        if found.view is not None:
+            new = graph.call_function(found.view.target, (new, *found.view.args[1:]))
+            new.meta["val"] = value_of(found.view)
+    found.last.replace_all_uses_with(new)
+    for node in reversed(list(graph.nodes)):
+        if node in found.inner and not node.users:
+            graph.erase_node(node)

@@ -1,0 +1,173 @@
+"""What the graph pass reads from a graph that Inductor traced: values, users, activations, and what
+becomes a kernel of its own.
+
+An activation is known by what torch decomposes it into: each is traced once with Inductor's own
+decompositions, and the graph is compared with that trace.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from tritongemm.activations import BY_NAME
+from tritongemm.ops.calls import NAMES
+from tritongemm.ops.operands import StridedShape
+
+aten = torch.ops.aten
+VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+#: Operations that move no data, by name: their overloads are many.
+_MOVES_NOTHING = {"view", "reshape", "_unsafe_view", "permute", "t", "transpose", "expand",
+                  "unsqueeze", "squeeze", "slice", "select", "split", "split_with_sizes", "unbind",
+                  "alias", "getitem"}
+#: Operations that Inductor fuses with pointwise code without torch's tag for such. Everything else
+#: is a kernel of its own, whose operands are in memory.
+_FUSES = {"sum", "mean", "amax", "amin", "var_mean", "var", "prod", "max", "min", "any", "all",
+          "argmax", "argmin", "clone", "cat", "convert_element_type", "full", "full_like"}
+
+
+class Unknown(Exception):
+    """A node of which too little is known to decide."""
+
+
+def value_of(node: fx.Node) -> torch.Tensor:
+    """The fake tensor of a node. Raises Unknown."""
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    if not isinstance(value, torch.Tensor):
+        raise Unknown(f"{node} has no value on record")
+    return value
+
+
+def only_user(node: fx.Node) -> fx.Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def same_columns(view: fx.Node, product: torch.Tensor) -> bool:
+    """Whether a view of [M, N] only splits the rows, N being a known number."""
+    shape = value_of(view).shape
+    return bool(len(shape)) and isinstance(product.shape[1], int) and (
+        isinstance(shape[-1], int) and shape[-1] == product.shape[1])
+
+
+def activated(start: fx.Node, name: str) -> tuple[fx.Node, set[fx.Node]] | None:
+    """(its result, its nodes) where ``start`` is only read by the activation ``name``."""
+    value = value_of(start)
+    if value.dtype not in NAMES:
+        return None
+    pattern = trace(name, value.dtype)
+    result = next(node for node in pattern.nodes if node.op == "output").args[0]
+    size = len(pattern.nodes)
+    for node in _behind(start, size):
+        if node.target is not result.target:
+            continue
+        bound: dict[fx.Node, fx.Node] = {}
+        if _same(node, result, bound) and start in bound.values():
+            argument = next(node for node in pattern.nodes if node.op == "placeholder")
+            if bound[argument] is not start:
+                continue
+            nodes = {mine for theirs, mine in bound.items() if theirs is not argument}
+            read = {user for one in (start, *nodes) if one is not node for user in one.users}
+            if read <= nodes:
+                return node, nodes
+    return None
+
+
+def _behind(start: fx.Node, limit: int) -> Iterator[fx.Node]:
+    """Nodes that follow from ``start``, the nearest first, ``limit`` steps far."""
+    seen, front = {start}, [start]
+    for _ in range(limit):
+        front = [user for node in front for user in node.users if user not in seen]
+        for user in dict.fromkeys(front):
+            seen.add(user)
+            yield user
+
+
+def _same(node: Any, pattern: Any, bound: dict[fx.Node, fx.Node]) -> bool:
+    """Whether ``node`` computes what ``pattern`` does; nodes of the pattern are bound."""
+    if not isinstance(pattern, fx.Node):
+        return not isinstance(node, fx.Node) and type(node) is type(pattern) and node == pattern
+    if not isinstance(node, fx.Node):
+        return False
+    if pattern in bound:
+        return bound[pattern] is node
+    if pattern.op != "placeholder":
+        if (node.op != "call_function" or node.target is not pattern.target
+                or len(node.args) != len(pattern.args)
+                or node.kwargs.keys() != pattern.kwargs.keys()):
+            return False
+        if not all(_same(x, y, bound) for x, y in zip(node.args, pattern.args)):
+            return False
+        if not all(_same(node.kwargs[key], y, bound) for key, y in pattern.kwargs.items()):
+            return False
+    bound[pattern] = node
+    return True
+
+
+@functools.cache
+def trace(name: str, dtype: torch.dtype) -> fx.Graph:
+    """What an activation of a tensor of ``dtype`` is to Inductor."""
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    activate = BY_NAME[name].op()
+    with torch.utils._python_dispatch._disable_current_modes(), FakeTensorMode():
+        x = torch.empty(2, 2, dtype=dtype)
+        return make_fx(lambda x: activate(x), decomposition_table=select_decomp_table())(x).graph
+
+
+def _kind(node: fx.Node) -> str:
+    """``view``, ``fuses`` (pointwise or reducing) or ``kernel``; the caller is one too."""
+    target: Any = node.target
+    if node.op != "call_function":
+        return "kernel"
+    overload = isinstance(target, torch._ops.OpOverload)
+    name = target._schema.name.partition("::")[2] if overload else target.__name__
+    if name in _MOVES_NOTHING:
+        return "view"
+    return "fuses" if name in _FUSES or overload and torch.Tag.pointwise in target.tags else (
+        "kernel")
+
+
+def materialized(last: fx.Node) -> bool:
+    """Whether the value of ``last`` is written to memory anyway.
+
+    It is where a kernel of its own or the caller reads it, or pointwise code that also needs what
+    such a kernel makes of it: a residual that is added again behind the next product.
+    """
+    readers = [user for user in _reached([last], "view") if _kind(user) != "view"]
+    if any(_kind(user) == "kernel" for user in readers):
+        return True
+    kernels = [user for user in _reached([last], "view", "fuses") if _kind(user) == "kernel"]
+    return not _reached(kernels, "view", "fuses", "kernel").isdisjoint(readers)
+
+
+def _reached(start: Sequence[fx.Node], *through: str) -> set[fx.Node]:
+    """Users of ``start``, and of those of them that are of a kind in ``through``."""
+    seen: set[fx.Node] = set()
+    todo = list(start)
+    while todo:
+        for user in todo.pop().users:
+            if user not in seen:
+                seen.add(user)
+                if _kind(user) in through:
+                    todo.append(user)
+    return seen
+
+
+def operand_of(x: torch.Tensor) -> StridedShape:
+    return StridedShape(tuple(map(size_of, x.shape)), tuple(map(size_of, x.stride())))
+
+
+def size_of(size: Any) -> int:
+    """A size, or what it was when the graph was traced: no guard is added. Raises Unknown."""
+    if isinstance(size, int):
+        return size
+    hint = getattr(getattr(size, "node", None), "hint", None)
+    if not isinstance(hint, int):
+        raise Unknown(f"size {size} is not known while compiling")
+    return hint
