@@ -53,6 +53,7 @@ class Case:
         out: where the result goes; None: fresh memory.
         alpha, beta: of the functions that take them.
         interleaved: of ``gated``.
+        apart: of ``gated``: the two halves of the weight are tensors of their own.
         mixed: A is of 16 bits, B of float32.
         gradients: for each operand whether its gradient is computed.
         override: torch's function is called under ``tg.override``.
@@ -73,6 +74,7 @@ class Case:
     beta: float = 1
     activation: str = "none"
     interleaved: bool = False
+    apart: bool = False
     mixed: bool = False
     gradients: tuple[bool, ...] = ()
     override: bool = False

@@ -68,14 +68,23 @@ def gate_of(total: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor, torch
 
 
 def _gated(ours: bool) -> Callable[..., torch.Tensor]:
-    def call(*tensors: torch.Tensor, activation: str, interleaved: bool,
+    def call(*tensors: torch.Tensor, activation: str, interleaved: bool, apart: bool,
              **more: object) -> torch.Tensor:
         bias, (x, weight) = (tensors[0] if len(tensors) == 3 else None), tensors[-2:]
+        linear, activate = torch.nn.functional.linear, ACTIVATIONS[activation]
+        if apart:
+            up, gate = (half.clone().transpose(0, -1) for half in reversed(
+                gate_of(weight.transpose(0, -1), interleaved)))
+            biases = (None, None) if bias is None else gate_of(bias, interleaved)
+            if ours:
+                return tg.gated_linear(x, gate, bias if bias is None else torch.cat(biases), up=up,
+                                       activation=activation, **more)
+            return activate(linear(x, gate, biases[0])) * linear(x, up, biases[1])
         if ours:
             return tg.gated_linear(x, weight, bias, activation=activation,
                                    interleaved=interleaved, **more)
-        gate, up = gate_of(torch.nn.functional.linear(x, weight, bias), interleaved)
-        return ACTIVATIONS[activation](gate) * up
+        gate, up = gate_of(linear(x, weight, bias), interleaved)
+        return activate(gate) * up
     return call
 
 
@@ -113,5 +122,6 @@ def keywords(case: Case) -> dict[str, object]:
     if FUNCTIONS[case.function].adds:
         return {"alpha": case.alpha, "beta": case.beta}
     if case.function == "gated":
-        return {"activation": case.activation, "interleaved": case.interleaved}
+        return {"activation": case.activation, "interleaved": case.interleaved,
+                "apart": case.apart}
     return {"activation": case.activation} if case.function in ("linear", "residual") else {}

@@ -69,7 +69,8 @@ def case_of(seed: int, sizes: Sizes) -> Case:
             case = replace(case, beta=1)
     if function in ("linear", "residual", "gated") and dtype != "c64":
         case = replace(case, activation=rng.choice(GATES if function == "gated" else ACTIVATIONS),
-                       interleaved=function == "gated" and rng.random() < 0.5)
+                       interleaved=function == "gated" and rng.random() < 0.5,
+                       apart=function == "gated" and rng.random() < 0.4)
     elif function == "gated":  # it has no gate that torch has for complex numbers
         case = replace(case, dtype="fp32", activation="silu")
     dtype = case.dtype

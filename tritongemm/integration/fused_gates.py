@@ -188,8 +188,9 @@ def replace(graph: fx.Graph, found: Gate) -> None:
         weight = call(aten.permute.default, gate.product.args[-1], [1, 0])
         bias = _bias(gate.product)
         if gate.place == 0:
-            op, weights = torch.ops.tritongemm.gated_linear.default, (weight,)
-            words: tuple = (found.activation, False)
+            op = torch.ops.tritongemm.gated_linear.default
+            weights: tuple[fx.Node, ...] = (weight,)
+            words: tuple[Any, ...] = (found.activation, False)
         else:
             op, words = torch.ops.tritongemm.gated_pair.default, (found.activation,)
             if gate.place is None:

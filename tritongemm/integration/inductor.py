@@ -36,7 +36,13 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 import tritongemm
 from tritongemm import settings
 from tritongemm.errors import TritonGemmError, UsageError
-from tritongemm.integration import fused_gates, fused_sums, graph_nodes, graph_problem
+from tritongemm.integration import (
+    fused_gates,
+    fused_sums,
+    graph_nodes,
+    graph_problem,
+    template_choices,
+)
 from tritongemm.integration.graph_nodes import Unknown
 from tritongemm.integration.graph_problem import path
 from tritongemm.ops import registered
@@ -51,20 +57,28 @@ class FusePass(CustomGraphPass):
     Args:
         min_flops: products of fewer flops are left alone; None: each product is decided.
         before: another pass in the same place, which runs first.
+        templates: configs of Inductor's own templates that are left to it for each product, those
+            with the least predicted times (``template_choices``); None: all.
     """
 
-    def __init__(self, min_flops: float | None = None, before: Any = None) -> None:
+    def __init__(self, min_flops: float | None = None, before: Any = None,
+                 templates: int | None = None) -> None:
         if min_flops is not None and (
                 isinstance(min_flops, bool) or not isinstance(min_flops, (int, float))
                 or not min_flops >= 0):
             raise UsageError(f"min_flops={min_flops!r} is not a number of at least 0")
+        if templates is not None and (isinstance(templates, bool)
+                                      or not isinstance(templates, int) or templates < 1):
+            raise UsageError(f"templates={templates!r} is not a number of configs, 1 or more")
         self.min_flops = None if min_flops is None else float(min_flops)
-        self.before = before
+        self.before, self.templates = before, templates
 
     def __call__(self, graph: fx.Graph) -> None:
         if self.before is not None:
             for one in self.before if isinstance(self.before, (list, tuple)) else (self.before,):
                 one(graph)
+        if self.templates is not None:
+            template_choices.follow(_templates_now)
         fuse(graph, self.min_flops)
 
     def uuid(self) -> Any:
@@ -77,9 +91,20 @@ class FusePass(CustomGraphPass):
         if None in ids:
             return None
         current = settings.current()
-        return ("tritongemm", tritongemm.__version__, _sources(), self.min_flops, current.policy,
+        return ("tritongemm", tritongemm.__version__, _sources(), self.min_flops,
+                self.templates, current.policy,
                 current.disable, current.fp32, current.batch_invariant, current.num_sms,
                 path().name, *ids)
+
+
+def _templates_now() -> int | None:
+    """``templates`` of the pass that the present compilation runs."""
+    from torch._inductor import config
+
+    current = getattr(config, _SLOT)
+    while isinstance(current, FusePass) and current.templates is None:
+        current = current.before
+    return current.templates if isinstance(current, FusePass) else None
 
 
 @functools.cache
@@ -87,29 +112,34 @@ def _sources() -> str:
     """A digest of what decides how a graph is changed: the files of the pass, the ops that it puts
     there, and the host times."""
     digest = hashlib.sha256()
-    for module in (graph_nodes, graph_problem, fused_sums, fused_gates, registered, hosttime):
+    for module in (graph_nodes, graph_problem, fused_sums, fused_gates, template_choices,
+                   registered, hosttime):
         digest.update(Path(str(module.__file__)).read_bytes())
     return digest.hexdigest()
 
 
-def options(*, min_flops: float | None = None, **others: Any) -> dict[str, Any]:
+def options(*, min_flops: float | None = None, templates: int | None = None,
+            **others: Any) -> dict[str, Any]:
     """Options with the pass, for ``torch.compile(..., options=...)``.
 
     Args:
         min_flops: as for :class:`tritongemm.override`.
+        templates: under ``max_autotune``, how many configs of Inductor's own templates are left for
+            it to compile and time for each product: those with the least predicted times. None:
+            all. What it calls without a template stays a candidate.
         others: further options of Inductor, passed on.
 
     Raises:
-        UsageError: a ``min_flops`` that is no number of at least 0, or an option that this torch's
-            Inductor does not have.
+        UsageError: a ``min_flops`` that is no number of at least 0, ``templates`` that is no number
+            of at least 1, or an option that this torch's Inductor does not have.
     """
     from torch._inductor import config
 
     for name in others:
         if name.replace("-", "_") not in config._config:
             raise UsageError(f"{name!r} is no option of torch {torch.__version__}'s Inductor, nor "
-                             "of this pass; the pass takes min_flops")
-    return {**others, _SLOT: FusePass(min_flops, others.get(_SLOT))}
+                             "of this pass; the pass takes min_flops and templates")
+    return {**others, _SLOT: FusePass(min_flops, others.get(_SLOT), templates)}
 
 
 _enabled: list[tuple[FusePass, Any]] = []
@@ -122,11 +152,11 @@ class enable:
     Args and errors: as :func:`options`.
     """
 
-    def __init__(self, *, min_flops: float | None = None) -> None:
+    def __init__(self, *, min_flops: float | None = None, templates: int | None = None) -> None:
         from torch._inductor import config
 
         before = getattr(config, _SLOT)
-        self._pass = FusePass(min_flops, before)
+        self._pass = FusePass(min_flops, before, templates)
         _enabled.append((self._pass, before))
         setattr(config, _SLOT, self._pass)
 

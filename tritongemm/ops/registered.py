@@ -160,13 +160,14 @@ def _layer(layer: LinearLayer, x: Tensor, w: Tensor, bias: Tensor | None,
     return _one_launch(layer, x, w, bias, residual, theirs=theirs)
 
 
-def _one_launch(layer: LinearLayer, *tensors: Tensor | None, up: Tensor | None = None,
+def _one_launch(layer: LinearLayer, x: Tensor, w: Tensor, bias: Tensor | None,
+                residual: Tensor | None = None, up: Tensor | None = None, *,
                 theirs: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     """The results of :func:`fused_linear.run`, else ``theirs``; strict calls raise instead."""
-    result = fused_linear.run(layer, *tensors, up=up)
+    result = fused_linear.run(layer, x, w, bias, residual, up)
     if isinstance(result, Declined) and settings.current().strict:
         if result.by_choice:
-            result = fused_linear.run(layer._replace(forced=True), *tensors, up=up)
+            result = fused_linear.run(layer._replace(forced=True), x, w, bias, residual, up)
         if isinstance(result, Declined):
             raise UnsupportedError(f"a linear layer would call torch: {result}")
     return theirs() if isinstance(result, Declined) else result

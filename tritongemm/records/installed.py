@@ -10,6 +10,7 @@ TESTED = {
     ("2.10", "3.6"): "compiled calls and transforms, without a GPU",
     ("2.11", "3.6"): "the GPU tests and the published measurements, on H100 and H200",
     ("2.11", "3.7"): "the GPU tests of one card and three benches, on an H100",
+    ("2.11", "3.9"): "three quarters of the GPU tests, on an H100",
     ("2.13", "3.7"): "all tests that need no GPU",
 }
 
