@@ -86,6 +86,7 @@ class Case:
     activation: str = "none"
     beta: int = 1
     count: int = 1
+    alpha: float = 1
     without: tuple = (aten.mm.default, aten.addmm.default, aten.add.Tensor)
 
 
@@ -99,6 +100,10 @@ CASES = (
     Case("bias + mm, relu", lambda x, w, b: F.relu(b + x @ w.t()), (X, W, B), "relu"),
     Case("residual", lambda x, w, r: r + x @ w.t(), (X, W, R)),
     Case("residual, silu", lambda x, w, r: F.silu(x @ w.t() + r), (X, W, R), "silu"),
+    Case("a factor", lambda x, w: (x @ w.t()) * 0.25, (X, W), beta=0, alpha=0.25),
+    Case("a divisor, relu", lambda x, w: F.relu((x @ w.t()) / 8), (X, W), "relu", 0, alpha=0.125),
+    Case("a factor and a residual", lambda x, w, r: r + 2 * F.linear(x, w),
+         ((2, M, K), W, (2, M, N)), alpha=2),
     Case("batch of rows", lambda x, w, b: F.gelu(F.linear(x, w, b)), ((2, M, K), W, B), "gelu"),
     Case("residual of a batch", lambda x, w, r: r + F.linear(x, w), ((2, M, K), W, (2, M, N))),
     Case("before a product", lambda x, w, b, v: F.relu(F.linear(x, w, b)) @ v,
@@ -114,7 +119,7 @@ CASES = (
 def test_a_product_and_what_follows_become_one(case, dtype, h100):
     calls, graph = fused(case.function, *case.shapes, dtype=dtype)
     assert [call.kwargs for call in calls] == [
-        {"beta": case.beta, "alpha": 1, "activation": case.activation}] * case.count
+        {"beta": case.beta, "alpha": case.alpha, "activation": case.activation}] * case.count
     assert not {node.target for node in graph.nodes} & set(case.without)
     expected = case.function(*(torch.empty(s, device="meta") for s in case.shapes)).shape
     last, = next(node for node in graph.nodes if node.op == "output").all_input_nodes
@@ -135,6 +140,8 @@ LEFT = {
     "two addends": (lambda x, w, b, r: F.linear(x, w, b) + r, (X, W, B, R)),
     "an addition with a factor": (lambda x, w, r: torch.add(x @ w.t(), r, alpha=2), (X, W, R)),
     "another dtype added": (lambda x, w, r: x @ w.t() + r.float(), (X, W, R)),
+    "a factor of zero": (lambda x, w: (x @ w.t()) * 0, (X, W)),
+    "a factor that makes another dtype": (lambda x, w, y: (x @ w.t()) * y, (X, W, (M, 1))),
     "a number added": (lambda x, w: x @ w.t() + 1, (X, W)),
     "no product": (lambda x, y: F.relu(x + y), (X, X)),
     "twice itself": (lambda x, w: (y := x @ w.t()) + y, (X, W)),

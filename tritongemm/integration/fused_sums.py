@@ -1,4 +1,4 @@
-"""Products of a graph with the addend and the activation that follow: :func:`find`,
+"""Products of a graph with the factor, the addend and the activation that follow: :func:`find`,
 :func:`wanted`, :func:`replace`."""
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class Match(NamedTuple):
     Attributes:
         product: ``mm`` or ``addmm``.
         view: of the product, or None.
+        factor: a number that an ``mm`` is multiplied by.
         addend: what is added to an ``mm``, or None.
         activation: a name of :data:`tritongemm.activations.BY_NAME`.
         last: the node whose value the fused product has.
@@ -37,6 +38,7 @@ class Match(NamedTuple):
 
     product: fx.Node
     view: fx.Node | None
+    factor: float
     addend: fx.Node | None
     activation: str
     last: fx.Node
@@ -48,7 +50,7 @@ def find(product: fx.Node) -> Match | None:
     """
     if product.target not in (aten.mm.default, aten.addmm.default):
         return None
-    current, view, addend = product, None, None
+    current, view, factor, addend = product, None, 1.0, None
     inner = {product}
     value = value_of(product)
     user = only_user(current)
@@ -56,6 +58,12 @@ def find(product: fx.Node) -> Match | None:
         current = view = user
         inner.add(user)
         user = only_user(current)
+    if product.target is aten.mm.default and user is not None:
+        factor = _factor_of(user)
+        if factor != 1:
+            current = user
+            inner.add(user)
+            user = only_user(current)
     if product.target is aten.mm.default and user is not None:
         addend = _addend_of(user, current, value)
         if addend is not None:
@@ -67,10 +75,22 @@ def find(product: fx.Node) -> Match | None:
         found = activated(current, name)
         if found is not None:
             last, nodes = found
-            return Match(product, view, addend, name, last, frozenset(inner | nodes))
-    if addend is None:
+            return Match(product, view, factor, addend, name, last, frozenset(inner | nodes))
+    if addend is None and factor == 1:
         return None
-    return Match(product, view, addend, "none", current, frozenset(inner))
+    return Match(product, view, factor, addend, "none", current, frozenset(inner))
+
+
+def _factor_of(node: fx.Node) -> float:
+    """The number that ``node`` multiplies something by; 1 where it does not."""
+    if node.target not in (aten.mul.Tensor, aten.div.Tensor) or node.kwargs:
+        return 1.0
+    number = node.args[1]
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or not number:
+        return 1.0
+    if value_of(node).dtype != value_of(node.args[0]).dtype:
+        return 1.0
+    return float(number) if node.target is aten.mul.Tensor else 1.0 / number
 
 
 def _addend_of(node: fx.Node, current: fx.Node, product: torch.Tensor) -> fx.Node | None:
@@ -98,7 +118,7 @@ def wanted(found: Match, min_flops: float | None) -> bool:
     """Whether the fused product is one that this package's kernels should run."""
     if not materialized(found.last):
         return False
-    asked = problem_of(found.product, found.addend, found.activation, min_flops)
+    asked = problem_of(found.product, found.addend, found.activation, min_flops, found.factor)
     return asked is not None and torch_wins(
         asked.problem, choose(*asked), asked.device, path()) is None
 
@@ -109,6 +129,8 @@ def replace(graph: fx.Graph, found: Match) -> None:
     a, b = product.args[-2:]
     assert isinstance(b, fx.Node)
     numbers = {name: product.kwargs.get(name, 1) for name in ("beta", "alpha")}
+    if found.factor != 1:
+        numbers["alpha"] = found.factor
     with graph.inserting_before(found.last):
         if product.target is aten.addmm.default:
             d: Any = product.args[0]

@@ -27,9 +27,9 @@ class Asked(NamedTuple):
 
 
 def problem_of(product: fx.Node, addend: fx.Node | None, activation: str,
-               min_flops: float | None) -> Asked | None:
-    """The problem of ``mm`` or ``addmm``, with what is added to an ``mm`` and an activation; None
-    where no kernel of this package is to be asked. ``min_flops``: as for
+               min_flops: float | None, factor: float = 1.0) -> Asked | None:
+    """The problem of ``mm`` or ``addmm``, with what is added to an ``mm``, its factor, and an
+    activation; None where no kernel of this package is to be asked. ``min_flops``: as for
     :class:`tritongemm.integration.inductor.FusePass`."""
     if settings.current().disable:
         return None
@@ -63,7 +63,7 @@ def problem_of(product: fx.Node, addend: fx.Node | None, activation: str,
         added = operand_of(d) if d.dim() <= 2 else StridedShape(rows, gapless(rows))
     form = form_of(one, two, None, added)
     name = NAMES[a.dtype]
-    sums = "scale" if form.addend == "none" and alpha != 1 else form.addend
+    sums = "scale" if form.addend == "none" and alpha * factor != 1 else form.addend
     problem, _ = problem_of_form(form, (0, 0, 0, 0), (name, name, name),
                                  str(Epilogue(sums, activation)), _precision(a))
     return Asked(problem, device_of(a.device))

@@ -3,8 +3,9 @@
 Inductor runs the pass on its functional graph of aten operations, before its own patterns. It
 replaces
 
-* ``mm`` or ``addmm``, then relu, gelu (both kinds) or silu; ``mm``, then an addition of a bias [N]
-  or of a matrix of the product's shape (a residual), and an activation behind that: by
+* ``mm`` or ``addmm``, then relu, gelu (both kinds) or silu; ``mm``, then a factor that is a number,
+  an addition of a bias [N] or of a matrix of the product's shape (a residual), and an activation
+  behind that, any of them: by
   ``torch.ops.tritongemm.addmm`` (``fused_sums``);
 * gated layers, activation(gate) * other, of two products or of one: by
   ``torch.ops.tritongemm.gated_linear`` and ``gated_pair`` (``fused_gates``),
