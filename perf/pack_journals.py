@@ -5,17 +5,51 @@
 Keeps run headers, the times of configs and the winners (tritongemm/records/packed.py). `calibrate`,
 `regret`, `publish` and `report` read the file as they read journals. Packed files may be among the
 journals. The order of the journals is kept: a calibration depends on it in its last digits.
+
+A CSV of `bench`, beside its runs.json, counts as a journal without winners: the model learns from
+the times of the configs that it chose for shapes that were never swept.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from tritongemm.errors import DataFileError
+from tritongemm.config import KernelConfig
+from tritongemm.errors import TritonGemmError
+from tritongemm.records.codec import problem_to_json
+from tritongemm.records.columns import problem_of
 from tritongemm.records.journal import read_journal
+from tritongemm.records.journal_format import SCHEMA_VERSION
 from tritongemm.records.packed import pack
+from tritongemm.records.rows import read_rows
+from tritongemm.workers.messages import COARSE
+
+
+def records_of(path: Path) -> Iterator[dict[str, Any]]:
+    """What a journal, or a CSV of `bench`, holds. Raises DataFileError."""
+    if path.suffix != ".csv":
+        yield from read_journal(path)
+        return
+    runs = json.loads((path.parent / "runs.json").read_text())["runs"]
+    rows: dict[str, list[Any]] = {}
+    for row in read_rows(path):
+        if row["provider"] == "tritongemm" and row["status"] == "ok":
+            rows.setdefault(str(row["run_id"]), []).append(row)
+    for run_id, measured in rows.items():
+        yield {"kind": "header", "schema_version": SCHEMA_VERSION, "run_id": run_id,
+               "device": measured[0]["device"], "arch": measured[0]["arch"],
+               "environment": runs[run_id]["fingerprint"],
+               "versions": runs[run_id]["environment"]}
+        for row in measured:
+            config = KernelConfig.from_id(row["kernel"], row["config_id"])
+            yield {"kind": "result", "run_id": run_id, "problem": problem_to_json(problem_of(row)),
+                   "config": {"kernel": config.kernel, **config.to_json()}, "stage": COARSE,
+                   "status": "ok", "time_us": row["time_us_p50"], "utc": row["timestamp_utc"]}
 
 
 def main() -> int:
@@ -24,8 +58,8 @@ def main() -> int:
     parser.add_argument("journals", type=Path, nargs="+", metavar="JOURNAL")
     args = parser.parse_args()
     try:
-        pack(args.out, ((path.name.split(".")[0], read_journal(path)) for path in args.journals))
-    except DataFileError as error:
+        pack(args.out, ((path.name.split(".")[0], records_of(path)) for path in args.journals))
+    except (OSError, KeyError, TritonGemmError) as error:
         print(error, file=sys.stderr)
         return 2
     print(f"wrote {args.out}: {args.out.stat().st_size:,} bytes from {len(args.journals)} files")

@@ -235,6 +235,7 @@ def test_a_config_survives_json_and_names_only_what_is_not_default(config):
 @given(CONFIGS, CONFIGS)
 def test_equal_ids_are_equal_configs(one, other):
     assert (one.config_id == other.config_id) == (one == other)
+    assert KernelConfig.from_id(one.kernel, one.config_id) == one
     assert one.config_id.replace("_", "").isalnum()
 
 

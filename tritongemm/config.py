@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
@@ -85,6 +86,21 @@ class KernelConfig:
             if name in ("num_warps", "num_stages", "group_m") or value != DEFAULTS[name]:
                 parts.append(f"{code}{value}")
         return "_".join(parts)
+
+    @classmethod
+    def from_id(cls, kernel: str, config_id: str) -> KernelConfig:
+        """The config of a kernel with this ``config_id``. Raises :class:`ConfigError`."""
+        codes = {code: name for name, code in _CODES.items()}
+        tile, *words = config_id.removeprefix(f"{kernel}_").split("_")
+        found = [re.fullmatch(r"([a-z]+)(\d+)", word) for word in words]
+        sides = tile.split("x")
+        if (not config_id.startswith(f"{kernel}_") or len(sides) != 3
+                or not all(x.isdecimal() for x in sides)
+                or not all(x is not None and x[1] in codes for x in found)):
+            raise ConfigError(f"{config_id!r:.80} is not the id of a config of {kernel!r:.80}, "
+                              "such as tiled_128x128x64_w8_s3_g8")
+        values = {codes[x[1]]: int(x[2]) for x in found if x is not None}
+        return cls(kernel, *map(int, sides), **values)
 
     def to_json(self) -> dict[str, int]:
         """The parameters without the kernel's name; those at their default are left out."""

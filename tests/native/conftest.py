@@ -61,12 +61,23 @@ class FakePlan(Plan):
         def view(address, kind, rows, cols, batch, row, col):
             return at_address(address, kind, (batch, row, col), (p.batch, rows, cols))
 
+        epilogue = epilogue_of(p.epilogue)
         a = view(pa, dtype, p.m, p.k, g.ab, g.am, g.ak)
+        c = view(pc, out, p.m, p.columns, g.cb, g.cm, g.cn)
+        if epilogue.gated:  # the halves are where the geometry says, one before the other or not
+            halves = []
+            for i in range(2):
+                b = view(pb + i * g.bb * a.element_size(), dtype, p.k, p.columns, 0, g.bk, g.bn)
+                half = torch.from_numpy(a.double().numpy() @ b.double().numpy())
+                if epilogue.reads_d:
+                    half += view(pd + i * g.db * a.element_size(), out, p.m, p.columns, 0, g.dm,
+                                 g.dn).double()
+                halves.append(half)
+            c.copy_(ACTIVATE[epilogue.activation](halves[0]) * halves[1])
+            return
         b = view(pb, dtype, p.k, p.n, g.bb, g.bk, g.bn)
-        c = view(pc, out, p.m, p.n, g.cb, g.cm, g.cn)
         # By NumPy: torch's products may be overridden.
         result = torch.from_numpy(a.double().numpy() @ b.double().numpy())
-        epilogue = epilogue_of(p.epilogue)
         if epilogue.scales:
             result = alpha * result
         if epilogue.reads_d:

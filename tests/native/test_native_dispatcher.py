@@ -190,7 +190,7 @@ def test_an_answer_from_before_a_change_is_not_kept(driver):
     a, b = drawn(33, 17), drawn(17, 40)
     generation = native.generation()
     execute.clear_plans()
-    native.table().refuse(generation, 0, a, b, None, None, 1.0, 0.0, None, "late")
+    native.table().refuse(generation, 0, a, b, None, None, 1.0, 0.0, None, None, "late")
     assert native.table().size() == 0
 
 

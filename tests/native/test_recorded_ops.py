@@ -11,6 +11,8 @@ from test_native_dispatcher import drawn, twice
 
 from tritongemm import settings
 from tritongemm.errors import UnsupportedError, UsageError
+from tritongemm.ops import fused_linear
+from tritongemm.ops.autograd import ACTIVATE
 
 pytestmark = pytest.mark.thorough
 
@@ -131,3 +133,54 @@ def test_recorded_ops_stay_when_it_is_switched_off(driver):
     with settings.override(native="off"):
         assert torch.equal(op(a, b), op(a, b))
     assert driver.by_native == 1 and driver.by_python == 3
+
+
+@pytest.fixture
+def read_in_place(monkeypatch):
+    """Two weights are read where they are, as on a GPU."""
+    monkeypatch.setattr(fused_linear, "_reads_one_tensor", lambda: False)
+    monkeypatch.setattr(fused_linear, "faster_apart", lambda *a, **k: None)
+
+
+def gated64(x, gate, up, bias, activation):
+    first, second = (0, 0) if bias is None else bias.double().chunk(2)
+    return ACTIVATE[activation](x.double() @ gate.double().T + first) * (
+        x.double() @ up.double().T + second)
+
+
+@pytest.mark.parametrize("bias", (False, True))
+@pytest.mark.parametrize("activation, interleaved", (
+    ("silu", False), ("silu", True), ("gelu", False), ("relu", True)))
+def test_a_gated_layer_is_launched_natively(driver, read_in_place, activation, interleaved, bias):
+    x, w, b = drawn(9, 16), drawn(40, 16), drawn(40) if bias else None
+    first, second = twice(driver, lambda: torch.ops.tritongemm.gated_linear(
+        x, w, b, activation, interleaved))
+    gate, up = (w[::2], w[1::2]) if interleaved else w.chunk(2)
+    if interleaved and bias:
+        b = torch.cat((b[::2], b[1::2]))
+    torch.testing.assert_close(first.double(), gated64(x, gate, up, b, activation), rtol=1e-5,
+                               atol=1e-5)
+    assert torch.equal(first, second) and second.is_contiguous()
+
+
+@pytest.mark.parametrize("bias", (False, True))
+def test_two_weights_are_looked_up_by_how_far_apart_they_are(driver, read_in_place, bias):
+    memory = drawn(5, 20, 16)
+    x, b, op = drawn(9, 16), drawn(40) if bias else None, torch.ops.tritongemm.gated_pair
+    for number, (i, j) in enumerate(((1, 2), (1, 3), (2, 1), (4, 0), (0, 1)), 1):
+        gate, up = memory[i], memory[j]
+        found = op(x, gate, up, b, "silu")
+        torch.testing.assert_close(found.double(), gated64(x, gate, up, b, "silu"), rtol=1e-5,
+                                   atol=1e-5)
+        # The last are as far apart as the first: known already.
+        assert driver.by_python == min(number, 4)
+        assert torch.equal(op(x, gate, up, b, "silu"), found) and driver.by_python == min(number, 4)
+    assert driver.by_native == 6
+
+
+def test_weights_that_the_kernel_cannot_read_in_place_are_composed(driver, read_in_place):
+    x, gate = drawn(9, 16), drawn(20, 16)
+    for up in (drawn(16, 20).T, drawn(20, 17)[:, :16]):
+        found = torch.ops.tritongemm.gated_pair(x, gate, up, None, "silu")
+        torch.testing.assert_close(found.double(), gated64(x, gate, up, None, "silu"), rtol=1e-5,
+                                   atol=1e-5)

@@ -145,12 +145,13 @@ struct Operands {
   const at::Tensor* b = nullptr;
   const at::Tensor* d = nullptr;
   const at::Tensor* out = nullptr;
+  const at::Tensor* up = nullptr;  // the other half of a gated layer's B, where B is the gate's
   double alpha = 1, beta = 0;
   int dtype_out = -1;
 };
 
 constexpr int MAX_RANK = 5;
-constexpr size_t MAX_WORDS = 2 + 4 * (1 + 2 * MAX_RANK);
+constexpr size_t MAX_WORDS = 2 + 5 * (1 + 2 * MAX_RANK);
 
 struct Key {
   size_t count = 0;
@@ -234,7 +235,8 @@ uint64_t address_of(const at::Tensor& x) {
 }
 
 bool fill(int operation, const Operands& x, Key& key, Values& values) {
-  if (!usable(*x.a) || !usable(*x.b) || (x.d && !usable(*x.d)) || (x.out && !usable(*x.out)))
+  if (!usable(*x.a) || !usable(*x.b) || (x.d && !usable(*x.d)) || (x.out && !usable(*x.out)) ||
+      (x.up && !usable(*x.up)))
     return false;
   // Must come first: it gives a lazy (copy-on-write) tensor, which A or D may share, its own
   // memory.
@@ -242,9 +244,10 @@ bool fill(int operation, const Operands& x, Key& key, Values& values) {
   values.address[A] = address_of(*x.a);
   values.address[B] = address_of(*x.b);
   values.address[D] = x.d ? address_of(*x.d) : 0;
+  uint64_t up = x.up ? address_of(*x.up) : 0;
   // Empty tensors, lazy zeros and freed storages.
   if (!values.address[A] || !values.address[B] || (x.d && !values.address[D]) ||
-      (x.out && !values.address[C]))
+      (x.out && !values.address[C]) || (x.up && !up))
     return false;
   values.number[ALPHA] = x.alpha;
   values.number[BETA] = x.beta;
@@ -253,11 +256,16 @@ bool fill(int operation, const Operands& x, Key& key, Values& values) {
           static_cast<uint64_t>(x.out != nullptr) << 17 |
           static_cast<uint64_t>(x.alpha == 1) << 18 | static_cast<uint64_t>(x.beta == 1) << 19 |
           static_cast<uint64_t>(x.beta == 0) << 20 | static_cast<uint64_t>(fp32 && tf32()) << 21 |
+          static_cast<uint64_t>(x.up != nullptr) << 22 |
           static_cast<uint64_t>(x.dtype_out + 1) << 32);
   add_tensor(key, *x.a, values.address[A]);
   add_tensor(key, *x.b, values.address[B]);
   if (x.d) add_tensor(key, *x.d, values.address[D]);
   if (x.out) add_tensor(key, *x.out, values.address[C]);
+  if (x.up) {  // a plan is for one distance between the two in memory
+    add_tensor(key, *x.up, up);
+    key.add(up - values.address[B]);
+  }
   return true;
 }
 
@@ -390,10 +398,13 @@ int reason_number(const std::string& text) {
 // ---- entries in torch's dispatcher --------------------------------------------------------------
 
 // The order of an overload's operands on the stack.
-enum class Form { PRODUCT, PRODUCT_OUT, SUM, SUM_OUT, SUM_IN_PLACE, SUM_ACTIVATED };
+enum class Form {
+  PRODUCT, PRODUCT_OUT, SUM, SUM_OUT, SUM_IN_PLACE, SUM_ACTIVATED, GATED, GATED_PAIR
+};
 
 struct Slot {
-  std::vector<std::pair<std::string, int>> operations;  // by activation; mostly one, "none"
+  // By activation, mostly one, "none"; of a gated layer of interleaved rows "silu interleaved".
+  std::vector<std::pair<std::string, int>> operations;
   Form form;
   // A call with fewer multiply-adds (batch * M * N * K) goes to torch.
   double least;
@@ -443,23 +454,11 @@ struct Entry final : c10::OperatorKernel {
     size_t arguments = op.schema().arguments().size();
     const c10::IValue* x = stack->data() + (stack->size() - arguments);
     Operands operands;
-    bool sum = s.form != Form::PRODUCT && s.form != Form::PRODUCT_OUT;
-    bool known = true;
     int reason = 0;
     at::Tensor result;
     Verdict verdict = Verdict::UNKNOWN;
-    operands.a = &x[sum ? 1 : 0].toTensor();
-    operands.b = &x[sum ? 2 : 1].toTensor();
-    if (sum) {
-      operands.d = &x[0].toTensor();
-      known = known && number(x[3], operands.beta) && number(x[4], operands.alpha);
-      if (s.form == Form::SUM_OUT) operands.out = &x[5].toTensor();
-      if (s.form == Form::SUM_IN_PLACE) operands.out = operands.d;
-    } else if (s.form == Form::PRODUCT_OUT) {
-      operands.out = &x[2].toTensor();
-    }
-    int operation = s.operation(s.form == Form::SUM_ACTIVATED ? x[5].toStringRef() : "none");
-    known = known && operation >= 0;
+    int operation = find_operands(s, x, operands);
+    bool known = operation >= 0;
     if (known && operands.b->dim()) {
       double products = static_cast<double>(operands.a->numel()) *
                         static_cast<double>(operands.b->size(-1));
@@ -487,6 +486,32 @@ struct Entry final : c10::OperatorKernel {
     } else {
       (s.removed ? s.torchs : s.python).callBoxed(op, keys, stack);
     }
+  }
+
+  // The number of the operation, or -1 for a call that the table cannot hold.
+  static int find_operands(const Slot& s, const c10::IValue* x, Operands& found) {
+    if (s.form == Form::GATED || s.form == Form::GATED_PAIR) {
+      int bias = s.form == Form::GATED ? 2 : 3;
+      found.a = &x[0].toTensor();
+      found.b = &x[1].toTensor();
+      if (s.form == Form::GATED_PAIR) found.up = &x[2].toTensor();
+      if (!x[bias].isNone()) found.d = &x[bias].toTensor();
+      found.beta = 1;
+      bool interleaved = s.form == Form::GATED && x[4].toBool();
+      return s.operation(x[bias + 1].toStringRef() + (interleaved ? " interleaved" : ""));
+    }
+    bool sum = s.form != Form::PRODUCT && s.form != Form::PRODUCT_OUT;
+    found.a = &x[sum ? 1 : 0].toTensor();
+    found.b = &x[sum ? 2 : 1].toTensor();
+    if (sum) {
+      found.d = &x[0].toTensor();
+      if (!number(x[3], found.beta) || !number(x[4], found.alpha)) return -1;
+      if (s.form == Form::SUM_OUT) found.out = &x[5].toTensor();
+      if (s.form == Form::SUM_IN_PLACE) found.out = found.d;
+    } else if (s.form == Form::PRODUCT_OUT) {
+      found.out = &x[2].toTensor();
+    }
+    return s.operation(s.form == Form::SUM_ACTIVATED ? x[5].toStringRef() : "none");
   }
 
   std::shared_ptr<Slot> slot;
@@ -625,11 +650,13 @@ bool operands_of(PyObject* const* args, Operands& x) {
   }
   if (args[6] != Py_None)
     x.dtype_out = static_cast<int>(reinterpret_cast<THPDtype*>(args[6])->scalar_type);
+  x.up = tensor(args[7]);
   return x.a && x.b;
 }
 
-// First arguments of offer and refuse: generation, operation, a, b, d, out, alpha, beta, dtype_out.
-constexpr Py_ssize_t ASKED = 9;
+// First arguments of offer and refuse: generation, operation, a, b, d, out, alpha, beta, dtype_out,
+// up.
+constexpr Py_ssize_t ASKED = 10;
 struct Asked {
   int64_t found_in;
   Operands operands;
@@ -654,7 +681,7 @@ void keep(const Key& key, Answer&& answer, int64_t found_in) {
 // offer(*asked, plan, shape, strides, dtype, spans)
 PyObject* offer(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return translated([&]() -> PyObject* {
-    if (count != ASKED + 5) throw std::invalid_argument("offer takes 14 arguments");
+    if (count != ASKED + 5) throw std::invalid_argument("offer takes 15 arguments");
     Asked asked(args);
     if (!asked.known) Py_RETURN_FALSE;
     args += ASKED;
@@ -680,7 +707,7 @@ PyObject* offer(PyObject*, PyObject* const* args, Py_ssize_t count) {
 // refuse(*asked, reason)
 PyObject* refuse(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return translated([&]() -> PyObject* {
-    if (count != ASKED + 1) throw std::invalid_argument("refuse takes 10 arguments");
+    if (count != ASKED + 1) throw std::invalid_argument("refuse takes 11 arguments");
     Asked asked(args);
     if (!asked.known) Py_RETURN_FALSE;
     Answer answer;

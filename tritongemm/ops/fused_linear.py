@@ -24,23 +24,28 @@ from tritongemm.device import DeviceSpec
 from tritongemm.errors import LaunchError, TritonGemmError
 from tritongemm.formats import format_of
 from tritongemm.kernels.launch import Geometry, View
-from tritongemm.ops import autograd, calls, execute, formulas
+from tritongemm.ops import autograd, calls, execute, formulas, native
 from tritongemm.ops.calls import NAMES
 from tritongemm.ops.declined import Declined, DeclinedByChoice, DeclinedNow
 from tritongemm.ops.execute import Op
-from tritongemm.ops.operands import StridedShape, form_of, problem_of_form
+from tritongemm.ops.native import Bound
+from tritongemm.ops.operands import StridedShape, form_of, gapless, problem_of_form
 from tritongemm.ops.plan import PRODUCT, Plan
 from tritongemm.ops.plans import device_of, plans
 from tritongemm.ops.untraced import untraced
-from tritongemm.problem import Epilogue, GemmProblem, divisor_of, epilogue_of
+from tritongemm.problem import GATES, Epilogue, GemmProblem, divisor_of, epilogue_of
 from tritongemm.selection import choose
 
 Results = tuple[Tensor, ...]
 #: Microseconds of a pointwise kernel of torch beside the bytes that it moves: 256 cubed, a product
 #: of next to no work, takes 2.6 on an H200 in a CUDA graph.
 _PASS_US = 2.5
+_RULE = calls.Rule("linear", (2, 2), flipped=True)
 #: The calls that are known, by all that their launch depends on: cleared with all others.
-_LINEAR = Op(calls.Rule("linear", (2, 2), flipped=True))
+_LINEAR = Op(_RULE)
+#: Gated layers that the native dispatcher answers, by its words: of one weight, and of two.
+GATED = {f"{name}{order}": Op(_RULE) for name in GATES for order in ("", " interleaved")}
+GATED_PAIR = {name: Op(_RULE) for name in GATES}
 
 
 class LinearLayer(NamedTuple):
@@ -84,7 +89,7 @@ def run(layer: LinearLayer, x: Tensor, w: Tensor, bias: Tensor | None = None,
     Returns:
         (result [M, N],) or (result, argument of the activation).
     """
-    if up is not None and settings.current().interpret:  # the interpreter reads one tensor
+    if up is not None and _reads_one_tensor():
         w, up = torch.cat((w, up)), None
     tensors = [t for t in (x, w, bias, residual, up) if t is not None]
     if any(t.is_complex() for t in tensors):
@@ -101,7 +106,7 @@ def run(layer: LinearLayer, x: Tensor, w: Tensor, bias: Tensor | None = None,
         return execute._NOT_IN_MEMORY
     call = _LINEAR.hits.get(key)
     if call is None:
-        hits = _LINEAR.hits
+        hits, generation = _LINEAR.hits, native.generation()
         try:
             call = _bind(layer, x, w, bias, residual, up)
         except Declined as reason:
@@ -109,13 +114,33 @@ def run(layer: LinearLayer, x: Tensor, w: Tensor, bias: Tensor | None = None,
             if not reason.lasting:
                 return reason.fresh()
         execute._keep(hits, key, call)
+        results = call(x, w, bias, residual)
+        if (op := _answered_natively(layer, up)) is not None:
+            native.offer(generation, op.number, call,
+                         results if isinstance(results, Declined) else results[0], x, w, bias,
+                         alpha=1.0, beta=1.0, up=up)
+        return results
     return call(x, w, bias, residual)
+
+
+def _reads_one_tensor() -> bool:
+    """Whether kernels are interpreted, by which B is one tensor."""
+    return settings.current().interpret
+
+
+def _answered_natively(layer: LinearLayer, up: Tensor | None) -> Op | None:
+    """The op of a layer in the native dispatcher; None: it has none."""
+    if not layer.gated or layer.aux or layer.forced:
+        return None
+    if up is not None:
+        return GATED_PAIR[layer.activation]
+    return GATED[layer.activation + (" interleaved" if layer.interleaved else "")]
 
 
 def _bind(layer: LinearLayer, x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None,
           up: Tensor | None) -> Callable[..., Results | Declined]:
     """The callable for operands like these. Raises Declined."""
-    rule = _LINEAR.rule._replace(forced=layer.forced)
+    rule = _RULE._replace(forced=layer.forced)
     m, n = x.shape[0], w.shape[0]
     if up is None:
         calls._check(rule, calls.Operands(x, w, None, bias), x.dtype)
@@ -178,6 +203,9 @@ def _bind(layer: LinearLayer, x: Tensor, w: Tensor, bias: Tensor | None, residua
             return reason
         except torch.OutOfMemoryError:
             return DeclinedNow("there is no memory for the results or the scratch of this call")
+    if isinstance(plan, Plan) and plan.operands == PRODUCT and calls._alone():
+        guarded.bound = Bound(  # type: ignore[attr-defined]
+            plan, shape, gapless(shape), dtype)
     return guarded
 
 

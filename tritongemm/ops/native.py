@@ -35,7 +35,8 @@ _REASONS = [FEWER_FLOPS, NOTHING_TO_MULTIPLY, "other reasons", SEEN_TOO_LITTLE]
 class Form(IntEnum):
     """How ``dispatcher.cpp`` finds the operands of an op; its enum of that name."""
 
-    PRODUCT, PRODUCT_OUT, SUM, SUM_OUT, SUM_IN_PLACE, SUM_ACTIVATED = range(6)
+    (PRODUCT, PRODUCT_OUT, SUM, SUM_OUT, SUM_IN_PLACE, SUM_ACTIVATED, GATED,
+     GATED_PAIR) = range(8)
 
 
 class Bound(NamedTuple):
@@ -87,9 +88,11 @@ def generation() -> int:
 
 def offer(found_in: int, number: int, call: Callable[..., object], result: Tensor | Declined,
           a: Tensor, b: Tensor, d: Tensor | None = None, out: Tensor | None = None,
-          alpha: float = 1.0, beta: float = 0.0, dtype_out: torch.dtype | None = None) -> None:
+          alpha: float = 1.0, beta: float = 0.0, dtype_out: torch.dtype | None = None,
+          up: Tensor | None = None) -> None:
     """Adds a call of the op with this ``number`` to the native table. ``call`` has run once, so its
-    tensor maps exist. ``found_in``: the generation of the table when the call was looked up."""
+    tensor maps exist. ``found_in``: the generation of the table when the call was looked up.
+    ``up``: the other half of a gated layer's B, where ``b`` is the gate's."""
     native = table()
     if native is None or a.is_complex():  # its keys do not tell a lazy conjugate
         return
@@ -97,7 +100,7 @@ def offer(found_in: int, number: int, call: Callable[..., object], result: Tenso
     if isinstance(result, Declined):
         # A call with a plan was declined because of how its memory overlaps.
         if result.lasting and bound is None:
-            native.refuse(found_in, number, a, b, d, out, alpha, beta, dtype_out, str(result))
+            native.refuse(found_in, number, a, b, d, out, alpha, beta, dtype_out, up, str(result))
         return
     if bound is None or settings.current().profile:
         return
@@ -105,7 +108,7 @@ def offer(found_in: int, number: int, call: Callable[..., object], result: Tenso
         plan = native.plan(*bound.plan.native_launches())
     except LaunchError:  # this call ran another plan, without scratch
         return
-    native.offer(found_in, number, a, b, d, out, alpha, beta, dtype_out, plan, bound.shape,
+    native.offer(found_in, number, a, b, d, out, alpha, beta, dtype_out, up, plan, bound.shape,
                  bound.strides, bound.dtype, bound.spans)
 
 
@@ -114,7 +117,7 @@ def refuse(number: int, reason: str, a: Tensor, b: Tensor, d: Tensor | None = No
     """Adds a declined call; the reason holds for every call with the same key."""
     native = table()
     if native is not None:
-        native.refuse(_generation, number, a, b, d, out, alpha, beta, None, reason)
+        native.refuse(_generation, number, a, b, d, out, alpha, beta, None, None, reason)
 
 
 def forget(sights: bool = False) -> None:

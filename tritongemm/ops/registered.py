@@ -421,7 +421,9 @@ _OPERATIONS = {"mm": (Form.PRODUCT, {"none": execute.MM}),
                "bmm": (Form.PRODUCT, {"none": execute.BMM}),
                "matmul": (Form.PRODUCT, {"none": execute.MATMUL}),
                "addmm": (Form.SUM_ACTIVATED, execute.ADDMM),
-               "baddbmm": (Form.SUM, {"none": execute.BADDBMM})}
+               "baddbmm": (Form.SUM, {"none": execute.BADDBMM}),
+               "gated_linear": (Form.GATED, fused_linear.GATED),
+               "gated_pair": (Form.GATED_PAIR, fused_linear.GATED_PAIR)}
 
 
 def _follow(module: ModuleType | None) -> None:
