@@ -62,7 +62,7 @@ def time_us(call: Callable[[], object]) -> float:
 def measured(path: str) -> list[tuple[str, float]]:
     """(call, us) of each call; ``path``: torch, python or native."""
     a, b, w, d = torch.randn(8, 8), torch.randn(8, 8), torch.randn(8, 8), torch.randn(8)
-    doubles = a.double(), b.double()
+    both, doubles = torch.randn(16, 8), (a.double(), b.double())
     ops = torch.ops.tritongemm
     theirs = {"torch.mm": lambda: torch.mm(a, b),
               "linear with a bias": lambda: torch.nn.functional.linear(a, w, d),
@@ -77,7 +77,9 @@ def measured(path: str) -> list[tuple[str, float]]:
                  ("torch.ops.tritongemm.mm, as compiled", time_us(lambda: ops.mm.default(a, b))),
                  ("torch.ops.tritongemm.addmm, as compiled",
                   time_us(lambda: ops.addmm.default(d, a, b, beta=1, alpha=1,
-                                                    activation="relu")))]
+                                                    activation="relu"))),
+                 ("torch.ops.tritongemm.gated_linear, as compiled",
+                  time_us(lambda: ops.gated_linear.default(a, both, None, "silu", False)))]
         with tg.override(min_flops=0):
             found += [(f"{name}, override", time_us(call)) for name, call in theirs.items()]
         with tg.override(min_flops=1e9):
@@ -100,7 +102,7 @@ def main() -> None:
         writer.writerow(COLUMNS)
         writer.writerows(rows)
     for path, call, us, *_ in rows:
-        print(f"{path:8}{call:40}{us:>8} us")
+        print(f"{path:8}{call:48}{us:>8} us")
 
 
 if __name__ == "__main__":
