@@ -152,6 +152,19 @@ def test_inductors_choices_ask_while_a_pass_wants_it():
         assert ask() == CHOICES
 
 
+def test_an_inductor_of_other_parts_keeps_its_choices(caplog):
+    class Other(Operands):
+        def strides_hinted(self):
+            raise AttributeError("renamed")
+
+    handler = Kept()
+    with V.set_choices_handler(handler), inductor.enable(templates=1):
+        getattr(inductor_config, made._SLOT)(torch.fx.Graph())
+        found = handler._finalize_template_configs({"a": iter(CHOICES)}, Other(64, 64, 64), [],
+                                                   "mm")
+    assert found == CHOICES and "AttributeError: renamed" in caplog.text
+
+
 @pytest.mark.parametrize("wrong", (0, -1, 1.5, True, "2"))
 def test_a_wrong_number_of_templates_is_named(wrong):
     with pytest.raises(UsageError, match=f"templates={wrong!r} is not a number of configs"):

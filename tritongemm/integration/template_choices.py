@@ -51,7 +51,14 @@ def follow(wanted: Callable[[], int | None]) -> None:
     def finalize(template_choices: Any, kernel_inputs: Any, *rest: Any, **more: Any) -> list:
         found = method(template_choices, kernel_inputs, *rest, **more)
         count = wanted()
-        return found if count is None else fastest(found, kernel_inputs, count)
+        if count is None:
+            return found
+        try:
+            return fastest(found, kernel_inputs, count)
+        except Exception as reason:  # another Inductor's parts: a program must compile all the same
+            _LOG.warning("tritongemm: the configs of Inductor's templates are left to it: %s: %s",
+                         type(reason).__name__, reason)
+            return found
 
     setattr(handler, _METHOD, finalize)
 
