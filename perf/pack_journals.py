@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tritongemm.config import KernelConfig
-from tritongemm.errors import TritonGemmError
+from tritongemm.errors import DataFileError, TritonGemmError
 from tritongemm.records.codec import problem_to_json
 from tritongemm.records.columns import problem_of
 from tritongemm.records.journal import read_journal
@@ -35,12 +35,19 @@ def records_of(path: Path) -> Iterator[dict[str, Any]]:
     if path.suffix != ".csv":
         yield from read_journal(path)
         return
-    runs = json.loads((path.parent / "runs.json").read_text())["runs"]
+    beside = path.parent / "runs.json"
+    try:
+        runs = json.loads(beside.read_text())["runs"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataFileError(beside, f"does not describe the runs of {path.name}: {error!r}") from (
+            error)
     rows: dict[str, list[Any]] = {}
     for row in read_rows(path):
         if row["provider"] == "tritongemm" and row["status"] == "ok":
             rows.setdefault(str(row["run_id"]), []).append(row)
     for run_id, measured in rows.items():
+        if run_id not in runs:
+            raise DataFileError(beside, f"has no run {run_id}, of which {path.name} has rows")
         yield {"kind": "header", "schema_version": SCHEMA_VERSION, "run_id": run_id,
                "device": measured[0]["device"], "arch": measured[0]["arch"],
                "environment": runs[run_id]["fingerprint"],
@@ -59,7 +66,7 @@ def main() -> int:
     args = parser.parse_args()
     try:
         pack(args.out, ((path.name.split(".")[0], records_of(path)) for path in args.journals))
-    except (OSError, KeyError, TritonGemmError) as error:
+    except TritonGemmError as error:
         print(error, file=sys.stderr)
         return 2
     print(f"wrote {args.out}: {args.out.stat().st_size:,} bytes from {len(args.journals)} files")

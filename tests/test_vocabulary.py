@@ -249,6 +249,15 @@ def test_an_id_names_the_tile_the_pipeline_and_what_is_not_default(config):
     assert words[:3] == [f"w{config.num_warps}", f"s{config.num_stages}", f"g{config.group_m}"]
 
 
+@pytest.mark.parametrize("text", (
+    "", "tiled", "tiled_64x64", "tiled_64x64x", "tiled_64x64x64_q4", "tiled_64x64x64_w8_w4_s2_g8",
+    "tiled_64x64x64", "gemv_64x64x64_w4_s2_g8", "tiled_64x64x64_w4_s2_g8_k1",
+    "tiled_0x1x1_w4_s2_g8"))
+def test_what_is_no_id_is_an_error(text):
+    with pytest.raises(ConfigError):
+        KernelConfig.from_id("tiled", text)
+
+
 def test_ids_are_short_and_readable():
     assert KernelConfig("tiled", 128, 256, 64, 8, 3).config_id == "tiled_128x256x64_w8_s3_g8"
     assert KernelConfig("tiled", 16, 32, 64, split_k=4).config_id.endswith("_w4_s2_g8_k4")

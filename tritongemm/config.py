@@ -100,7 +100,10 @@ class KernelConfig:
             raise ConfigError(f"{config_id!r:.80} is not the id of a config of {kernel!r:.80}, "
                               "such as tiled_128x128x64_w8_s3_g8")
         values = {codes[x[1]]: int(x[2]) for x in found if x is not None}
-        return cls(kernel, *map(int, sides), **values)
+        config = cls(kernel, *map(int, sides), **values)
+        if config.config_id != config_id:
+            raise ConfigError(f"{config_id!r:.80} is the id of no config; {config} has its values")
+        return config
 
     def to_json(self) -> dict[str, int]:
         """The parameters without the kernel's name; those at their default are left out."""

@@ -17,10 +17,13 @@ import faked  # noqa: E402
 from test_inductor import BF16, K, M, N, compiled, epilogues, graph_of, h100  # noqa: E402, F401
 from torch.nn import functional as F  # noqa: E402
 
+from tritongemm.errors import UnsupportedError  # noqa: E402
 from tritongemm.integration import fused_gates  # noqa: E402
 from tritongemm.integration import inductor as made  # noqa: E402
+from tritongemm.selection import choose  # noqa: E402
 
 plans = faked.plans  # a fixture
+aten = torch.ops.aten
 ONE = torch.ops.tritongemm.gated_linear.default
 TWO = torch.ops.tritongemm.gated_pair.default
 X, ROWS, W, BOTH, B = (M, K), (2, M, K), (N, K), (2 * N, K), (2 * N,)
@@ -48,7 +51,7 @@ def last(x, w, b=None):  # as GEGLU in diffusion models
 
 
 def part(x, begin, end, axis=-1):  # indexing asks for the device, which tests do without
-    return torch.ops.aten.slice.Tensor(x, axis, begin, end)
+    return aten.slice.Tensor(x, axis, begin, end)
 
 
 def sliced(x, w):
@@ -69,6 +72,9 @@ CASES = {
     "the gate's columns last": (last, (ROWS, BOTH), TWO, "gelu"),
     "the gate's columns last, with a bias": (last, (X, BOTH, B), TWO, "gelu"),
     "slices": (sliced, (ROWS, BOTH), ONE, "silu"),
+    "slices with arguments left out": (
+        lambda x, w: F.silu(aten.slice.Tensor(t := x @ w.t(), 1, None, N))
+        * aten.slice.Tensor(t, 1, N), (X, BOTH), ONE, "silu"),
     "read by a norm": (lambda x, w, v: F.layer_norm(pair(x, w, v), (N,)), (X, W, W), TWO, "silu"),
 }
 
@@ -80,9 +86,8 @@ def test_a_gated_layer_becomes_one_product(name, h100):  # noqa: F811
     assert made.fuse(module.graph, 0.0) == 1
     module.graph.lint()
     targets = [node.target for node in module.graph.nodes]
-    assert not {torch.ops.aten.mm.default, torch.ops.aten.addmm.default,
-                torch.ops.aten.mul.Tensor} & set(targets) - (
-        {torch.ops.aten.mul.Tensor} if "norm" in name else set())
+    assert not {aten.mm.default, aten.addmm.default, aten.mul.Tensor} & set(targets) - (
+        {aten.mul.Tensor} if "norm" in name else set())
     call, = (node for node in module.graph.nodes if node.target is op)
     assert activation in call.args
     assert tuple(call.meta["val"].shape) == (M * (2 if ROWS in shapes else 1), N)
@@ -91,7 +96,17 @@ def test_a_gated_layer_becomes_one_product(name, h100):  # noqa: F811
     assert result.meta["val"].shape == expected.shape
 
 
+SQUARE = (N, N)
 LEFT = {
+    "the operand as the weight of the gate": (
+        lambda x, w, v: F.silu(v @ x) * (x @ w), (SQUARE, SQUARE, SQUARE)),
+    "the operand as the weight of the other half": (
+        lambda x, w, v: F.silu(x @ w) * (v @ x), (SQUARE, SQUARE, SQUARE)),
+    "a slice of what is no product": (lambda x, v: aten.slice.Tensor(x, 0) * v, (X, X)),
+    "a slice of all columns": (lambda x, w: F.silu(t := x @ w.t()) * aten.slice.Tensor(t, 1),
+                               (X, W)),
+    "every second column": (lambda x, w: F.silu(aten.slice.Tensor(t := x @ w.t(), 1, 0, None, 2))
+                            * aten.slice.Tensor(t, 1, 1, None, 2), (X, BOTH)),
     "another operand": (lambda x, w, v, y: F.silu(x @ w.t()) * (y @ v.t()), (X, W, W, X)),
     "weights of other strides": (lambda x, w, v: F.silu(x @ w.t()) * (x @ v), (X, W, (K, N))),
     "a bias of each": (lambda x, w, v, b: F.silu(F.linear(x, w, b)) * F.linear(x, v, b),
@@ -141,6 +156,16 @@ def test_what_is_faster_apart_stays(h100, monkeypatch):  # noqa: F811
     assert (one.n, one.epilogue, how) == (2 * N, "gated_silu", {"products": 2, "fused": True})
     assert (two.n, two.epilogue, how_two) == (2 * N, "bias+gated_silu",
                                               {"products": 1, "fused": True})
+
+
+def test_a_layer_that_no_kernel_computes_stays(h100, monkeypatch):  # noqa: F811
+    def none_is_found(problem, device):
+        if problem.gated:
+            raise UnsupportedError("no kernel")
+        return choose(problem, device)
+
+    monkeypatch.setattr(fused_gates, "choose", none_is_found)
+    assert made.fuse(graph_of(pair, X, W, W).graph, 0.0) == 0
 
 
 def test_fewer_flops_than_asked_for_stay(h100):  # noqa: F811

@@ -180,7 +180,20 @@ def test_two_weights_are_looked_up_by_how_far_apart_they_are(driver, read_in_pla
 
 def test_weights_that_the_kernel_cannot_read_in_place_are_composed(driver, read_in_place):
     x, gate = drawn(9, 16), drawn(20, 16)
-    for up in (drawn(16, 20).T, drawn(20, 17)[:, :16]):
+    for number, up in enumerate((drawn(16, 20).T, drawn(20, 17)[:, :16]), 1):
         found = torch.ops.tritongemm.gated_pair(x, gate, up, None, "silu")
         torch.testing.assert_close(found.double(), gated64(x, gate, up, None, "silu"), rtol=1e-5,
                                    atol=1e-5)
+        assert not any(plan.problem.gated for plan in driver.plans)  # two products instead
+        assert len(driver.plans) == number + 1  # that of the gate serves both calls
+
+
+@pytest.mark.parametrize("up", (
+    torch.ones(1, 16), torch.ones(20, 8), torch.ones(20, 16, dtype=torch.bfloat16)), ids=str)
+def test_another_half_than_the_gates_is_an_error(driver, up):
+    x, gate = drawn(9, 16), drawn(20, 16)
+    for call in (torch.ops.tritongemm.gated_pair,
+                 torch.compile(torch.ops.tritongemm.gated_pair, backend="eager")):
+        with pytest.raises((UsageError, torch._dynamo.exc.TorchRuntimeError),
+                           match="up is .*the other half"):
+            call(x, gate, up, None, "silu")

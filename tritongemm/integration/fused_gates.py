@@ -11,12 +11,21 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 from dataclasses import replace as with_fields
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
-from tritongemm.integration.graph_nodes import VIEWS, activated, only_user, same_columns, value_of
+from tritongemm.integration.graph_nodes import (
+    VIEWS,
+    activated,
+    called,
+    only_user,
+    put_in_place,
+    same_columns,
+    value_of,
+)
 from tritongemm.integration.graph_problem import path, problem_of
 from tritongemm.ops.fused_linear import faster_apart
 from tritongemm.problem import GATES, Epilogue, epilogue_of
@@ -89,7 +98,10 @@ def _half(node: fx.Node) -> _Half | None:
             return None
         base, between = split.args[0], [split]
     elif node.target is aten.slice.Tensor:
-        base, place = node.args[0], 0 if node.args[2] == 0 else 1
+        base, dim, start, end, step = _slice_of(node)
+        place = 0 if start in (None, 0) else 1
+    if not isinstance(base, fx.Node):
+        return None
     product = base.args[0] if base.target in VIEWS else base
     if not isinstance(product, fx.Node) or product.target not in _PRODUCTS:
         return None
@@ -108,17 +120,25 @@ def _half(node: fx.Node) -> _Half | None:
         even = sizes in (size, [size, size]) and dim in ([-1], [axis]) and (
             base.users.keys() == {split})
     else:
-        _, dim, start, end, *step = node.args
-        even = dim in (-1, axis) and not step and (
-            (start, end) == (0, size) or start == size and end >= columns) and (
+        bounds = (start or 0, columns if end is None else end)
+        even = dim in (-1, axis) and step == 1 and all(type(x) is int for x in bounds) and (
+            bounds == (0, size) or bounds[0] == size and bounds[1] >= columns) and (
             len(base.users) == 2)
     return half if even else None
+
+
+def _slice_of(node: fx.Node) -> tuple[Any, ...]:
+    """The arguments of a slice, those that are left out at their defaults."""
+    names = ("self", "dim", "start", "end", "step")
+    given = {**dict(zip(names, node.args)), **node.kwargs}
+    return tuple({"dim": 0, "start": None, "end": None, "step": 1, **given}[x] for x in names)
 
 
 def _partners(other: _Half) -> Iterator[_Half]:
     """What the gate beside ``other`` can be."""
     if other.place is not None:
-        above = next(x for x in (other.node.args[0],) if isinstance(x, fx.Node))
+        above = other.node.args[0]
+        assert isinstance(above, fx.Node)
         nodes = list(above.users)
     else:  # products of the same operand, which may be viewed again for each
         x = other.product.args[-2]
@@ -126,7 +146,8 @@ def _partners(other: _Half) -> Iterator[_Half]:
         views = [x]
         if x.target in VIEWS:
             views = [y for y in x.args[0].users if y.target is x.target and y.args == x.args]
-        products = [y for view in views for y in view.users if y.target is aten.mm.default]
+        products = [y for view in views for y in view.users
+                    if y.target is aten.mm.default and y.args[0] is view]
         nodes = [user if user is not None and user.target in VIEWS else y
                  for y in products for user in (only_user(y),)]
     for node in nodes:
@@ -158,6 +179,7 @@ def wanted(found: Gate, min_flops: float | None) -> bool:
     pair = found.gate.place is None
     gated = with_fields(asked.problem, n=asked.problem.n * (2 if pair else 1),
                         epilogue=str(Epilogue(addend, found.activation, gated=True)))
+    choose(gated, asked.device)  # raises where no kernel computes it
     return torch_wins(asked.problem, choose(*asked), asked.device, path()) is None and (
         faster_apart(gated, asked.device, products=2 if pair else 1, fused=True) is None)
 
@@ -174,11 +196,7 @@ def replace(graph: fx.Graph, found: Gate) -> None:
     """Puts one product in the place of ``found.last``."""
     gate, other = found.gate, found.other
     columns = value_of(gate.node).shape[-1]
-
-    def call(target: Any, *args: Any) -> fx.Node:
-        node = graph.call_function(target, args)
-        node.meta["val"] = target(*fx.map_arg(args, value_of))
-        return node
+    call = partial(called, graph)
 
     def rows_of(half: _Half, weight: fx.Node) -> fx.Node:
         begin = columns * (half.place or 0)
@@ -204,7 +222,4 @@ def replace(graph: fx.Graph, found: Gate) -> None:
             new = graph.call_function(gate.base.target,
                                       (new, [*gate.base.args[1][:-1], columns]))
             new.meta["val"] = value_of(found.last).contiguous()
-    found.last.replace_all_uses_with(new)
-    for node in reversed(list(graph.nodes)):
-        if node in found.inner and not node.users:
-            graph.erase_node(node)
+    put_in_place(graph, new, found.last, found.inner)

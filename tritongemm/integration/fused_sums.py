@@ -12,8 +12,10 @@ from tritongemm.activations import BY_NAME
 from tritongemm.integration.graph_nodes import (
     VIEWS,
     activated,
+    called,
     materialized,
     only_user,
+    put_in_place,
     same_columns,
     value_of,
 )
@@ -135,22 +137,16 @@ def replace(graph: fx.Graph, found: Match) -> None:
         if product.target is aten.addmm.default:
             d: Any = product.args[0]
         elif found.addend is None:  # nothing is added: D is not read where beta is 0
-            d = graph.call_function(aten.select.int, (b, 0, 0))
-            d.meta["val"] = aten.select.int(value_of(b), 0, 0)
+            d = called(graph, aten.select.int, b, 0, 0)
             numbers["beta"] = 0
         else:
             d = found.addend
             if value_of(d).dim() > 2:
-                rows = graph.call_function(aten.reshape.default, (d, [-1, columns]))
-                rows.meta["val"] = aten.reshape.default(value_of(d), [-1, columns])
-                d = rows
+                d = called(graph, aten.reshape.default, d, [-1, columns])
         new = graph.call_function(torch.ops.tritongemm.addmm.default, (d, a, b),
                                   {**numbers, "activation": found.activation})
         new.meta["val"] = value_of(product)
         if found.view is not None:
             new = graph.call_function(found.view.target, (new, *found.view.args[1:]))
             new.meta["val"] = value_of(found.view)
-    found.last.replace_all_uses_with(new)
-    for node in reversed(list(graph.nodes)):
-        if node in found.inner and not node.users:
-            graph.erase_node(node)
+    put_in_place(graph, new, found.last, found.inner)

@@ -8,7 +8,7 @@ decompositions, and the graph is compared with that trace.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -171,3 +171,19 @@ def size_of(size: Any) -> int:
     if not isinstance(hint, int):
         raise Unknown(f"size {size} is not known while compiling")
     return hint
+
+
+def called(graph: fx.Graph, target: Any, *args: Any) -> fx.Node:
+    """A new node that calls ``target``, with its value."""
+    node = graph.call_function(target, args)
+    node.meta["val"] = target(*fx.map_arg(args, value_of))
+    return node
+
+
+def put_in_place(graph: fx.Graph, new: fx.Node, last: fx.Node, inner: Collection[fx.Node]) -> None:
+    """Lets ``new`` be read instead of ``last``, and takes out those of ``inner`` that nothing reads
+    then."""
+    last.replace_all_uses_with(new)
+    for node in reversed(list(graph.nodes)):
+        if node in inner and not node.users:
+            graph.erase_node(node)

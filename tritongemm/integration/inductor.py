@@ -36,6 +36,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 import tritongemm
 from tritongemm import settings
+from tritongemm.cubins.revision import choices_digest
 from tritongemm.errors import TritonGemmError, UsageError
 from tritongemm.integration import (
     fused_gates,
@@ -46,12 +47,13 @@ from tritongemm.integration import (
 )
 from tritongemm.integration.graph_nodes import Unknown
 from tritongemm.integration.graph_problem import path
-from tritongemm.ops import registered
+from tritongemm.ops import fused_linear, registered
 from tritongemm.ops.declined import Declined
-from tritongemm.selection import hosttime
 
 _LOG = logging.getLogger("tritongemm")
 _SLOT = "post_grad_custom_pre_pass"
+
+
 class FusePass(CustomGraphPass):
     """The pass, as Inductor takes it.
 
@@ -75,9 +77,8 @@ class FusePass(CustomGraphPass):
         self.before, self.templates = before, templates
 
     def __call__(self, graph: fx.Graph) -> None:
-        if self.before is not None:
-            for one in self.before if isinstance(self.before, (list, tuple)) else (self.before,):
-                one(graph)
+        for one in _passes(self.before):
+            one(graph)
         if self.templates is not None:
             template_choices.follow(_templates_now)
         fuse(graph, self.min_flops)
@@ -85,36 +86,42 @@ class FusePass(CustomGraphPass):
     def uuid(self) -> Any:
         """What Inductor's cache of compiled graphs knows this pass by; None where it must not
         cache, since another pass in the same place has no such id."""
-        ids = []
-        for one in self.before if isinstance(self.before, (list, tuple)) else (
-                () if self.before is None else (self.before,)):
-            ids.append(one.uuid() if isinstance(one, CustomGraphPass) else None)
+        ids = [one.uuid() if isinstance(one, CustomGraphPass) else None
+               for one in _passes(self.before)]
         if None in ids:
             return None
-        current = settings.current()
-        return ("tritongemm", tritongemm.__version__, _sources(), self.min_flops,
-                self.templates, current.policy,
-                current.disable, current.fp32, current.batch_invariant, current.num_sms,
-                path().name, *ids)
+        return ("tritongemm", tritongemm.__version__, _sources(), choices_digest(), self.min_flops,
+                self.templates, settings.current().disable, path().name, *ids)
+
+
+def _passes(slot: Any) -> Sequence[Any]:
+    """The passes in a slot: none, one or several."""
+    if slot is None:
+        return ()
+    return slot if isinstance(slot, (list, tuple)) else (slot,)
 
 
 def _templates_now() -> int | None:
-    """``templates`` of the pass that the present compilation runs."""
+    """``templates`` of the passes that the present compilation runs, of the last that has any."""
     from torch._inductor import config
 
-    current = getattr(config, _SLOT)
-    while isinstance(current, FusePass) and current.templates is None:
-        current = current.before
-    return current.templates if isinstance(current, FusePass) else None
+    waiting = [*_passes(getattr(config, _SLOT))]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, FusePass):
+            if one.templates is not None:
+                return one.templates
+            waiting += _passes(one.before)
+    return None
 
 
 @functools.cache
 def _sources() -> str:
-    """A digest of what decides how a graph is changed: the files of the pass, the ops that it puts
-    there, and the host times."""
+    """A digest of what decides how a graph is changed, beside the choice of configs: the files of
+    the pass, and the ops that it puts there."""
     digest = hashlib.sha256()
     for module in (graph_nodes, graph_problem, fused_sums, fused_gates, template_choices,
-                   registered, hosttime):
+                   registered, fused_linear):
         digest.update(Path(str(module.__file__)).read_bytes())
     return digest.hexdigest()
 

@@ -45,7 +45,6 @@ def follow(wanted: Callable[[], int | None]) -> None:
     method = getattr(handler, _METHOD, None)
     if method is None or getattr(handler, _FOLLOWED, False):
         return
-    setattr(handler, _FOLLOWED, True)
 
     @functools.wraps(method)
     def finalize(template_choices: Any, kernel_inputs: Any, *rest: Any, **more: Any) -> list:
@@ -61,16 +60,17 @@ def follow(wanted: Callable[[], int | None]) -> None:
             return found
 
     setattr(handler, _METHOD, finalize)
+    setattr(handler, _FOLLOWED, True)
 
 
 def fastest(choices: Sequence[Any], kernel_inputs: Any, count: int) -> list[Any]:
-    """The choices without a template, and the ``count`` configs of templates with the least
-    predicted times; all of them where the model cannot tell."""
+    """The choices without a template, and the ``count`` configs of known templates with the least
+    predicted times; all of them where no template is known or the model cannot tell."""
     known = [(choice, config) for choice in choices if (config := _config(choice)) is not None]
     try:
         problem, where = _problem(kernel_inputs)
         device = device_of(where)
-        if len(known) <= count or any(not_calibrated(problem, config, device)
+        if not known or any(not_calibrated(problem, config, device)
                                       for _, config in known):
             return list(choices)
         times = model_for(problem, device).times(problem, Columns([c for _, c in known]))

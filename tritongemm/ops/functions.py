@@ -269,13 +269,16 @@ def _check_gate(weight: Tensor, bias: Tensor | None, up: Tensor | None, interlea
                          "as many rows of the gate as of the other half; or [N, K], and so is up=")
     if two and interleaved:
         raise UsageError("interleaved=True is for the rows of one weight; with up= there are two")
+    if two and not isinstance(up, Tensor):
+        raise UsageError(f"up is a {type(up).__name__}, not a tensor")
     if isinstance(up, Tensor) and up.shape != weight.shape:
         raise UsageError(f"up is of shape {tuple(up.shape)}; the weight, to which it is the other "
                          f"half, is of shape {tuple(weight.shape)}")
     rows *= 2 if two else 1
     if isinstance(bias, Tensor) and tuple(bias.shape) != (rows,):
-        raise UsageError(f"bias is of shape {tuple(bias.shape)}; the weight has {rows} rows, so it "
-                         f"is ({rows},)")
+        whose = "both weights have" if two else "the weight has"
+        raise UsageError(f"bias is of shape {tuple(bias.shape)}; {whose} {rows} rows, so it is "
+                         f"({rows},)")
 
 
 def _needs_gradient(*tensors: Tensor | None) -> bool:

@@ -89,6 +89,8 @@ def run(layer: LinearLayer, x: Tensor, w: Tensor, bias: Tensor | None = None,
     Returns:
         (result [M, N],) or (result, argument of the activation).
     """
+    if up is not None and (reason := _unlike(w, up)) is not None:
+        return Declined(reason)
     if up is not None and _reads_one_tensor():
         w, up = torch.cat((w, up)), None
     tensors = [t for t in (x, w, bias, residual, up) if t is not None]
@@ -123,6 +125,16 @@ def run(layer: LinearLayer, x: Tensor, w: Tensor, bias: Tensor | None = None,
     return call(x, w, bias, residual)
 
 
+def _unlike(w: Tensor, up: Tensor) -> str | None:
+    """Why two weights cannot be the halves of one operand; None: they can."""
+    if w.dim() != 2 or w.layout is not torch.strided or up.layout is not torch.strided:
+        return "the weights are no strided matrices"
+    if (w.shape, w.stride(), w.dtype, w.device) == (up.shape, up.stride(), up.dtype, up.device):
+        return None
+    return " and ".join(f"{tuple(x.shape)} with strides {x.stride()}, {x.dtype} on {x.device}"
+                        for x in (w, up))
+
+
 def _reads_one_tensor() -> bool:
     """Whether kernels are interpreted, by which B is one tensor."""
     return settings.current().interpret
@@ -147,9 +159,6 @@ def _bind(layer: LinearLayer, x: Tensor, w: Tensor, bias: Tensor | None, residua
     else:
         for half, of_bias in zip((w, up), (None, None) if bias is None else bias.chunk(2)):
             calls._check(rule, calls.Operands(x, half, None, of_bias), x.dtype)
-        if (w.shape, w.stride()) != (up.shape, up.stride()):
-            raise Declined(f"the weights are {tuple(w.shape)} and {tuple(up.shape)} with strides "
-                           f"{w.stride()} and {up.stride()}")
         n *= 2
     shape = (m, n // 2 if layer.gated else n)
     if residual is not None and (residual.dtype, residual.device, tuple(residual.shape)) != (

@@ -189,9 +189,17 @@ def _gated_linear(x: Tensor, w: Tensor, bias: Tensor | None, activation: str,
 def _gated_pair(x: Tensor, gate: Tensor, up: Tensor, bias: Tensor | None,
                 activation: str) -> Tensor:
     activate, layer = _activation(activation), LinearLayer(activation, True)
+    _check_pair(gate, up)
     return _one_launch(layer, x, gate, bias, up=up, theirs=lambda: (
         activate(_product_of_layer(x, gate, _half(bias, 0)))
         * _product_of_layer(x, up, _half(bias, 1)),))[0]
+
+
+def _check_pair(gate: Tensor, up: Tensor) -> None:
+    if up.shape != gate.shape or up.dtype != gate.dtype or up.device != gate.device:
+        raise UsageError(f"up is {tuple(up.shape)}, {up.dtype} on {up.device}; the gate's weight, "
+                         f"to which it is the other half, {tuple(gate.shape)}, {gate.dtype} on "
+                         f"{gate.device}")
 
 
 def _half(bias: Tensor | None, which: int) -> Tensor | None:
@@ -231,6 +239,7 @@ def _fake_gated_linear(x: Tensor, w: Tensor, bias: Tensor | None, activation: st
 
 def _fake_gated_pair(x: Tensor, gate: Tensor, up: Tensor, bias: Tensor | None,
                      activation: str) -> Tensor:
+    _check_pair(gate, up)
     return _fake_layer(LinearLayer(activation), x, gate, _half(bias, 0))[0]
 
 
