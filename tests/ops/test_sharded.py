@@ -91,6 +91,10 @@ CASES = (
     Case("gated-rows", tg.gated_linear, ((A, Shard(0)), ((16, 12), R)), Shard(0)),
     Case("gated-columns", lambda x, w, b: tg.gated_linear(x, w, b, interleaved=True),
          ((A, R), ((16, 12), Shard(0)), ((16,), Shard(0))), Shard(1)),
+    Case("two-gated-rows", lambda x, w, u: tg.gated_linear(x, w, up=u),
+         ((A, Shard(0)), ((16, 12), R), ((16, 12), R)), Shard(0)),
+    Case("two-gated-columns", lambda x, w, u: tg.gated_linear(x, w, up=u, activation="gelu"),
+         ((A, R), ((16, 12), Shard(0)), ((16, 12), Shard(0))), Shard(1)),
 )
 
 
@@ -124,7 +128,8 @@ def test_a_local_product_is_ours(case, mesh, plans):
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.name in (
-    "rows", "inner", "sequence", "addmm", "linear-sequence", "gelu", "gated-columns")], ids=str)
+    "rows", "inner", "sequence", "addmm", "linear-sequence", "gelu", "gated-columns",
+    "two-gated-rows", "two-gated-columns")], ids=str)
 def test_gradients_are_local_products_of_known_placements(case, mesh, plans):
     whole = [randn(*shape).requires_grad_() for shape, _ in case.operands]
     parts = [placed(x.detach(), mesh, place).requires_grad_()
@@ -209,8 +214,12 @@ def test_a_gate_and_an_activation_are_of_whole_sums(mesh, plans):
     assert tg.gated_linear(x, w).shape == (8, 8)
     halves = placed(randn(16, 12), mesh, Shard(0))  # the gate is on the first two ranks
     assert tg.gated_linear(placed(randn(*A), mesh, R), halves).shape == (8, 8)
+    assert tg.gated_linear(x, w, up=w).shape == (8, 16)
     for problem, _ in plans.made:  # the products alone
         assert problem.epilogue == "none"
+    bias = placed(randn(32), mesh, Shard(0))  # of both halves: not on the ranks of their rows
+    assert tg.gated_linear(placed(randn(*A), mesh, R), halves, bias, up=halves).shape == (8, 16)
+    assert not any(problem.gated for problem, _ in plans.made)
 
 
 def test_two_axes_of_a_mesh(plans):

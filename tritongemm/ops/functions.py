@@ -195,7 +195,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *,
         if not (strict or settings.current().strict):
             return theirs(input, weight, bias)
     if distributed(input, weight, bias):
-        found = of_shards("layer", lambda x, w, b, _: linear(x, w, b, strict=strict), input,
+        found = of_shards("layer", lambda x, w, b, *_: linear(x, w, b, strict=strict), input,
                            weight, bias, strict=strict)
         return theirs(input, weight, bias) if found is None else found
     return _slow_path(partial(theirs, input, weight, bias), op, (bias, input, weight), strict,
@@ -234,12 +234,10 @@ def gated_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *,
         raise UsageError(f"activation={activation!r} is not one of a gate; use one of "
                          f"{', '.join(GATES)}")
     _check_gate(weight, bias, up, interleaved)
-    if up is not None and distributed(input, weight, bias, up):
-        pass  # each half by itself
-    elif distributed(input, weight, bias):
-        result = of_shards("layer", lambda x, w, b, _: gated_linear(
-            x, w, b, activation=activation, interleaved=interleaved, strict=strict), input, weight,
-            bias, plain=False, gated=True, interleaved=interleaved)
+    if distributed(input, weight, bias, up):
+        result = of_shards("layer", lambda x, w, b, _, up: gated_linear(
+            x, w, b, up=up, activation=activation, interleaved=interleaved, strict=strict), input,
+            weight, bias, None, up, plain=False, gated=True, interleaved=interleaved)
         if result is not None:
             return result
     elif _compiling():
@@ -293,7 +291,7 @@ def _further_linear(input: Tensor, weight: Tensor, bias: Tensor | None, activati
     if residual is not None:
         _check_residual(input, weight, residual)
     if distributed(input, weight, bias, residual):
-        result = of_shards("layer", lambda x, w, b, r: linear(
+        result = of_shards("layer", lambda x, w, b, r, _: linear(
             x, w, b, activation=activation, residual=r, strict=strict), input, weight, bias,
             residual, plain=activation == "none")
         if result is not None:

@@ -61,12 +61,13 @@ def total(function: Callable[..., Tensor], d: Tensor, a: Tensor, b: Tensor) -> T
 
 
 def layer(function: Callable[..., Tensor], x: Tensor, w: Tensor, bias: Tensor | None,
-          residual: Tensor | None = None, *, plain: bool = True, gated: bool = False,
-          interleaved: bool = False) -> Tensor | str:
-    """``function(x, w, bias, residual)``, of a linear layer's operands; a reason where it is not to
-    be one.
+          residual: Tensor | None = None, up: Tensor | None = None, *, plain: bool = True,
+          gated: bool = False, interleaved: bool = False) -> Tensor | str:
+    """``function(x, w, bias, residual, up)``, of a linear layer's operands; a reason where it is
+    not to be one.
 
     Args:
+        up: the other half of a gated layer, where ``w`` is the gate's alone.
         plain: nothing follows the product and its sums, so that partial sums may stay apart.
         gated: the weight has two rows, one of the gate, for each column of the result; ranks hold
             whole pairs of them where these are ``interleaved``.
@@ -78,11 +79,15 @@ def layer(function: Callable[..., Tensor], x: Tensor, w: Tensor, bias: Tensor | 
     added = tuple((t, of) for t, of in ((bias, ("n",)), (residual, names)) if t is not None)
 
     def local(x: Tensor, w: Tensor, *others: Tensor) -> Tensor:
-        first = others[0] if bias is not None else None
-        return function(x, w, first, others[-1] if residual is not None else None)
+        rest = [*others]
+        second = rest.pop(0) if up is not None else None
+        first = rest[0] if bias is not None else None
+        return function(x, w, first, rest[-1] if residual is not None else None, second)
 
-    return _run(local, ((x, (*rows, "k")), (w, ("n", "k"))), names, added, plain=plain,
-                halved=(2 if interleaved else 1) if gated else 0)
+    factors = ((x, (*rows, "k")), (w, ("n", "k")),
+               *(((up, ("n", "k")),) if up is not None else ()))
+    return _run(local, factors, names, added, plain=plain,
+                halved=(2 if interleaved else 1) if gated and up is None else 0)
 
 
 def _run(function: Callable[..., Tensor], factors: Sequence[tuple[Any, Names]], result: Names,
@@ -91,7 +96,8 @@ def _run(function: Callable[..., Tensor], factors: Sequence[tuple[Any, Names]], 
     """``function`` of the local tensors of ``factors`` and ``added``.
 
     Args:
-        factors: A and B, which the result is linear in, with the names of their axes.
+        factors: A and B, which the result is linear in, with the names of their axes; or both
+            halves of a gated layer's B.
         result: the names of the result's axes.
         added: what is added to their product.
         plain: as for :func:`layer`.
