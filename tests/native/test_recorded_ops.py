@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 import pytest
@@ -186,6 +187,14 @@ def test_weights_that_the_kernel_cannot_read_in_place_are_composed(driver, read_
                                    atol=1e-5)
         assert not any(plan.problem.gated for plan in driver.plans)  # two products instead
         assert len(driver.plans) == number + 1  # that of the gate serves both calls
+
+
+@pytest.mark.parametrize("columns, bias", ((1, 1), (4, 4), (4, 12)))
+def test_a_bias_of_another_shape_reaches_no_kernel(driver, read_in_place, columns, bias):
+    x, gate, up = drawn(9, 16), drawn(columns, 16), drawn(columns, 16)
+    with contextlib.suppress(RuntimeError):  # torch broadcasts some
+        torch.ops.tritongemm.gated_pair(x, gate, up, drawn(bias), "silu")
+    assert not any(plan.problem.gated for plan in driver.plans)
 
 
 @pytest.mark.parametrize("up", (

@@ -157,9 +157,11 @@ def _bind(layer: LinearLayer, x: Tensor, w: Tensor, bias: Tensor | None, residua
     if up is None:
         calls._check(rule, calls.Operands(x, w, None, bias), x.dtype)
     else:
-        for half, of_bias in zip((w, up), (None, None) if bias is None else bias.chunk(2)):
-            calls._check(rule, calls.Operands(x, half, None, of_bias), x.dtype)
         n *= 2
+        if bias is not None and tuple(bias.shape) != (n,):
+            raise Declined(f"the bias is of shape {tuple(bias.shape)}")
+        first = None if bias is None else bias[:w.shape[0]]
+        calls._check(rule, calls.Operands(x, w, None, first), x.dtype)
     shape = (m, n // 2 if layer.gated else n)
     if residual is not None and (residual.dtype, residual.device, tuple(residual.shape)) != (
             x.dtype, x.device, shape):
