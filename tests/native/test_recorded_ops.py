@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 
 import pytest
@@ -14,6 +13,7 @@ from tritongemm import settings
 from tritongemm.errors import UnsupportedError, UsageError
 from tritongemm.ops import fused_linear
 from tritongemm.ops.autograd import ACTIVATE
+from tritongemm.ops.declined import Declined
 
 pytestmark = pytest.mark.thorough
 
@@ -192,8 +192,10 @@ def test_weights_that_the_kernel_cannot_read_in_place_are_composed(driver, read_
 @pytest.mark.parametrize("columns, bias", ((1, 1), (4, 4), (4, 12)))
 def test_a_bias_of_another_shape_reaches_no_kernel(driver, read_in_place, columns, bias):
     x, gate, up = drawn(9, 16), drawn(columns, 16), drawn(columns, 16)
-    with contextlib.suppress(RuntimeError):  # torch broadcasts some
+    with pytest.raises(UsageError, match=r"the bias \(\d+,\); they are \[N, K\] and \[2 N\]"):
         torch.ops.tritongemm.gated_pair(x, gate, up, drawn(bias), "silu")
+    layer = fused_linear.LinearLayer("silu", True)
+    assert isinstance(fused_linear.run(layer, x, gate, drawn(bias), None, up), Declined)
     assert not any(plan.problem.gated for plan in driver.plans)
 
 

@@ -189,13 +189,17 @@ def _gated_linear(x: Tensor, w: Tensor, bias: Tensor | None, activation: str,
 def _gated_pair(x: Tensor, gate: Tensor, up: Tensor, bias: Tensor | None,
                 activation: str) -> Tensor:
     activate, layer = _activation(activation), LinearLayer(activation, True)
-    _check_pair(gate, up)
+    _check_pair(gate, up, bias)
     return _one_launch(layer, x, gate, bias, up=up, theirs=lambda: (
         activate(_product_of_layer(x, gate, _half(bias, 0)))
         * _product_of_layer(x, up, _half(bias, 1)),))[0]
 
 
-def _check_pair(gate: Tensor, up: Tensor) -> None:
+def _check_pair(gate: Tensor, up: Tensor, bias: Tensor | None) -> None:
+    if gate.dim() != 2 or bias is not None and tuple(bias.shape) != (2 * gate.shape[0],):
+        raise UsageError(f"the gate's weight is {tuple(gate.shape)}, the bias "
+                         f"{None if bias is None else tuple(bias.shape)}; they are [N, K] and "
+                         "[2 N]")
     if up.shape != gate.shape or up.dtype != gate.dtype or up.device != gate.device:
         raise UsageError(f"up is {tuple(up.shape)}, {up.dtype} on {up.device}; the gate's weight, "
                          f"to which it is the other half, {tuple(gate.shape)}, {gate.dtype} on "
@@ -239,7 +243,7 @@ def _fake_gated_linear(x: Tensor, w: Tensor, bias: Tensor | None, activation: st
 
 def _fake_gated_pair(x: Tensor, gate: Tensor, up: Tensor, bias: Tensor | None,
                      activation: str) -> Tensor:
-    _check_pair(gate, up)
+    _check_pair(gate, up, bias)
     return _fake_layer(LinearLayer(activation), x, gate, _half(bias, 0))[0]
 
 
