@@ -175,7 +175,7 @@ def test_fewer_flops_than_asked_for_stay(h100):  # noqa: F811
 
 @pytest.mark.parametrize(("function", "shapes"), (
     (pair, ((3, 5, 8), (12, 8), (12, 8))), (first, ((5, 8), (24, 8), (24,))),
-    (last, ((3, 5, 8), (24, 8), (24,))), (last, ((5, 8), (24, 8)))), ids=str)
+    (last, ((3, 5, 8), (24, 8), (24,))), (last, ((5, 8), (24, 8)))))
 def test_values_are_torchs(function, shapes, plans):
     torch.manual_seed(0)
     tensors = [torch.randn(shape) for shape in shapes]

@@ -200,7 +200,8 @@ def test_a_bias_of_another_shape_reaches_no_kernel(driver, read_in_place, column
 
 
 @pytest.mark.parametrize("up", (
-    torch.ones(1, 16), torch.ones(20, 8), torch.ones(20, 16, dtype=torch.bfloat16)), ids=str)
+    torch.ones(1, 16), torch.ones(20, 8), torch.ones(20, 16, dtype=torch.bfloat16)),
+    ids=("one row", "another K", "bf16"))
 def test_another_half_than_the_gates_is_an_error(driver, up):
     x, gate = drawn(9, 16), drawn(20, 16)
     for call in (torch.ops.tritongemm.gated_pair,
