@@ -10,6 +10,8 @@ import tritongemm as tg  # noqa: E402
 from tritongemm import settings  # noqa: E402
 from tritongemm.integration import override as in_force  # noqa: E402
 from tritongemm.ops import plans as kept  # noqa: E402
+from tritongemm.ops.autograd import ACTIVATE  # noqa: E402
+from tritongemm.problem import epilogue_of  # noqa: E402
 
 
 def numpy_plan(problem, config, device, geometry, where):
@@ -18,7 +20,10 @@ def numpy_plan(problem, config, device, geometry, where):
         product = alpha * (a.detach().double().numpy() @ b.detach().double().numpy())
         if d is not None:
             product = product + beta * d.detach().double().numpy()
-        c.copy_(torch.from_numpy(product))
+        result, epilogue = torch.from_numpy(product), epilogue_of(problem.epilogue)
+        if epilogue.gated:  # a matrix for each half
+            result = ACTIVATE[epilogue.activation](result[0]) * result[1]
+        c.copy_(result)
     return plan
 
 

@@ -187,13 +187,13 @@ def test_a_sibling_or_a_problem_near_by_is_evidence_for_split_products(ratio, ro
         assert bool(reason_for(near, device)) is near_loses
 
 
-@pytest.mark.parametrize("shape, wins", [((4096, 24576, 2048), False), ((1024, 8192, 8200), True)])
+@pytest.mark.parametrize("shape, wins", [((2048, 24576, 2048), False), ((384, 4096, 1024), True)])
 def test_an_estimate_below_torchs_bound_needs_no_margin(shape, wins):
-    """Both are estimated to be 1.06 times as fast as torch; the predicted time of the second is
+    """Both are estimated to be 1.08 times as fast as torch; the predicted time of the second is
     above what cuBLAS may reach."""
     problem = GemmProblem.contiguous(*shape, dtype="fp32", layout="nt", precision="tf32")
     h100 = known_devices()["nvidia-h100-80gb-hbm3"]
-    assert choose(problem, h100).evidence == pytest.approx(1.06, abs=0.02)
+    assert choose(problem, h100).evidence == pytest.approx(1.08, abs=0.02)
     assert bool(reason_for(problem, h100)) is wins
 
 

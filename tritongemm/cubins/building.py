@@ -13,7 +13,6 @@ from pathlib import Path
 
 from tritongemm import __version__, settings
 from tritongemm.cubins.choosing import Coverage, PackChoice, coverage
-from tritongemm.cubins.revision import choices_digest
 from tritongemm.device import DeviceSpec, device_named
 from tritongemm.errors import CompileError
 from tritongemm.kernels import pack, store
@@ -23,6 +22,7 @@ from tritongemm.kernels.store import Binary
 from tritongemm.kernels.triton_version import compiler_key, triton_version
 from tritongemm.records import calibration, tables
 from tritongemm.records.atomic import write_atomic
+from tritongemm.selection.revision import choices_digest
 from tritongemm.workers.builder import Builder
 from tritongemm.workers.compile_pool import compile_all
 

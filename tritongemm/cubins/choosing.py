@@ -19,7 +19,6 @@ from pathlib import Path
 from tritongemm.bench.fresh import draw_up_to
 from tritongemm.compute import precision_for
 from tritongemm.config import KernelConfig
-from tritongemm.cubins.revision import choices_digest
 from tritongemm.device import DeviceSpec, device_named, known_devices
 from tritongemm.errors import DataFileError, UnsupportedError, UsageError
 from tritongemm.formats import format_of
@@ -40,6 +39,7 @@ from tritongemm.records.suites import known_suites
 from tritongemm.selection import choose, torch_wins
 from tritongemm.selection.columns import kind_of
 from tritongemm.selection.hosttime import usual_path
+from tritongemm.selection.revision import choices_digest
 from tritongemm.selection.sibling import calibrated
 
 #: Suites that are no family: ``sources`` lists shapes of the others.

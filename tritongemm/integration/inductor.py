@@ -36,7 +36,6 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 import tritongemm
 from tritongemm import settings
-from tritongemm.cubins.revision import choices_digest
 from tritongemm.errors import TritonGemmError, UsageError
 from tritongemm.integration import (
     fused_gates,
@@ -49,6 +48,7 @@ from tritongemm.integration.graph_nodes import Unknown
 from tritongemm.integration.graph_problem import path
 from tritongemm.ops import fused_linear, registered
 from tritongemm.ops.declined import Declined
+from tritongemm.selection.revision import choices_digest
 
 _LOG = logging.getLogger("tritongemm")
 _SLOT = "post_grad_custom_pre_pass"
