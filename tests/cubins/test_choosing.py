@@ -14,8 +14,8 @@ from tritongemm.device import device_named
 from tritongemm.errors import DataFileError, UsageError
 from tritongemm.kernels.compile import launch_key, launches_of
 from tritongemm.problem import GemmProblem
+from tritongemm.records.revision import choices_digest
 from tritongemm.selection import choose
-from tritongemm.selection.revision import choices_digest
 
 H200 = device_named("nvidia-h200")
 PROBLEM, CONFIG = GemmProblem(64, 64, 64), KernelConfig("tiled", 64, 64, 32)

@@ -320,7 +320,7 @@ def _cache() -> Check:
 def _shipped(torch_ok: bool) -> Check:
     """The compiled kernels of an installed pack, for the GPU here, else sm_90."""
     from tritongemm.kernels import pack
-    from tritongemm.selection.revision import choices_digest
+    from tritongemm.records.revision import choices_digest
 
     name, arch = "shipped kernels", 90
     if torch_ok:

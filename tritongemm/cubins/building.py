@@ -22,7 +22,7 @@ from tritongemm.kernels.store import Binary
 from tritongemm.kernels.triton_version import compiler_key, triton_version
 from tritongemm.records import calibration, tables
 from tritongemm.records.atomic import write_atomic
-from tritongemm.selection.revision import choices_digest
+from tritongemm.records.revision import choices_digest
 from tritongemm.workers.builder import Builder
 from tritongemm.workers.compile_pool import compile_all
 

@@ -35,11 +35,11 @@ from tritongemm.records.codec import (
     problem_to_json,
 )
 from tritongemm.records.reading import Fields, lines, open_regular, parse_json
+from tritongemm.records.revision import choices_digest
 from tritongemm.records.suites import known_suites
 from tritongemm.selection import choose, torch_wins
 from tritongemm.selection.columns import kind_of
 from tritongemm.selection.hosttime import usual_path
-from tritongemm.selection.revision import choices_digest
 from tritongemm.selection.sibling import calibrated
 
 #: Suites that are no family: ``sources`` lists shapes of the others.

@@ -48,7 +48,7 @@ from tritongemm.integration.graph_nodes import Unknown
 from tritongemm.integration.graph_problem import path
 from tritongemm.ops import fused_linear, registered
 from tritongemm.ops.declined import Declined
-from tritongemm.selection.revision import choices_digest
+from tritongemm.records.revision import choices_digest
 
 _LOG = logging.getLogger("tritongemm")
 _SLOT = "post_grad_custom_pre_pass"

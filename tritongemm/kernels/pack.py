@@ -60,7 +60,7 @@ class Pack:
         compiler: all that is known of the compiler, as ``triton_version.compiler_key`` has it.
         device_code: digest of the device code that was compiled.
         choices: digest of the tables, calibrations, code and settings that chose the binaries
-            (``selection/revision.py``); empty where that is not known.
+            (``records/revision.py``); empty where that is not known.
 
     Raises:
         DataFileError: the manifest is missing, damaged, or of a newer version.
