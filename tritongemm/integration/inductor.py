@@ -5,8 +5,7 @@ replaces
 
 * ``mm`` or ``addmm``, then relu, gelu (both kinds) or silu; ``mm``, then a factor that is a number,
   an addition of a bias [N] or of a matrix of the product's shape (a residual), and an activation
-  behind that, any of them: by
-  ``torch.ops.tritongemm.addmm`` (``fused_sums``);
+  behind that, any of them: by ``torch.ops.tritongemm.addmm`` (``fused_sums``);
 * gated layers, activation(gate) * other, of two products or of one: by
   ``torch.ops.tritongemm.gated_linear`` and ``gated_pair`` (``fused_gates``),
 
@@ -120,9 +119,10 @@ def _sources() -> str:
     """A digest of what decides how a graph is changed, beside the choice of configs: the files of
     the pass, and the ops that it puts there."""
     digest = hashlib.sha256()
-    for module in (graph_nodes, graph_problem, fused_sums, fused_gates, template_choices,
-                   registered, fused_linear):
-        digest.update(Path(str(module.__file__)).read_bytes())
+    modules = (graph_nodes, graph_problem, fused_sums, fused_gates, template_choices, registered,
+               fused_linear)
+    for name in (__file__, *(str(module.__file__) for module in modules)):
+        digest.update(Path(name).read_bytes())
     return digest.hexdigest()
 
 
