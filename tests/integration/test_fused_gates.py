@@ -72,6 +72,10 @@ CASES = {
     "the gate's columns last": (last, (ROWS, BOTH), TWO, "gelu"),
     "the gate's columns last, with a bias": (last, (X, BOTH, B), TWO, "gelu"),
     "slices": (sliced, (ROWS, BOTH), ONE, "silu"),
+    "halves of a weight that the graph makes": (
+        lambda x, w: last(x, -w), (X, BOTH), TWO, "gelu"),
+    "parts of one tensor": (
+        lambda x, w: pair(x, *w.unbind(0)), (X, (2, N, K)), TWO, "silu"),
     "slices with arguments left out": (
         lambda x, w: F.silu(aten.slice.Tensor(t := x @ w.t(), 1, None, N))
         * aten.slice.Tensor(t, 1, N), (X, BOTH), ONE, "silu"),
@@ -102,6 +106,10 @@ LEFT = {
         lambda x, w, v: F.silu(v @ x) * (x @ w), (SQUARE, SQUARE, SQUARE)),
     "the operand as the weight of the other half": (
         lambda x, w, v: F.silu(x @ w) * (v @ x), (SQUARE, SQUARE, SQUARE)),
+    "weights that the graph makes": (
+        lambda x, w, v: F.silu(x @ (2 * w).t()) * (x @ (2 * v).t()), (X, W, W)),
+    "one weight that the graph makes": (
+        lambda x, w, v: F.silu(x @ w.t()) * (x @ (2 * v).t()), (X, W, W)),
     "a slice of what is no product": (lambda x, v: aten.slice.Tensor(x, 0) * v, (X, X)),
     "a slice of all columns": (lambda x, w: F.silu(t := x @ w.t()) * aten.slice.Tensor(t, 1),
                                (X, W)),

@@ -21,6 +21,7 @@ from tritongemm.integration.graph_nodes import (
     VIEWS,
     activated,
     called,
+    given,
     only_user,
     put_in_place,
     same_columns,
@@ -164,9 +165,14 @@ def _fit(gate: _Half, other: _Half, last: fx.Node) -> bool:
         return False
     if gate.place is not None:
         return gate.product is other.product and gate.place != other.place
-    weights = [value_of(half.product.args[-1]) for half in (gate, other)]
+    # A plan is for one distance between the two in memory, which that of tensors that the graph
+    # makes anew may not be at the next call.
+    weights = [half.product.args[-1] for half in (gate, other)]
+    if not all(map(given, weights)):
+        return False
+    values = [value_of(x) for x in weights]
     return other.place is None and gate.product.target is other.product.target is (
-        aten.mm.default) and len({str((x.shape, x.stride(), x.dtype)) for x in weights}) == 1
+        aten.mm.default) and len({str((x.shape, x.stride(), x.dtype)) for x in values}) == 1
 
 
 def wanted(found: Gate, min_flops: float | None) -> bool:

@@ -133,6 +133,13 @@ def _kind(node: fx.Node) -> str:
         "kernel")
 
 
+def given(node: Any) -> bool:
+    """Whether ``node`` is an input of the graph or a constant, or a view of one."""
+    while isinstance(node, fx.Node) and _kind(node) == "view":
+        node = node.args[0]
+    return isinstance(node, fx.Node) and node.op in ("placeholder", "get_attr")
+
+
 def materialized(last: fx.Node) -> bool:
     """Whether the value of ``last`` is written to memory anyway.
 
