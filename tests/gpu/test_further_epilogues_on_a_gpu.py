@@ -194,7 +194,7 @@ def test_two_weights_far_apart_are_read_in_place(dtype):
         assert (found.double() - exact).abs().max() <= limit * exact.abs().max()
 
 
-def test_the_graph_pass_makes_one_product_of_gated_layers():
+def test_gated_layers_that_the_graph_pass_fuses_are_torchs():
     from tritongemm import inductor
 
     x = torch.randn(2048, 1024, device="cuda", dtype=torch.bfloat16)

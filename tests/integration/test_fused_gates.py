@@ -17,6 +17,7 @@ import faked  # noqa: E402
 from test_inductor import BF16, K, M, N, compiled, epilogues, graph_of, h100  # noqa: E402, F401
 from torch.nn import functional as F  # noqa: E402
 
+from tritongemm import inductor  # noqa: E402
 from tritongemm.errors import UnsupportedError  # noqa: E402
 from tritongemm.integration import fused_gates  # noqa: E402
 from tritongemm.integration import inductor as made  # noqa: E402
@@ -220,3 +221,22 @@ def test_rows_of_any_number_share_one_graph(plans):
             x = torch.randn(3, rows, 8)
             torch.testing.assert_close(run(x), model(x))
     assert any("gated" in epilogue for epilogue in epilogues(plans))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("function", "shapes", "op"), (
+    (pair, ((3, 5, 8), (12, 8), (12, 8)), "gated_pair"),
+    (first, ((5, 8), (24, 8), (24,)), "gated_linear"),
+    (last, ((3, 5, 8), (24, 8), (24,)), "gated_pair")))
+def test_inductor_compiles_what_the_pass_made(function, shapes, op, plans):
+    from torch._inductor.utils import run_and_get_code
+
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    tensors = [torch.randn(shape) for shape in shapes]
+    run = torch.compile(function, options=inductor.options(min_flops=0))
+    with torch.no_grad():
+        found, (code,) = run_and_get_code(run, *tensors)
+        torch.testing.assert_close(found, function(*tensors))
+    assert code.count(f"torch.ops.tritongemm.{op}.default(") == 1
+    assert "extern_kernels.mm(" not in code and "extern_kernels.addmm(" not in code

@@ -43,6 +43,7 @@ def value_of(node: fx.Node) -> torch.Tensor:
 
 
 def only_user(node: fx.Node) -> fx.Node | None:
+    """The node that reads ``node``, if that is one."""
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
@@ -167,6 +168,7 @@ def _reached(start: Sequence[fx.Node], *through: str) -> set[fx.Node]:
 
 
 def operand_of(x: torch.Tensor) -> StridedShape:
+    """The sizes and strides of a fake tensor, as numbers. Raises Unknown."""
     return StridedShape(tuple(map(size_of, x.shape)), tuple(map(size_of, x.stride())))
 
 

@@ -70,11 +70,11 @@ def fastest(choices: Sequence[Any], kernel_inputs: Any, count: int) -> list[Any]
     try:
         problem, where = _problem(kernel_inputs)
         device = device_of(where)
-        if not known or any(not_calibrated(problem, config, device)
-                                      for _, config in known):
+        configs = [config for _, config in known]
+        if not known or any(not_calibrated(problem, config, device) for config in configs):
             return list(choices)
-        times = model_for(problem, device).times(problem, Columns([c for _, c in known]))
-    except (Declined, TritonGemmError, LookupError, TypeError, ValueError) as reason:
+        times = model_for(problem, device).times(problem, Columns(configs))
+    except (Declined, TritonGemmError, LookupError) as reason:
         _LOG.debug("the configs of Inductor's templates are left to it: %s", reason)
         return list(choices)
     best = {id(known[i][0]) for i in np.argsort(times, kind="stable")[:count]}

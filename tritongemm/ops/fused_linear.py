@@ -89,9 +89,9 @@ def run(layer: LinearLayer, x: Tensor, w: Tensor, bias: Tensor | None = None,
     Returns:
         (result [M, N],) or (result, argument of the activation).
     """
-    if up is not None and (reason := _unlike(w, up)) is not None:
-        return Declined(reason)
     if up is not None and _reads_one_tensor():
+        if (reason := _unlike(w, up)) is not None:
+            return Declined(reason)
         w, up = torch.cat((w, up)), None
     tensors = [t for t in (x, w, bias, residual, up) if t is not None]
     if any(t.is_complex() for t in tensors):
@@ -157,6 +157,8 @@ def _bind(layer: LinearLayer, x: Tensor, w: Tensor, bias: Tensor | None, residua
     if up is None:
         calls._check(rule, calls.Operands(x, w, None, bias), x.dtype)
     else:
+        if (reason := _unlike(w, up)) is not None:
+            raise Declined(reason)
         n *= 2
         if bias is not None and tuple(bias.shape) != (n,):
             raise Declined(f"the bias is of shape {tuple(bias.shape)}")

@@ -79,8 +79,7 @@ def layer(function: Callable[..., Tensor], x: Tensor, w: Tensor, bias: Tensor | 
     added = tuple((t, of) for t, of in ((bias, ("n",)), (residual, names)) if t is not None)
 
     def local(x: Tensor, w: Tensor, *others: Tensor) -> Tensor:
-        rest = [*others]
-        second = rest.pop(0) if up is not None else None
+        second, *rest = others if up is not None else (None, *others)
         first = rest[0] if bias is not None else None
         return function(x, w, first, rest[-1] if residual is not None else None, second)
 
