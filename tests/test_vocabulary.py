@@ -34,6 +34,7 @@ from tritongemm.problem import (
     ACTIVATIONS,
     ADDENDS,
     EPILOGUES,
+    FACTORS,
     LAYOUTS,
     PLAIN_EPILOGUES,
     GemmProblem,
@@ -114,11 +115,13 @@ def test_a_grouping_is_spelt_in_one_way(word):
 
 
 def test_epilogues_are_an_addend_and_an_activation_under_one_name():
-    assert len(PLAIN_EPILOGUES) == len(ADDENDS) * len(ACTIVATIONS)
+    assert len(PLAIN_EPILOGUES) == len(ADDENDS) * len(ACTIVATIONS) + len(FACTORS)
     for name, epilogue in PLAIN_EPILOGUES.items():
         assert str(epilogue) == name and epilogue_of(name) is epilogue
         assert replace(PROBLEM, epilogue=name).epilogue == name
-        assert epilogue.reads_d == any(word in ("bias", "add") for word in name.split("+"))
+        assert epilogue.reads_d == any(word in ("bias", "add", *FACTORS)
+                                       for word in name.split("+"))
+        assert epilogue.multiplies == (name in FACTORS)
         assert epilogue.scales == (epilogue.reads_d or name.startswith("scale"))
 
 

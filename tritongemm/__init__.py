@@ -23,6 +23,7 @@ _HOME = {
     "mv": "tritongemm.ops.functions",
     "dot": "tritongemm.ops.functions",
     "addmm": "tritongemm.ops.functions",
+    "mulmm": "tritongemm.ops.functions",
     "baddbmm": "tritongemm.ops.functions",
     "linear": "tritongemm.ops.functions",
     "gated_linear": "tritongemm.ops.functions",
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
         linear,
         matmul,
         mm,
+        mulmm,
         mv,
     )
     from tritongemm.ops.modes import batch_invariant, fp32_compute, sm_budget
@@ -66,8 +68,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DeviceSpec", "GemmProblem", "KernelConfig", "TritonGemmError", "__version__", "addmm",
            "baddbmm", "batch_invariant", "bmm", "disable", "dot", "enable", "explain",
-           "fp32_compute", "gated_linear", "linear", "matmul", "mm", "mv", "override",
-           "override_report", "sm_budget", "tune", "warmup"]
+           "fp32_compute", "gated_linear", "linear", "matmul", "mm", "mulmm", "mv",
+           "override", "override_report", "sm_budget", "tune", "warmup"]
 
 
 if not TYPE_CHECKING:  # a checker would take any name for one that this finds

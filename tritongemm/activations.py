@@ -1,7 +1,7 @@
 """Activations that a kernel may apply to a sum, as torch has them.
 
-To add one: a row and a name here, and its formula in ``kernels/device/epilogue.py``. Nothing else
-knows an activation by its name. Importing this loads no torch.
+To add one: a row and a name here, and its formula and derivative in ``kernels/device/epilogue.py``.
+Nothing else knows an activation by its name. Importing this loads no torch.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ class Activation:
             differentiated again.
         of_result: ``gradient`` takes the result in place of the argument.
         options: further arguments of torch's functions.
+        backward: torch's name of ``gradient``: ``torch.ops.aten.<backward>``.
+        numbers: what ``backward`` takes after the argument.
     """
 
     name: str
@@ -61,6 +63,8 @@ class Activation:
     gradient: Callable[[Tensor, Tensor], Tensor]
     of_result: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
+    backward: str = ""
+    numbers: tuple[float, ...] = ()
 
     def functional(self) -> Function:
         """torch's own function, which modes and autograd see."""
@@ -82,6 +86,17 @@ class Activation:
         home = next((x for x in (torch, torch._C._nn) if hasattr(x, name)), torch.ops.aten)
         return self._with_options(home, name)
 
+    def derivative(self, x: Tensor) -> Tensor:
+        """The derivative at x."""
+        return self.gradient(x.new_ones(()).expand_as(x), x)
+
+    def write_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
+        """:attr:`gradient`, written over ``grad`` by one kernel of torch."""
+        import torch
+
+        run = getattr(torch.ops.aten, self.backward).grad_input
+        return run(grad, x, *self.numbers, **self.options, grad_input=grad)
+
     def _with_options(self, home: object, name: str) -> Function:
         if not self.aten:
             return _identity
@@ -96,11 +111,13 @@ def _identity(x: Tensor) -> Tensor:
 #: Every activation by its name.
 BY_NAME = {a.name: a for a in (
     Activation("none", "", _no_gradient, of_result=True),
-    Activation("relu", "relu", _relu_gradient, of_result=True),
-    Activation("gelu", "gelu", functools.partial(_gelu_gradient, "none")),
+    Activation("relu", "relu", _relu_gradient, of_result=True, backward="threshold_backward",
+               numbers=(0,)),
+    Activation("gelu", "gelu", functools.partial(_gelu_gradient, "none"),
+               backward="gelu_backward"),
     Activation("gelu_tanh", "gelu", functools.partial(_gelu_gradient, "tanh"),
-               options={"approximate": "tanh"}),
-    Activation("silu", "silu", _silu_gradient),
+               options={"approximate": "tanh"}, backward="gelu_backward"),
+    Activation("silu", "silu", _silu_gradient, backward="silu_backward"),
 )}
 #: Their names, for type checkers.
 Name = Literal["none", "relu", "gelu", "gelu_tanh", "silu"]

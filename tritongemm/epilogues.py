@@ -12,15 +12,20 @@ from tritongemm.errors import ProblemError
 #: What may be added to the product, or only scale it, and what may be applied to the sum.
 ADDENDS = ("none", "scale", "bias", "add")
 ACTIVATIONS = tuple(activations.BY_NAME)
+#: What the product may be multiplied by: D, or an activation's derivative at D.
+FACTORS = ("gain", "mul", *(f"d{name}" for name in ACTIVATIONS[1:]))
 
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
-    """activation(alpha * A @ B + beta * D), computed in float32 before C is rounded.
+    """activation(alpha * A @ B + beta * D), computed in float32 before C is rounded; of a factor
+    alpha * A @ B * D, or alpha * A @ B * activation'(D).
 
     Attributes:
         addend: ``none``; ``scale``: alpha alone, no D; ``bias``: D is [N], the same for every row;
-            ``add``: D is [batch, M, N]. D has C's dtype; alpha and beta come with each call.
+            ``add``: D is [batch, M, N]. D has C's dtype; alpha and beta come with each call. Or a
+            factor, without an activation after it: ``gain``: D is [N]; ``mul``: D is [batch, M, N];
+            ``drelu, dgelu, dgelu_tanh, dsilu``: the derivative at D [batch, M, N].
         activation: a name of :data:`tritongemm.activations.BY_NAME`.
         gated: B holds two matrices of N / 2 columns, the gate's and the other one's, and C [M, N/2]
             is activation(alpha * A @ B1 + beta * D1) * (alpha * A @ B2 + beta * D2). A bias D has
@@ -45,16 +50,27 @@ class Epilogue:
     @property
     def reads_d(self) -> bool:
         """Whether it takes D and beta."""
-        return self.residual or self.addend in ("bias", "add")
+        return self.residual or self.addend not in ("none", "scale")
 
     @property
     def d_is_matrix(self) -> bool:
         """Whether D has a value of its own for each of C."""
-        return self.residual or self.addend == "add"
+        return self.residual or self.addend == "add" or self.multiplies and not self.has_vector
+
+    @property
+    def has_vector(self) -> bool:
+        """Whether it takes a vector of a value for each column."""
+        return self.addend in ("bias", "gain")
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether D is a factor."""
+        return self.addend in FACTORS
 
     @property
     def plain(self) -> bool:
-        """Whether it is an addend and an activation, which every kernel with an epilogue takes."""
+        """Whether it is an addend and an activation, or a factor: every kernel with an epilogue
+        takes these."""
         return not (self.gated or self.residual or self.aux)
 
     def __str__(self) -> str:
@@ -69,6 +85,7 @@ GATES = ACTIVATIONS[1:]
 
 def _epilogues() -> Iterator[Epilogue]:
     yield from (Epilogue(*both) for both in product(ADDENDS, ACTIVATIONS))
+    yield from (Epilogue(factor, "none") for factor in FACTORS)
     for addend, activation in product(("none", "bias"), ACTIVATIONS):
         if (addend, activation) != ("none", "none"):  # that is ``add``
             yield Epilogue(addend, activation, residual=True)
@@ -81,7 +98,7 @@ def _epilogues() -> Iterator[Epilogue]:
 #: Every epilogue by its name, e.g. ``none, bias, relu, bias+gelu, gated_silu, bias+relu+residual,
 #: bias+gelu+aux``.
 EPILOGUES = {str(e): e for e in _epilogues()}
-#: Those that are an addend and an activation.
+#: Those that are an addend and an activation, or a factor.
 PLAIN_EPILOGUES = {name: e for name, e in EPILOGUES.items() if e.plain}
 
 
@@ -93,5 +110,6 @@ def epilogue_of(name: str) -> Epilogue:
         raise ProblemError(
             f"epilogue {name!r} is not known; use none, or one of {', '.join(ADDENDS[1:])}, then "
             f"one of {', '.join(ACTIVATIONS[1:])}, joined by + (bias+gelu), or either alone; "
-            "an activation may be gated (bias+gated_silu) or followed by +residual or +aux"
+            "an activation may be gated (bias+gated_silu) or followed by +residual or +aux; or a "
+            f"factor, one of {', '.join(FACTORS)}"
         ) from None

@@ -13,6 +13,7 @@ from tritongemm.compute import Compute, compute_of
 from tritongemm.epilogues import ACTIVATIONS as ACTIVATIONS
 from tritongemm.epilogues import ADDENDS as ADDENDS
 from tritongemm.epilogues import EPILOGUES as EPILOGUES
+from tritongemm.epilogues import FACTORS as FACTORS
 from tritongemm.epilogues import GATES as GATES
 from tritongemm.epilogues import PLAIN_EPILOGUES as PLAIN_EPILOGUES
 from tritongemm.epilogues import Epilogue as Epilogue
@@ -378,9 +379,9 @@ class GemmProblem(_Kept):
         return self.c.format.bytes_of(self._matrices("k") * self.m * self.columns)
 
     def bytes_of_d(self) -> int:
-        """What the epilogue adds: N elements of a bias, a whole C where D is added to it."""
+        """What the epilogue reads: N elements of a vector, a whole C where D is a matrix."""
         epilogue = EPILOGUES[self.epilogue]
-        size = self.c.format.bytes_of(self.n) if epilogue.addend == "bias" else 0
+        size = self.c.format.bytes_of(self.n) if epilogue.has_vector else 0
         return size + self.bytes_of_c() if epilogue.d_is_matrix else size
 
     @property

@@ -244,7 +244,8 @@ def test_a_captured_graph_replays_the_epilogue():
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 @pytest.mark.parametrize("epilogue", ["relu", "scale+silu", "bias", "bias+relu", "bias+gelu",
-                                      "bias+gelu_tanh", "add+gelu"])
+                                      "bias+gelu_tanh", "add+gelu", "gain", "mul", "drelu",
+                                      "dgelu", "dgelu_tanh", "dsilu"])
 def test_every_way_that_torch_is_measured_by_is_right(epilogue, dtype):
     problem = GemmProblem.contiguous(256, 384, 512, dtype=dtype, layout="nt", epilogue=epilogue)
     baseline = TorchBaseline(problem, torch.device("cuda"))
@@ -254,7 +255,7 @@ def test_every_way_that_torch_is_measured_by_is_right(epilogue, dtype):
         with contender.context():
             contender.bind(operands[0])()
         one = operands[0]
-        truth = linear_part(reference(one.a, one.b), one)
+        truth = linear_part(reference(one.a, one.b), one, epilogue=epilogue_of(epilogue))
         truth = ACTIVATIONS[epilogue_of(epilogue).activation](truth)
         # Unfused, the sum is rounded before the activation: twice the error is torch's own.
         error = (one.out.double() - truth).abs().max() / truth.abs().max()

@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 import tritongemm as tg  # noqa: E402
 from tritongemm import settings  # noqa: E402
 from tritongemm.integration import override as in_force  # noqa: E402
+from tritongemm.measure.torch_epilogue import factor_of  # noqa: E402
 from tritongemm.ops import plans as kept  # noqa: E402
 from tritongemm.ops.autograd import ACTIVATE  # noqa: E402
 from tritongemm.problem import epilogue_of  # noqa: E402
@@ -18,9 +19,12 @@ def numpy_plan(problem, config, device, geometry, where):
     """A plan that no entry in torch's dispatcher sees."""
     def plan(a, b, c, d=None, alpha=1.0, beta=1.0):
         product = alpha * (a.detach().double().numpy() @ b.detach().double().numpy())
-        if d is not None:
+        epilogue = epilogue_of(problem.epilogue)
+        if epilogue.multiplies:
+            product = product * factor_of(epilogue)(d.detach().double()).numpy()
+        elif d is not None:
             product = product + beta * d.detach().double().numpy()
-        result, epilogue = torch.from_numpy(product), epilogue_of(problem.epilogue)
+        result = torch.from_numpy(product)
         if epilogue.gated:  # a matrix for each half
             result = ACTIVATE[epilogue.activation](result[0]) * result[1]
         c.copy_(result)

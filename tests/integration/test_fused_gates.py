@@ -122,7 +122,6 @@ LEFT = {
                        (X, W, W, (N,))),
     "an activation that is none of ours": (
         lambda x, w, v: F.leaky_relu(x @ w.t()) * (x @ v.t()), (X, W, W)),
-    "no activation": (lambda x, w, v: (x @ w.t()) * (x @ v.t()), (X, W, W)),
     "a half that is read again": (
         lambda x, w, v: (F.silu(x @ w.t()) * (y := x @ v.t()), y), (X, W, W)),
     "another factor": (lambda x, w, v: F.silu(x @ w.t()) * v, (X, W, (M, N))),

@@ -28,6 +28,7 @@ from tritongemm.activations import BY_NAME  # noqa: E402
 from tritongemm.device import device_named  # noqa: E402
 from tritongemm.errors import UsageError  # noqa: E402
 from tritongemm.integration import (  # noqa: E402
+    fused_factors,
     fused_gates,
     fused_sums,
     graph_nodes,
@@ -38,6 +39,7 @@ from tritongemm.integration import inductor as made  # noqa: E402
 plans = faked.plans  # a fixture
 aten = torch.ops.aten
 OURS = torch.ops.tritongemm.addmm.default
+TIMES = torch.ops.tritongemm.mulmm.default
 ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu,
                "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
 M, N, K = 64, 512, 256
@@ -55,7 +57,7 @@ def h100(monkeypatch):
 
 def torch_is_faster(monkeypatch, decide):
     """Lets ``decide`` stand for what selection says of a product."""
-    for module in (fused_sums, fused_gates):
+    for module in (fused_sums, fused_gates, fused_factors):
         monkeypatch.setattr(module, "torch_wins", decide)
 
 
@@ -72,7 +74,7 @@ def fused(function, *shapes, min_flops=0.0, **how):
     module = graph_of(function, *shapes, **how)
     count = made.fuse(module.graph, min_flops)
     module.graph.lint()
-    calls = [node for node in module.graph.nodes if node.target is OURS]
+    calls = [node for node in module.graph.nodes if node.target in (OURS, TIMES)]
     assert len(calls) == count
     assert all(isinstance(n.meta.get("val"), torch.Tensor) for n in calls)
     return calls, module.graph
@@ -126,6 +128,38 @@ def test_a_product_and_what_follows_become_one(case, dtype, h100):
     assert last.meta["val"].shape == expected
 
 
+def gradient(name):
+    """What backward makes of an activation's gradient, as aten has it."""
+    return lambda g, w, x: BY_NAME[name].gradient(g @ w, x)
+
+
+FACTORS = (
+    Case("a matrix", lambda x, w, r: (x @ w.t()) * r, (X, W, R)),
+    Case("a gain", lambda x, w, b: b * (x @ w.t()), (X, W, B)),
+    Case("rows", lambda x, w, y: (x @ w.t()) * y, (X, W, (M, 1))),
+    Case("rows of a batch", lambda x, w, y: F.linear(x, w) * y, ((2, M, K), W, (2, M, 1))),
+    Case("a number and a matrix", lambda x, w, r: (F.linear(x, w) * 0.5) * r,
+         ((2, M, K), W, (2, M, N)), alpha=0.5),
+    Case("of two products", lambda x, w, v: (x @ w.t()) * (x @ v.t()), (X, W, W)),
+    Case("before another product", lambda x, w, b, v: (b * (x @ w.t())) @ v, (X, W, B, (N, 48))),
+    *(Case(f"the gradient of {name}", gradient(name), (X, (K, N), R), name)
+      for name in ACTIVATIONS),
+    *(Case(f"the gradient of {name}, its result used too", lambda g, w, x, v, name=name: (
+        BY_NAME[name].gradient(g @ w, x) @ v + BY_NAME[name].op()(x).sum()), (X, (K, N), R, (N, K)),
+        name) for name in ACTIVATIONS),
+)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP32], ids=["bf16", "fp32"])
+@pytest.mark.parametrize("case", FACTORS, ids=lambda c: c.id)
+def test_a_product_and_its_factor_become_one(case, dtype, h100):
+    # torch decomposes silu's gradient of fake tensors on the CPU only.
+    with torch.no_grad(), settings.override(interpret=True):
+        call, = fused(case.function, *case.shapes, dtype=dtype, device="cpu")[0]
+    assert call.target is TIMES
+    assert call.kwargs == {"alpha": case.alpha, "gradient_of": case.activation}
+
+
 LEFT = {
     "a product alone": (lambda x, w: x @ w.t(), (X, W)),
     "an activation before a norm": (
@@ -139,9 +173,14 @@ LEFT = {
     "a bias of rows": (lambda x, w, b: x @ w.t() + b.unsqueeze(1), (X, W, (M,))),
     "two addends": (lambda x, w, b, r: F.linear(x, w, b) + r, (X, W, B, R)),
     "an addition with a factor": (lambda x, w, r: torch.add(x @ w.t(), r, alpha=2), (X, W, R)),
+    "a factor that pointwise code makes": (lambda x, w, r: (x @ w.t()) * r.exp(), (X, W, R)),
+    "a factor before a norm": (
+        lambda x, w, b: F.layer_norm(b * (x @ w.t()), (N,)), (X, W, B)),
+    "a gradient at what pointwise code makes": (
+        lambda g, w, x: aten.gelu_backward(g @ w, x.exp()), (X, (K, N), R)),
     "another dtype added": (lambda x, w, r: x @ w.t() + r.float(), (X, W, R)),
     "a factor of zero": (lambda x, w: (x @ w.t()) * 0, (X, W)),
-    "a factor that makes another dtype": (lambda x, w, y: (x @ w.t()) * y, (X, W, (M, 1))),
+    "a factor that makes another dtype": (lambda x, w, y: (x @ w.t()) * y.float(), (X, W, R)),
     "a number added": (lambda x, w: x @ w.t() + 1, (X, W)),
     "no product": (lambda x, y: F.relu(x + y), (X, X)),
     "twice itself": (lambda x, w: (y := x @ w.t()) + y, (X, W)),
@@ -245,7 +284,7 @@ def test_values_are_torchs(name, plans):
 
 
 def test_gradients_are_torchs_and_a_sum_that_backward_needs_stays(plans):
-    for activation, expected in ((F.relu, ["bias+relu"]), (F.gelu, [])):
+    for activation, expected in ((F.relu, ["bias+relu"]), (F.gelu, ["dgelu"])):
         torch.manual_seed(0)
         model, x = Layer(activation), torch.randn(3, 5, 8)
         model(x).sum().backward()
@@ -343,6 +382,26 @@ def test_the_id_changes_with_whatever_changes_the_graph(monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(tg, "__version__", "9.9")
     assert inductor.FusePass(1).uuid() != first
+
+
+def test_training_fuses_the_gradient_of_an_activation(plans):
+    for activation in (F.relu, F.gelu, F.silu):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(8, 24), torch.nn.Linear(24, 8))
+        x = torch.randn(15, 8, requires_grad=True)
+
+        def run(x):
+            return model[1](activation(model[0](x)))  # noqa: B023 - it runs in this turn
+
+        run(x).sum().backward()
+        wanted = [p.grad.clone() for p in (x, *model.parameters())]
+        x.grad = None
+        model.zero_grad()
+        plans.made.clear()
+        compiled(run)(x).sum().backward()
+        for found, grad in zip((x, *model.parameters()), wanted):
+            torch.testing.assert_close(found.grad, grad, rtol=1e-4, atol=1e-5)
+        assert f"d{activation.__name__}" in epilogues(plans)
 
 
 def test_every_activation_has_a_trace():

@@ -48,22 +48,28 @@ def samples(dtype: torch.dtype = torch.float32) -> dict[str, tuple]:
         "baddbmm": (ops.baddbmm, (made(3, 5), made(2, 3, 4), made(2, 4, 5)), dict(alpha=0.5)),
         **{f"addmm {name}": (ops.addmm, (made(5), made(3, 4), made(4, 5)),
                              dict(activation=name, alpha=1.5)) for name in ACTIVATIONS[1:]},
+        "mulmm": (ops.mulmm, (made(3, 5), made(3, 4), made(4, 5)), dict(alpha=2.0)),
+        "mulmm of rows": (ops.mulmm, (made(3, 1), made(3, 4), made(4, 5)), {}),
+        **{f"mulmm {name}": (ops.mulmm, (made(3, 5).detach(), made(3, 4), made(4, 5)),
+                             dict(gradient_of=name)) for name in ACTIVATIONS[1:]},
     }
 
 
 @pytest.mark.parametrize("name", samples())
 def test_opcheck(name):
     op, args, kwargs = samples()[name]
-    torch.library.opcheck(op.default, tuple(x.detach().requires_grad_() for x in args), kwargs)
+    torch.library.opcheck(op.default, tuple(x.detach().requires_grad_(x.requires_grad)
+                                            for x in args), kwargs)
 
 
 @pytest.mark.parametrize(("name", "needed"), [
     pytest.param(name, needed, marks=() if needed is None else pytest.mark.thorough)
     for name, (_, args, _) in samples().items() if "empty" not in name
-    for needed in (*range(len(args)), None)])
+    for needed in (*(i for i, x in enumerate(args) if x.requires_grad), None)])
 def test_gradients_of_both_orders_in_float64(name, needed):
     op, args, kwargs = samples(torch.float64)[name]
-    args = [x.detach().requires_grad_(needed in (None, i)) for i, x in enumerate(args)]
+    args = [x.detach().requires_grad_(x.requires_grad and needed in (None, i))
+            for i, x in enumerate(args)]
     wanted = [x for x in args if x.requires_grad]
 
     def call(*tensors: torch.Tensor) -> torch.Tensor:
@@ -109,6 +115,12 @@ def test_under_the_strict_setting_an_op_never_calls_torch(name):
         op(*args, **kwargs)
 
 
+def test_the_op_of_a_derivative_says_that_its_argument_has_no_gradient():
+    x = leaf(3, 5)
+    with pytest.raises(UnsupportedError, match="no gradient for the argument of silu's derivative"):
+        ops.mulmm(x, torch.ones(3, 4), torch.ones(4, 5), gradient_of="silu").sum().backward()
+
+
 def test_under_the_strict_setting_an_op_runs_what_is_torchs_by_choice(monkeypatch, products):
     made = []
 
@@ -121,6 +133,7 @@ def test_under_the_strict_setting_an_op_runs_what_is_torchs_by_choice(monkeypatc
     for op, shapes in ((ops.mm, ((3, 4), (4, 5))), (ops.bmm, ((2, 3, 4), (2, 4, 5))),
                        (ops.matmul, ((2, 1, 3, 4), (3, 4, 5))),
                        (ops.addmm, ((5,), (3, 4), (4, 5))),
+                       (ops.mulmm, ((5,), (3, 4), (4, 5))),
                        (ops.baddbmm, ((5,), (2, 3, 4), (2, 4, 5)))):
         operands = [torch.randn(shape) for shape in shapes]
         expected = op(*operands)

@@ -92,6 +92,14 @@ def test_those_with_the_least_predicted_times_stay(extents, count):
     assert [CHOICES.index(x) for x in found] == sorted(CHOICES.index(x) for x in found)
 
 
+def test_a_config_that_needs_more_shared_memory_than_there_is_goes_last():
+    large = choice(mm_template, BLOCK_M=128, BLOCK_N=128, BLOCK_K=128, num_stages=4, num_warps=8,
+                   GROUP_M=8)
+    for extents in ((512, 4096, 14336), (777, 2048, 5120)):
+        kept = template_choices.fastest([large, *CHOICES], Operands(*extents), len(TILES))
+        assert large not in kept and len(kept) == len(CHOICES)
+
+
 def test_products_of_other_sizes_keep_other_tiles():
     large, = template_choices.fastest(CHOICES[1:], Operands(4096, 4096, 4096), 1)
     small, = template_choices.fastest(CHOICES[1:], Operands(16, 4096, 4096), 1)

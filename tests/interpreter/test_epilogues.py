@@ -13,14 +13,15 @@ import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tritongemm.activations import BY_NAME
 from tritongemm.config import KernelConfig
 from tritongemm.device import interpreter_device
 from tritongemm.errors import LaunchError
 from tritongemm.kernels import violation
-from tritongemm.kernels.device.epilogue import finish
+from tritongemm.kernels.device.epilogue import finish, times_derivative
 from tritongemm.measure.numerics import check, reference
 from tritongemm.measure.operands import draw
-from tritongemm.measure.torch_epilogue import ACTIVATIONS
+from tritongemm.measure.torch_epilogue import ACTIVATIONS, factor_of
 from tritongemm.ops.plan import bind_config
 from tritongemm.problem import PLAIN_EPILOGUES, GemmProblem, epilogue_of
 
@@ -40,6 +41,8 @@ def expected(problem: GemmProblem, a, b, d=None, alpha: float = 1.0, beta: float
     added = None
     if kind.scales:
         product = alpha * product
+    if kind.multiplies:
+        return product * factor_of(kind)(d.double()), None
     if kind.reads_d:
         added = beta * d.double()
         product = product + added
@@ -52,13 +55,16 @@ def prove(problem: GemmProblem, config: KernelConfig, a, b, out, d=None, alpha: 
     out.fill_(math.nan)
     bind_config(problem, config, DEVICE)(a, b, out, d, alpha, beta)
     truth, added = expected(problem, a, b, d, alpha, beta)
-    report = check(out, a, b, truth, addend=added,
-                   alpha=alpha if epilogue_of(problem.epilogue).scales else 1.0)
+    kind = epilogue_of(problem.epilogue)
+    size = alpha if kind.scales else 1.0
+    if kind.multiplies:  # and with it each error
+        size *= float(factor_of(kind)(d.double()).abs().max())
+    report = check(out, a, b, truth, addend=added, alpha=size)
     assert report.ok, report.message
 
 
 #: Each addend and each activation once; the others are tested by `make test-all`.
-FEW = ("none", "scale+gelu_tanh", "bias+relu", "add+silu", "bias+gelu")
+FEW = ("none", "scale+gelu_tanh", "bias+relu", "add+silu", "bias+gelu", "gain", "dgelu")
 
 
 def marked(epilogues: Iterable[str]) -> list:
@@ -101,6 +107,12 @@ CASES = [
                                  epilogue="bias+relu")),
     (SUBTILED, GemmProblem.contiguous(72, 136, 88, batch=2, dtype="fp16", layout="tn",
                                       epilogue="add+gelu_tanh")),
+    (TILED, GemmProblem.contiguous(33, 65, 47, batch=2, dtype="fp16", epilogue="mul")),
+    (SPLIT, GemmProblem.contiguous(19, 33, 101, dtype="fp32", epilogue="dsilu")),
+    (SUBTILED, GemmProblem.contiguous(72, 136, 88, dtype="fp16", layout="nt", epilogue="gain")),
+    (TMA, GemmProblem.contiguous(40, 100, 64, layout="nt", epilogue="drelu")),
+    (replace(GEMV, split_k=4), GemmProblem.contiguous(4, 21, 300, layout="nt", dtype="fp32",
+                                                      epilogue="dgelu_tanh")),
 ]
 
 
@@ -209,6 +221,32 @@ def test_an_activation_is_right_to_a_rounding_or_two_everywhere(activation):
     assert (error <= 1.5e-7 * x.double().abs()[both]).all()
     assert torch.equal(y[~both], truth[~both].float()) or y[~both].isnan().equal(
         truth[~both].isnan())
+
+
+@triton.jit
+def differentiate(x_ptr, y_ptr, size, DERIVATIVE: tl.constexpr):
+    index = tl.arange(0, 32768)
+    x = tl.load(x_ptr + index, mask=index < size, other=0.0)
+    y = times_derivative(tl.full((32768,), 1.0, tl.float32), x, DERIVATIVE)
+    tl.store(y_ptr + index, y, mask=index < size)
+
+
+@pytest.mark.parametrize("activation", [x for x in ACTIVATIONS if x != "none"])
+def test_derivatives_are_within_2_ulps_of_1_of_float64(activation):
+    x = torch.cat([torch.linspace(-40, 40, 2**15 - 3), torch.tensor([0.0, -0.0, math.nan])])
+    y = torch.empty_like(x)
+    differentiate[(1,)](x, y, len(x), f"d{activation}")
+    truth = BY_NAME[activation].derivative(x.double())
+    assert torch.allclose(y.double(), truth, rtol=0, atol=3e-7, equal_nan=True)
+
+
+def test_a_gradient_that_relu_stops_is_zero_whatever_it_is():
+    problem = GemmProblem.contiguous(40, 48, 32, dtype="fp32", epilogue="drelu")
+    one = draw(problem)[0]
+    one.a[3, 5] = math.inf
+    one.d[3], one.d[5, 0] = -1.0, math.nan
+    bind_config(problem, TILED, DEVICE)(one.a, one.b, one.out, one.d)
+    assert not one.out[3].any() and one.out[5, 0] == (one.a.double() @ one.b.double())[5, 0].float()
 
 
 @pytest.mark.parametrize("epilogue", [e for e in PLAIN_EPILOGUES if e != "none"])

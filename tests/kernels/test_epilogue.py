@@ -55,7 +55,8 @@ def test_arguments_are_those_that_the_epilogue_takes(name, epilogue):
     kind = epilogue_of(epilogue)
     assert ("d" in names(launch, Pointer)) == kind.reads_d
     assert names(launch, Number) == ["alpha", "beta"][:kind.scales + kind.reads_d]
-    assert constants(launch)["ACTIVATION"] == kind.activation
+    function = "mul" if kind.addend == "gain" else kind.addend
+    assert constants(launch)["ACTIVATION"] == (function if kind.multiplies else kind.activation)
     taken = {x.name for x in launch.arguments} | set(constants(launch))
     assert {"d", "alpha", "beta", "stride_db", "stride_dm", "stride_dn", "ADDEND"} <= taken
 

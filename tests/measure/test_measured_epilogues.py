@@ -26,11 +26,12 @@ def problem(epilogue: str, m: int = 24, n: int = 40, k: int = 32, **more) -> Gem
 @pytest.mark.parametrize("epilogue", PLAIN_EPILOGUES)
 def test_d_is_drawn_where_the_epilogue_reads_one(epilogue, batch):
     first, second = draw(problem(epilogue, batch=batch, dtype_out="fp32"), sets=2)
-    addend = epilogue_of(epilogue).addend
+    kind = epilogue_of(epilogue)
+    addend = kind.addend
     if addend in ("none", "scale"):
         assert first.d is None
     else:
-        assert first.d.shape == ((40,) if addend == "bias" else first.out.shape)
+        assert first.d.shape == ((40,) if kind.has_vector else first.out.shape)
         assert first.d.dtype == torch.float32 and first.d.isfinite().all()
         assert not torch.equal(first.d, second.d)
     assert (first.alpha == 1.0) == (addend != "scale")
@@ -66,7 +67,7 @@ def test_the_implementations_are_those_of_torch():
     assert ways("scale") == ways("add+gelu") == ways("bias+gelu") == {"unfused", "addmm"}
     assert ways("bias+relu") == ways("bias+gelu_tanh") == {"unfused", "addmm", "addmm_activation"}
     assert ways("bias+relu", batch=2) == {"unfused", "addmm"}
-    assert ways("bias", dtype_out="fp32") == {"unfused"}
+    assert ways("bias", dtype_out="fp32") == ways("gain") == ways("dgelu") == {"unfused"}
 
 
 def test_the_baseline_has_a_back_end_for_each_implementation():

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 from tritongemm import native as package  # noqa: E402
 from tritongemm import settings  # noqa: E402
+from tritongemm.measure.torch_epilogue import factor_of  # noqa: E402
 from tritongemm.native import background, loading  # noqa: E402
 from tritongemm.native.compiler import COMPILERS  # noqa: E402
 from tritongemm.ops import execute, native  # noqa: E402
@@ -80,7 +81,10 @@ class FakePlan(Plan):
         result = torch.from_numpy(a.double().numpy() @ b.double().numpy())
         if epilogue.scales:
             result = alpha * result
-        if epilogue.reads_d:
+        if epilogue.multiplies:
+            d = view(pd, out, p.m, p.n, g.db, g.dm, g.dn)
+            result = result * factor_of(epilogue)(d.double())
+        elif epilogue.reads_d:
             result = result + beta * view(pd, out, p.m, p.n, g.db, g.dm, g.dn).double()
         c.copy_(ACTIVATE.get(epilogue.activation, torch.clone)(result))
 

@@ -10,6 +10,7 @@ import torch.fx.experimental.proxy_tensor
 from test_native_dispatcher import drawn, twice
 
 from tritongemm import settings
+from tritongemm.activations import BY_NAME
 from tritongemm.errors import UnsupportedError, UsageError
 from tritongemm.ops import fused_linear
 from tritongemm.ops.autograd import ACTIVATE
@@ -84,6 +85,20 @@ def test_an_activation_of_a_recorded_op_is_part_of_what_is_looked_up(driver):
     torch.testing.assert_close(op(d, a, b, beta=2, alpha=0.5), 0.5 * (a @ b) + 2 * d)
     with pytest.raises(UsageError, match="swish"):
         op(d, a, b, activation="swish")
+
+
+def test_a_factor_is_launched_natively(driver):
+    d, a, b = drawn(33, 40), drawn(33, 17), drawn(17, 40)
+    op = torch.ops.tritongemm.mulmm
+    for number, (x, how, factor) in enumerate((
+            (d, {}, d), (d, {"gradient_of": "silu"}, BY_NAME["silu"].derivative(d.double())),
+            (d[0], {"alpha": 0.5}, 0.5 * d[0]), (d[:, :1], {}, d[:, :1])), 1):
+        first, second = twice(driver, lambda x=x, how=how: op(x, a, b, **how))
+        torch.testing.assert_close(first.double(), a.double() @ b.double() * factor, rtol=1e-5,
+                                   atol=1e-5)
+        assert torch.equal(first, second) and driver.by_native == number
+    with pytest.raises(UsageError, match="swish"):
+        op(d, a, b, gradient_of="swish")
 
 
 def test_a_recorded_op_keeps_its_gradient(driver):

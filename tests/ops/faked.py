@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tritongemm import settings  # noqa: E402
+from tritongemm.measure.torch_epilogue import factor_of  # noqa: E402
 from tritongemm.ops import execute  # noqa: E402
 from tritongemm.ops import plans as kept  # noqa: E402
 from tritongemm.ops.autograd import ACTIVATE  # noqa: E402
@@ -65,6 +66,8 @@ def computed(epilogue, a, b, d, alpha, beta):
     result = torch.matmul(a.double(), b.double())
     if epilogue.scales:
         result = alpha * result
+    if epilogue.multiplies:
+        return result * factor_of(epilogue)(d.double())
     if epilogue.reads_d:
         result = result + beta * d.double()
     return ACTIVATE.get(epilogue.activation, torch.clone)(result)

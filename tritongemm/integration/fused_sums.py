@@ -61,7 +61,7 @@ def find(product: fx.Node) -> Match | None:
         inner.add(user)
         user = only_user(current)
     if product.target is aten.mm.default and user is not None:
-        factor = _factor_of(user)
+        factor = number_of(user)
         if factor != 1:
             current = user
             inner.add(user)
@@ -83,7 +83,7 @@ def find(product: fx.Node) -> Match | None:
     return Match(product, view, factor, addend, "none", current, frozenset(inner))
 
 
-def _factor_of(node: fx.Node) -> float:
+def number_of(node: fx.Node) -> float:
     """The number that ``node`` multiplies something by; 1 where it does not."""
     if node.target not in (aten.mul.Tensor, aten.div.Tensor) or node.kwargs:
         return 1.0

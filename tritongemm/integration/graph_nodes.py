@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -56,25 +56,55 @@ def same_columns(view: fx.Node, product: torch.Tensor) -> bool:
 
 def activated(start: fx.Node, name: str) -> tuple[fx.Node, set[fx.Node]] | None:
     """(its result, its nodes) where ``start`` is only read by the activation ``name``."""
+    found = _followed(start, name, derivative=False)
+    return None if found is None else (found.result, found.nodes)
+
+
+def differentiated(start: fx.Node, name: str) -> Followed | None:
+    """What multiplies ``start`` by the derivative of the activation ``name`` at some value, as
+    backward does."""
+    return _followed(start, name, derivative=True)
+
+
+class Followed(NamedTuple):
+    """What ``start`` is followed by.
+
+    Attributes:
+        result: of the activation, or of its gradient.
+        nodes: that compute it from ``start``.
+        at: the argument of a derivative; of an activation ``start``.
+    """
+
+    result: fx.Node
+    nodes: set[fx.Node]
+    at: fx.Node
+
+
+def _followed(start: fx.Node, name: str, derivative: bool) -> Followed | None:
     value = value_of(start)
     if value.dtype not in NAMES:
         return None
-    pattern = trace(name, value.dtype)
+    pattern = trace(name, value.dtype, derivative)
     result = next(node for node in pattern.nodes if node.op == "output").args[0]
-    size = len(pattern.nodes)
-    for node in _behind(start, size):
+    given = [node for node in pattern.nodes if node.op == "placeholder"]
+    for node in _behind(start, len(pattern.nodes)):
         if node.target is not result.target:
             continue
         bound: dict[fx.Node, fx.Node] = {}
-        if _same(node, result, bound) and start in bound.values():
-            argument = next(node for node in pattern.nodes if node.op == "placeholder")
-            if bound[argument] is not start:
-                continue
-            nodes = {mine for theirs, mine in bound.items() if theirs is not argument}
-            read = {user for one in (start, *nodes) if one is not node for user in one.users}
-            if read <= nodes:
-                return node, nodes
+        if not _same(node, result, bound) or bound.get(given[0]) is not start:
+            continue
+        # What depends on the argument of a derivative alone may be read by others too.
+        nodes = {mine for theirs, mine in bound.items() if theirs not in given
+                 and _depends(theirs, given[0])}
+        read = {user for one in (start, *nodes) if one is not node for user in one.users}
+        if read <= nodes:
+            return Followed(node, nodes, bound[given[-1]])
     return None
+
+
+@functools.cache
+def _depends(node: fx.Node, on: fx.Node) -> bool:
+    return node is on or any(_depends(one, on) for one in node.all_input_nodes)
 
 
 def _behind(start: fx.Node, limit: int) -> Iterator[fx.Node]:
@@ -102,23 +132,32 @@ def _same(node: Any, pattern: Any, bound: dict[fx.Node, fx.Node]) -> bool:
             return False
         if not all(_same(x, y, bound) for x, y in zip(node.args, pattern.args)):
             return False
-        if not all(_same(node.kwargs[key], y, bound) for key, y in pattern.kwargs.items()):
+        # A constant of the pattern is on the device that the pattern was traced on.
+        if not all(_same(node.kwargs[key], y, bound) for key, y in pattern.kwargs.items()
+                   if key != "device"):
             return False
     bound[pattern] = node
     return True
 
 
 @functools.cache
-def trace(name: str, dtype: torch.dtype) -> fx.Graph:
-    """What an activation of a tensor of ``dtype`` is to Inductor."""
+def trace(name: str, dtype: torch.dtype, derivative: bool = False) -> fx.Graph:
+    """What an activation of a tensor of ``dtype`` is to Inductor, or its gradient from those of its
+    result and its argument."""
     from torch._inductor.decomposition import select_decomp_table
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    activate = BY_NAME[name].op()
+    one = BY_NAME[name]
+    activate = one.op()
     with torch.utils._python_dispatch._disable_current_modes(), FakeTensorMode():
         x = torch.empty(2, 2, dtype=dtype)
-        return make_fx(lambda x: activate(x), decomposition_table=select_decomp_table())(x).graph
+        table = select_decomp_table()
+        if derivative:
+            with torch.no_grad():
+                return make_fx(lambda grad, x: one.gradient(grad, x), decomposition_table=table)(
+                    x, x.clone()).graph
+        return make_fx(lambda x: activate(x), decomposition_table=table)(x).graph
 
 
 def _kind(node: fx.Node) -> str:
@@ -139,6 +178,13 @@ def given(node: Any) -> bool:
     while isinstance(node, fx.Node) and _kind(node) == "view":
         node = node.args[0]
     return isinstance(node, fx.Node) and node.op in ("placeholder", "get_attr")
+
+
+def written(node: fx.Node) -> bool:
+    """Whether the value of ``node`` is in memory: given, or made by a kernel of its own."""
+    while _kind(node) == "view":
+        node = node.args[0]
+    return _kind(node) == "kernel"
 
 
 def materialized(last: fx.Node) -> bool:

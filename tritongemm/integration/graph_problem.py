@@ -9,7 +9,7 @@ from torch import fx
 
 from tritongemm import settings
 from tritongemm.device import DeviceSpec
-from tritongemm.integration.graph_nodes import operand_of, value_of
+from tritongemm.integration.graph_nodes import operand_of, size_of, value_of
 from tritongemm.ops.calls import NAMES, precision_setting
 from tritongemm.ops.operands import StridedShape, form_of, gapless, problem_of_form
 from tritongemm.ops.plans import device_of, host_path
@@ -27,9 +27,10 @@ class Asked(NamedTuple):
 
 
 def problem_of(product: fx.Node, addend: fx.Node | None, activation: str,
-               min_flops: float | None, factor: float = 1.0) -> Asked | None:
+               min_flops: float | None, factor: float = 1.0, times: str = "") -> Asked | None:
     """The problem of ``mm`` or ``addmm``, with what is added to an ``mm``, its factor, and an
-    activation; None where no kernel of this package is to be asked. ``min_flops``: as for
+    activation; or with ``times``, of :data:`tritongemm.epilogues.FACTORS`, which the ``addend``
+    is then of. None where no kernel of this package is to be asked. ``min_flops``: as for
     :class:`tritongemm.integration.inductor.FusePass`."""
     if settings.current().disable:
         return None
@@ -59,11 +60,16 @@ def problem_of(product: fx.Node, addend: fx.Node | None, activation: str,
         return None
     added = None
     if d is not None and beta != 0:
-        rows = one.shape[0], two.shape[1]  # of more than two axes: the batch folds into the rows
-        added = operand_of(d) if d.dim() <= 2 else StridedShape(rows, gapless(rows))
+        if d.dim() <= 2:
+            added = operand_of(d)
+        else:  # the batch folds into the rows
+            shape = one.shape[0], size_of(d.shape[-1])
+            added = StridedShape(shape, gapless(shape))
     form = form_of(one, two, None, added)
     name = NAMES[a.dtype]
     sums = "scale" if form.addend == "none" and alpha * factor != 1 else form.addend
+    if times:
+        sums = "gain" if (times, sums) == ("mul", "bias") else times
     problem, _ = problem_of_form(form, (0, 0, 0, 0), (name, name, name),
                                  str(Epilogue(sums, activation)), _precision(a))
     return Asked(problem, device_of(a.device))

@@ -7,7 +7,9 @@ replaces
   an addition of a bias [N] or of a matrix of the product's shape (a residual), and an activation
   behind that, any of them: by ``torch.ops.tritongemm.addmm`` (``fused_sums``);
 * gated layers, activation(gate) * other, of two products or of one: by
-  ``torch.ops.tritongemm.gated_linear`` and ``gated_pair`` (``fused_gates``),
+  ``torch.ops.tritongemm.gated_linear`` and ``gated_pair`` (``fused_gates``);
+* ``mm`` times a matrix, a row or a column, or times the derivative of an activation, as backward
+  has it: by ``torch.ops.tritongemm.mulmm`` (``fused_factors``),
 
 with a view in between where ``linear`` folds its batch into the rows. A graph that has none of
 these is left as it is. So are
@@ -37,6 +39,7 @@ import tritongemm
 from tritongemm import settings
 from tritongemm.errors import TritonGemmError, UsageError
 from tritongemm.integration import (
+    fused_factors,
     fused_gates,
     fused_sums,
     graph_nodes,
@@ -119,8 +122,8 @@ def _sources() -> str:
     """A digest of what decides how a graph is changed, beside the choice of configs: the files of
     the pass, and the ops that it puts there."""
     digest = hashlib.sha256()
-    modules = (graph_nodes, graph_problem, fused_sums, fused_gates, template_choices, registered,
-               fused_linear)
+    modules = (graph_nodes, graph_problem, fused_sums, fused_gates, fused_factors, template_choices,
+               registered, fused_linear)
     for name in (__file__, *(str(module.__file__) for module in modules)):
         digest.update(Path(name).read_bytes())
     return digest.hexdigest()
@@ -217,11 +220,12 @@ def fuse(graph: fx.Graph, min_flops: float | None) -> int:
     """Replaces what it can in ``graph``; how many layers were. ``min_flops``: as for
     :class:`FusePass`."""
     # Gates first: what they leave alone may still have an epilogue.
-    return sum(_fuse_all(graph, kind, min_flops) for kind in (fused_gates, fused_sums))
+    kinds = (fused_gates, fused_factors, fused_sums)
+    return sum(_fuse_all(graph, kind, min_flops) for kind in kinds)
 
 
 def _fuse_all(graph: fx.Graph, kind: Any, min_flops: float | None) -> int:
-    """Replaces what one of the modules ``fused_gates`` and ``fused_sums`` finds."""
+    """Replaces what one of the modules ``fused_gates, fused_factors, fused_sums`` finds."""
     count = 0
     for node in list(graph.nodes):
         if node.op != "call_function":

@@ -21,6 +21,7 @@ import torch
 
 from tritongemm.config import KernelConfig
 from tritongemm.errors import TritonGemmError
+from tritongemm.kernels import shared_bytes
 from tritongemm.ops.calls import NAMES, precision_setting
 from tritongemm.ops.declined import Declined
 from tritongemm.ops.operands import StridedShape, form_of, problem_of_form
@@ -74,6 +75,10 @@ def fastest(choices: Sequence[Any], kernel_inputs: Any, count: int) -> list[Any]
         if not known or any(not_calibrated(problem, config, device) for config in configs):
             return list(choices)
         times = model_for(problem, device).times(problem, Columns(configs))
+        # Inductor offers configs that no device of this kind can launch, and drops them when it
+        # has timed the others.
+        times = np.where([shared_bytes(problem, config) <= device.shared_bytes_per_block
+                          for config in configs], times, np.inf)
     except (Declined, TritonGemmError, LookupError) as reason:
         _LOG.debug("the configs of Inductor's templates are left to it: %s", reason)
         return list(choices)

@@ -61,7 +61,7 @@ def float32_problem(problem: GemmProblem) -> GemmProblem:
                                "complex64, without scales and groups, with one stride along the "
                                "batch")
     epilogue = epilogue_of(problem.epilogue)
-    if epilogue.activation != "none" or not epilogue.plain:
+    if epilogue.activation != "none" or epilogue.multiplies or not epilogue.plain:
         raise UnsupportedError(f"{problem}: complex64 has the epilogues scale, bias and add alone")
     if max(2 * problem.n, 2 * problem.k) > MAX_EXTENT:
         raise UnsupportedError(f"{problem}: twice an extent does not fit 32 bits")

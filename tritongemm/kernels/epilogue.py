@@ -26,7 +26,8 @@ def epilogue_of_launch(problem: GemmProblem,
     ADDEND says which D the kernel reads: ``none``, ``scale`` (no D, alpha alone), ``columns``
     or ``rows`` (one vector, the same for every row or every column of a matrix) or ``tile``. It
     follows from the strides, so that a matrix with a stride of 0 costs no more than a bias, and
-    so that a bias of the transposed product is one of its rows.
+    so that a bias of the transposed product is one of its rows. ACTIVATION is the activation, or
+    of a factor what is multiplied by: ``mul``, D itself, or a derivative.
     """
     epilogue, g = EPILOGUES[problem.epilogue], geometry
     arguments: tuple[Argument, ...] = ()
@@ -41,9 +42,12 @@ def epilogue_of_launch(problem: GemmProblem,
         addend = "columns" if g.dm == 0 else "rows" if g.dn == 0 else "tile"
     elif epilogue.scales:
         arguments = (Number("alpha"),)
+    function = epilogue.activation
+    if epilogue.multiplies:
+        function = "mul" if epilogue.addend in ("gain", "mul") else epilogue.addend
     given = {x.name for x in arguments}
     return arguments, (*((name, None) for name in _PARAMETERS if name not in given),
-                       ("ADDEND", addend), ("ACTIVATION", epilogue.activation))
+                       ("ADDEND", addend), ("ACTIVATION", function))
 
 
 _FURTHER = ("x", "stride_xb", "stride_xm", "stride_xn")

@@ -89,7 +89,7 @@ class Geometry:
         bb, db, dm, dn = walked * k * n, 0, 0, 0
         if epilogue.d_is_matrix:
             db, dm, dn = walked * m * columns, columns, 1
-        elif epilogue.addend == "bias":
+        elif epilogue.has_vector:
             db, dn = columns * problem.gated, 1
         if problem.gated:
             bb = columns * bn

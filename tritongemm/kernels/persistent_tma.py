@@ -35,8 +35,8 @@ def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
     stage = stage_bytes(problem, config)
     piece = config.block_m * config.block_n // config.epilogue_subtile
     out = problem.c.format.bytes_of(piece)
-    addend = EPILOGUES[problem.epilogue].addend
-    out += 4 * {"add": piece, "bias": config.block_n}.get(addend, 0)
+    epilogue = EPILOGUES[problem.epilogue]
+    out += 4 * (piece if epilogue.d_is_matrix else config.block_n * epilogue.reads_d)
     if not tma_store(problem):
         out += 16 * config.block_m
     return config.num_stages * stage + out + 16 * config.num_stages + 1024

@@ -64,7 +64,7 @@ class Takes:
                                               f"{problem.two_strides}")
         if not self.all_epilogues and not EPILOGUES[problem.epilogue].plain:
             return Violation("epilogue", f"has no epilogue {problem.epilogue!r}: its epilogues are "
-                                         "an addend and an activation")
+                                         "an addend and an activation, or a factor")
         return None if problem.plain else self._of_modifiers(problem)
 
     def _of_modifiers(self, problem: GemmProblem) -> Violation | None:

@@ -42,9 +42,10 @@ class OperandSet:
     """One draw: ``a`` [M, K], ``b`` [K, N], ``out`` [M, N], with a leading batch where > 1.
 
     A ``t`` operand is stored transposed and passed as its ``.mT`` view. ``d`` is what the
-    epilogue adds: a bias [N], a matrix of ``out``'s shape, or None. ``bias`` [N] is what it adds
-    before the activation, where ``d`` is a residual; ``aux`` [M, N] its auxiliary output. ``b`` and
-    a bias of a gated product hold both halves, the gate's first, and ``out`` is [M, N / 2].
+    epilogue adds or multiplies by: a vector [N], a matrix of ``out``'s shape, or None. ``bias`` [N]
+    is what it adds before the activation, where ``d`` is a residual; ``aux`` [M, N] its auxiliary
+    output. ``b`` and a bias of a gated product hold both halves, the gate's first, and ``out`` is
+    [M, N / 2].
     """
 
     a: torch.Tensor
@@ -237,7 +238,7 @@ def draw(problem: GemmProblem, *, sets: int = 1, seed: int = 0,
     if epilogue.d_is_matrix:
         d = result(problem.columns)
         drawn.append(d)
-    if epilogue.addend == "bias":
+    if epilogue.has_vector:
         vector = _Pool(sets, 1, 1, problem.n, problem.c.format, FULL_ALIGNMENT, device, "c")
         drawn.append(vector)
         d, bias = (d, vector) if epilogue.residual else (vector, None)

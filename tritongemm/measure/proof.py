@@ -17,7 +17,7 @@ import torch
 from tritongemm.measure import numerics
 from tritongemm.measure.numerics import Error, ErrorReport, Limit
 from tritongemm.measure.operands import OperandSets
-from tritongemm.measure.torch_epilogue import finish_of, linear_part
+from tritongemm.measure.torch_epilogue import factor_of, finish_of, linear_part
 from tritongemm.problem import GemmProblem, epilogue_of
 
 #: Number of sets that have a reference, within the bounds below.
@@ -83,7 +83,11 @@ class Proof:
 
     def _prepare(self, index: int, rows: torch.Tensor | None, problem: GemmProblem) -> _Set:
         one = self._operands[index]
-        added = 0.0 if one.d is None else abs(one.beta) * numerics.rms(one.d)
+        epilogue, factor = epilogue_of(problem.epilogue), None
+        if epilogue.multiplies:
+            assert one.d is not None
+            factor = factor_of(epilogue)(one.d.double())
+        added = 0.0 if one.d is None or factor is not None else abs(one.beta) * numerics.rms(one.d)
         if one.bias is not None:
             added += numerics.rms(one.bias)
         size = abs(one.alpha) * numerics.output_size(one.a, one.b)
@@ -91,8 +95,10 @@ class Proof:
         linear = lowest = numerics.floor(one.out.dtype, k, size, compute, added)
         if problem.gated:  # a product of two sums, each with its error
             lowest = numerics.floor(one.out.dtype, k, 2.0 * (size + added) ** 2, compute)
-        residual = epilogue_of(problem.epilogue).residual
-        ref = linear_part(numerics.reference(one.a, one.b, rows), one, rows, residual)
+        if factor is not None:  # each error is multiplied by the element's factor
+            linear = lowest = Limit(lowest.maximum * float(factor.abs().max()),
+                                    lowest.rms * numerics.rms(factor))
+        ref = linear_part(numerics.reference(one.a, one.b, rows), one, rows, epilogue)
         return _Set(index, rows, ref, finish_of(problem), lowest, lowest, linear,
                     problem.gated)
 

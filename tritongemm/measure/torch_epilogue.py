@@ -27,20 +27,31 @@ _IN_PLACE = {name: one.in_place() for name, one in activations.BY_NAME.items() i
 
 
 def linear_part(product: torch.Tensor, operands: OperandSet,
-                rows: torch.Tensor | None = None, residual: bool = False) -> torch.Tensor:
+                rows: torch.Tensor | None = None, epilogue: Epilogue | None = None,
+                ) -> torch.Tensor:
     """Computes ``alpha * product + beta * D`` for ``rows``, in place in the float64 ``product``.
-    With a ``residual`` D, its columns ``alpha * product + bias``, then those of ``beta * D``."""
+    Of an ``epilogue`` with a factor, the product times that; with a residual, its columns
+    ``alpha * product + bias``, then those of ``beta * D``."""
     product.mul_(operands.alpha)
     d = operands.d
     if d is not None:
         # A bias has no rows to choose from.
         part = d if rows is None or d.dim() == 1 else d[..., rows, :]
-        if residual:
+        if epilogue is not None and epilogue.multiplies:
+            return product.mul_(factor_of(epilogue)(part.double()))
+        if epilogue is not None and epilogue.residual:
             if operands.bias is not None:
                 product.add_(operands.bias)
             return torch.cat((product, part.double() * operands.beta), -1)
         product.add_(part, alpha=operands.beta)
     return product
+
+
+def factor_of(epilogue: Epilogue) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What of D an ``epilogue`` multiplies by: D itself, or an activation's derivative."""
+    if epilogue.addend in ("gain", "mul"):
+        return activations.BY_NAME["none"].functional()
+    return activations.BY_NAME[epilogue.addend[1:]].derivative
 
 
 def finish_of(problem: GemmProblem) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -68,6 +79,8 @@ def torch_ways(problem: GemmProblem, plain: Bind, compiles: bool = False) -> dic
         return {"": plain}
     if not epilogue.plain:
         return _further_ways(problem, plain, compiles)
+    if epilogue.multiplies:
+        return {"unfused": partial(_times, plain, epilogue.addend)}
     ways = {"unfused": partial(_unfused, plain, epilogue.activation)}
     if epilogue.scales and problem.dtype_out == problem.dtype_a:
         ways["addmm"] = partial(_addmm, epilogue.activation)
@@ -90,6 +103,23 @@ def _unfused(plain: Bind, activation: str, operands: OperandSet) -> Call:
         if activate is not None:
             activate(out)
     return run
+
+
+def _times(plain: Bind, factor: str, operands: OperandSet) -> Call:
+    """The product, then one kernel that multiplies it."""
+    multiply, out, d = plain(operands), operands.out, operands.d
+    assert d is not None
+    if factor in ("gain", "mul"):
+        def run() -> None:
+            multiply()
+            out.mul_(d)
+        return run
+    write = activations.BY_NAME[factor[1:]].write_gradient
+
+    def run_derivative() -> None:
+        multiply()
+        write(out, d)
+    return run_derivative
 
 
 def _addmm(activation: str, operands: OperandSet) -> Call:

@@ -399,11 +399,12 @@ int reason_number(const std::string& text) {
 
 // The order of an overload's operands on the stack.
 enum class Form {
-  PRODUCT, PRODUCT_OUT, SUM, SUM_OUT, SUM_IN_PLACE, SUM_ACTIVATED, GATED, GATED_PAIR
+  PRODUCT, PRODUCT_OUT, SUM, SUM_OUT, SUM_IN_PLACE, SUM_ACTIVATED, GATED, GATED_PAIR, FACTOR
 };
 
 struct Slot {
-  // By activation, mostly one, "none"; of a gated layer of interleaved rows "silu interleaved".
+  // By activation, mostly one, "none"; of a gated layer of interleaved rows "silu interleaved"; of
+  // a product with a factor by the activation whose derivative it is.
   std::vector<std::pair<std::string, int>> operations;
   Form form;
   // A call with fewer multiply-adds (batch * M * N * K) goes to torch.
@@ -499,6 +500,13 @@ struct Entry final : c10::OperatorKernel {
       found.beta = 1;
       bool interleaved = s.form == Form::GATED && x[4].toBool();
       return s.operation(x[bias + 1].toStringRef() + (interleaved ? " interleaved" : ""));
+    }
+    if (s.form == Form::FACTOR) {
+      found.d = &x[0].toTensor();
+      found.a = &x[1].toTensor();
+      found.b = &x[2].toTensor();
+      found.beta = 1;
+      return number(x[3], found.alpha) ? s.operation(x[4].toStringRef()) : -1;
     }
     bool sum = s.form != Form::PRODUCT && s.form != Form::PRODUCT_OUT;
     found.a = &x[sum ? 1 : 0].toTensor();

@@ -101,6 +101,19 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None,
                                activation).reshape(shape)
 
 
+def factored(d: Tensor, a: Tensor, b: Tensor, alpha: float, gradient_of: str) -> Tensor | None:
+    """``mulmm`` by a registered op; None where none is for it."""
+    read_settings()
+    if _transformed() or forward_ad._current_level >= 0:
+        return None
+    a, b = cast("mm", (a, b))
+    if not _takes((a, b, d)) or a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
+        return None
+    if a.shape[1] == 0 or a.is_complex():
+        return None
+    return torch.ops.tritongemm.mulmm(d, a, b, alpha=alpha, gradient_of=gradient_of)
+
+
 def _layer(x: Tensor, w: Tensor, bias: Tensor | None,
            residual: Tensor | None) -> tuple | None:
     """A layer's operands as autocast casts them, None among them; None where no op is for them."""

@@ -61,6 +61,9 @@ BMM, BADDBMM = (Op(Rule(name, (3, 3), broadcasts=False)) for name in ("bmm", "ba
 ADDMM, LINEAR = (
     {name: Op(rule._replace(activation=name)) for name in ACTIVATIONS}
     for rule in (Rule("addmm", (2, 2)), Rule("linear", flipped=True)))
+#: By the activation whose derivative at D multiplies the product; ``none``: D does.
+MULMM = {name: Op(Rule("mulmm", (2, 2), factor="mul" if name == "none" else f"d{name}"))
+         for name in ACTIVATIONS}
 #: The same of an A of 16 bits and a float32 B.
 _MIXED = {op: Op(op.rule._replace(mixed=True)) for op in (MATMUL, MM, BMM, *LINEAR.values())}
 
@@ -141,8 +144,8 @@ def product_into(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | N
 def fused(op: Op, d: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: float = 1.0,
           alpha: float = 1.0, out: torch.Tensor | None = None, *, looked: bool = False,
           patient: bool = False) -> torch.Tensor | Declined:
-    """The op's activation of alpha * A @ B + beta * D; D is not read where beta is 0. ``looked``
-    and ``patient``: as in :func:`product`."""
+    """The op's activation of alpha * A @ B + beta * D; D is not read where beta is 0. Of an op with
+    a factor, the product times that. ``looked`` and ``patient``: as in :func:`product`."""
     if (not looked and out is None and (find := native.run_below) is not None
             and (known := find(op.number, a, b, d, beta, alpha)) is not None):
         return known

@@ -83,6 +83,14 @@ def grad_activation(name: str, grad: Tensor, result: Tensor, total: Callable[[],
     return one.gradient(grad, result if one.of_result else total())
 
 
+def multiplied(product: Tensor, d: Tensor, gradient_of: str) -> Tensor:
+    """``product`` times D, or times the derivative of the activation ``gradient_of`` at D, which
+    broadcasts; by torch."""
+    if gradient_of == "none":
+        return product * d
+    return BY_NAME[gradient_of].gradient(product, d.expand(product.shape))
+
+
 def grad_gated(name: str, grad: Tensor, total: Tensor) -> Tensor:
     """The gradient of the columns [gate, other] of ``total`` [..., 2 N], of which activation(gate)
     * other was made: grad * other * activation'(gate) and grad * activation(gate)."""

@@ -40,6 +40,7 @@ from tritongemm.ops.execute import (
     LINEAR,
     MATMUL,
     MM,
+    MULMM,
     MV,
     Op,
     fused,
@@ -47,6 +48,7 @@ from tritongemm.ops.execute import (
     product_into,
 )
 from tritongemm.ops.execute import mixed as mixed_product
+from tritongemm.ops.formulas import multiplied, scaled
 from tritongemm.ops.untraced import uncompiled, untraced
 from tritongemm.problem import GATES
 
@@ -138,6 +140,60 @@ def baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, out_dtype: torch.dtyp
                       **_factors(beta, alpha), **_given(None, out))
     return _added(torch.baddbmm, BADDBMM, input, batch1, batch2, out_dtype, beta, alpha, out,
                   strict)
+
+
+def mulmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, alpha: float = 1,
+          gradient_of: Activation = "none", strict: bool = False) -> Tensor:
+    """input * alpha * mat1 @ mat2 by one kernel; with ``gradient_of`` the product times that
+    activation's derivative at ``input``, as backward through an activation has it.
+
+    Where a gradient is needed: the product, then torch's multiplication.
+
+    Args:
+        input: broadcasts to [M, N]: [N] scales columns, [M, 1] rows. With ``gradient_of`` the
+            argument of the activation.
+        mat1: [M, K].
+        mat2: [K, N].
+        gradient_of: a name of ``tritongemm.activations.BY_NAME``.
+        strict: as in :func:`matmul`.
+
+    Raises:
+        UsageError: an unknown activation; an ``input`` that does not broadcast to [M, N]. Otherwise
+            as :func:`matmul`.
+    """
+    op = MULMM.get(gradient_of)
+    if op is None:
+        raise UsageError(f"gradient_of={gradient_of!r} is not known; use one of "
+                         f"{', '.join(ACTIVATIONS)}")
+    _check_factor(input, mat1, mat2)
+    # Under autocast torch would multiply by an input that it does not cast.
+    if (not _needs_gradient(input, mat1, mat2) and type(alpha) in _NUMBERS
+            and input.dtype == cast("mm", (mat1,))[0].dtype):
+        if _compiling():
+            result = compiled.factored(input, mat1, mat2, alpha, gradient_of)
+            if result is not None:
+                return result
+        else:
+            done = _further(partial(_factored, op), (input, mat1, mat2), (alpha,), strict)
+            if not isinstance(done, Declined):
+                return done
+    return multiplied(scaled(mm(mat1, mat2, strict=strict), alpha), input, gradient_of)
+
+
+def _factored(op: Op, d: Tensor, a: Tensor, b: Tensor, alpha: float,
+              forced: bool = False) -> Tensor | Declined:
+    return fused(op.forced if forced else op, d, a, b, 1.0, alpha)
+
+
+def _check_factor(input: Tensor, mat1: Tensor, mat2: Tensor) -> None:
+    if not all(isinstance(x, Tensor) and not x.is_nested for x in (input, mat1, mat2)) or (
+            mat1.dim() != 2 or mat2.dim() != 2):
+        return  # the product checks it
+    shape = (mat1.shape[0], mat2.shape[1])
+    if input.dim() > 2 or any(have not in (1, want) for have, want in
+                              zip(reversed(input.shape), reversed(shape))):
+        raise UsageError(f"input is of shape {tuple(input.shape)}; it multiplies a product of "
+                         f"shape {tuple(shape)}, to which it must broadcast")
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *,

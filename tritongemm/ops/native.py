@@ -36,7 +36,7 @@ class Form(IntEnum):
     """How ``dispatcher.cpp`` finds the operands of an op; its enum of that name."""
 
     (PRODUCT, PRODUCT_OUT, SUM, SUM_OUT, SUM_IN_PLACE, SUM_ACTIVATED, GATED,
-     GATED_PAIR) = range(8)
+     GATED_PAIR, FACTOR) = range(9)
 
 
 class Bound(NamedTuple):

@@ -2,11 +2,13 @@
 baddbmm``. ``matmul`` is for batches that broadcast or have several axes: aten's is no single op but
 copies such operands for ``bmm``.
 
-Schemas are aten's; ``addmm`` also takes an activation. In eager mode an op runs a kernel of this
-package, or calls aten if the call is declined. Its fake implementation is aten's, so shapes,
-strides and errors match, symbolic ones included. Gradients are products by the same ops, so they
-can be differentiated again. Forward mode and ``torch.func`` work with ``tritongemm.matmul`` and
-related functions only: torch's registration of gradients supports neither (PyTorch issue 179652).
+Schemas are aten's; ``addmm`` also takes an activation. ``mulmm`` multiplies the product by
+``self``, or by the derivative of an activation at ``self``; aten does not have it. In eager mode an
+op runs a kernel of this package, or calls aten if the call is declined. Its fake implementation is
+aten's, so shapes, strides and errors match, symbolic ones included. Gradients are products by the
+same ops, so they can be differentiated again. Forward mode and ``torch.func`` work with
+``tritongemm.matmul`` and related functions only: torch's registration of gradients supports neither
+(PyTorch issue 179652).
 
 Defined with ``torch.library.Library``, whose calls take 1.3 us of host time, 5.4 us with a
 registered gradient; ``torch.library.custom_op`` takes 11.4 us.
@@ -42,8 +44,11 @@ SCHEMAS = {
     "baddbmm": "(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) "
                "-> Tensor",
 }
-#: Linear layers of :mod:`tritongemm.ops.fused_linear`, which aten does not have.
-LAYER_SCHEMAS = {
+#: What aten does not have: a product with a factor, and the linear layers of
+#: :mod:`tritongemm.ops.fused_linear`.
+OWN_SCHEMAS = {
+    "mulmm": "(Tensor self, Tensor mat1, Tensor mat2, *, Scalar alpha=1, "
+             'str gradient_of="none") -> Tensor',
     "gated_linear": "(Tensor input, Tensor weight, Tensor? bias, str activation, bool interleaved) "
                     "-> Tensor",
     "gated_pair": "(Tensor input, Tensor gate, Tensor up, Tensor? bias, str activation) -> Tensor",
@@ -101,6 +106,25 @@ def _baddbmm(self: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1,
     return _declined(result, execute.BADDBMM,
                      lambda op: _sum(op, self, batch1, batch2, beta, alpha),
                      lambda: aten.baddbmm(self, batch1, batch2, beta=beta, alpha=alpha))
+
+
+@untraced
+def _mulmm(self: Tensor, mat1: Tensor, mat2: Tensor, *, alpha: float = 1,
+           gradient_of: str = "none") -> Tensor:
+    _activation(gradient_of)
+    op = execute.MULMM[gradient_of]
+    result = _sum(op, self, mat1, mat2, 1, alpha)
+    if not isinstance(result, Declined):
+        return result
+    return _declined(result, op, lambda op: _sum(op, self, mat1, mat2, 1, alpha),
+                     lambda: formulas.multiplied(
+                         formulas.scaled(aten.mm(mat1, mat2), alpha), self, gradient_of))
+
+
+def _fake_mulmm(self: Tensor, mat1: Tensor, mat2: Tensor, *, alpha: float = 1,
+                gradient_of: str = "none") -> Tensor:
+    _activation(gradient_of)
+    return aten.mm(mat1, mat2)
 
 
 def _sum(op: execute.Op, d: Tensor, a: Tensor, b: Tensor, beta: float,
@@ -336,6 +360,30 @@ def _register_sum(name: str, product: str) -> None:
                                     lib=_library)
 
 
+def _register_factor() -> None:
+    """Registers the gradient of ``mulmm``, which computes the product again for that of D."""
+    def setup(ctx: Any, inputs: tuple, keyword_only_inputs: dict, output: Tensor) -> None:
+        ctx.alpha, ctx.of = keyword_only_inputs["alpha"], keyword_only_inputs["gradient_of"]
+        ctx.save_for_backward(*inputs)
+
+    def backward(ctx: Any, grad: Tensor) -> tuple:
+        d, a, b = ctx.saved_tensors
+        need_d, need_a, need_b = ctx.needs_input_grad
+        mm = torch.ops.tritongemm.mm
+        through = formulas.scaled(formulas.multiplied(grad, d.conj(), ctx.of), ctx.alpha)
+        to_d = None
+        if need_d:
+            if ctx.of != "none":
+                raise UnsupportedError("the op mulmm has no gradient for the argument of "
+                                       f"{ctx.of}'s derivative; tritongemm.mulmm has")
+            product = formulas.scaled(mm(a, b), ctx.alpha)
+            to_d = formulas.grad_d(grad * product.conj(), d.shape)
+        return (to_d, mm(through, b.mH) if need_a else None, mm(a.mH, through) if need_b else None)
+
+    torch.library.register_autograd("tritongemm::mulmm", backward, setup_context=setup,
+                                    lib=_library)
+
+
 def _register_layer(name: str, layer: LinearLayer, residual: bool = False) -> None:
     """Registers the gradient of a linear layer. Without the argument of the activation among its
     results the backward computes that again."""
@@ -403,12 +451,13 @@ def _register() -> None:
               "matmul": (_product(execute.MATMUL, lambda a, b: aten.matmul(a, b).contiguous()),
                          _fake_matmul),
               "addmm": (_addmm, _fake_addmm), "baddbmm": (_baddbmm, aten.baddbmm),
+              "mulmm": (_mulmm, _fake_mulmm),
               "gated_linear": (_gated_linear, _fake_gated_linear),
               "gated_pair": (_gated_pair, _fake_gated_pair),
               "gated_linear_aux": (_gated_linear_aux, _fake_gated_linear_aux),
               "linear_aux": (_linear_aux, _fake_linear_aux),
               "linear_residual": (_linear_residual, _fake_linear_residual)}
-    for name, schema in {**SCHEMAS, **LAYER_SCHEMAS}.items():
+    for name, schema in {**SCHEMAS, **OWN_SCHEMAS}.items():
         body, fake = bodies[name]
         _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
         _library.impl(name, body, "CompositeExplicitAutograd")
@@ -419,6 +468,7 @@ def _register() -> None:
         _register_product(name)
     _register_sum("addmm", "mm")
     _register_sum("baddbmm", "bmm")
+    _register_factor()
     _register_layer("gated_linear", LinearLayer(gated=True))
     _register_layer("gated_linear_aux", LinearLayer(gated=True, aux=True))
     _register_pair()
@@ -435,6 +485,7 @@ _OPERATIONS = {"mm": (Form.PRODUCT, {"none": execute.MM}),
                "matmul": (Form.PRODUCT, {"none": execute.MATMUL}),
                "addmm": (Form.SUM_ACTIVATED, execute.ADDMM),
                "baddbmm": (Form.SUM, {"none": execute.BADDBMM}),
+               "mulmm": (Form.FACTOR, execute.MULMM),
                "gated_linear": (Form.GATED, fused_linear.GATED),
                "gated_pair": (Form.GATED_PAIR, fused_linear.GATED_PAIR)}
 
@@ -447,7 +498,7 @@ def _follow(module: ModuleType | None) -> None:
         before.remove(installed)
     if module is not None:
         _install(module)
-    for name in (*SCHEMAS, *LAYER_SCHEMAS):  # torch looks up an op's kernels once (torch/_ops.py)
+    for name in (*SCHEMAS, *OWN_SCHEMAS):  # torch looks up an op's kernels once (torch/_ops.py)
         getattr(torch.ops.tritongemm, name).default._dispatch_cache.clear()
 
 
@@ -457,7 +508,7 @@ def _install(module: ModuleType) -> None:
         for key in execute.dispatch_keys():
             _native.append((module, module.install(f"tritongemm::{name}", key, numbers, form,
                                                    0.0, False, None)))
-    for name in (*SCHEMAS, *LAYER_SCHEMAS):
+    for name in (*SCHEMAS, *OWN_SCHEMAS):
         for key in execute.dispatch_keys():
             _native.append((module, module.pass_unrecorded(f"tritongemm::{name}",
                                                            f"Autograd{key}")))

@@ -1,4 +1,5 @@
-"""The epilogue: activation(alpha * product + beta * D) in float32, and the loads of D.
+"""The epilogue: activation(alpha * product + beta * D), or alpha * product * f(D), in float32, and
+the loads of D.
 
 One copy for ``tl`` and Gluon kernels: the Gluon functions are made from the same source. ADDEND is
 ``none``, ``scale`` (alpha alone), or what D is: ``columns`` or ``rows`` (a vector, the same for
@@ -63,8 +64,32 @@ def normal_cdf(x):
 
 @triton.jit
 def finish(acc, value, alpha, beta, ADDEND: tl.constexpr, ACTIVATION: tl.constexpr):
-    """activation(alpha * acc + beta * value) for a float32 ``acc`` and a ``value`` of D."""
-    return activate(linear_part(acc, value, alpha, beta, ADDEND), ACTIVATION)
+    """activation(alpha * acc + beta * value) for a float32 ``acc`` and a ``value`` of D; where
+    ACTIVATION is ``mul`` or a derivative, alpha * acc * f(value)."""
+    if ACTIVATION == "mul":
+        return alpha * acc * value.to(tl.float32)
+    elif (ACTIVATION == "drelu" or ACTIVATION == "dgelu" or ACTIVATION == "dgelu_tanh"
+          or ACTIVATION == "dsilu"):
+        return alpha * times_derivative(acc, value.to(tl.float32), ACTIVATION)
+    else:
+        return activate(linear_part(acc, value, alpha, beta, ADDEND), ACTIVATION)
+
+
+@triton.jit
+def times_derivative(acc, x, DERIVATIVE: tl.constexpr):
+    """``acc`` times an activation's derivative at ``x``, both float32. 1 - s is computed as s(-x),
+    since the difference would lose what is left where s is near 1."""
+    if DERIVATIVE == "drelu":  # as torch: NaN passes the gradient, and 0 times infinity is 0
+        return tl.where(x <= 0.0, 0.0, acc)
+    elif DERIVATIVE == "dgelu":  # Phi(x) + x phi(x)
+        return acc * (normal_cdf(x) + 0.3989422804014327 * x * tl.exp(-0.5 * x * x))
+    elif DERIVATIVE == "dgelu_tanh":
+        # Of x s(u): s (1 + x (1 - s) u'), u as in `activate`.
+        u = 1.5957691216057308 * (x + 0.044715 * x * x * x)
+        slope = 1.5957691216057308 + 0.2140644488178 * x * x
+        return acc * ((1.0 + x * slope / (1.0 + tl.exp(u))) / (1.0 + tl.exp(-u)))
+    else:  # of x s(x): s (1 + x (1 - s))
+        return acc * ((1.0 + x / (1.0 + tl.exp(x))) / (1.0 + tl.exp(-x)))
 
 
 @triton.jit

@@ -1,0 +1,99 @@
+"""``mulmm``: products with a factor, or with an activation's derivative as one."""
+
+from __future__ import annotations
+
+import faked
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import tritongemm as tg  # noqa: E402
+from tritongemm.activations import BY_NAME  # noqa: E402
+from tritongemm.errors import UnsupportedError, UsageError  # noqa: E402
+
+plans = faked.plans  # a fixture
+GENERATOR = torch.Generator().manual_seed(44)
+A, B = (torch.randn(*shape, generator=GENERATOR) for shape in ((6, 8), (8, 5)))
+SHAPES = ((6, 5), (5,), (1, 5), (6, 1), (1, 1), ())
+close = torch.testing.assert_close
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=GENERATOR)
+
+
+def composed(d, a, b, alpha=1.0, gradient_of="none"):
+    product = alpha * (a @ b)
+    if gradient_of == "none":
+        return product * d
+    return product * BY_NAME[gradient_of].derivative(d.expand(product.shape))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", BY_NAME)
+def test_a_factor_is_multiplied_by_one_kernel(shape, name, plans):
+    d = drawn(*shape)
+    close(tg.mulmm(d, A, B, alpha=0.5, gradient_of=name), composed(d, A, B, 0.5, name))
+    (problem, _), = plans.made
+    word = "gain" if shape in ((5,), (1, 5)) else "mul"
+    assert problem.epilogue == (word if name == "none" else f"d{name}")
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_with_a_gradient_the_product_is_ours_and_the_factor_torchs(name, plans):
+    tensors = [x.double().requires_grad_() for x in (drawn(6, 5), A, B)]
+    assert torch.autograd.gradcheck(lambda *x: tg.mulmm(*x, gradient_of=name), tensors)
+    floats = [x.detach().float().requires_grad_() for x in tensors]
+    tg.mulmm(*floats, gradient_of=name).sum().backward()
+    assert {problem.epilogue for problem, _ in plans.made} == {"none"}
+
+
+def test_transforms_compose_it(plans):
+    d = drawn(6, 5)
+    close(torch.func.vmap(lambda a: tg.mulmm(d, a, B))(A[None]), composed(d, A, B)[None])
+    _, tangent = torch.func.jvp(lambda a: tg.mulmm(d, a, B), (A,), (A,))
+    close(tangent, composed(d, A, B))
+
+
+@pytest.mark.parametrize("name", ("none", "silu"))
+def test_a_compiler_records_it(name, plans):
+    torch._dynamo.reset()
+    d = drawn(6, 5)
+    run = torch.compile(lambda d: tg.mulmm(d, A, B, gradient_of=name), backend="eager",
+                        fullgraph=True)
+    close(run(d), composed(d, A, B, gradient_of=name))
+    assert [problem.epilogue for problem, _ in plans.made] == ["mul" if name == "none" else "dsilu"]
+    close(run(d.requires_grad_()), composed(d, A, B, gradient_of=name))
+
+
+def test_under_autocast_the_factor_is_not_cast(plans):
+    d = drawn(6, 5)
+    with torch.autocast("cpu", torch.bfloat16):
+        wanted = (A @ B) * d
+        found = tg.mulmm(d, A, B)
+        fused = tg.mulmm(d.bfloat16(), A, B)
+    assert found.dtype == wanted.dtype == torch.float32 and fused.dtype == torch.bfloat16
+    close(found, wanted, rtol=1e-2, atol=1e-1)
+    assert {problem.epilogue for problem, _ in plans.made} == {"none", "mul"}
+
+
+def test_other_dtypes_are_torchs():
+    d, a, b = (x.to(torch.complex64) for x in (drawn(6, 5), A, B))
+    close(tg.mulmm(d, a, b), composed(d, a, b))
+    close(tg.mulmm(drawn(6, 5).double(), A.double(), B.double()).shape, torch.Size((6, 5)))
+    close(tg.mulmm(torch.ones(0, 5), A[:0], B), torch.empty(0, 5))
+
+
+@pytest.mark.parametrize(("call", "says"), [
+    (lambda: tg.mulmm(drawn(6, 5), A, B, gradient_of="swish"), "gradient_of='swish' is not known"),
+    (lambda: tg.mulmm(drawn(6), A, B), r"input is of shape \(6,\);.* of shape \(6, 5\)"),
+    (lambda: tg.mulmm(drawn(2, 6, 5), A, B), r"input is of shape \(2, 6, 5\)"),
+], ids=lambda x: x if isinstance(x, str) else "call")
+def test_wrong_calls_name_what_is_wrong(call, says):
+    with pytest.raises(UsageError, match=says):
+        call()
+
+
+def test_strict_calls_say_why_they_would_be_torchs():
+    with pytest.raises(UnsupportedError, match="operands are on cpu"):
+        tg.mulmm(drawn(5), A, B, strict=True)
