@@ -19,7 +19,7 @@ from tritongemm.errors import ConstraintError, UnsupportedError
 from tritongemm.kernels import SPECS
 from tritongemm.kernels.compile import launches_of
 from tritongemm.kernels.launch import Geometry
-from tritongemm.measure.torch_epilogue import ACTIVATIONS
+from tritongemm.measure.torch_epilogue import ACTIVATIONS, factor_of
 from tritongemm.ops import plans
 from tritongemm.ops.execute import clear_plans
 from tritongemm.ops.plan import InterpretedPlan
@@ -205,7 +205,9 @@ class TorchPlan:
             result = result * alpha
         if bias is not None:
             result = result + bias
-        if kind.reads_d and not kind.residual:
+        if kind.multiplies:
+            result = result * factor_of(kind)(d)
+        elif kind.reads_d and not kind.residual:
             result = result + beta * d
         if aux is not None:
             aux.copy_(result)

@@ -9,6 +9,7 @@ import torch
 
 import tritongemm as tg
 from tritongemm.measure.torch_epilogue import ACTIVATIONS
+from tritongemm.ops.formulas import multiplied
 
 from .case import Case
 
@@ -88,6 +89,15 @@ def _gated(ours: bool) -> Callable[..., torch.Tensor]:
     return call
 
 
+def _factor(ours: bool) -> Callable[..., torch.Tensor]:
+    def call(d: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, activation: str,
+             **more: object) -> torch.Tensor:
+        if ours:
+            return tg.mulmm(d, a, b, gradient_of=activation, **more)
+        return multiplied(torch.mm(a, b), d, activation)
+    return call
+
+
 def _op(name: str, adds: bool = False) -> Function:
     """A registered op, which a compiled program calls."""
     torchs = getattr(torch, name)
@@ -109,6 +119,7 @@ FUNCTIONS = {
     "linear": Function(_linear(True), _linear(False), _linear(False), takes_out=False),
     "residual": Function(_residual(True), _residual(False), _residual(False), takes_out=False),
     "gated": Function(_gated(True), _gated(False), _gated(False), takes_out=False),
+    "mulmm": Function(_factor(True), _factor(False), _factor(False), takes_out=False),
     **{f"ops.{name}": _op(name) for name in ("matmul", "mm", "bmm")},
     **{f"ops.{name}": _op(name, adds=True) for name in ("addmm", "baddbmm")},
     "@": Function(None, lambda a, b: a @ b, torch.matmul, takes_out=False),
@@ -124,4 +135,6 @@ def keywords(case: Case) -> dict[str, object]:
     if case.function == "gated":
         return {"activation": case.activation, "interleaved": case.interleaved,
                 "apart": case.apart}
-    return {"activation": case.activation} if case.function in ("linear", "residual") else {}
+    if case.function in ("linear", "residual", "mulmm"):
+        return {"activation": case.activation}
+    return {}

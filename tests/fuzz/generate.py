@@ -35,11 +35,11 @@ SEEDS_OF_KINDS = 1_000_000_000
 _UNITS, _GAPS = (1, 1, 1, 2, 4, 8, 16, 32, 64, 128, 256, 1024), (0, 0, 0, 1, 4, 8, 16)
 
 _FUNCTIONS = {"matmul": 5, "mm": 4, "bmm": 3, "addmm": 4, "baddbmm": 3, "linear": 4, "mv": 1,
-              "dot": 1, "@": 1, "addmm_": 1, "baddbmm_": 1, "residual": 2, "gated": 2,
+              "dot": 1, "@": 1, "addmm_": 1, "baddbmm_": 1, "residual": 2, "gated": 2, "mulmm": 2,
               "ops.matmul": 1, "ops.mm": 1, "ops.bmm": 1, "ops.addmm": 1, "ops.baddbmm": 1}
 _DTYPES = {"bf16": 10, "fp16": 8, "fp32": 10, "c64": 3, "float64": 1, "int32": 1}
 #: Functions of ours that torch composes of several.
-_LAYERS = ("residual", "gated")
+_LAYERS = ("residual", "gated", "mulmm")
 _MIXED = ("matmul", "mm", "bmm", "linear")
 _FACTORS = (0, 0.0, -1, 0.5, 2, -0.75, 1.5, 300.0, 1e-3, math.nan, math.inf, -math.inf, True)
 #: Before an activation only the first: gelu(-inf) is -inf * 0, NaN or 0 by the order of operations.
@@ -67,7 +67,7 @@ def case_of(seed: int, sizes: Sizes) -> Case:
         case = replace(case, alpha=_factor(rng), beta=_factor(rng))
         if case.alpha == case.beta == 0:  # torch 2.13 then leaves what baddbmm returns unwritten
             case = replace(case, beta=1)
-    if function in ("linear", "residual", "gated") and dtype != "c64":
+    if function in ("linear", *_LAYERS) and dtype != "c64":
         case = replace(case, activation=rng.choice(GATES if function == "gated" else ACTIVATIONS),
                        interleaved=function == "gated" and rng.random() < 0.5,
                        apart=function == "gated" and rng.random() < 0.4)
@@ -87,9 +87,10 @@ def case_of(seed: int, sizes: Sizes) -> Case:
     if in_place:
         first = _view(rng, _result(function, shapes), written=True)
         case = replace(case, operands=(first, *case.operands[1:]))
-    elif chance < 0.25 and dtype not in ("float64", "int32"):
+    elif chance < 0.25 and dtype not in ("float64", "int32") and function != "mulmm":
         case = replace(case, gradients=tuple(rng.random() < 0.6 for _ in shapes))
-    elif chance < 0.6 and function[:4] not in ("line", "@", "ops.", "resi", "gate"):
+    elif chance < 0.6 and function[:4] not in ("line", "@", "ops.", "resi", "gate",
+                                                 "mulm"):
         case = _with_out(rng, case, shapes)
     if rng.random() < 0.12 and dtype not in ("int32", "c64") and function != "gated":
         case = _with_specials(rng, case)
@@ -145,7 +146,7 @@ def _shapes(rng: random.Random, varied: random.Random, function: str,
     if rng.random() < 0.03:
         m, n, k = (0 if rng.random() < 0.4 else x for x in (m, n, k))
     function = function.removeprefix("ops.")
-    if function in ("mm", "addmm", "addmm_"):
+    if function in ("mm", "addmm", "addmm_", "mulmm"):
         pair = [(m, k), (k, n)]
     elif function in ("bmm", "baddbmm", "baddbmm_"):
         pair = [(batch, m, k), (batch, k, n)]
@@ -163,7 +164,7 @@ def _shapes(rng: random.Random, varied: random.Random, function: str,
         pair = [(*one, m, k), (*other, k, n)]
         if rng.random() < 0.08:
             pair = [(k,), (*other, k, n)] if rng.random() < 0.5 else [(*one, m, k), (k,)]
-    if "add" in function:
+    if "add" in function or function == "mulmm":
         whole = _result(function, [(), *pair])
         choices = [whole, whole, whole[-1:], (*whole[:-1], 1), (1, *whole[-1:]), (1,), ()]
         pair.insert(0, rng.choice(choices))

@@ -17,6 +17,7 @@ from tritongemm.errors import UnsupportedError
 from tritongemm.formats import FORMATS, format_of_dtype
 from tritongemm.measure.numerics import error_of, floor, judge, limit, rms
 from tritongemm.ops.calls import NAMES
+from tritongemm.ops.formulas import multiplied
 
 from .case import Case
 from .configs import Choices
@@ -305,6 +306,8 @@ def _within_bound(case: Case, world: World, i: int, found: torch.Tensor, truth: 
     alike = compute.eps and excess <= _MOST_EXCESS and any(
         v.shares >= 0 or any(n > 1 and s == 0 for n, s in zip(v.shape, v.stride))
         for v in (case.operands[n] for n in factors))
+    if case.function == "mulmm" and case.activation != "none":
+        return False  # its limit has the largest derivative, and so allows for its extremes
     # The bound of a long gated sum would let nearly anything pass.
     if terms > _SHORT_SUM and (not alike or case.function == "gated"):
         return False
@@ -364,6 +367,8 @@ def _truth(case: Case, world: World) -> tuple[tuple[torch.Tensor, ...], list, li
     alpha = _finite(case.alpha) if function.adds else 1.0
     beta = _finite(case.beta) if function.adds else 1.0
     added = sum(abs(beta) * _size(x) for x in wide[:-2])
+    if case.function == "mulmm":
+        alpha, added = _largest_factor(case, wide[0].detach()), 0.0
     if case.function == "gated":
         alpha = _gate_factor(case, wide)
         added = added * alpha + _size(result)
@@ -395,6 +400,14 @@ def _truth(case: Case, world: World) -> tuple[tuple[torch.Tensor, ...], list, li
                 limits.append(allowed(terms, size, size * bent * math.sqrt(max(terms, 1)),
                                       dtype=world.operands[i].dtype))
     return found, limits, of_terms
+
+
+def _largest_factor(case: Case, d: torch.Tensor) -> float:
+    """The most that ``mulmm`` multiplies by. A derivative, a sum of terms of about 1, has an
+    absolute error where it is nearly 0."""
+    factor = multiplied(torch.ones_like(d), d, case.activation).abs().nan_to_num(0.0, 0.0)
+    least = 0.0 if case.activation == "none" else 0.5
+    return max(float(factor.amax()), least) if factor.numel() else 1.0
 
 
 def _gate_factor(case: Case, wide: list[torch.Tensor]) -> float:

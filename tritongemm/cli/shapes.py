@@ -27,6 +27,7 @@ from tritongemm.problem import (
     ADDENDS,
     DTYPES,
     EPILOGUES,
+    FACTORS,
     LAYOUTS,
     MAX_EXTENT,
     PRECISIONS,
@@ -114,8 +115,9 @@ def add_shape_arguments(parser: argparse.ArgumentParser, *, dtype: str | None = 
     group.add_argument("--epilogue", default="none", metavar="LIST",
                        help="what is fused after the product: one of "
                             f"{', '.join(ADDENDS[1:])} and one of {', '.join(ACTIVATIONS[1:])}, "
-                            "either alone or joined by + (bias+gelu), where the suite has none "
-                            "(default %(default)s)")
+                            "either alone or joined by + (bias+gelu); an activation gated "
+                            "(gated_silu), or followed by +residual or +aux; or a factor, one of "
+                            f"{', '.join(FACTORS)}; where the suite has none (default %(default)s)")
     group.add_argument("--precision", choices=PRECISIONS,
                        help=f"precision of fp32 products (default {PRECISION_OF_CALLS})")
     add_operand_arguments(group)

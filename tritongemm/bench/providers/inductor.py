@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from tritongemm.bench.providers import Prepared
+from tritongemm.errors import UnsupportedError
 from tritongemm.measure.contender import Contender
-from tritongemm.measure.torch_epilogue import ACTIVATIONS
+from tritongemm.measure.torch_epilogue import ACTIVATIONS, factor_of
 from tritongemm.problem import epilogue_of
 
 if TYPE_CHECKING:
@@ -45,7 +46,12 @@ class Inductor:
         torch._dynamo.reset()
         run = torch.mm if problem.batch == 1 else torch.bmm
 
-        activate = ACTIVATIONS[epilogue_of(problem.epilogue).activation]
+        epilogue = epilogue_of(problem.epilogue)
+        if not epilogue.plain:
+            raise UnsupportedError(f"not supported by {self.name}: the epilogue {epilogue} is not "
+                                   "offered")
+        activate = ACTIVATIONS[epilogue.activation]
+        factor = factor_of(epilogue) if epilogue.multiplies else None
 
         def product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
             run(a, b, out=out)
@@ -53,7 +59,9 @@ class Inductor:
         def fused(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor,
                   d: torch.Tensor | None = None, alpha: float = 1.0, beta: float = 1.0) -> None:
             x = alpha * run(a, b)
-            out.copy_(activate(x if d is None else x + beta * d))
+            if d is not None:
+                x = x + beta * d if factor is None else x * factor(d)
+            out.copy_(activate(x))
 
         compiled = torch.compile(product if problem.epilogue == "none" else fused,
                                  fullgraph=True, dynamic=False, options=_OPTIONS)
