@@ -16,7 +16,11 @@ from tritongemm.kernels import SPECS, violation  # noqa: E402
 from tritongemm.measure.numerics import check, reference  # noqa: E402
 from tritongemm.measure.operands import draw  # noqa: E402
 from tritongemm.measure.torch_baseline import TorchBaseline, fp32_precision  # noqa: E402
-from tritongemm.measure.torch_epilogue import ACTIVATIONS, linear_part  # noqa: E402
+from tritongemm.measure.torch_epilogue import (  # noqa: E402
+    ACTIVATIONS,
+    factor_of,
+    linear_part,
+)
 from tritongemm.ops.plan import bind_config  # noqa: E402
 from tritongemm.problem import PLAIN_EPILOGUES, GemmProblem, epilogue_of  # noqa: E402
 from tritongemm.records.spaces import load_space  # noqa: E402
@@ -90,9 +94,13 @@ def prove(problem: GemmProblem, config: KernelConfig, one, d=None, alpha: float 
     with fp32_precision(problem.precision):
         bind_config(problem, config, current_device())(one.a, one.b, one.out, d, alpha, beta)
     truth, added = reference(one.a, one.b), None
+    size = alpha if kind.scales else 1.0
     if kind.scales:
         truth = alpha * truth
-    if kind.reads_d:
+    if kind.multiplies:  # and each error with it
+        factor = factor_of(kind)(d.double())
+        truth, size = truth * factor, size * float(factor.abs().max())
+    elif kind.reads_d:
         added = beta * d.double()
         truth = truth + added
     own = None
@@ -101,7 +109,7 @@ def prove(problem: GemmProblem, config: KernelConfig, one, d=None, alpha: float 
         # of: what torch's makes of the sum, were that rounded but once. Its error is not less.
         own = ACTIVATIONS[kind.activation](truth.float())
     report = check(one.out, one.a, one.b, ACTIVATIONS[kind.activation](truth), own, addend=added,
-                   alpha=alpha if kind.scales else 1.0, precision=problem.precision)
+                   alpha=size, precision=problem.precision)
     assert report.ok, f"{problem} {config} {alpha} {beta}: {report.message}"
 
 
@@ -125,7 +133,7 @@ def test_every_way_finishes_with_every_epilogue(way, epilogue):
 @pytest.mark.parametrize("way", WAYS)
 def test_a_batch_takes_its_own_d(way):
     config, plain = WAYS[way]
-    for epilogue in ("bias+gelu", "add+relu"):
+    for epilogue in ("bias+gelu", "add+relu", "gain", "dgelu"):
         problem = replace(plain, batch=3, epilogue=epilogue)
         if not runs(problem, config):
             pytest.skip(violation(problem, config, current_device()).message)
@@ -152,9 +160,10 @@ def strided(problem: GemmProblem) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_any_strides_of_d_are_read_in_place_and_nothing_beside_it(way):
+@pytest.mark.parametrize("epilogue", ("add+silu", "mul"))
+def test_any_strides_of_d_are_read_in_place_and_nothing_beside_it(way, epilogue):
     config, plain = WAYS[way]
-    problem = replace(plain, epilogue="add+silu")
+    problem = replace(plain, epilogue=epilogue)
     if not runs(problem, config):
         pytest.skip(violation(problem, config, current_device()).message)
     one = draw(problem, seed=3, device="cuda")[0]
