@@ -94,6 +94,45 @@ def test_wrong_calls_name_what_is_wrong(call, says):
         call()
 
 
-def test_strict_calls_say_why_they_would_be_torchs():
+def test_a_number_is_multiplied_by_torch_and_a_tracer_records_both(plans):
+    close(tg.mulmm(2.0, A, B), 2.0 * (A @ B))
+
+    class Model(torch.nn.Module):
+        def forward(self, d, a, b):
+            return tg.mulmm(d, a, b, gradient_of="gelu")
+
+    d = drawn(6, 5)
+    close(torch.fx.symbolic_trace(Model())(d, A, B), composed(d, A, B, gradient_of="gelu"))
+
+
+@pytest.mark.parametrize(("dtype", "shape", "alpha"), (
+    (torch.float64, (6, 5), 1), (torch.float32, (2, 6, 5), 1), (torch.float32, (6, 5), 1j)))
+def test_the_op_says_what_torch_makes_of_operands_that_no_kernel_takes(dtype, shape, alpha):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    op, tensors = torch.ops.tritongemm.mulmm, (drawn(*shape).to(dtype), A, B)
+    found = op(*tensors, alpha=alpha)
+    with FakeTensorMode() as mode:
+        fake = op(*(mode.from_tensor(x) for x in tensors), alpha=alpha)
+    assert (fake.shape, fake.dtype, fake.stride()) == (found.shape, found.dtype, found.stride())
+
+
+def test_the_gradient_of_a_weight_has_the_weights_order():
+    w = drawn(5, 8).requires_grad_()
+    d = drawn(6, 5)
+    grad, = torch.autograd.grad(torch.ops.tritongemm.mulmm(d, A, w.t()).sum(), w)
+    assert grad.is_contiguous()
+    close(grad, d.t() @ A)
+
+
+def test_strict_calls_say_why_they_would_be_torchs(plans):
+    for call, says in ((lambda: tg.mulmm(drawn(5).double(), A, B, strict=True),
+                        "the input is torch.float64, the product torch.float32"),
+                       (lambda: tg.mulmm(drawn(5), A, B, alpha=True, strict=True), "no number")):
+        with pytest.raises(UnsupportedError, match=says):
+            call()
+
+
+def test_strict_calls_where_no_kernel_runs_say_so():
     with pytest.raises(UnsupportedError, match="operands are on cpu"):
         tg.mulmm(drawn(5), A, B, strict=True)

@@ -272,3 +272,14 @@ def test_what_no_rule_is_for_compiles_as_torchs(mesh, plans):
     a, b = placed(randn(*A), mesh, Shard(0)), placed(randn(*B), mesh, Shard(1))
     torch._dynamo.reset()
     assert torch.compile(tg.mm, backend="eager")(a, b).shape == (8, 16) and not plans.made
+
+
+@pytest.mark.parametrize("backend", (None, "aot_eager"))
+def test_a_factor_multiplies_a_sharded_product(backend, mesh, plans):
+    whole = randn(8, 12), randn(8, 24), randn(24, 12)
+    parts = [placed(x, mesh, place) for x, place in zip(whole, (Shard(0), Shard(0), R))]
+    torch._dynamo.reset()
+    run = tg.mulmm if backend is None else torch.compile(tg.mulmm, fullgraph=True, backend=backend)
+    found = run(*parts, gradient_of="gelu")
+    assert found.placements == (Shard(0),) and found.shape == (8, 12)
+    assert [problem.epilogue for problem, _ in plans.made] == ["none"]

@@ -36,7 +36,7 @@ from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 import tritongemm
-from tritongemm import settings
+from tritongemm import activations, settings
 from tritongemm.errors import TritonGemmError, UsageError
 from tritongemm.integration import (
     fused_factors,
@@ -48,7 +48,7 @@ from tritongemm.integration import (
 )
 from tritongemm.integration.graph_nodes import Unknown
 from tritongemm.integration.graph_problem import path
-from tritongemm.ops import fused_linear, registered
+from tritongemm.ops import formulas, fused_linear, registered
 from tritongemm.ops.declined import Declined
 from tritongemm.records.revision import choices_digest
 
@@ -123,7 +123,7 @@ def _sources() -> str:
     the pass, and the ops that it puts there."""
     digest = hashlib.sha256()
     modules = (graph_nodes, graph_problem, fused_sums, fused_gates, fused_factors, template_choices,
-               registered, fused_linear)
+               activations, formulas, registered, fused_linear)
     for name in (__file__, *(str(module.__file__) for module in modules)):
         digest.update(Path(name).read_bytes())
     return digest.hexdigest()

@@ -102,9 +102,9 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None,
 
 
 def factored(d: Tensor, a: Tensor, b: Tensor, alpha: float, gradient_of: str) -> Tensor | None:
-    """``mulmm`` by a registered op; None where none is for it."""
+    """``mulmm`` by a registered op, whose operands are of one dtype; None where none is for it."""
     read_settings()
-    if _transformed() or forward_ad._current_level >= 0:
+    if _transformed() or forward_ad._current_level >= 0 or isinstance(alpha, Tensor):
         return None
     a, b = cast("mm", (a, b))
     if not _takes((a, b, d)) or a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:

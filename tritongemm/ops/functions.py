@@ -155,7 +155,7 @@ def mulmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, alpha: float = 1,
         mat1: [M, K].
         mat2: [K, N].
         gradient_of: a name of ``tritongemm.activations.BY_NAME``.
-        strict: as in :func:`matmul`.
+        strict: as in :func:`matmul`; of a call that needs a gradient, the product.
 
     Raises:
         UsageError: an unknown activation; an ``input`` that does not broadcast to [M, N]. Otherwise
@@ -165,29 +165,38 @@ def mulmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, alpha: float = 1,
     if op is None:
         raise UsageError(f"gradient_of={gradient_of!r} is not known; use one of "
                          f"{', '.join(ACTIVATIONS)}")
-    _check_factor(input, mat1, mat2)
-    # Under autocast torch would multiply by an input that it does not cast.
-    if (not _needs_gradient(input, mat1, mat2) and type(alpha) in _NUMBERS
-            and input.dtype == cast("mm", (mat1,))[0].dtype):
-        if _compiling():
-            result = compiled.factored(input, mat1, mat2, alpha, gradient_of)
-            if result is not None:
-                return result
-        else:
-            done = _further(partial(_factored, op), (input, mat1, mat2), (alpha,), strict)
-            if not isinstance(done, Declined):
-                return done
+    if all(isinstance(x, Tensor) for x in (input, mat1, mat2)):  # else proxies of a tracer
+        _check_factor(input, mat1, mat2)
+        if not _needs_gradient(input, mat1, mat2) and not distributed(input, mat1, mat2):
+            if _compiling():
+                result = compiled.factored(input, mat1, mat2, alpha, gradient_of)
+                if result is not None:
+                    return result
+            else:
+                done = _factored(op, input, mat1, mat2, alpha, strict)
+                if not isinstance(done, Declined):
+                    return done
+                if strict or settings.current().strict:
+                    raise UnsupportedError(f"tritongemm.mulmm would call torch: {done}")
     return multiplied(scaled(mm(mat1, mat2, strict=strict), alpha), input, gradient_of)
 
 
 def _factored(op: Op, d: Tensor, a: Tensor, b: Tensor, alpha: float,
-              forced: bool = False) -> Tensor | Declined:
-    return fused(op.forced if forced else op, d, a, b, 1.0, alpha)
+              strict: bool) -> Tensor | Declined:
+    """``mulmm`` by one kernel."""
+    if type(alpha) not in _NUMBERS:
+        return Declined("alpha is no number")
+    # Under autocast torch would multiply by an input that it does not cast.
+    if d.dtype != (dtype := cast("mm", (a,))[0].dtype):
+        return Declined(f"the input is {d.dtype}, the product {dtype}")
+
+    def run(d: Tensor, a: Tensor, b: Tensor, forced: bool = False) -> Tensor | Declined:
+        return fused(op.forced if forced else op, d, a, b, 1.0, alpha)
+    return _further(run, (d, a, b), (), strict)
 
 
 def _check_factor(input: Tensor, mat1: Tensor, mat2: Tensor) -> None:
-    if not all(isinstance(x, Tensor) and not x.is_nested for x in (input, mat1, mat2)) or (
-            mat1.dim() != 2 or mat2.dim() != 2):
+    if any(x.is_nested for x in (input, mat1, mat2)) or mat1.dim() != 2 or mat2.dim() != 2:
         return  # the product checks it
     shape = (mat1.shape[0], mat2.shape[1])
     if input.dim() > 2 or any(have not in (1, want) for have, want in

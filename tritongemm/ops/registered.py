@@ -124,7 +124,7 @@ def _mulmm(self: Tensor, mat1: Tensor, mat2: Tensor, *, alpha: float = 1,
 def _fake_mulmm(self: Tensor, mat1: Tensor, mat2: Tensor, *, alpha: float = 1,
                 gradient_of: str = "none") -> Tensor:
     _activation(gradient_of)
-    return aten.mm(mat1, mat2)
+    return formulas.multiplied(formulas.scaled(aten.mm(mat1, mat2), alpha), self, gradient_of)
 
 
 def _sum(op: execute.Op, d: Tensor, a: Tensor, b: Tensor, beta: float,
@@ -364,21 +364,28 @@ def _register_factor() -> None:
     """Registers the gradient of ``mulmm``, which computes the product again for that of D."""
     def setup(ctx: Any, inputs: tuple, keyword_only_inputs: dict, output: Tensor) -> None:
         ctx.alpha, ctx.of = keyword_only_inputs["alpha"], keyword_only_inputs["gradient_of"]
-        ctx.save_for_backward(*inputs)
+        d, a, b = inputs
+        if ctx.needs_input_grad[0]:
+            ctx.forms = formulas.OperandForm.of(a), formulas.OperandForm.of(b)
+            ctx.save_for_backward(a, b, d)
+        else:
+            _keep_pair(ctx, inputs, d)
 
     def backward(ctx: Any, grad: Tensor) -> tuple:
-        d, a, b = ctx.saved_tensors
+        a, b, d = ctx.saved_tensors
         need_d, need_a, need_b = ctx.needs_input_grad
-        mm = torch.ops.tritongemm.mm
-        through = formulas.scaled(formulas.multiplied(grad, d.conj(), ctx.of), ctx.alpha)
-        to_d = None
+        mm, to_d = torch.ops.tritongemm.mm, None
+
+        def multiply(x: Tensor, y: Tensor) -> Tensor:
+            return formulas.scaled(mm(x, y), ctx.alpha)
+
         if need_d:
             if ctx.of != "none":
                 raise UnsupportedError("the op mulmm has no gradient for the argument of "
                                        f"{ctx.of}'s derivative; tritongemm.mulmm has")
-            product = formulas.scaled(mm(a, b), ctx.alpha)
-            to_d = formulas.grad_d(grad * product.conj(), d.shape)
-        return (to_d, mm(through, b.mH) if need_a else None, mm(a.mH, through) if need_b else None)
+            to_d = formulas.grad_d(grad * multiply(a, b).conj(), d.shape)
+        return (to_d, *_pair_gradients(ctx, multiply, a if need_b else None, b if need_a else None,
+                                       formulas.multiplied(grad, d.conj(), ctx.of)))
 
     torch.library.register_autograd("tritongemm::mulmm", backward, setup_context=setup,
                                     lib=_library)

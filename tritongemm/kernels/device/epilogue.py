@@ -84,10 +84,12 @@ def times_derivative(acc, x, DERIVATIVE: tl.constexpr):
     elif DERIVATIVE == "dgelu":  # Phi(x) + x phi(x)
         return acc * (normal_cdf(x) + 0.3989422804014327 * x * tl.exp(-0.5 * x * x))
     elif DERIVATIVE == "dgelu_tanh":
-        # Of x s(u): s (1 + x (1 - s) u'), u as in `activate`.
+        # Of x s(u): s (1 + (1 - s) x u'), u as in `activate`.
+        # x u' must not overflow where 1 - s has long been 0 or 1.
         u = 1.5957691216057308 * (x + 0.044715 * x * x * x)
-        slope = 1.5957691216057308 + 0.2140644488178 * x * x
-        return acc * ((1.0 + x * slope / (1.0 + tl.exp(u))) / (1.0 + tl.exp(-u)))
+        z = tl.minimum(tl.maximum(x, -1e4), 1e4)
+        slope = z * (1.5957691216057308 + 0.2140644488178 * z * z)
+        return acc * ((1.0 + slope / (1.0 + tl.exp(u))) / (1.0 + tl.exp(-u)))
     else:  # of x s(x): s (1 + x (1 - s))
         return acc * ((1.0 + x / (1.0 + tl.exp(x))) / (1.0 + tl.exp(-x)))
 
