@@ -12,8 +12,19 @@ from tritongemm.measure.operands import draw  # noqa: E402
 from tritongemm.measure.proof import Proof  # noqa: E402
 from tritongemm.measure.protocol import measure  # noqa: E402
 from tritongemm.measure.torch_baseline import TorchBaseline, product  # noqa: E402
-from tritongemm.measure.torch_epilogue import ACTIVATIONS, linear_part, torch_ways  # noqa: E402
-from tritongemm.problem import EPILOGUES, PLAIN_EPILOGUES, GemmProblem, epilogue_of  # noqa: E402
+from tritongemm.measure.torch_epilogue import (  # noqa: E402
+    ACTIVATIONS,
+    factor_of,
+    linear_part,
+    torch_ways,
+)
+from tritongemm.problem import (  # noqa: E402
+    EPILOGUES,
+    FACTORS,
+    PLAIN_EPILOGUES,
+    GemmProblem,
+    epilogue_of,
+)
 
 CPU = torch.device("cpu")
 
@@ -113,6 +124,25 @@ def test_a_right_epilogue_passes_and_a_wrong_one_does_not(epilogue):
     for name, change in WRONG.items():
         found = measure(wanted, [contender(change)], device="cpu", coarse=True)
         assert found["mine"].status == "wrong", name
+
+
+@pytest.mark.parametrize("epilogue", FACTORS)
+def test_a_right_factor_passes_and_a_wrong_one_does_not(epilogue):
+    wanted, kind = problem(epilogue, 64, 64, 64), epilogue_of(epilogue)
+
+    def mine(factor):
+        def bind(operands):
+            def run():
+                product = operands.a.double() @ operands.b.double()
+                operands.out.copy_(product * factor(operands.d.double()))
+            return run
+        return Contender("mine", bind)
+
+    factor = factor_of(kind)
+    assert measure(wanted, [mine(factor)], device="cpu", coarse=True)["mine"].status == "ok"
+    for wrong in (lambda d: 1.0, lambda d: factor(-d), lambda d: 1.05 * factor(d)):
+        found = measure(wanted, [mine(wrong)], device="cpu", coarse=True)
+        assert found["mine"].status == "wrong"
 
 
 def test_a_bias_that_was_kept_from_an_earlier_call_is_seen():
