@@ -6,8 +6,9 @@ Keeps run headers, the times of configs and the winners (tritongemm/records/pack
 `regret`, `publish` and `report` read the file as they read journals. Packed files may be among the
 journals. The order of the journals is kept: a calibration depends on it in its last digits.
 
-A CSV of `bench`, beside its runs.json, counts as a journal without winners: the model learns from
-the times of the configs that it chose for shapes that were never swept.
+A CSV of `bench`, beside its runs.json, counts as a journal whose winners are the configs that it
+measured: the model learns from the times of the configs that it chose for shapes that were never
+swept, and selection what torch takes there. Do not `publish` it: those configs won against none.
 """
 
 from __future__ import annotations
@@ -52,11 +53,16 @@ def records_of(path: Path) -> Iterator[dict[str, Any]]:
                "device": measured[0]["device"], "arch": measured[0]["arch"],
                "environment": runs[run_id]["fingerprint"],
                "versions": runs[run_id]["environment"]}
+        winners = []
         for row in measured:
             config = KernelConfig.from_id(row["kernel"], row["config_id"])
-            yield {"kind": "result", "run_id": run_id, "problem": problem_to_json(problem_of(row)),
-                   "config": {"kernel": config.kernel, **config.to_json()}, "stage": COARSE,
-                   "status": "ok", "time_us": row["time_us_p50"], "utc": row["timestamp_utc"]}
+            timed = {"run_id": run_id, "problem": problem_to_json(problem_of(row)),
+                     "config": {"kernel": config.kernel, **config.to_json()},
+                     "time_us": row["time_us_p50"], "utc": row["timestamp_utc"]}
+            yield {**timed, "kind": "result", "stage": COARSE, "status": "ok"}
+            winners.append({**timed, "kind": "winner", **{name: row[name] for name in (
+                "ratio_vs_torch", "ratio_low", "ratio_high")}})
+        yield from winners
 
 
 def main() -> int:

@@ -87,16 +87,17 @@ def test_an_activation_of_a_recorded_op_is_part_of_what_is_looked_up(driver):
         op(d, a, b, activation="swish")
 
 
-def test_a_factor_is_launched_natively(driver):
-    d, a, b = drawn(33, 40), drawn(33, 17), drawn(17, 40)
+@pytest.mark.parametrize("shape", ((33, 40), (40,), (33, 1)), ids=str)
+@pytest.mark.parametrize("how", ({}, {"alpha": 0.5}, {"gradient_of": "silu"}), ids=str)
+def test_a_factor_is_launched_natively(driver, shape, how):
+    d, a, b = drawn(*shape), drawn(33, 17), drawn(17, 40)
     op = torch.ops.tritongemm.mulmm
-    for number, (x, how, factor) in enumerate((
-            (d, {}, d), (d, {"gradient_of": "silu"}, BY_NAME["silu"].derivative(d.double())),
-            (d[0], {"alpha": 0.5}, 0.5 * d[0]), (d[:, :1], {}, d[:, :1])), 1):
-        first, second = twice(driver, lambda x=x, how=how: op(x, a, b, **how))
-        torch.testing.assert_close(first.double(), a.double() @ b.double() * factor, rtol=1e-5,
-                                   atol=1e-5)
-        assert torch.equal(first, second) and driver.by_native == number
+    first, second = twice(driver, lambda: op(d, a, b, **how))
+    factor = BY_NAME["silu"].derivative(d.double()) if "gradient_of" in how else d.double()
+    torch.testing.assert_close(
+        first.double(), how.get("alpha", 1) * (a.double() @ b.double()) * factor, rtol=1e-5,
+        atol=1e-5)
+    assert torch.equal(first, second)
     with pytest.raises(UsageError, match="swish"):
         op(d, a, b, gradient_of="swish")
 

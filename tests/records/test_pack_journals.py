@@ -47,14 +47,15 @@ def bench(tmp_path):
     return path, [row for row in rows if row["provider"] == "tritongemm"]
 
 
-def test_the_rows_of_a_bench_are_timings_without_winners(pack, bench):
+def test_the_rows_of_a_bench_are_timings_and_say_what_torch_takes(pack, bench):
     path, rows = bench
     status, out, _ = pack(path)
     assert status == 0
     kinds = [record["kind"] for record in unpack(out)]
-    assert kinds.count("result") == len(rows) > 0 and "winner" not in kinds
+    assert kinds.count("result") == kinds.count("winner") == len(rows) > 0
     found = read_timings([out])
-    assert found.device.slug == "nvidia-h100-80gb-hbm3" and not found.vs_torch
+    assert found.device.slug == "nvidia-h100-80gb-hbm3"
+    assert sorted(found.vs_torch.values()) == sorted(float(row["ratio_vs_torch"]) for row in rows)
     wanted = {(int(row["m"]), int(row["n"]), int(row["k"]), row["layout"], row["config_id"]):
               float(row["time_us_p50"]) for row in rows}
     assert {(t.problem.m, t.problem.n, t.problem.k, t.problem.layout, t.config.config_id): t.time_us

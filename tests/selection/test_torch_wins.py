@@ -168,7 +168,7 @@ def test_a_float32_row_of_another_device_is_no_measurement_here(configs, h200):
 
 
 @pytest.mark.parametrize("ratio, row_loses, near_loses", [
-    (0.95, True, True), (1.05, True, False), (3.0, False, False)])
+    (0.95, True, True), (1.05, True, True), (3.0, False, False)])
 def test_a_sibling_or_a_problem_near_by_is_evidence_for_split_products(ratio, row_loses, near_loses,
                                                                        configs, h200):
     """The time that is predicted for the one near by is below torch's lower bound."""
@@ -187,35 +187,24 @@ def test_a_sibling_or_a_problem_near_by_is_evidence_for_split_products(ratio, ro
         assert bool(reason_for(near, device)) is near_loses
 
 
-@pytest.mark.parametrize("shape, wins", [((2048, 6144, 24576), False), ((384, 512, 512), True)])
-def test_an_estimate_below_torchs_bound_needs_no_margin(shape, wins):
-    """Both are estimated to be 1.08 times as fast as torch; the predicted time of the second is
-    above what cuBLAS may reach."""
-    problem = GemmProblem.contiguous(*shape, dtype="fp32", layout="nt", precision="tf32")
-    h100 = known_devices()["nvidia-h100-80gb-hbm3"]
-    assert choose(problem, h100).evidence == pytest.approx(1.08, abs=0.02)
-    assert bool(reason_for(problem, h100)) is wins
-
-
-@pytest.mark.parametrize("m, h100, h200", [
-    (8, False, True), (64, True, True), (1024, False, False), (3000, False, False)])
-def test_an_unmeasured_float32_product_must_beat_torchs_best_or_be_certain(m, h100, h200):
-    """Few rows of float32 were measured on the H100 and are 1.3 times as fast as torch there; the
-    H200 knows only that."""
+@pytest.mark.parametrize("m, h200", [(8, True), (64, True), (1024, False), (3000, False)])
+def test_on_a_sibling_an_unmeasured_float32_product_must_beat_torchs_best(m, h200):
+    """All of these were measured near by on the H100, to be faster than torch; the H200 knows only
+    that."""
     problem = GemmProblem.contiguous(m, 4104, 4096, dtype="fp32", layout="nt", precision="fp16x3")
-    for slug, wins in (("nvidia-h100-80gb-hbm3", h100), ("nvidia-h200", h200)):
+    for slug, wins in (("nvidia-h100-80gb-hbm3", False), ("nvidia-h200", h200)):
         device = known_devices()[slug]
         assert choose(problem, device).source == "model"
         assert bool(reason_for(problem, device)) is wins
 
 
 @pytest.mark.parametrize("problem", [
-    GemmProblem.contiguous(16, 4104, 4096, dtype="fp32", layout="tt", precision="fp16x3"),
-    GemmProblem.contiguous(128, 512, 136, dtype="fp32", layout="tt", precision="tf32")], ids=str)
+    GemmProblem.contiguous(16, 4104, 4096, dtype="fp32", layout="nn", precision="fp16x3"),
+    GemmProblem.contiguous(384, 384, 392, dtype="fp32", layout="nn", precision="tf32")], ids=str)
 def test_another_layout_is_not_certain(problem):
     """In nt these were measured to be 1.3 times as fast as torch and more."""
     h100 = known_devices()["nvidia-h100-80gb-hbm3"]
-    assert choose(problem, h100).evidence > 1.1 and reason_for(problem, h100)
+    assert "may take" in reason_for(problem, h100)
     assert not reason_for(replace(problem, layout="nt"), h100)
 
 

@@ -92,8 +92,9 @@ def test_a_killed_worker_and_a_late_one_lose_nothing(local, tmp_path):
     assert winners(tmp_path / "j.jsonl") == winners(tmp_path / "alone.jsonl")
     assert said.count("worker a at", "has left") and said.count("worker late at", "has joined")
     kinds = Counter(r["kind"] for r in read_journal(tmp_path / "j.jsonl"))
-    # The killed worker may have sent a winner whose problem was measured again.
-    assert kinds["header"] == 1 and kinds["winner"] in (len(PROBLEMS), len(PROBLEMS) + 1)
+    # The killed worker may have sent winners, of the problem that it measured and of the one
+    # before, that were measured again.
+    assert kinds["header"] == 1 and 0 <= kinds["winner"] - len(PROBLEMS) <= 2
     assert len({r["run_id"] for r in read_journal(tmp_path / "j.jsonl")
                 if r["kind"] == "winner"}) >= 3  # b, c and the late one
     again = run(local, tmp_path / "j.jsonl", resume=True)

@@ -2,6 +2,9 @@
 
 The weight of a measured problem is exp(-d**2 / 2), where d is its distance in doublings of M, N, K
 and the batch, in units of :data:`DOUBLINGS`; it is smaller where alignment or layout differ.
+
+:meth:`Neighbours.at_least` also knows how uncertain it is: it is a Gaussian process (Rasmussen and
+Williams, Gaussian Processes for Machine Learning, 2006, 2.2) over the nearest measured problems.
 """
 
 from __future__ import annotations
@@ -24,6 +27,16 @@ DOUBLINGS = 1.25
 _OTHER_ALIGNMENT, _OTHER_LAYOUT = 1.5, 0.5
 #: The weight of a prior that torch takes as long as the package's best config.
 _PRIOR = 1.0
+#: Of the Gaussian process of log(torch's time / ours): lengths in doublings of an extent, and in
+#: differences of alignment and of layout; its variance, and that of the noise, which covers what
+#: these coordinates do not say. Chosen by leaving out measured problems, each alone or with all of
+#: its layout (an H100; perf/float32_evidence.py).
+_LENGTH_DOUBLINGS, _LENGTH_ALIGNMENT, _LENGTH_LAYOUT = 5.0, 1.5, 1.0
+_VARIANCE, _NOISE = 0.3, 0.01
+#: The nearest problems that it is conditioned on.
+_MOST = 64
+#: Standard deviations below the mean that count as certain enough.
+_DEVIATIONS = 0.8
 
 
 class Near(NamedTuple):
@@ -54,6 +67,25 @@ class Neighbours:
         return [Near(float(weights[i]), self._neighbours[i])
                 for i in np.argsort(-weights, kind="stable")[:count]]
 
+    def at_least(self, problem: GemmProblem) -> float | None:
+        """A lower bound of torch's time over the best config's: :data:`_DEVIATIONS` standard
+        deviations below the mean of what the nearest measured problems tell. None if torch was
+        measured on none."""
+        if not self._known.any():
+            return None
+        where = self._where[self._known]
+        one, logs = _place(problem), self._logs[self._known]
+        apart = _apart(where, one)
+        near = np.argsort(apart, kind="stable")[:_MOST]
+        some = where[near]
+        covariance = _VARIANCE * np.exp(-0.5 * _apart(some[:, None], some[None]))
+        to_one = _VARIANCE * np.exp(-0.5 * apart[near])
+        solved = np.linalg.solve(covariance + _NOISE * np.eye(len(near)),
+                                 np.column_stack([logs[near], to_one]))
+        mean, explained = to_one @ solved
+        deviation = math.sqrt(max(_VARIANCE - explained, 0.0) + _NOISE)
+        return math.exp(mean - _DEVIATIONS * deviation)
+
     def vs_torch(self, problem: GemmProblem, alike: bool = False) -> tuple[float, float]:
         """(torch's time over the best config's, the sum of weights): a weighted geometric mean over
         measured problems, shrunk towards 1 where few are near. With ``alike`` only of those with
@@ -80,6 +112,14 @@ def _places(numbers: np.ndarray, turned: np.ndarray) -> np.ndarray:
         *np.log2(np.maximum(extents, 1.0)) / DOUBLINGS, operands, of["align_c"] < FULL_ALIGNMENT,
         turned])
     return places
+
+
+def _apart(some: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Squared distances in the lengths of the Gaussian process."""
+    lengths = np.array([_LENGTH_DOUBLINGS / DOUBLINGS] * 4 + [_LENGTH_ALIGNMENT] * 2
+                       + [_LENGTH_LAYOUT] * 2)
+    distances: np.ndarray = (((some - other) / lengths) ** 2).sum(-1)
+    return distances
 
 
 def _weights(one: np.ndarray, other: np.ndarray) -> np.ndarray:

@@ -65,8 +65,8 @@ class Choice:
         predicted_us: the model's prediction, if the model made the choice.
         vs_torch: torch's time / ours: measured with the exact row or the twin's, else estimated
             from neighbouring measured problems. None if unknown, or known only on a sibling.
-        evidence: for float32, the same ratio for any epilogue, and from a sibling too. None if
-            nothing was measured.
+        evidence: for float32, the same ratio for any epilogue, and from a sibling too; of an
+            estimate a lower bound. None if nothing was measured.
     """
 
     config: KernelConfig
@@ -296,8 +296,10 @@ def _chosen(problem: GemmProblem, device: DeviceSpec, config: KernelConfig, mode
         p = model.neighbours.nearest(problem, 1)[0].neighbour.problem
         note += f", the nearest {p.m}x{p.n}x{p.k}"
         estimated, support = model.neighbours.vs_torch(problem)
-        evidence = estimated if support else None
-        ratio = evidence if not elsewhere and problem.epilogue == "none" else None
+        if support and not elsewhere and problem.epilogue == "none":
+            ratio = estimated
+        if problem.dtype_a == "fp32":
+            evidence = model.neighbours.at_least(problem)
     return Choice(config, "model", None, note, total_us, ratio, evidence)
 
 
