@@ -96,8 +96,10 @@ class Program:
                 list(ACTIVATIONS.values()))
             first = rng.random() < 0.5
 
+            with_bias = torch.linspace(-1, 1, len(both)) if bias is not None else None
+
             def halves(x: torch.Tensor) -> torch.Tensor:
-                one, other = F.linear(x, both).chunk(2, -1)
+                one, other = F.linear(x, both, with_bias).chunk(2, -1)
                 return activate(one) * other if first else one * activate(other)
             self._add(halves, at, width=COLUMNS[column])
         elif how < 0.4:

@@ -139,10 +139,23 @@ def test_a_right_factor_passes_and_a_wrong_one_does_not(epilogue):
         return Contender("mine", bind)
 
     factor = factor_of(kind)
-    assert measure(wanted, [mine(factor)], device="cpu", coarse=True)["mine"].status == "ok"
+    assert measure(wanted, [mine(factor)], device="cpu")["mine"].status == "ok"
     for wrong in (lambda d: 1.0, lambda d: factor(-d), lambda d: 1.05 * factor(d)):
         found = measure(wanted, [mine(wrong)], device="cpu", coarse=True)
         assert found["mine"].status == "wrong"
+
+
+@pytest.mark.parametrize("epilogue", ("gain", "mul"))
+def test_a_factor_that_was_kept_from_an_earlier_call_is_seen(epilogue):
+    def bind(operands):
+        kept = operands.d.double()
+
+        def run():
+            operands.out.copy_(operands.a.double() @ operands.b.double() * kept)
+        return run
+
+    found = measure(problem(epilogue, 64, 64, 64), [Contender("mine", bind)], device="cpu")
+    assert found["mine"].status == "wrong" and "changed in place" in found["mine"].error
 
 
 def test_a_bias_that_was_kept_from_an_earlier_call_is_seen():

@@ -48,6 +48,20 @@ def test_with_a_gradient_the_product_is_ours_and_the_factor_torchs(name, plans):
     assert {problem.epilogue for problem, _ in plans.made} == {"none"}
 
 
+@pytest.mark.parametrize("alpha", (True, 3, torch.tensor(2.0), torch.tensor(2.0).requires_grad_()))
+@pytest.mark.parametrize("compiled", (False, True))
+def test_any_number_or_tensor_scales_the_product(alpha, compiled, plans):
+    d = drawn(6, 5)
+
+    def call(d):
+        return tg.mulmm(d, A, B, alpha=alpha)
+
+    torch._dynamo.reset()
+    run = torch.compile(call, backend="eager", fullgraph=True) if compiled else call
+    close(run(d), composed(d, A, B, float(alpha)))
+    assert plans.made
+
+
 def test_transforms_compose_it(plans):
     d = drawn(6, 5)
     close(torch.func.vmap(lambda a: tg.mulmm(d, a, B))(A[None]), composed(d, A, B)[None])
@@ -86,6 +100,7 @@ def test_other_dtypes_are_torchs():
 
 @pytest.mark.parametrize(("call", "says"), [
     (lambda: tg.mulmm(drawn(6, 5), A, B, gradient_of="swish"), "gradient_of='swish' is not known"),
+    (lambda: tg.mulmm(drawn(5), A, B, alpha=1j), "alpha=1j is complex, the operands are"),
     (lambda: tg.mulmm(drawn(6), A, B), r"input is of shape \(6,\);.* of shape \(6, 5\)"),
     (lambda: tg.mulmm(drawn(2, 6, 5), A, B), r"input is of shape \(2, 6, 5\)"),
 ], ids=lambda x: x if isinstance(x, str) else "call")
@@ -128,7 +143,8 @@ def test_the_gradient_of_a_weight_has_the_weights_order():
 def test_strict_calls_say_why_they_would_be_torchs(plans):
     for call, says in ((lambda: tg.mulmm(drawn(5).double(), A, B, strict=True),
                         "the input is torch.float64, the product torch.float32"),
-                       (lambda: tg.mulmm(drawn(5), A, B, alpha=True, strict=True), "no number")):
+                       (lambda: tg.mulmm(drawn(5), A, B, alpha=torch.tensor(2.0), strict=True),
+                        "alpha is no number")):
         with pytest.raises(UnsupportedError, match=says):
             call()
 

@@ -28,7 +28,7 @@ from tritongemm.measure.power import PowerBlocks
 from tritongemm.measure.proof import Proof, worse
 from tritongemm.measure.rounds import Quantiles, Rounds, Timer, orders
 from tritongemm.measure.torch_baseline import TorchBaseline, fp32_precision
-from tritongemm.problem import GemmProblem, epilogue_of
+from tritongemm.problem import FACTORS, GemmProblem, epilogue_of
 
 #: Timed replays of a coarse measurement, and of a slow one.
 _COARSE_REPLAYS, _COARSE_SLOW = 5, 2
@@ -254,12 +254,17 @@ class ProblemBench:
 
     def run_proof_changed(self, contender: Contender) -> ErrorReport:
         """Checks that nothing derived from operand values outlives a call: calls, negates A and
-        doubles B in place (both exact), scales what is added as the product is scaled (a factor
-        stays), and calls again."""
+        doubles B in place (both exact), scales what is added as the product is scaled, negates a
+        factor (the argument of a derivative stays), and calls again."""
         index = self.proof.sets[0]
         one = self.operands[index]
-        multiplies = epilogue_of(self.problem.epilogue).multiplies
-        further = () if multiplies else tuple(x for x in (one.d, one.bias) if x is not None)
+        addend = epilogue_of(self.problem.epilogue).addend
+        further = tuple(x for x in (one.d, one.bias) if x is not None)
+        by, scale = -2.0, -2.0
+        if addend in ("gain", "mul"):
+            by, scale = -1.0, 2.0
+        elif addend in FACTORS:
+            further = ()
         call, = self.bind(contender, [index])
         self.operands.poison()
         with contender.context():
@@ -267,17 +272,17 @@ class ProblemBench:
             one.a.neg_()
             one.b.mul_(2)
             for added in further:
-                added.mul_(-2)
+                added.mul_(by)
             try:
                 self.operands.poison()
                 call()
                 return self.proof.check(f"{contender.name} after its operands changed in place",
-                                        sets=[index], scale=-2.0)
+                                        sets=[index], scale=scale)
             finally:
                 one.a.neg_()
                 one.b.mul_(0.5)
                 for added in further:
-                    added.mul_(-0.5)
+                    added.div_(by)
 
     def check_closing(self, entry: Entry, timer: Timer) -> None:
         """Runs one last timed replay on poisoned outputs, so that the timed code itself is checked.

@@ -158,13 +158,17 @@ def mulmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, alpha: float = 1,
         strict: as in :func:`matmul`; of a call that needs a gradient, the product.
 
     Raises:
-        UsageError: an unknown activation; an ``input`` that does not broadcast to [M, N]. Otherwise
-            as :func:`matmul`.
+        UsageError: an unknown activation; an ``input`` that does not broadcast to [M, N]; a complex
+            ``alpha`` of real operands. Otherwise as :func:`matmul`.
     """
     op = MULMM.get(gradient_of)
     if op is None:
         raise UsageError(f"gradient_of={gradient_of!r} is not known; use one of "
                          f"{', '.join(ACTIVATIONS)}")
+    if isinstance(alpha, bool):
+        alpha = int(alpha)
+    if isinstance(alpha, complex) and not mat1.is_complex():
+        raise UsageError(f"alpha={alpha} is complex, the operands are {mat1.dtype}")
     if all(isinstance(x, Tensor) for x in (input, mat1, mat2)):  # else proxies of a tracer
         _check_factor(input, mat1, mat2)
         if not _needs_gradient(input, mat1, mat2) and not distributed(input, mat1, mat2):
@@ -178,7 +182,9 @@ def mulmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, alpha: float = 1,
                     return done
                 if strict or settings.current().strict:
                     raise UnsupportedError(f"tritongemm.mulmm would call torch: {done}")
-    return multiplied(scaled(mm(mat1, mat2, strict=strict), alpha), input, gradient_of)
+    product = mm(mat1, mat2, strict=strict)
+    product = product * alpha if isinstance(alpha, Tensor) else scaled(product, alpha)
+    return multiplied(product, input, gradient_of)
 
 
 def _factored(op: Op, d: Tensor, a: Tensor, b: Tensor, alpha: float,

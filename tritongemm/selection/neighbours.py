@@ -3,7 +3,7 @@
 The weight of a measured problem is exp(-d**2 / 2), where d is its distance in doublings of M, N, K
 and the batch, in units of :data:`DOUBLINGS`; it is smaller where alignment or layout differ.
 
-:meth:`Neighbours.at_least` also knows how uncertain it is: it is a Gaussian process (Rasmussen and
+:meth:`Neighbours.bound` also knows how uncertain it is: it is a Gaussian process (Rasmussen and
 Williams, Gaussian Processes for Machine Learning, 2006, 2.2) over the nearest measured problems.
 """
 
@@ -46,6 +46,13 @@ class Near(NamedTuple):
     neighbour: Neighbour
 
 
+class Bound(NamedTuple):
+    """An estimate: the mean, and what lies :data:`_DEVIATIONS` standard deviations below it."""
+
+    mean: float
+    lower: float
+
+
 class Neighbours:
     """The measured problems of a section."""
 
@@ -67,10 +74,9 @@ class Neighbours:
         return [Near(float(weights[i]), self._neighbours[i])
                 for i in np.argsort(-weights, kind="stable")[:count]]
 
-    def at_least(self, problem: GemmProblem) -> float | None:
-        """A lower bound of torch's time over the best config's: :data:`_DEVIATIONS` standard
-        deviations below the mean of what the nearest measured problems tell. None if torch was
-        measured on none."""
+    def bound(self, problem: GemmProblem) -> Bound | None:
+        """Torch's time over the best config's, as far as the nearest measured problems tell. None
+        if torch was measured on none."""
         if not self._known.any():
             return None
         where = self._where[self._known]
@@ -84,16 +90,12 @@ class Neighbours:
                                  np.column_stack([logs[near], to_one]))
         mean, explained = to_one @ solved
         deviation = math.sqrt(max(_VARIANCE - explained, 0.0) + _NOISE)
-        return math.exp(mean - _DEVIATIONS * deviation)
+        return Bound(math.exp(mean), math.exp(mean - _DEVIATIONS * deviation))
 
-    def vs_torch(self, problem: GemmProblem, alike: bool = False) -> tuple[float, float]:
+    def vs_torch(self, problem: GemmProblem) -> tuple[float, float]:
         """(torch's time over the best config's, the sum of weights): a weighted geometric mean over
-        measured problems, shrunk towards 1 where few are near. With ``alike`` only of those with
-        the problem's layout, and alignment as far as TMA minds it."""
-        one = _place(problem)
-        weights = _weights(one, self._where) * self._known
-        if alike:
-            weights = weights * (self._where[:, 4:] == one[4:]).all(axis=1)
+        measured problems, shrunk towards 1 where few are near."""
+        weights = _weights(_place(problem), self._where) * self._known
         support = float(weights.sum())
         return math.exp(float(weights @ self._logs) / (support + _PRIOR)), support
 

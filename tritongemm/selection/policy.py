@@ -67,6 +67,7 @@ class Choice:
             from neighbouring measured problems. None if unknown, or known only on a sibling.
         evidence: for float32, the same ratio for any epilogue, and from a sibling too; of an
             estimate a lower bound. None if nothing was measured.
+        expected: of an estimate for float32, its mean.
     """
 
     config: KernelConfig
@@ -76,6 +77,7 @@ class Choice:
     predicted_us: float | None = None
     vs_torch: float | None = None
     evidence: float | None = None
+    expected: float | None = None
 
     @property
     def time_us(self) -> float | None:
@@ -291,7 +293,7 @@ def _chosen(problem: GemmProblem, device: DeviceSpec, config: KernelConfig, mode
     elsewhere = model.where != device.name
     if elsewhere:
         note += f" on {model.where}"
-    ratio = evidence = None
+    ratio = bound = None
     if model.neighbours is not None:  # measured without epilogues
         p = model.neighbours.nearest(problem, 1)[0].neighbour.problem
         note += f", the nearest {p.m}x{p.n}x{p.k}"
@@ -299,8 +301,10 @@ def _chosen(problem: GemmProblem, device: DeviceSpec, config: KernelConfig, mode
         if support and not elsewhere and problem.epilogue == "none":
             ratio = estimated
         if problem.dtype_a == "fp32":
-            evidence = model.neighbours.at_least(problem)
-    return Choice(config, "model", None, note, total_us, ratio, evidence)
+            bound = model.neighbours.bound(problem)
+            ratio = None if ratio is None or bound is None else bound.mean
+    evidence, expected = (None, None) if bound is None else (bound.lower, bound.mean)
+    return Choice(config, "model", None, note, total_us, ratio, evidence, expected)
 
 
 def distance(problem: GemmProblem, row: TunedRow) -> float:
