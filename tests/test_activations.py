@@ -57,9 +57,12 @@ assert torch.allclose(op, torch.sigmoid(d + x @ w))
 ours, = torch.autograd.grad(op.sum(), x)
 theirs, = torch.autograd.grad(torch.sigmoid(d + x @ w).sum(), x)
 assert torch.allclose(ours, theirs)
-problem = GemmProblem.contiguous(8, 8, 8, dtype="fp32", epilogue="bias+logistic")
-with ProblemBench(problem, "cpu") as bench:
-    assert bench.torch_coarse().ok
+y = torch.rand(4, 4, dtype=torch.float64)
+assert torch.allclose(tg.mulmm(y, x, w, gradient_of="logistic"), (x @ w) * y * (1 - y))
+for epilogue in ("bias+logistic", "dlogistic"):
+    problem = GemmProblem.contiguous(8, 8, 8, dtype="fp32", epilogue=epilogue)
+    with ProblemBench(problem, "cpu") as bench:
+        assert bench.torch_coarse().ok
 """
 
 

@@ -54,7 +54,7 @@ class Activation:
             differentiated again.
         of_result: ``gradient`` takes the result in place of the argument.
         options: further arguments of torch's functions.
-        backward: torch's name of ``gradient``: ``torch.ops.aten.<backward>``.
+        backward: torch's name of ``gradient``: ``torch.ops.aten.<backward>``; empty: it has none.
         numbers: what ``backward`` takes after the argument.
     """
 
@@ -87,13 +87,15 @@ class Activation:
         return self._with_options(home, name)
 
     def derivative(self, x: Tensor) -> Tensor:
-        """The derivative at x."""
+        """The derivative at what :attr:`gradient` takes."""
         return self.gradient(x.new_ones(()).expand_as(x), x)
 
     def write_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
-        """:attr:`gradient`, written over ``grad`` by one kernel of torch."""
+        """:attr:`gradient`, written over ``grad``, by one kernel of torch where it has one."""
         import torch
 
+        if not self.backward:
+            return grad.copy_(self.gradient(grad, x))
         run = getattr(torch.ops.aten, self.backward).grad_input
         return run(grad, x, *self.numbers, **self.options, grad_input=grad)
 

@@ -25,7 +25,8 @@ class Epilogue:
         addend: ``none``; ``scale``: alpha alone, no D; ``bias``: D is [N], the same for every row;
             ``add``: D is [batch, M, N]. D has C's dtype; alpha and beta come with each call. Or a
             factor, without an activation after it: ``gain``: D is [N]; ``mul``: D is [batch, M, N];
-            ``drelu, dgelu, dgelu_tanh, dsilu``: the derivative at D [batch, M, N].
+            ``drelu, dgelu, dgelu_tanh, dsilu``: the derivative at D [batch, M, N], which is what
+            ``Activation.gradient`` takes.
         activation: a name of :data:`tritongemm.activations.BY_NAME`.
         gated: B holds two matrices of N / 2 columns, the gate's and the other one's, and C [M, N/2]
             is activation(alpha * A @ B1 + beta * D1) * (alpha * A @ B2 + beta * D2). A bias D has
@@ -68,6 +69,11 @@ class Epilogue:
         return self.addend in FACTORS
 
     @property
+    def gradient_of(self) -> str:
+        """Of a factor, the activation whose derivative at D it is; ``none``: it is D."""
+        return self.addend[1:] if self.multiplies and self.addend[1:] in ACTIVATIONS else "none"
+
+    @property
     def plain(self) -> bool:
         """Whether it is an addend and an activation, or a factor: every kernel with an epilogue
         takes these."""
@@ -77,6 +83,14 @@ class Epilogue:
         words = (self.addend, f"gated_{self.activation}" if self.gated else self.activation,
                  "residual" if self.residual else "none", "aux" if self.aux else "none")
         return "+".join(x for x in words if x != "none") or "none"
+
+
+def factor_named(gradient_of: str, vector: bool) -> str:
+    """The factor that is D, if ``gradient_of`` is ``none``, or that activation's derivative at D.
+    ``vector``: D has a value for each column alone."""
+    if gradient_of != "none":
+        return f"d{gradient_of}"
+    return "gain" if vector else "mul"
 
 
 #: What may be gated: every activation but the identity.

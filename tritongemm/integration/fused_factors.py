@@ -9,15 +9,14 @@ import torch
 from torch import fx
 
 from tritongemm.activations import BY_NAME
-from tritongemm.integration.fused_sums import number_of
 from tritongemm.integration.graph_nodes import (
-    VIEWS,
+    alike,
     called,
     differentiated,
     materialized,
     only_user,
-    put_in_place,
-    same_columns,
+    product_in_place,
+    scaled,
     value_of,
     written,
 )
@@ -53,16 +52,8 @@ def find(product: fx.Node) -> Match | None:
     """The factor of ``product`` that one kernel can multiply by; None: there is none."""
     if product.target is not aten.mm.default:
         return None
-    current, view, number, inner = product, None, 1.0, {product}
+    current, view, number, inner = scaled(product)
     user = only_user(current)
-    if user is not None and user.target in VIEWS and same_columns(user, value_of(product)):
-        current = view = user
-        inner.add(user)
-        user = only_user(current)
-    if user is not None and number_of(user) != 1:
-        number, current = number_of(user), user
-        inner.add(user)
-        user = only_user(current)
     for name in BY_NAME:
         found = None if name == "none" else differentiated(current, name)
         if found is not None and _alike(found.at, current):
@@ -78,11 +69,10 @@ def find(product: fx.Node) -> Match | None:
 
 
 def _alike(other: fx.Node, current: fx.Node) -> bool:
-    """Whether ``other`` is a matrix like ``current`` that is in memory anyway. (Symbols are
-    compared as they are written, so that no guard is added.)"""
+    """Whether ``other`` is a matrix like ``current`` that is in memory anyway."""
     added, value = value_of(other), value_of(current)
-    return (added.dtype == value.dtype and added.device == value.device and written(other)
-            and [str(x) for x in added.shape] == [str(x) for x in value.shape])
+    return (added.dtype, added.device) == (value.dtype, value.device) and (
+        written(other) and alike(added, value))
 
 
 def _factor(other: fx.Node, result: fx.Node, current: fx.Node) -> bool:
@@ -102,8 +92,8 @@ def wanted(found: Match, min_flops: float | None) -> bool:
     """Whether the fused product is one that this package's kernels should run."""
     if not materialized(found.last):
         return False
-    times = "mul" if found.gradient_of == "none" else f"d{found.gradient_of}"
-    asked = problem_of(found.product, found.factor, "none", min_flops, found.number, times)
+    asked = problem_of(found.product, found.factor, "none", min_flops, found.number,
+                       found.gradient_of)
     return asked is not None and torch_wins(
         asked.problem, choose(*asked), asked.device, path()) is None
 
@@ -119,8 +109,4 @@ def replace(graph: fx.Graph, found: Match) -> None:
             d = called(graph, aten.reshape.default, d, [-1, columns])
         new = graph.call_function(torch.ops.tritongemm.mulmm.default, (d, a, b), {
             "alpha": found.number, "gradient_of": found.gradient_of})
-        new.meta["val"] = value_of(product)
-        if found.view is not None:
-            new = graph.call_function(found.view.target, (new, *found.view.args[1:]))
-            new.meta["val"] = value_of(found.view)
-    put_in_place(graph, new, found.last, found.inner)
+        product_in_place(graph, new, product, found.view, found.last, found.inner)

@@ -10,13 +10,13 @@ from torch import fx
 
 from tritongemm.activations import BY_NAME
 from tritongemm.integration.graph_nodes import (
-    VIEWS,
     activated,
+    alike,
     called,
     materialized,
     only_user,
-    put_in_place,
-    same_columns,
+    product_in_place,
+    scaled,
     value_of,
 )
 from tritongemm.integration.graph_problem import path, problem_of
@@ -52,22 +52,10 @@ def find(product: fx.Node) -> Match | None:
     """
     if product.target not in (aten.mm.default, aten.addmm.default):
         return None
-    current, view, factor, addend = product, None, 1.0, None
-    inner = {product}
-    value = value_of(product)
-    user = only_user(current)
-    if user is not None and user.target in VIEWS and same_columns(user, value):
-        current = view = user
-        inner.add(user)
-        user = only_user(current)
+    current, view, factor, inner = scaled(product)
+    addend, user = None, only_user(current)
     if product.target is aten.mm.default and user is not None:
-        factor = number_of(user)
-        if factor != 1:
-            current = user
-            inner.add(user)
-            user = only_user(current)
-    if product.target is aten.mm.default and user is not None:
-        addend = _addend_of(user, current, value)
+        addend = _addend_of(user, current, value_of(product))
         if addend is not None:
             current = user
             inner.add(user)
@@ -83,18 +71,6 @@ def find(product: fx.Node) -> Match | None:
     return Match(product, view, factor, addend, "none", current, frozenset(inner))
 
 
-def number_of(node: fx.Node) -> float:
-    """The number that ``node`` multiplies something by; 1 where it does not."""
-    if node.target not in (aten.mul.Tensor, aten.div.Tensor) or node.kwargs:
-        return 1.0
-    number = node.args[1]
-    if isinstance(number, bool) or not isinstance(number, (int, float)) or not number:
-        return 1.0
-    if value_of(node).dtype != value_of(node.args[0]).dtype:
-        return 1.0
-    return float(number) if node.target is aten.mul.Tensor else 1.0 / number
-
-
 def _addend_of(node: fx.Node, current: fx.Node, product: torch.Tensor) -> fx.Node | None:
     """What ``node`` adds to ``current``, where an epilogue can."""
     if node.target is not aten.add.Tensor or len(node.args) != 2 or (
@@ -108,8 +84,7 @@ def _addend_of(node: fx.Node, current: fx.Node, product: torch.Tensor) -> fx.Nod
     if added.dtype != product.dtype or added.device != product.device or (
             value_of(node).dtype != product.dtype):
         return None
-    # Symbols are compared as they are written, so that no guard is added.
-    as_matrix = [str(x) for x in added.shape] == [str(x) for x in value.shape]
+    as_matrix = alike(added, value)
     as_bias = added.dim() == 1 and str(added.shape[0]) == str(product.shape[1])
     if as_matrix and added.dim() != 2 and not isinstance(product.shape[1], int):
         return None
@@ -145,8 +120,4 @@ def replace(graph: fx.Graph, found: Match) -> None:
                 d = called(graph, aten.reshape.default, d, [-1, columns])
         new = graph.call_function(torch.ops.tritongemm.addmm.default, (d, a, b),
                                   {**numbers, "activation": found.activation})
-        new.meta["val"] = value_of(product)
-        if found.view is not None:
-            new = graph.call_function(found.view.target, (new, *found.view.args[1:]))
-            new.meta["val"] = value_of(found.view)
-    put_in_place(graph, new, found.last, found.inner)
+        product_in_place(graph, new, product, found.view, found.last, found.inner)

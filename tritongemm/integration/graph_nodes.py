@@ -54,6 +54,54 @@ def same_columns(view: fx.Node, product: torch.Tensor) -> bool:
         isinstance(shape[-1], int) and shape[-1] == product.shape[1])
 
 
+class Scaled(NamedTuple):
+    """A product as what follows reads it: viewed, then times a number, each where that is.
+
+    Attributes:
+        last: the node that is read.
+        view: of the product, or None.
+        number: that it is multiplied by.
+        nodes: every node from the product to ``last``.
+    """
+
+    last: fx.Node
+    view: fx.Node | None
+    number: float
+    nodes: set[fx.Node]
+
+
+def scaled(product: fx.Node) -> Scaled:
+    """What follows ``product``; only an ``mm`` is multiplied."""
+    last, view, number, nodes = product, None, 1.0, {product}
+    user = only_user(last)
+    if user is not None and user.target in VIEWS and same_columns(user, value_of(product)):
+        last = view = user
+        nodes.add(user)
+        user = only_user(last)
+    if user is not None and product.target is aten.mm.default and (found := _number(user)) != 1:
+        last, number = user, found
+        nodes.add(user)
+    return Scaled(last, view, number, nodes)
+
+
+def _number(node: fx.Node) -> float:
+    """The number that ``node`` multiplies something by; 1 where it does not."""
+    if node.target not in (aten.mul.Tensor, aten.div.Tensor) or node.kwargs:
+        return 1.0
+    number = node.args[1]
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or not number:
+        return 1.0
+    if value_of(node).dtype != value_of(node.args[0]).dtype:
+        return 1.0
+    return float(number) if node.target is aten.mul.Tensor else 1.0 / number
+
+
+def alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two values are of one shape. Symbols are compared as they are written, so that no
+    guard is added."""
+    return [str(x) for x in one.shape] == [str(x) for x in other.shape]
+
+
 def activated(start: fx.Node, name: str) -> tuple[fx.Node, set[fx.Node]] | None:
     """(its result, its nodes) where ``start`` is only read by the activation ``name``."""
     found = _followed(start, name, derivative=False)
@@ -233,6 +281,16 @@ def called(graph: fx.Graph, target: Any, *args: Any) -> fx.Node:
     node = graph.call_function(target, args)
     node.meta["val"] = target(*fx.map_arg(args, value_of))
     return node
+
+
+def product_in_place(graph: fx.Graph, new: fx.Node, product: fx.Node, view: fx.Node | None,
+                     last: fx.Node, inner: Collection[fx.Node]) -> None:
+    """:func:`put_in_place` of a product, with the ``view`` that the old one had."""
+    new.meta["val"] = value_of(product)
+    if view is not None:
+        new = graph.call_function(view.target, (new, *view.args[1:]))
+        new.meta["val"] = value_of(view)
+    put_in_place(graph, new, last, inner)
 
 
 def put_in_place(graph: fx.Graph, new: fx.Node, last: fx.Node, inner: Collection[fx.Node]) -> None:

@@ -9,6 +9,7 @@ from torch import fx
 
 from tritongemm import settings
 from tritongemm.device import DeviceSpec
+from tritongemm.epilogues import factor_named
 from tritongemm.integration.graph_nodes import operand_of, size_of, value_of
 from tritongemm.ops.calls import NAMES, precision_setting
 from tritongemm.ops.operands import StridedShape, form_of, gapless, problem_of_form
@@ -27,11 +28,12 @@ class Asked(NamedTuple):
 
 
 def problem_of(product: fx.Node, addend: fx.Node | None, activation: str,
-               min_flops: float | None, factor: float = 1.0, times: str = "") -> Asked | None:
+               min_flops: float | None, factor: float = 1.0,
+               gradient_of: str = "") -> Asked | None:
     """The problem of ``mm`` or ``addmm``, with what is added to an ``mm``, its factor, and an
-    activation; or with ``times``, of :data:`tritongemm.epilogues.FACTORS`, which the ``addend``
-    is then of. None where no kernel of this package is to be asked. ``min_flops``: as for
-    :class:`tritongemm.integration.inductor.FusePass`."""
+    activation; or with ``gradient_of``, by which the ``addend`` is a factor
+    (:func:`tritongemm.epilogues.factor_named`). None where no kernel of this package is to be
+    asked. ``min_flops``: as for :class:`tritongemm.integration.inductor.FusePass`."""
     if settings.current().disable:
         return None
     a, b = (value_of(x) for x in product.args[-2:])
@@ -68,8 +70,8 @@ def problem_of(product: fx.Node, addend: fx.Node | None, activation: str,
     form = form_of(one, two, None, added)
     name = NAMES[a.dtype]
     sums = "scale" if form.addend == "none" and alpha * factor != 1 else form.addend
-    if times:
-        sums = "gain" if (times, sums) == ("mul", "bias") else times
+    if gradient_of:
+        sums = factor_named(gradient_of, vector=sums == "bias")
     problem, _ = problem_of_form(form, (0, 0, 0, 0), (name, name, name),
                                  str(Epilogue(sums, activation)), _precision(a))
     return Asked(problem, device_of(a.device))

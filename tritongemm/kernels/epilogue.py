@@ -44,7 +44,7 @@ def epilogue_of_launch(problem: GemmProblem,
         arguments = (Number("alpha"),)
     function = epilogue.activation
     if epilogue.multiplies:
-        function = "mul" if epilogue.addend in ("gain", "mul") else epilogue.addend
+        function = "mul" if epilogue.gradient_of == "none" else epilogue.addend
     given = {x.name for x in arguments}
     return arguments, (*((name, None) for name in _PARAMETERS if name not in given),
                        ("ADDEND", addend), ("ACTIVATION", function))

@@ -28,7 +28,7 @@ from tritongemm.measure.power import PowerBlocks
 from tritongemm.measure.proof import Proof, worse
 from tritongemm.measure.rounds import Quantiles, Rounds, Timer, orders
 from tritongemm.measure.torch_baseline import TorchBaseline, fp32_precision
-from tritongemm.problem import FACTORS, GemmProblem, epilogue_of
+from tritongemm.problem import GemmProblem, epilogue_of
 
 #: Timed replays of a coarse measurement, and of a slow one.
 _COARSE_REPLAYS, _COARSE_SLOW = 5, 2
@@ -258,13 +258,13 @@ class ProblemBench:
         factor (the argument of a derivative stays), and calls again."""
         index = self.proof.sets[0]
         one = self.operands[index]
-        addend = epilogue_of(self.problem.epilogue).addend
+        epilogue = epilogue_of(self.problem.epilogue)
         further = tuple(x for x in (one.d, one.bias) if x is not None)
         by, scale = -2.0, -2.0
-        if addend in ("gain", "mul"):
-            by, scale = -1.0, 2.0
-        elif addend in FACTORS:
+        if epilogue.gradient_of != "none":
             further = ()
+        elif epilogue.multiplies:
+            by, scale = -1.0, 2.0
         call, = self.bind(contender, [index])
         self.operands.poison()
         with contender.context():

@@ -49,9 +49,8 @@ def linear_part(product: torch.Tensor, operands: OperandSet,
 
 def factor_of(epilogue: Epilogue) -> Callable[[torch.Tensor], torch.Tensor]:
     """What of D an ``epilogue`` multiplies by: D itself, or an activation's derivative."""
-    if epilogue.addend in ("gain", "mul"):
-        return activations.BY_NAME["none"].functional()
-    return activations.BY_NAME[epilogue.addend[1:]].derivative
+    one = activations.BY_NAME[epilogue.gradient_of]
+    return one.functional() if epilogue.gradient_of == "none" else one.derivative
 
 
 def finish_of(problem: GemmProblem) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -80,7 +79,7 @@ def torch_ways(problem: GemmProblem, plain: Bind, compiles: bool = False) -> dic
     if not epilogue.plain:
         return _further_ways(problem, plain, compiles)
     if epilogue.multiplies:
-        return {"unfused": partial(_times, plain, epilogue.addend)}
+        return {"unfused": partial(_times, plain, epilogue.gradient_of)}
     ways = {"unfused": partial(_unfused, plain, epilogue.activation)}
     if epilogue.scales and problem.dtype_out == problem.dtype_a:
         ways["addmm"] = partial(_addmm, epilogue.activation)
@@ -105,21 +104,17 @@ def _unfused(plain: Bind, activation: str, operands: OperandSet) -> Call:
     return run
 
 
-def _times(plain: Bind, factor: str, operands: OperandSet) -> Call:
+def _times(plain: Bind, gradient_of: str, operands: OperandSet) -> Call:
     """The product, then one kernel that multiplies it."""
     multiply, out, d = plain(operands), operands.out, operands.d
     assert d is not None
-    if factor in ("gain", "mul"):
-        def run() -> None:
-            multiply()
-            out.mul_(d)
-        return run
-    write = activations.BY_NAME[factor[1:]].write_gradient
+    one = activations.BY_NAME[gradient_of]
+    times = torch.Tensor.mul_ if gradient_of == "none" else one.write_gradient
 
-    def run_derivative() -> None:
+    def run() -> None:
         multiply()
-        write(out, d)
-    return run_derivative
+        times(out, d)
+    return run
 
 
 def _addmm(activation: str, operands: OperandSet) -> Call:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tritongemm import settings
+from tritongemm.epilogues import factor_named
 from tritongemm.errors import LaunchError, UnsupportedError
 from tritongemm.formats import COMPLEX_FORMATS, OPERAND_FORMATS, torch_dtype
 from tritongemm.kernels.launch import Geometry
@@ -55,8 +56,8 @@ class Rule(NamedTuple):
         forced: also run products that the policy gives to torch (``strict``).
         mixed: A is of 16 bits, B and the result are float32: a float32 product of which the split
             reads A as it is. Its callers know the call by torch's precision setting.
-        factor: D multiplies the product: ``mul``, or a derivative of
-            :data:`tritongemm.epilogues.FACTORS`; empty: it is added.
+        gradient_of: D multiplies the product, or with an activation its derivative at D does;
+            empty: D is added.
     """
 
     name: str
@@ -66,7 +67,7 @@ class Rule(NamedTuple):
     activation: str = "none"
     forced: bool = False
     mixed: bool = False
-    factor: str = ""
+    gradient_of: str = ""
 
 
 class Operands(NamedTuple):
@@ -133,7 +134,7 @@ def _check(rule: Rule, x: Operands, dtype_out: torch.dtype) -> None:
         raise Declined(dtypes_reason(a, b))
     if dtype_out is not a.dtype and (dtype_out is not torch.float32 or a.is_complex()):
         raise Declined(f"the result is to be {dtype_out}, of {a.dtype} operands")
-    if rule.factor and a.is_complex():
+    if rule.gradient_of and a.is_complex():
         raise Declined("complex products have no factor")
     if a.device != b.device:
         raise Declined(f"devices are {a.device} and {b.device}")
@@ -208,8 +209,8 @@ def _problem(rule: Rule, x: Operands, form: CallForm,
     addend = form.addend
     if addend == "none" and x.scaled:
         addend = "scale"
-    if rule.factor:
-        addend = "gain" if (rule.factor, addend) == ("mul", "bias") else rule.factor
+    if rule.gradient_of:
+        addend = factor_named(rule.gradient_of, vector=addend == "bias")
     # torch's allocator aligns a new result, and so its rows, to 512 bytes.
     bases = (x.a.data_ptr(), x.b.data_ptr(), 0 if x.out is None else x.out.data_ptr(),
              0 if x.d is None else x.d.data_ptr())

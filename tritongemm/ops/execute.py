@@ -62,8 +62,7 @@ ADDMM, LINEAR = (
     {name: Op(rule._replace(activation=name)) for name in ACTIVATIONS}
     for rule in (Rule("addmm", (2, 2)), Rule("linear", flipped=True)))
 #: By the activation whose derivative at D multiplies the product; ``none``: D does.
-MULMM = {name: Op(Rule("mulmm", (2, 2), factor="mul" if name == "none" else f"d{name}"))
-         for name in ACTIVATIONS}
+MULMM = {name: Op(Rule("mulmm", (2, 2), gradient_of=name)) for name in ACTIVATIONS}
 #: The same of an A of 16 bits and a float32 B.
 _MIXED = {op: Op(op.rule._replace(mixed=True)) for op in (MATMUL, MM, BMM, *LINEAR.values())}
 

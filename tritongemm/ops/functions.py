@@ -49,6 +49,7 @@ from tritongemm.ops.execute import (
 )
 from tritongemm.ops.execute import mixed as mixed_product
 from tritongemm.ops.formulas import multiplied, scaled
+from tritongemm.ops.operands import StridedShape, expanded
 from tritongemm.ops.untraced import uncompiled, untraced
 from tritongemm.problem import GATES
 
@@ -151,7 +152,7 @@ def mulmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, alpha: float = 1,
 
     Args:
         input: broadcasts to [M, N]: [N] scales columns, [M, 1] rows. With ``gradient_of`` the
-            argument of the activation.
+            argument of the activation, or its result where its gradient is of that (``relu``).
         mat1: [M, K].
         mat2: [K, N].
         gradient_of: a name of ``tritongemm.activations.BY_NAME``.
@@ -205,8 +206,7 @@ def _check_factor(input: Tensor, mat1: Tensor, mat2: Tensor) -> None:
     if any(x.is_nested for x in (input, mat1, mat2)) or mat1.dim() != 2 or mat2.dim() != 2:
         return  # the product checks it
     shape = (mat1.shape[0], mat2.shape[1])
-    if input.dim() > 2 or any(have not in (1, want) for have, want in
-                              zip(reversed(input.shape), reversed(shape))):
+    if expanded(StridedShape(input.shape, (0,) * input.dim()), shape) is None:
         raise UsageError(f"input is of shape {tuple(input.shape)}; it multiplies a product of "
                          f"shape {tuple(shape)}, to which it must broadcast")
 

@@ -67,7 +67,7 @@ class Choice:
             from neighbouring measured problems. None if unknown, or known only on a sibling.
         evidence: for float32, the same ratio for any epilogue, and from a sibling too; of an
             estimate a lower bound. None if nothing was measured.
-        expected: of an estimate for float32, its mean.
+        expected: of an estimate its mean, for any epilogue, and from a sibling too.
     """
 
     config: KernelConfig
@@ -293,17 +293,18 @@ def _chosen(problem: GemmProblem, device: DeviceSpec, config: KernelConfig, mode
     elsewhere = model.where != device.name
     if elsewhere:
         note += f" on {model.where}"
-    ratio = bound = None
+    ratio = evidence = expected = None
     if model.neighbours is not None:  # measured without epilogues
         p = model.neighbours.nearest(problem, 1)[0].neighbour.problem
         note += f", the nearest {p.m}x{p.n}x{p.k}"
-        estimated, support = model.neighbours.vs_torch(problem)
-        if support and not elsewhere and problem.epilogue == "none":
-            ratio = estimated
         if problem.dtype_a == "fp32":
             bound = model.neighbours.bound(problem)
-            ratio = None if ratio is None or bound is None else bound.mean
-    evidence, expected = (None, None) if bound is None else (bound.lower, bound.mean)
+            expected, evidence = (None, None) if bound is None else bound
+        else:
+            estimated, support = model.neighbours.vs_torch(problem)
+            expected = estimated if support else None
+        if not elsewhere and problem.epilogue == "none":
+            ratio = expected
     return Choice(config, "model", None, note, total_us, ratio, evidence, expected)
 
 
