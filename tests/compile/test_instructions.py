@@ -57,10 +57,14 @@ SWAPPED = KernelConfig("warp_specialized", 64, 16, 64, num_warps=4, num_stages=8
 PADDED = replace(SHARED, num_stages=3, epilogue_subtile=1, pad_operands=1)
 UNALIGNED = GemmProblem.contiguous(2047, 1535, 1023, layout="nt")
 
+#: TF32 whose first operand is stored across K and comes from registers, near their limit.
+ACROSS = tuple(KernelConfig("warp_specialized", *tile, 32, num_warps=warps, num_stages=4, swap_ab=1)
+               for *tile, warps in ((64, 192, 4), (128, 256, 8), (256, 128, 8), (192, 160, 12)))
 COPIED = (
     *(Case(arch, PERSISTENT, shape(layout)) for arch in (90, 100) for layout in LAYOUTS),
     *(Case(arch, SUBTILED, shape(dtype="fp16", batch=3)) for arch in (90, 100)),
     *(Case(arch, TF32, shape(dtype="fp32", precision="tf32")) for arch in (90, 100)),
+    *(Case(90, config, shape("nn", dtype="fp32", precision="tf32")) for config in ACROSS),
     Case(90, PERSISTENT, GemmProblem.contiguous(2048, 1531, 1024, layout="nt")),
     *(Case(90, SHARED, shape(layout)) for layout in LAYOUTS),
     Case(90, SHARED, shape(dtype="fp16", batch=3)), Case(90, PINGPONG, shape()),
@@ -111,6 +115,19 @@ def test_tiled_moves_aligned_operands_128_bits_at_a_time(case):
         assert count(opcodes, TENSOR[case.arch]), opcodes
     else:
         assert count(opcodes, "FFMA") and not count(opcodes, TENSOR[case.arch]), opcodes
+
+
+@pytest.mark.parametrize("config", ACROSS, ids=str)
+def test_products_from_registers_run_together_while_the_next_ones_are_loaded(config):
+    problem = shape("nn", dtype="fp32", precision="tf32")
+    of_interest = re.findall(r"\b(HGMMA|LDS|DEPBAR)\b(?!\.U8)",
+                             disassembled(main_of(Case(90, config, problem))[0]))
+    consumers = config.num_warps // 4
+    products = 4 * config.block_m // consumers // 64
+    steps = re.findall(r"(?:HGMMA )+(?:LDS )+DEPBAR", " ".join(of_interest))
+    # ptxas that serialises products waits after each; here one wait is behind the loads.
+    assert [x.count("HGMMA") for x in steps] == [products] * consumers
+    assert [x.count("LDS") for x in steps] == [4 * products] * consumers
 
 
 def test_tiled_assumes_no_alignment_that_is_not_there():

@@ -52,6 +52,8 @@ def cases():
             "split_product", 128, 128, 64, num_warps=8, num_stages=stages)
     yield 90, problem(dtype="fp32", precision="tf32"), replace(
         hopper(128, 256, num_warps=8, num_stages=4), block_k=32)
+    yield 90, problem(dtype="fp32", layout="nn", precision="tf32"), replace(
+        hopper(128, 160, num_warps=8, num_stages=4, swap_ab=1), block_k=32)
     for arch in (80, 89, 90, 100):
         yield arch, problem(64, 300, 1000, dtype="fp32", precision="fp16x3"), KernelConfig(
             "tiled_bf16x6", 32, 64, 32, num_warps=2, num_stages=4, split_k=4)

@@ -149,6 +149,7 @@ TURNED = (hopper(64, 80, num_stages=6, swap_ab=2), hopper(128, 128, num_stages=4
           replace(hopper(64, 112, num_stages=4, swap_ab=2), num_warps=8, pingpong=1),
           doubled(256, 112, num_stages=3, swap_ab=2),
           doubled(256, 160, num_stages=3, swap_ab=2, epilogue_subtile=2),
+          doubled(256, 176, num_stages=3, swap_ab=2, epilogue_subtile=2),
           doubled(128, 72, num_stages=4, swap_ab=2))
 
 

@@ -155,8 +155,14 @@ BREACHES = (
            problem=FP32),
     Breach("persistent_tma", "precision", "tf32; at precision fp16x3 it does not",
            problem=replace(FP32, precision="fp16x3")),
-    *everywhere("tf32_layout", "nt only", TMA, dtype_a="fp32", dtype_b="fp32", dtype_out="fp32",
-                precision="tf32", layout="nn"),
+    Breach("persistent_tma", "tf32_layout", "nt only", problem=replace(TF32, layout="nn")),
+    Breach("warp_specialized", "tf32_layout", "tf32 in tn: .* neither is stored so",
+           problem=replace(TF32, layout="tn")),
+    *(Breach("warp_specialized", "tf32_swap", f"tf32 in {layout} with swap_ab={swap}: .* In nn use "
+             "swap_ab=1, in tt swap_ab=0", {"block_k": 32, "swap_ab": swap},
+             replace(TF32, layout=layout)) for layout, swap in (("nn", 0), ("tt", 1), ("tt", 2))),
+    Breach("warp_specialized", "tile", "128x144 a consumer and A in registers are 208 registers",
+           {"block_k": 32, "block_m": 256, "block_n": 144}, replace(TF32, layout="tt")),
     *(breach for extent in ("m", "n", "k", "batch") for breach in everywhere(
         "empty", "empty extent", TMA, **{extent: 0})),
     *(breach for x in "ab" for breach in everywhere(
@@ -225,6 +231,11 @@ BREACHES = (
            {"block_n": 128, "cluster_n": 4, "num_stages": 3}, replace(SQUARE, n=300)),
     Breach("warp_specialized", "tile", "168 accumulator registers a thread; at most 160",
            {"block_n": 168, "block_m": 256, "num_stages": 3}),
+    Breach("warp_specialized", "tile", "176 accumulator registers a thread; at most 160",
+           {"block_n": 176, "block_m": 256, "num_stages": 3, "epilogue_subtile": 2},
+           replace(SQUARE, epilogue="add")),
+    Breach("warp_specialized", "tile", "192 accumulator registers a thread; at most 176",
+           {"block_n": 192, "block_m": 256, "num_stages": 3}),
     *(breach for name in ("block_m", "block_n", "block_k")
       for breach in everywhere("dot_shape", f"{name}=8 is below 16", TL, changes={name: 8})),
     Breach("persistent_tma", "box", "block_n=512; a tensor map's box has at most 256",

@@ -41,6 +41,7 @@ class Notes:
         self.retained: list[int] = []
         self.launches: list[tuple] = []
         self.encoded: list[tuple] = []
+        self.kinds: list[int] = []
         self.moved: list[tuple] = []
 
     def _launched(self, parameters, launch: Launch) -> None:
@@ -76,6 +77,7 @@ class Notes:
 
     def cuTensorMapEncodeTiled(self, place, kind, rank, base, shape, strides, box, steps, *rest):
         if self.context is not None:
+            self.kinds.append(kind.value)
             self.encoded.append((base.value, list(shape), list(strides)[:rank.value - 1],
                                  list(box)))
             for word in self.moves_by:
@@ -175,6 +177,22 @@ def test_a_second_call_writes_the_new_addresses_only(notes):
     others = tuple(address + 4096 for address in ADDRESSES)
     launch_it(others, 0)
     assert notes.launches == [expected(launch), expected(launch, others)]
+
+
+@pytest.mark.parametrize("config", [
+    PERSISTENT, replace(PERSISTENT, kernel="warp_specialized", num_warps=4)], ids=str)
+def test_only_operands_of_tf32_are_rounded_as_they_are_copied(notes, config):
+    config = replace(config, block_k=32)
+    for precision, dtype in (("tf32", "fp32"), ("ieee", "bf16")):
+        problem = GemmProblem.contiguous(512, 512, 512, layout="nt", dtype=dtype,
+                                         precision=precision)
+        config = replace(config, block_k=32 if dtype == "fp32" else 64)
+        for launch in launches_of(problem, config, H200):
+            launcher(notes, launch)(ADDRESSES, 0)
+        # 11: CU_TENSOR_MAP_DATA_TYPE_TFLOAT32; 9: what the maps of these tests say
+        assert notes.kinds[:2] == ([11, 11] if dtype == "fp32" else [9, 9])
+        assert 11 not in notes.kinds[2:]
+        notes.kinds.clear()
 
 
 def test_a_tensor_map_is_encoded_once_and_moved_when_its_address_changes(notes):

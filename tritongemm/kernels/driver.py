@@ -26,6 +26,7 @@ _SUCCESS, _INVALID_CONTEXT, _OUT_OF_MEMORY = 0, 201, 2
 _TENSOR_MAP_BYTES = 128
 #: CUtensorMapDataType by the compiler's element type: the values differ on host and device.
 _HOST_ELEMENT_TYPE = {**{i: i for i in range(16)}, 8: 10, 9: 8, 10: 9}
+_TFLOAT32 = 11  # CU_TENSOR_MAP_DATA_TYPE_TFLOAT32: rounded to nearest on the way
 _L2_PROMOTION_256B = 3
 
 
@@ -266,8 +267,9 @@ class _TensorMap:
         self._base: int | None = None
         rank = len(descriptor.shape)
         bytes_of = format_of(descriptor.dtype).bytes_of
+        kind = _TFLOAT32 if descriptor.rounds else _HOST_ELEMENT_TYPE[meta["elem_type"]]
         self._arguments = (
-            ctypes.c_int(_HOST_ELEMENT_TYPE[meta["elem_type"]]), ctypes.c_uint(rank),
+            ctypes.c_int(kind), ctypes.c_uint(rank),
             (ctypes.c_uint64 * rank)(*reversed(descriptor.shape)),
             (ctypes.c_uint64 * rank)(*map(bytes_of, reversed(descriptor.strides[:-1]))),
             (ctypes.c_uint32 * rank)(*reversed(descriptor.loaded or meta["block_size"])),

@@ -155,7 +155,7 @@ class Descriptor:
 
     ``gluon``: the type names the shared layout of the box, as Gluon kernels want it. ``offset``:
     bytes from the operand's base. ``loaded``: the box that the map has, where it is another one
-    than the type's.
+    than the type's. ``rounds``: float32 is rounded to TF32 as it is loaded.
     """
 
     name: str
@@ -167,6 +167,7 @@ class Descriptor:
     gluon: bool = False
     offset: int = 0
     loaded: tuple[int, ...] | None = None
+    rounds: bool = False
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,11 @@ def tma_store(problem: GemmProblem) -> bool:
 def stored_operand(problem: GemmProblem, operand: str, box_rows: int, box_k: int,
                    geometry: Geometry, gluon: bool = False) -> Descriptor:
     """The tensor map of ``a`` or ``b`` as stored; a batch is its outermost axis, and so are the two
-    halves of a gated product's B; a batch with two strides is its two outermost ones."""
+    halves of a gated product's B; a batch with two strides is its two outermost ones.
+
+    Under ``tf32`` the copy rounds: the tensor core would ignore the low bits, and so make each
+    product smaller by 7e-4 on average (cuBLAS's TF32 rounds too).
+    """
     g = geometry
     if operand == "a":
         transposed = not problem.a.k_major
@@ -38,6 +42,7 @@ def stored_operand(problem: GemmProblem, operand: str, box_rows: int, box_k: int
     halves = 2 if problem.gated and operand == "b" else None
     map_ = batched(problem, f"{operand}_desc", operand, dtype, shape, outer, box,
                    abs(batch_stride), gluon, halves)
+    map_ = replace(map_, rounds=problem.precision == "tf32")
     if batch_stride < 0:  # a gate behind the other half: a map's strides are not negative
         map_ = replace(map_, offset=format_of(dtype).bytes_of(1) * batch_stride)
     if problem.two_strides == "none":

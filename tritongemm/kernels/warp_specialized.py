@@ -1,4 +1,4 @@
-"""The warp-specialised Hopper kernel in Gluon: fp16 and bf16 in any layout, TF32 along K, split-K,
+"""The warp-specialised Hopper kernel in Gluon: fp16 and bf16 in any layout, TF32 but in tn, split-K,
 swapped: its launches and its rules. What a tile takes is ``warp_tile``."""
 
 from __future__ import annotations
@@ -29,6 +29,11 @@ from tritongemm.kernels.takes import Takes
 from tritongemm.kernels.tensor_map import batched, loaded_in, stored_operand
 from tritongemm.kernels.warpgroups import MAX_STAGES, START_REGISTERS, consumers_of
 from tritongemm.problem import EPILOGUES, FULL_ALIGNMENT, GemmProblem, divisor_of, dtype_of
+
+
+#: Registers of a thread, by consumers, for its accumulators, and twice A's elements of a step where
+#: they are read from registers (TF32 stored across K): more spill (Triton 3.6 and 3.7).
+_MOST_WITH_A = {1: 160, 2: 192, 3: 112}
 
 
 def _along_rows(geometry: Geometry) -> bool:
@@ -140,7 +145,7 @@ def _maps(problem: GemmProblem, outer: GemmProblem, config: KernelConfig,
     one_buffer = tile.one_buffer(outer, config)
     rows, columns = tile.rows_of(config), config.block_n
     if one_buffer:
-        rows = columns = tile.SWIZZLE_ATOM
+        rows = columns = config.block_k  # a swizzle atom, of an operand stored across K
     a = stored_operand(problem, "a", rows, config.block_k, geometry, gluon=True)
     b = stored_operand(problem, "b", columns, config.block_k, geometry, gluon=True)
     if one_buffer:
@@ -261,10 +266,22 @@ def _tile(problem, config, device):
     if rows * consumers_of(config) != config.block_m and not config.pingpong:
         return (f"block_m={config.block_m} does not divide among {consumers_of(config)} "
                 "consumers")
-    most = 160 if tile.one_buffer(problem, config) and consumers_of(config) == 2 else 128
+    most = 128
+    if tile.one_buffer(problem, config) and consumers_of(config) == 2:
+        # Above 160 all else spills (Triton 3.6 and 3.7).
+        epilogue = EPILOGUES[problem.epilogue]
+        lean = (config.block_n % 16 == 0 and not config.pingpong and epilogue.plain
+                and not epilogue.d_is_matrix and tile.stores_by_tma(problem, config))
+        most = 176 if lean else 160
     if rows * config.block_n > 128 * most:
         return (f"{rows}x{config.block_n} a consumer is {rows * config.block_n // 128} "
                 f"accumulator registers a thread; at most {most}")
+    if problem.precision == "tf32" and tile.across(problem, config)[0]:
+        most = _MOST_WITH_A[consumers_of(config)]
+        need = rows * config.block_n // 128 + rows // 2
+        if need > most:
+            return (f"{rows}x{config.block_n} a consumer and A in registers are {need} registers a "
+                    f"thread; at most {most}. Use a smaller tile")
     most = 256 if tile.is_power_of_two(config.block_n) else 224
     if consumers_of(config) != 2:
         most = 192
@@ -353,8 +370,28 @@ def _further_epilogue(problem, config, device):
     return None
 
 
+def _tf32_of_nn(problem):
+    """Whether the product must be swapped: the tensor instruction reads TF32 across K of its first
+    operand only, from registers."""
+    return problem.precision == "tf32" and problem.layout == "nn"
+
+
+def _tf32_of_tn(problem, config, device):
+    if problem.precision != "tf32" or problem.layout != "tn":
+        return None
+    return "tf32 in tn: the tensor instruction reads one operand along K, and neither is stored so"
+
+
+def _tf32_across(problem, config, device):
+    if problem.precision != "tf32" or tile.across(problem, config) in ((False, False),
+                                                                       (True, False)):
+        return None
+    return (f"tf32 in {problem.layout} with swap_ab={config.swap_ab}: the tensor instruction reads "
+            "its second operand along K. In nn use swap_ab=1, in tt swap_ab=0; tn has none along K")
+
+
 def _not_swapped_for_nothing(problem, config, device):
-    if config.swap_ab == 1 and min(problem.m, problem.n) > 128:
+    if config.swap_ab == 1 and min(problem.m, problem.n) > 128 and problem.precision != "tf32":
         return (f"swap_ab=1 is for one narrow side; {problem.m} and {problem.n} are both above "
                 "128; swap_ab=2 transposes its tiles before it stores them")
     return None
@@ -362,8 +399,11 @@ def _not_swapped_for_nothing(problem, config, device):
 
 def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
     """128x256 shared by two groups where that fills the SMs; 128x128 else; small M is swapped."""
+    if _tf32_of_nn(problem) and not problem.gated:
+        return replace(default(swapped(problem), device), swap_ab=1)
     block_k = elements_of_line(problem)
-    if problem.m <= 64 and not EPILOGUES[problem.epilogue].plain:
+    across_k = problem.precision == "tf32" and problem.layout == "tt"
+    if problem.m <= 64 and (across_k or not EPILOGUES[problem.epilogue].plain):
         config = KernelConfig("warp_specialized", 64, 128, block_k, num_warps=4, num_stages=6,
                               group_m=8)
     elif problem.m <= 64:
@@ -399,8 +439,9 @@ WARP_SPECIALIZED = KernelSpec(
     takes=Takes(("bf16", "fp16", "fp32"), ("native", "tf32"), two_strides="ab",
                 all_epilogues=True),
     constraints=(
-        rules.archs(90), rules.not_interpreted, rules.gluon, rules.tf32_reads_k_major,
-        rules.tma_extents,
+        rules.archs(90), rules.not_interpreted, rules.gluon,
+        rules.Constraint("tf32_layout", _tf32_of_tn, of_problem=True),
+        rules.Constraint("tf32_swap", _tf32_across), rules.tma_extents,
         rules.unused(*rules.CUDA_TILES),
         rules.flags_and_turned, rules.whole_epilogue,
         rules.Constraint("epilogue", _further_epilogue), rules.Constraint("powers", _powers),

@@ -31,7 +31,7 @@ _SECOND_ACCUMULATOR_REGISTERS = 24
 _MATRIX_REGISTERS = 56
 #: More of them for a vector beside a matrix D: without, 256 columns spill.
 _VECTOR_REGISTERS = 16
-#: Columns of a swizzle atom: rows of 128 bytes of 16-bit elements.
+#: Columns of a swizzle atom of a 16-bit result: rows of 128 bytes.
 SWIZZLE_ATOM = 64
 #: Columns of a fragment, which is finished and written to its epilogue tile at once, where they
 #: divide that.
@@ -133,21 +133,24 @@ def across(problem: GemmProblem, config: KernelConfig) -> tuple[bool, bool]:
 
 def columns_of_b(problem: GemmProblem, config: KernelConfig) -> int:
     """Columns of B that a stage holds: in one buffer, a B stored across K lies in whole swizzle
-    atoms."""
+    atoms, of as many columns as a step has elements along K: 128 bytes."""
     if one_buffer(problem, config) and across(problem, config)[1]:
-        return -(-config.block_n // SWIZZLE_ATOM) * SWIZZLE_ATOM
+        return -(-config.block_n // config.block_k) * config.block_k
     return config.block_n
 
 
 def load_boxes(problem: GemmProblem, config: KernelConfig) -> tuple[int, int]:
     """The outer sides of A's and B's boxes in the one buffer, of which a program of a cluster loads
     its share. Rows of an operand stored along K: the share in one box. Of one stored across K, in
-    swizzle atoms of 64 rows, elements along K: all 64 where whole atoms are shared out, else an
-    equal range of every atom. Each half of a gated product's B is loaded by itself."""
+    swizzle atoms (:func:`columns_of_b`), elements along K: all of a step where whole atoms are
+    shared out, else an equal range of every atom. Each half of a gated product's B is loaded by
+    itself."""
+    atom = config.block_k
+
     def outer(rows: int, programs: int, is_across: bool) -> int:
         if not is_across:
             return rows // programs
-        return SWIZZLE_ATOM if rows // SWIZZLE_ATOM % programs == 0 else SWIZZLE_ATOM // programs
+        return atom if rows // atom % programs == 0 else atom // programs
 
     across_a, across_b = across(problem, config)
     return (outer(config.block_m, config.cluster_n, across_a),

@@ -8,7 +8,7 @@ programs of a cluster exchange, the store buffers of C, and the barriers (``kern
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tritongemm.kernels.device import barriers, store_buffer, wgmma
+from tritongemm.kernels.device import barriers, store_buffer, wgmma, wgmma_across
 from tritongemm.kernels.device.cluster import (
     arrive_at_all,
     cluster_arrive,
@@ -213,6 +213,45 @@ def store_fragment(result, maps, parts, value, buffer, batch, split, row, col, f
 
 
 @gluon.jit
+def multiply(acc, first, last, it, rows, peer, ELEMENT: gl.constexpr, S: gl.constexpr):
+    """(acc + the products of the steps of a unit, of which the last is not complete; stages used so
+    far). Releases each stage while the next one is multiplied. ``rows``: byte offset of the
+    consumer's rows of A in a stage."""
+    for step in range(first, last):
+        stage = it % S.stages
+        offset = S.stage_bytes * stage
+        a = wgmma.matrix_descriptor(offset + rows, S.a_t)
+        b = wgmma.matrix_descriptor(offset + 128 * S.block_m, not S.b_t)
+        barriers.wait(8 * (S.full_barriers + stage), (it // S.stages) & 1)
+        acc = wgmma.mma(acc, a, b, S.block_n // 8, S.accumulators, S.a_t, S.b_t, ELEMENT)
+        release((it + S.stages - 1) % S.stages, step, first, peer, S)
+        it += 1
+    return acc, it
+
+
+@gluon.jit
+def multiply_across(acc, first, last, it, rows, peer, S: gl.constexpr):
+    """The same of TF32 with A stored across K, whose elements are loaded a step ahead; every
+    product is complete and every stage released."""
+    N8: gl.constexpr = S.block_n // 8
+    if first < last:  # a split of K may be empty
+        barriers.wait(8 * (S.full_barriers + it % S.stages), (it // S.stages) & 1)
+    acc, a = wgmma_across.load(acc, S.stage_bytes * (it % S.stages) + rows, N8, S.accumulators)
+    for step in range(first, last):
+        stage = it % S.stages
+        b = wgmma.matrix_descriptor(S.stage_bytes * stage + 128 * S.block_m, not S.b_t)
+        acc = wgmma_across.multiply(acc, a, b, N8, S.accumulators)
+        # After the last step its own stage once more: a consumer knows of none behind it.
+        ahead = it + (step + 1 < last).to(gl.int32)
+        barriers.wait(8 * (S.full_barriers + ahead % S.stages), (ahead // S.stages) & 1)
+        acc, a = wgmma_across.load(acc, S.stage_bytes * (ahead % S.stages) + rows, N8,
+                                   S.accumulators)
+        release(stage, 1, 0, peer, S)
+        it += 1
+    return acc, it
+
+
+@gluon.jit
 def compute_unit(result, maps, shared, sizes, unit, it, turn, rank, peer, ELEMENT: gl.constexpr,
                  S: gl.constexpr, CONSUMER: gl.constexpr):
     """Multiplies stage after stage of one unit, releases each while the next one is multiplied, and
@@ -234,15 +273,10 @@ def compute_unit(result, maps, shared, sizes, unit, it, turn, rank, peer, ELEMEN
         acc = wgmma.zeros(N8 * S.accumulators)
         if S.pingpong:
             barriers.wait(8 * (S.turn_barriers + CONSUMER), ((turn // 2) & 1) ^ (1 - CONSUMER))
-        for step in range(first, last):
-            stage = it % S.stages
-            offset = S.stage_bytes * stage
-            a = wgmma.matrix_descriptor(offset + 128 * FIRST_ROW, S.a_t)
-            b = wgmma.matrix_descriptor(offset + 128 * S.block_m, not S.b_t)
-            barriers.wait(8 * (S.full_barriers + stage), (it // S.stages) & 1)
-            acc = wgmma.mma(acc, a, b, N8, S.accumulators, S.a_t, S.b_t, ELEMENT)
-            release((it + S.stages - 1) % S.stages, step, first, peer, S)
-            it += 1
+        if S.a_t and ELEMENT == "tf32":
+            acc, it = multiply_across(acc, first, last, it, 128 * FIRST_ROW, peer, S)
+        else:
+            acc, it = multiply(acc, first, last, it, 128 * FIRST_ROW, peer, ELEMENT, S)
         row += FIRST_ROW
         col += rank % S.cluster_k * S.columns
         # Some of D is loaded while the last product is computed.
@@ -251,7 +285,8 @@ def compute_unit(result, maps, shared, sizes, unit, it, turn, rank, peer, ELEMEN
             values += (load_fragment_of_d(epilogue, further, batch, row + row_of(fragment, S),
                                           col + column_of(fragment, S), M, N, S),)
         acc = wgmma.wait_all(acc, N8 * S.accumulators)
-        release((it + S.stages - 1) % S.stages, last, first, peer, S)
+        if not (S.a_t and ELEMENT == "tf32"):
+            release((it + S.stages - 1) % S.stages, last, first, peer, S)
         if S.pingpong:
             barriers.arrive(8 * (S.turn_barriers + 1 - CONSUMER), 1)
         if S.cluster_k > 1:

@@ -57,11 +57,6 @@ def _step(n, separate, a_across, b_across, lo_a, lo_b):
     return "\n".join([*lines, "}"])
 
 
-@gluon.constexpr_function
-def _in_out_registers(count):
-    return ",".join(["=f"] * count + [str(i) for i in range(count)] + ["l"] * 8)
-
-
 @gluon.jit
 def multiply(sums, a, b, S: gl.constexpr):
     """``sums`` plus the products of a step, whose hi parts have these matrix descriptors. Returns
@@ -69,4 +64,5 @@ def multiply(sums, a, b, S: gl.constexpr):
     N8: gl.constexpr = S.block_n // 8 * (2 if S.separate else 1)
     return gl.inline_asm_elementwise(
         _step(S.block_n // 8, S.separate, S.a_t, not S.b_t, 8 * S.block_m, 8 * S.b_rows),
-        _in_out_registers(4 * N8), sums + (a, b), dtype=wgmma.floats(N8), is_pure=False, pack=4)
+        wgmma.in_out_registers(N8, "llllllll"), sums + (a, b), dtype=wgmma.floats(N8),
+        is_pure=False, pack=4)

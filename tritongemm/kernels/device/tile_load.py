@@ -50,31 +50,32 @@ def load_stage_shared(a_map, b_map, batch, row, col, k, stage, rank, S: gl.const
     share."""
     a_peers, b_peers = peers_of(rank, S)
     load_share(a_map, batch, row, k, stage, rank // S.cluster_m % S.cluster_n, a_peers, 0,
-               S.block_m, S.cluster_n, S.a_box, S.a_t, S.batch_axes, S)
+               S.block_m, S.cluster_n, S.a_box, S.a_t, S.block_k, S.batch_axes, S)
     if S.gated:  # each half in a matrix of its own; in shared memory the gate's is the first
         for half in gl.static_range(2):
             load_share(b_map, batch + (1 - half if S.gate_last else half), col, k, stage,
                        rank % S.cluster_m, b_peers, S.block_m + half * (S.b_rows // 2),
-                       S.b_rows // 2, S.cluster_m, S.b_box, not S.b_t, 1, S)
+                       S.b_rows // 2, S.cluster_m, S.b_box, not S.b_t, S.block_k, 1, S)
     else:
         load_share(b_map, batch, col, k, stage, rank % S.cluster_m, b_peers, S.block_m, S.b_rows,
-                   S.cluster_m, S.b_box, not S.b_t, S.batch_axes, S)
+                   S.cluster_m, S.b_box, not S.b_t, S.block_k, S.batch_axes, S)
 
 
 @gluon.jit
 def load_share(map_, batch, first, k, stage, share, peers, BEFORE: gl.constexpr,
                ROWS: gl.constexpr, SHARES: gl.constexpr, BOX: gl.constexpr, ACROSS: gl.constexpr,
-               AXES: gl.constexpr, S: gl.constexpr):
+               ATOM: gl.constexpr, AXES: gl.constexpr, S: gl.constexpr):
     """Starts the copies of one of the SHARES of an operand's ROWS rows (of B: columns), which begin
     at ``first``, to the programs ``peers``. BEFORE: rows of a stage before the operand's. AXES: the
     axes of the tensor map that are the batch.
 
     A share is one box of BOX rows; or, of an operand stored ACROSS K, which lies in swizzle atoms
-    of 64 rows, whole atoms where BOX is 64, else BOX elements along K of every atom."""
-    WHOLE: gl.constexpr = not ACROSS or BOX == 64
+    of ATOM rows (128 bytes), whole atoms where BOX is that, else BOX elements along K of every
+    atom."""
+    WHOLE: gl.constexpr = not ACROSS or BOX == ATOM
     SHARE_ROWS: gl.constexpr = ROWS // SHARES if WHOLE else ROWS
     SHARE_K: gl.constexpr = 0 if WHOLE else BOX
-    BOX_ROWS: gl.constexpr = 64 if ACROSS else BOX
+    BOX_ROWS: gl.constexpr = ATOM if ACROSS else BOX
     for box in gl.static_range(SHARE_ROWS // BOX_ROWS):
         at = box * BOX_ROWS
         if WHOLE:

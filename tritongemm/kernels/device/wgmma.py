@@ -9,7 +9,7 @@ tensors, which :func:`join_columns` joins into powers of two without moving a re
 Operands are read through matrix descriptors (PTX ISA, wgmma, "Matrix Descriptor Format"). The
 caller keeps both in one buffer, the first in shared memory (``hopper.shared_address``). An operand
 stored across K lies in swizzle atoms of 64 columns, 128 bytes; of TF32 both are stored along K, the
-only way in which the instruction reads it.
+only way in which the instruction reads it from there (``wgmma_across``: A from registers).
 """
 
 from triton.experimental import gluon
@@ -48,9 +48,9 @@ def _mma(n, accumulators, a_across, b_across, element):
 
 
 @gluon.constexpr_function
-def _in_out_registers(n, wide_inputs):
-    """4 n registers that are outputs and inputs both, then 64-bit inputs."""
-    return ",".join(["=f"] * (4 * n) + [str(i) for i in range(4 * n)] + ["l"] * wide_inputs)
+def in_out_registers(n, inputs):
+    """4 n registers that are outputs and inputs both, then inputs, a letter each."""
+    return ",".join(["=f"] * (4 * n) + [str(i) for i in range(4 * n)] + list(inputs))
 
 
 @gluon.constexpr_function
@@ -103,14 +103,14 @@ def mma(accs, a, b, N8: gl.constexpr, ACCUMULATORS: gl.constexpr, A_T: gl.conste
 
     Asynchronous: returns when every product but this one is complete."""
     return gl.inline_asm_elementwise(
-        _mma(N8, ACCUMULATORS, A_T, not B_T, ELEMENT), _in_out_registers(N8 * ACCUMULATORS, 8),
+        _mma(N8, ACCUMULATORS, A_T, not B_T, ELEMENT), in_out_registers(N8 * ACCUMULATORS, "llllllll"),
         accs + (a, b), dtype=floats(N8 * ACCUMULATORS), is_pure=False, pack=4)
 
 
 @gluon.jit
 def wait_all(accs, N8: gl.constexpr):
     """The accumulator, once every product is complete."""
-    return gl.inline_asm_elementwise("wgmma.wait_group.sync.aligned 0;", _in_out_registers(N8, 0),
+    return gl.inline_asm_elementwise("wgmma.wait_group.sync.aligned 0;", in_out_registers(N8, ""),
                                      accs, dtype=floats(N8), is_pure=False, pack=4)
 
 
