@@ -1,5 +1,5 @@
-"""The warp-specialised Hopper kernel in Gluon: fp16 and bf16 in any layout, TF32 but in tn, split-K,
-swapped: its launches and its rules. What a tile takes is ``warp_tile``."""
+"""The warp-specialised Hopper kernel in Gluon: fp16 and bf16 in any layout, TF32 in all but tn,
+split-K, swapped: its launches and its rules. What a tile takes is ``warp_tile``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ from tritongemm.kernels.takes import Takes
 from tritongemm.kernels.tensor_map import batched, loaded_in, stored_operand
 from tritongemm.kernels.warpgroups import MAX_STAGES, START_REGISTERS, consumers_of
 from tritongemm.problem import EPILOGUES, FULL_ALIGNMENT, GemmProblem, divisor_of, dtype_of
-
 
 #: Registers of a thread, by consumers, for its accumulators, and twice A's elements of a step where
 #: they are read from registers (TF32 stored across K): more spill (Triton 3.6 and 3.7).

@@ -63,6 +63,16 @@ def normal_cdf(x):
 
 
 @triton.jit
+def logistic(x):
+    """(s(x), 1 - s(x)) by one exponential and one division, whose rate is a quarter of that of
+    other instructions or less. Neither is a difference, which would lose what is left near 0."""
+    smaller = tl.exp(-tl.abs(x))
+    larger = 1.0 / (1.0 + smaller)
+    smaller *= larger
+    return tl.where(x < 0.0, smaller, larger), tl.where(x < 0.0, larger, smaller)
+
+
+@triton.jit
 def finish(acc, value, alpha, beta, ADDEND: tl.constexpr, ACTIVATION: tl.constexpr):
     """activation(alpha * acc + beta * value) for a float32 ``acc`` and a ``value`` of D; where
     ACTIVATION is ``mul`` or a derivative, alpha * acc * f(value)."""
@@ -77,8 +87,7 @@ def finish(acc, value, alpha, beta, ADDEND: tl.constexpr, ACTIVATION: tl.constex
 
 @triton.jit
 def times_derivative(acc, x, DERIVATIVE: tl.constexpr):
-    """``acc`` times an activation's derivative at ``x``, both float32. 1 - s is computed as s(-x),
-    since the difference would lose what is left where s is near 1."""
+    """``acc`` times an activation's derivative at ``x``, both float32."""
     if DERIVATIVE == "drelu":  # as torch: NaN passes the gradient, and 0 times infinity is 0
         return tl.where(x <= 0.0, 0.0, acc)
     elif DERIVATIVE == "dgelu":  # Phi(x) + x phi(x)
@@ -89,9 +98,12 @@ def times_derivative(acc, x, DERIVATIVE: tl.constexpr):
         u = 1.5957691216057308 * (x + 0.044715 * x * x * x)
         z = tl.minimum(tl.maximum(x, -1e4), 1e4)
         slope = z * (1.5957691216057308 + 0.2140644488178 * z * z)
-        return acc * ((1.0 + slope / (1.0 + tl.exp(u))) / (1.0 + tl.exp(-u)))
+        s, rest = logistic(u)
+        return acc * (s * (1.0 + slope * rest))
     else:  # of x s(x): s (1 + x (1 - s))
-        return acc * ((1.0 + x / (1.0 + tl.exp(x))) / (1.0 + tl.exp(-x)))
+        tl.static_assert(DERIVATIVE == "dsilu", "a derivative without a formula")
+        s, rest = logistic(x)
+        return acc * (s * (1.0 + x * rest))
 
 
 @triton.jit
@@ -120,6 +132,8 @@ def activate(acc, ACTIVATION: tl.constexpr):
         acc = acc / (1.0 + tl.exp(-1.5957691216057308 * (acc + 0.044715 * acc * acc * acc)))
     elif ACTIVATION == "silu":
         acc = acc / (1.0 + tl.exp(-acc))
+    else:
+        tl.static_assert(ACTIVATION == "none", "an activation without a formula")
     return acc
 
 

@@ -103,7 +103,8 @@ def mma(accs, a, b, N8: gl.constexpr, ACCUMULATORS: gl.constexpr, A_T: gl.conste
 
     Asynchronous: returns when every product but this one is complete."""
     return gl.inline_asm_elementwise(
-        _mma(N8, ACCUMULATORS, A_T, not B_T, ELEMENT), in_out_registers(N8 * ACCUMULATORS, "llllllll"),
+        _mma(N8, ACCUMULATORS, A_T, not B_T, ELEMENT),
+        in_out_registers(N8 * ACCUMULATORS, "llllllll"),
         accs + (a, b), dtype=floats(N8 * ACCUMULATORS), is_pure=False, pack=4)
 
 
