@@ -57,6 +57,12 @@ class TileTarget(NamedTuple):
         """Elements that divide the addresses of rows."""
         return format_of(self.pointer.dtype).elements_of(self.pointer.align)
 
+    @property
+    def pairs(self) -> bool:
+        """Whether two float32 values of a row may be stored at once."""
+        return (self.column == 1 and self.pointer.dtype == "fp32" and self.pointer.align >= 8
+                and (self.row | self.batch | self.part) % 2 == 0)
+
 
 def target_of(problem: GemmProblem, config: KernelConfig, geometry: Geometry) -> TileTarget:
     """C, or with a split its parts in scratch.

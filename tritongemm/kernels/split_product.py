@@ -79,8 +79,6 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         extra, epilogue = epilogue_of_launch(problem, g)
     consumers = consumers_of(config)
     b_rows, stage = stage_layout(problem, config)
-    pairs = (c.column == 1 and c.pointer.dtype == "fp32" and c.pointer.align >= 8
-             and (c.row | c.batch | c.part) % 2 == 0)
     arguments = (
         split.a.map_of(split.parts, config.block_m), split.b.map_of(split.parts, config.block_n),
         c.pointer, split.a.exponents_at(), split.b.exponents_at(), Scalar("M", problem.m),
@@ -101,7 +99,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
          ("SEPARATE", separate(problem, config)), ("BLOCK_M", config.block_m),
          ("BLOCK_N", config.block_n), ("B_ROWS", b_rows), ("STAGE_BYTES", stage),
          ("GROUP_M", config.group_m), ("SPLIT_K", config.split_k), ("STAGES", config.num_stages),
-         ("PAIRS", pairs),
+         ("PAIRS", c.pairs),
          ("CONSUMER_REGISTERS", _consumer_registers(config)),
          ("PRODUCER_REGISTERS", _PRODUCER_REGISTERS[consumers]), *epilogue),
         (programs, 1, 1), 4, 1, symbol_of(problem, config),

@@ -7,6 +7,7 @@ from triton.experimental.gluon import language as gl
 from tritongemm.kernels.device import wgmma
 from tritongemm.kernels.device.epilogue import gluon_finish, gluon_load_d
 from tritongemm.kernels.device.split_fp32 import FLAGGED, gluon_power_of_two
+from tritongemm.kernels.device.tile_store import store_pairs
 
 #: Undoes the scale of the lo parts.
 _LO = gl.constexpr(2.0**-11)
@@ -20,23 +21,6 @@ def scales_of(exponents):
     e = gl.where(valid, exponents, 0.0).to(gl.int32)
     half = e >> 1
     return gluon_power_of_two(-half), gluon_power_of_two(half - e), valid
-
-
-@gluon.constexpr_function
-def _store_pair():
-    return "\n".join([
-        "{", ".reg .pred p, q, both;", "setp.ne.b32 p, $5, 0;", "setp.ne.b32 q, $6, 0;",
-        "and.pred both, p, q;", "@both st.global.v2.f32 [$1], {$3, $4};",
-        "xor.pred p, p, both;", "xor.pred q, q, both;", "@p st.global.f32 [$1], $3;",
-        "@q st.global.f32 [$2], $4;", "}", "// $0"])
-
-
-@gluon.jit
-def store_pairs(ptrs, value, mask):
-    """Stores float32 values, two of a row at once where both are inside."""
-    gl.inline_asm_elementwise(_store_pair(), "=r,l,l,f,f,r,r",
-                              (ptrs.to(gl.int64), value, mask.to(gl.int32)), dtype=gl.int16,
-                              is_pure=False, pack=2)
 
 
 @gluon.jit

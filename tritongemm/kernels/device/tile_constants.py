@@ -48,6 +48,7 @@ class Constants:
     store_bytes: gl.constexpr
     barriers_offset: gl.constexpr
     early_fragments: gl.constexpr
+    paired_c: gl.constexpr
     paired_d: gl.constexpr
     addend: gl.constexpr
     activation: gl.constexpr

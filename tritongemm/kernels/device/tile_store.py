@@ -32,6 +32,25 @@ def store_subtile(c_desc, buffer, value, batch, row, col, BATCHED: gl.constexpr)
 
 
 @gluon.constexpr_function
+def _store_pair():
+    return "\n".join([
+        "{", ".reg .pred p, q, both;", "setp.ne.b32 p, $5, 0;", "setp.ne.b32 q, $6, 0;",
+        "and.pred both, p, q;", "@both st.global.v2.f32 [$1], {$3, $4};",
+        "xor.pred p, p, both;", "xor.pred q, q, both;", "@p st.global.f32 [$1], $3;",
+        "@q st.global.f32 [$2], $4;", "}", "// $0"])
+
+
+@gluon.jit
+def store_pairs(ptrs, value, mask):
+    """Stores float32 values, two of a row at once where both are inside. In partitions other than
+    the first, Triton 3.6 does not see that it may, and would write each sector twice, half of it
+    at a time."""
+    gl.inline_asm_elementwise(_store_pair(), "=r,l,l,f,f,r,r",
+                              (ptrs.to(gl.int64), value, mask.to(gl.int32)), dtype=gl.int16,
+                              is_pure=False, pack=2)
+
+
+@gluon.constexpr_function
 def _elements_per_thread(linear):
     """Elements that a thread holds of a linear layout."""
     return 1 << len(linear.reg_bases)
@@ -203,4 +222,7 @@ def store_finished(c_desc, c, buffer, acc, batch, split, row, col, M, N, strides
                 offsets = (gl.expand_dims(rows.to(gl.int64) * stride_cm, 1)
                            + gl.expand_dims(cols.to(gl.int64) * stride_cn, 0))
                 inside = gl.expand_dims(rows < M, 1) & gl.expand_dims(cols < N, 0)
-                gl.store(base + offsets, value, mask=inside)
+                if S.paired_c:
+                    store_pairs(base + offsets, value, inside)
+                else:
+                    gl.store(base + offsets, value, mask=inside)

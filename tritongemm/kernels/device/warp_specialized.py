@@ -152,7 +152,8 @@ def warp_specialized(a_desc, b_desc, c_desc, aux_desc, c, M, N, K, batches, inne
                      PARTIALS_OFFSET: gl.constexpr, STORE_OFFSET: gl.constexpr,
                      STORE_BYTES: gl.constexpr, BARRIERS_OFFSET: gl.constexpr,
                      BUFFER_BYTES: gl.constexpr, EARLY_FRAGMENTS: gl.constexpr,
-                     PAIRED_D: gl.constexpr, ADDEND: gl.constexpr, ACTIVATION: gl.constexpr,
+                     PAIRED_C: gl.constexpr, PAIRED_D: gl.constexpr, ADDEND: gl.constexpr,
+                     ACTIVATION: gl.constexpr,
                      GATED: gl.constexpr, GATE_LAST: gl.constexpr, RESIDUAL: gl.constexpr,
                      EXTRA: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr,
                      PRODUCER_REGISTERS: gl.constexpr, RELEASE: gl.constexpr,
@@ -168,8 +169,9 @@ def warp_specialized(a_desc, b_desc, c_desc, aux_desc, c, M, N, K, batches, inne
     them at a time, and finished in fragments of FRAGMENT_N columns. EVICT_FIRST: C leaves the L2
     before its other contents. Rows of C that TMA cannot store are stored from
     registers: VECTOR elements at once, ROW_COLUMNS columns at a time, or with VECTOR 0 in the
-    accumulator's layout. EARLY_FRAGMENTS of D are loaded before the last product is complete, with
-    PAIRED_D two values of a row at once. CHUNKS_PER_STAGE: ``cluster.send_partials``.
+    accumulator's layout, with PAIRED_C two float32 values of a row at once. EARLY_FRAGMENTS of D
+    are loaded before the last product is complete, with PAIRED_D two values of a row at once.
+    CHUNKS_PER_STAGE: ``cluster.send_partials``.
 
     GATED: B's tensor map holds two matrices, of which BLOCK_N / 2 columns each make a tile; N
     counts columns of C. GATE_LAST: the gate's is the second. ``x``, EXTRA and RESIDUAL:
@@ -185,7 +187,7 @@ def warp_specialized(a_desc, b_desc, c_desc, aux_desc, c, M, N, K, batches, inne
         SUBTILE, BLOCK_M, BLOCK_N, BLOCK_K, ROWS, FRAGMENT_N, EPILOGUE_N, STORE_BUFFERS, GROUP_M,
         SPLIT_K, STAGES, CONSUMERS, PINGPONG, CLUSTER_K, CLUSTER_M, CLUSTER_N, CHUNKS_PER_STAGE,
         ONE_BUFFER, STAGE_BYTES, A_BOX, B_BOX, PARTIALS_OFFSET, STORE_OFFSET, STORE_BYTES,
-        BARRIERS_OFFSET, EARLY_FRAGMENTS, PAIRED_D, ADDEND, ACTIVATION, GATED, GATE_LAST,
+        BARRIERS_OFFSET, EARLY_FRAGMENTS, PAIRED_C, PAIRED_D, ADDEND, ACTIVATION, GATED, GATE_LAST,
         RESIDUAL, EXTRA, RELEASE, SYMBOL)
     buffers = make_buffers(a_desc, b_desc, c_desc, BUFFER_BYTES, S)
     if S.programs > 1:
