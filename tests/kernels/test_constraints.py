@@ -161,6 +161,9 @@ BREACHES = (
     *(Breach("warp_specialized", "tf32_swap", f"tf32 in {layout} with swap_ab={swap}: .* In nn use "
              "swap_ab=1, in tt swap_ab=0", {"block_k": 32, "swap_ab": swap},
              replace(TF32, layout=layout)) for layout, swap in (("nn", 0), ("tt", 1), ("tt", 2))),
+    Breach("warp_specialized", "sharing", "cluster_n=8: a program would load 4 rows of K of A",
+           {"block_k": 32, "block_m": 64, "block_n": 16, "num_warps": 4, "cluster_n": 8},
+           replace(TF32, layout="tt")),
     Breach("warp_specialized", "tile", "128x144 a consumer and A in registers are 208 registers",
            {"block_k": 32, "block_m": 256, "block_n": 144}, replace(TF32, layout="tt")),
     *(breach for extent in ("m", "n", "k", "batch") for breach in everywhere(

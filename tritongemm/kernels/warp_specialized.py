@@ -223,6 +223,11 @@ def _sharing(problem, config, device):
         return f"{what}: a cluster has 2, 4 or 8 programs, each side a power of two"
     if config.pingpong or config.cluster_k > 1:
         return f"{what} goes with pingpong=0 and cluster_k=1"
+    for operand, box, is_across in zip("AB", tile.load_boxes(problem, config),
+                                       tile.across(problem, config), strict=True):
+        if is_across and box < 8:  # rows of a swizzle atom that repeat its pattern
+            return (f"{what}: a program would load {box} rows of K of {operand}; at least 8. Use a "
+                    "larger tile or a smaller cluster")
     return None
 
 
