@@ -116,7 +116,7 @@ def test_short_sums_and_equal_values_are_judged_by_their_terms(precision, k, str
     world = World(case.operands, "fp32", 7, CPU)
     a, b = (x.double() for x in world.operands)
     grad = judge._cotangent(case, a @ b).double()
-    bound = k * 2.0**-24 if precision == "ieee" else 2.0**-9 + k * 2.0**-23
+    bound = k * 2.0**-24 if precision == "ieee" else 2.0**-10 + k * 2.0**-23
     for i, truth, size, terms in ((0, a @ b, a.abs() @ b.abs(), k),
                                   (1, a.mT @ grad, a.abs().mT @ grad.abs(), 40)):
         of_sum = bound + (terms - k) * (2.0**-24 if precision == "ieee" else 2.0**-23) + 2.0**-23
@@ -136,7 +136,7 @@ def test_an_outer_product_behind_a_relu_is_judged_by_its_terms(monkeypatch):
     result = torch.relu(weight @ x)
     back = judge._cotangent(case, result).double() * (result > 0)
     truth = back[:, None] * x
-    bound = 2.0**-9 + 2.0**-23 + 2.0**-23
+    bound = 2.0**-10 + 2.0**-23 + 2.0**-23
 
     def within(found: torch.Tensor) -> bool:
         return judge._within_bound(case, world, 1, found, truth, 1, 1.5)
@@ -164,7 +164,7 @@ def test_a_gated_product_of_a_short_sum_is_judged_by_its_terms(activation, monke
 
     truth = gated(x, weight)
     gate, up = (x.abs() @ weight.abs().mT + bias.abs()).chunk(2, -1)
-    bound = 2.0 * (2.0**-9 + 2 * 2.0**-23)
+    bound = 2.0 * (2.0**-10 + 2 * 2.0**-23)
 
     def within(found: torch.Tensor) -> bool:
         return judge._within_bound(case, world, 0, found, truth, 2, 1.5)

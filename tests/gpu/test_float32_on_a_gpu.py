@@ -110,7 +110,7 @@ TF32_CONFIGS = (
 #: With A in registers: two consumers with 128 rows each, programs that share A, a cluster's K.
 ACROSS_CONFIGS = (
     replace(HOPPER, block_m=256, block_n=96),
-    replace(HOPPER, block_m=256, block_n=128, cluster_m=2), replace(HOPPER, cluster_n=2),
+    replace(HOPPER, block_m=256, block_n=112, cluster_m=2), replace(HOPPER, cluster_n=2),
     replace(HOPPER, block_n=80, cluster_n=4),
     replace(HOPPER, block_m=64, block_n=32, num_warps=4, cluster_n=4),
     replace(HOPPER, pingpong=1), replace(HOPPER, block_m=192, block_n=160, num_warps=12))

@@ -164,6 +164,10 @@ BREACHES = (
     Breach("warp_specialized", "sharing", "cluster_n=8: a program would load 4 rows of K of A",
            {"block_k": 32, "block_m": 64, "block_n": 16, "num_warps": 4, "cluster_n": 8},
            replace(TF32, layout="tt")),
+    *(Breach("warp_specialized", "tile", f"swap_ab=1 and 128 rows a consumer; at most {most}",
+             {"block_k": 32, "block_m": rows, "block_n": most + 16, "pingpong": turns,
+              "swap_ab": 1, "num_stages": 3}, replace(TF32, layout="nt"))
+      for most, rows, turns in ((112, 256, 0), (128, 128, 1))),
     Breach("warp_specialized", "tile", "128x144 a consumer and A in registers are 208 registers",
            {"block_k": 32, "block_m": 256, "block_n": 144}, replace(TF32, layout="tt")),
     *(breach for extent in ("m", "n", "k", "batch") for breach in everywhere(

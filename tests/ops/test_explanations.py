@@ -98,7 +98,7 @@ def test_sizes_beyond_any_memory_are_told_without_a_warning():
 
 @pytest.mark.parametrize(("precision", "policy", "name", "bound"), [
     (None, "own", "split", (4096 + 4) * 2.0**-23), ("ieee", "own", "ieee", 4096 * 2.0**-24),
-    ("tf32", "own", "tf32", 2.0**-9 + 4096 * 2.0**-23), ("ieee", "auto", "torch", None)], ids=str)
+    ("tf32", "own", "tf32", 2.0**-10 + 4096 * 2.0**-23), ("ieee", "auto", "torch", None)], ids=str)
 def test_the_float32_path_is_named_with_its_bound_and_its_switch(precision, policy, name, bound):
     with settings.override(policy=policy):
         found = tg.explain(4096, 4096, 4096, dtype="fp32", precision=precision, device="h100")

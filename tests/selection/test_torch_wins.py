@@ -200,7 +200,7 @@ def test_on_a_sibling_an_unmeasured_float32_product_must_beat_torchs_best(m, h20
 
 @pytest.mark.parametrize("problem", [
     GemmProblem.contiguous(16, 4104, 4096, dtype="fp32", layout="nn", precision="fp16x3"),
-    GemmProblem.contiguous(384, 384, 392, dtype="fp32", layout="nn", precision="tf32")], ids=str)
+    GemmProblem.contiguous(384, 384, 392, dtype="fp32", layout="tn", precision="tf32")], ids=str)
 def test_another_layout_is_not_certain(problem):
     """In nt these were measured to be 1.3 times as fast as torch and more."""
     h100 = known_devices()["nvidia-h100-80gb-hbm3"]

@@ -287,6 +287,11 @@ def _tile(problem, config, device):
         if need > most:
             return (f"{rows}x{config.block_n} a consumer and A in registers are {need} registers a "
                     f"thread; at most {most}. Use a smaller tile")
+    if problem.precision == "tf32" and config.swap_ab == 1 and rows == 128:
+        most = 128 if config.pingpong else 112  # beside the addresses of both accumulators' C
+        if config.block_n > most:
+            return (f"block_n={config.block_n} with swap_ab=1 and 128 rows a consumer; at most "
+                    f"{most}. Use fewer rows")
     most = 256 if tile.is_power_of_two(config.block_n) else 224
     if consumers_of(config) != 2:
         most = 192
