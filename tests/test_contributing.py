@@ -117,7 +117,8 @@ assert KernelPlanner(["exercise"])(PROBLEM, H200).report.removed["exercise", "sq
                    "lambda grad, y: grad * y * (1 - y), of_result=True),"),
             inside("Name = Literal[", "]\n", ', "logistic"')),
         "tritongemm/kernels/device/epilogue.py": inside(
-            "def activate(", "    else:\n        tl.static_assert", '    elif ACTIVATION == "logistic":\n'
+            "def activate(", "    else:\n        tl.static_assert",
+            '    elif ACTIVATION == "logistic":\n'
             "        acc = 1.0 / (1.0 + tl.exp(-acc))\n")}, """
 import torch, typing, tritongemm
 from tritongemm.ops.functions import Activation
