@@ -352,6 +352,18 @@ def test_padded_copies_are_aligned_whole_and_apart(drawn, start, level):
     assert (g.cb, g.cm, g.cn) == (old.cb, old.cm, old.cn)
 
 
+@pytest.mark.parametrize(("problem", "changes", "pairs"), (
+    (dict(dtype_out="fp32"), {}, True), (dict(), {}, False), (dict(), {"split_k": 2}, True),
+    (dict(dtype_out="fp32"), {"swap_ab": 2}, False), (dict(dtype_out="fp32", n=1001), {}, False),
+    (dict(dtype_out="fp32", batch=3, m=333, n=1002), {}, True)), ids=str)
+def test_float32_is_stored_in_pairs_where_rows_begin_on_eight_bytes(problem, changes, pairs):
+    sides = {"m": 1000, "n": 1000, "k": 1024} | problem
+    config = KernelConfig("warp_specialized", 128, 128, 64, num_warps=8, num_stages=4, **changes)
+    product = launches_of(GemmProblem.contiguous(**sides, layout="nt"), config,
+                          representative(90))[0]
+    assert dict(product.constants)["PAIRED_C"] is pairs
+
+
 def test_symbols_say_what_is_multiplied_and_how():
     assert symbol_of(BASE, CONFIGS["split"]) == "tritongemm_bf16_nt_tiled_64x64x32_w4_s2_g8_k4"
     mixed = GemmProblem.contiguous(8, 8, 8, dtype="fp32", dtype_out="fp32", precision="tf32")

@@ -2,9 +2,12 @@
 
 The instruction reads TF32 from shared memory along K only; but it takes A from registers, where
 every thread loads its elements one by one from whatever order they lie in. So A may be stored
-across K, and B too where the transposed product is computed (``kernels.swap``). What that costs is
-a load of four bytes a thread and element of A, no copy: the loads of a step run while the products
-of the step before are computed.
+across K, or B where the transposed product is computed (``kernels.swap``). That costs a load of
+four bytes for each element of A, and no copy.
+
+The loads of a step run between the products of the step before and the wait for them. So at the
+loop's branch no product is under way: with one, ptxas counts the registers that it reads as used in
+the producer too, which has 40, and serialises all products (its message C7512).
 
 A stage holds A in swizzle atoms of 32 columns (rows of A), 32 rows (K) of 128 bytes each. Of eight
 rows of an atom, the 16-byte units of row k are exchanged by ``unit ^ k``, so at one k the eight
