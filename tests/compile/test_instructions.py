@@ -130,6 +130,17 @@ def test_products_from_registers_run_together_while_the_next_ones_are_loaded(con
     assert [x.count("LDS") for x in steps] == [4 * products] * consumers
 
 
+@pytest.mark.parametrize(("layout", "epilogue", "tile", "warps"), (
+    ("tt", "bias+residual", (256, 112), 8), ("tt", "add", (128, 192), 8),
+    ("nn", "add", (128, 160), 8), ("nn", "bias+residual", (256, 80), 8),
+    ("nt", "dgelu", (192, 96), 12)))
+def test_tf32_beside_a_matrix_d_spills_a_few_registers_at_most(layout, epilogue, tile, warps):
+    config = KernelConfig("warp_specialized", *tile, 32, num_warps=warps, num_stages=3,
+                          swap_ab=int(layout == "nn"))
+    problem = shape(layout, dtype="fp32", precision="tf32", epilogue=epilogue)
+    assert main_of(Case(90, config, problem))[0].spills <= 16
+
+
 def test_tiled_assumes_no_alignment_that_is_not_there():
     case = Case(90, ROWS_64, UNALIGNED)
     _, opcodes = main_of(case)

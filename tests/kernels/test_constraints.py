@@ -168,6 +168,14 @@ BREACHES = (
              {"block_k": 32, "block_m": rows, "block_n": most + 16, "pingpong": turns,
               "swap_ab": 1, "num_stages": 3}, replace(TF32, layout="nt"))
       for most, rows, turns in ((112, 256, 0), (128, 128, 1))),
+    *(Breach("warp_specialized", "tile",
+             f"beside the matrix D of the epilogue 'add'; at most {most}",
+             {"block_k": 32, "block_m": 128, "block_n": n, "swap_ab": swap, "num_stages": 3},
+             replace(TF32, epilogue="add", layout=layout))
+      for most, n, swap, layout in ((112, 256, 0, "tt"), (80, 96 + 80, 1, "nn"))),
+    *(Breach("warp_specialized", "tf32_layout", f"tf32 in nn is computed swapped, .*{words}.* not",
+             problem=replace(TF32, layout="nn", epilogue=words))
+      for words in ("gated_silu",)),
     Breach("warp_specialized", "tile", "128x144 a consumer and A in registers are 208 registers",
            {"block_k": 32, "block_m": 256, "block_n": 144}, replace(TF32, layout="tt")),
     *(breach for extent in ("m", "n", "k", "batch") for breach in everywhere(

@@ -105,7 +105,7 @@ def _tf32_reads_k_major(problem, config, device):
     """The Hopper tensor instruction for tf32 reads both operands K-major."""
     if problem.precision != "tf32" or problem.layout == "nt":
         return None
-    return "tf32 tiles by TMA are nt only: the tensor instruction reads K-major"
+    return "tf32 is nt only: the tensor instruction reads K-major from shared memory"
 
 
 tf32_reads_k_major = Constraint("tf32_layout", _tf32_reads_k_major, of_problem=True)

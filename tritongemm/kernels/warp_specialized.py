@@ -33,6 +33,9 @@ from tritongemm.problem import EPILOGUES, FULL_ALIGNMENT, GemmProblem, divisor_o
 #: Registers of a thread, by consumers, for its accumulators, and twice A's elements of a step where
 #: they are read from registers (TF32 stored across K): more spill (Triton 3.6 and 3.7).
 _MOST_WITH_A = {1: 160, 2: 192, 3: 112}
+#: The same of the accumulators of TF32 beside a matrix D, and where tiles are swapped (Triton 3.7):
+#: more spill by more than 16 bytes.
+_MOST_WITH_D = {1: (128, 96), 2: (112, 80), 3: (48, 48)}
 
 
 def _along_rows(geometry: Geometry) -> bool:
@@ -271,27 +274,16 @@ def _tile(problem, config, device):
     if rows * consumers_of(config) != config.block_m and not config.pingpong:
         return (f"block_m={config.block_m} does not divide among {consumers_of(config)} "
                 "consumers")
+    epilogue = EPILOGUES[problem.epilogue]
     most = 128
     if tile.one_buffer(problem, config) and consumers_of(config) == 2:
         # Above 160 all else spills (Triton 3.6 and 3.7).
-        epilogue = EPILOGUES[problem.epilogue]
         lean = (config.block_n % 16 == 0 and not config.pingpong and epilogue.plain
                 and not epilogue.d_is_matrix and tile.stores_by_tma(problem, config))
         most = 176 if lean else 160
     if rows * config.block_n > 128 * most:
         return (f"{rows}x{config.block_n} a consumer is {rows * config.block_n // 128} "
                 f"accumulator registers a thread; at most {most}")
-    if problem.precision == "tf32" and tile.across(problem, config)[0]:
-        most = _MOST_WITH_A[consumers_of(config)]
-        need = rows * config.block_n // 128 + rows // 2
-        if need > most:
-            return (f"{rows}x{config.block_n} a consumer and A in registers are {need} registers a "
-                    f"thread; at most {most}. Use a smaller tile")
-    if problem.precision == "tf32" and config.swap_ab == 1 and rows == 128:
-        most = 128 if config.pingpong else 112  # beside the addresses of both accumulators' C
-        if config.block_n > most:
-            return (f"block_n={config.block_n} with swap_ab=1 and 128 rows a consumer; at most "
-                    f"{most}. Use fewer rows")
     most = 256 if tile.is_power_of_two(config.block_n) else 224
     if consumers_of(config) != 2:
         most = 192
@@ -300,6 +292,32 @@ def _tile(problem, config, device):
                 f"would want more registers than the kernel may start with; at most {most}")
     if consumers_of(config) == 3 and rows * config.block_n > 64 * 192:
         return f"{rows}x{config.block_n} a consumer is too much for three consumers' registers"
+    return None
+
+
+def _tf32_registers(problem, config, device):
+    if problem.precision != "tf32":
+        return None
+    rows, epilogue = tile.rows_of(config), EPILOGUES[problem.epilogue]
+    accumulators = rows * config.block_n // 128
+    what = f"{rows}x{config.block_n} a consumer"
+    if tile.across(problem, config)[0]:
+        most, need = _MOST_WITH_A[consumers_of(config)], accumulators + rows // 2
+        if need > most:
+            return (f"{what} and A in registers are {need} registers a thread; at most {most}. Use "
+                    "a smaller tile")
+    if epilogue.d_is_matrix:
+        most = _MOST_WITH_D[consumers_of(config)][config.swap_ab == 1]
+        if accumulators > most:
+            return (f"{what} under tf32 is {accumulators} accumulator registers a thread beside "
+                    f"the matrix D of the epilogue {problem.epilogue!r}; at most {most}. Use a "
+                    "smaller tile")
+    if config.swap_ab == 1 and rows == 128:
+        # Beside the addresses of both accumulators' C.
+        most = 128 if config.pingpong and not epilogue.reads_d else 112
+        if config.block_n > most:
+            return (f"block_n={config.block_n} with swap_ab=1 and 128 rows a consumer; at most "
+                    f"{most}. Use fewer rows")
     return None
 
 
@@ -386,10 +404,17 @@ def _tf32_of_nn(problem):
     return problem.precision == "tf32" and problem.layout == "nn"
 
 
-def _tf32_of_tn(problem, config, device):
-    if problem.precision != "tf32" or problem.layout != "tn":
+def _tf32_of_problem(problem, config, device):
+    if problem.precision != "tf32":
         return None
-    return "tf32 in tn: the tensor instruction reads one operand along K, and neither is stored so"
+    if problem.layout == "tn":
+        return ("tf32 in tn: the tensor instruction reads one operand along K, and neither is "
+                "stored so")
+    epilogue = EPILOGUES[problem.epilogue]
+    if problem.layout == "nn" and (epilogue.gated or epilogue.aux):
+        return (f"tf32 in nn is computed swapped, and the epilogue {problem.epilogue!r} is not. "
+                "Store B transposed (nt)")
+    return None
 
 
 def _tf32_across(problem, config, device):
@@ -409,12 +434,15 @@ def _not_swapped_for_nothing(problem, config, device):
 
 def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
     """128x256 shared by two groups where that fills the SMs; 128x128 else; small M is swapped."""
-    if _tf32_of_nn(problem) and not problem.gated:
+    if _tf32_of_nn(problem):
         return replace(default(swapped(problem), device), swap_ab=1)
     block_k = elements_of_line(problem)
     across_k = problem.precision == "tf32" and problem.layout == "tt"
     if problem.m <= 64 and (across_k or not EPILOGUES[problem.epilogue].plain):
-        config = KernelConfig("warp_specialized", 64, 128, block_k, num_warps=4, num_stages=6,
+        block_n = 128
+        while block_n > 16 and block_n >= 2 * problem.n:
+            block_n //= 2
+        config = KernelConfig("warp_specialized", 64, block_n, block_k, num_warps=4, num_stages=6,
                               group_m=8)
     elif problem.m <= 64:
         block_n = 16
@@ -426,7 +454,8 @@ def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
                               group_m=8, split_k=split, swap_ab=1)
     else:
         tiles = -(-problem.m // 128) * -(-problem.n // 256) * problem.batch
-        wide = tiles >= device.num_sms // 2
+        few_registers = problem.precision == "tf32" and EPILOGUES[problem.epilogue].d_is_matrix
+        wide = tiles >= device.num_sms // 2 and not few_registers
         block_n = 256 if wide else 128
         while block_n > 16 and block_n >= 2 * problem.n:
             block_n //= 2
@@ -450,12 +479,13 @@ WARP_SPECIALIZED = KernelSpec(
                 all_epilogues=True),
     constraints=(
         rules.archs(90), rules.not_interpreted, rules.gluon,
-        rules.Constraint("tf32_layout", _tf32_of_tn, of_problem=True),
+        rules.Constraint("tf32_layout", _tf32_of_problem, of_problem=True),
         rules.Constraint("tf32_swap", _tf32_across), rules.tma_extents,
         rules.unused(*rules.CUDA_TILES),
         rules.flags_and_turned, rules.whole_epilogue,
         rules.Constraint("epilogue", _further_epilogue), rules.Constraint("powers", _powers),
         rules.Constraint("consumers", _consumers), rules.Constraint("tile", _tile),
+        rules.Constraint("tile", _tf32_registers),
         rules.Constraint("cluster", _cluster), rules.Constraint("sharing", _sharing),
         rules.Constraint("subtile", _subtile), rules.Constraint(rules.WASTE, _oversized),
         rules.Constraint("alignment", _aligned_or_padded),

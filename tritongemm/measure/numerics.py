@@ -15,7 +15,7 @@ float32 accumulator: a chain of K additions drifts by 0.2 * 2**-23 * sqrt(K) of 
 RMS, whatever the order of a correct kernel. With c = 0.5 by RMS and 4 by maximum a correct
 kernel stays at 0.2 to 0.7 of the limit, while one product left out of K (1 / sqrt(K) by RMS)
 exceeds the RMS limit of bf16 up to K = 60,000. A compute mode that multiplies coarser operands has
-an ``eps`` of its own (``compute.py``): under ``tf32`` both may be truncated to 10 bits.
+an ``eps`` of its own (``compute.py``): under ``tf32`` others may truncate both to 10 bits.
 
 The first term is capped at 16 times the second, so that no result passes because torch or the
 reference is wrong.

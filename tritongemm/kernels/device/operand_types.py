@@ -6,7 +6,7 @@ import triton.language as tl
 from triton.experimental import gluon
 
 #: Types of the operands of tensor instructions -> their names in PTX. Of float32 the instruction
-#: reads TF32: the low 13 bits are ignored.
+#: reads TF32: it ignores the low 13 bits, to whose place TMA has rounded.
 _PTX_NAMES = {"bf16": "bf16", "fp16": "f16", "fp32": "tf32"}
 
 
