@@ -432,6 +432,13 @@ def _not_swapped_for_nothing(problem, config, device):
     return None
 
 
+def _narrowed(block_n: int, n: int) -> int:
+    """The width halved until N columns fill more than half of it."""
+    while block_n > 16 and block_n >= 2 * n:
+        block_n //= 2
+    return block_n
+
+
 def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
     """128x256 shared by two groups where that fills the SMs; 128x128 else; small M is swapped."""
     if _tf32_of_nn(problem):
@@ -439,11 +446,8 @@ def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
     block_k = elements_of_line(problem)
     across_k = problem.precision == "tf32" and problem.layout == "tt"
     if problem.m <= 64 and (across_k or not EPILOGUES[problem.epilogue].plain):
-        block_n = 128
-        while block_n > 16 and block_n >= 2 * problem.n:
-            block_n //= 2
-        config = KernelConfig("warp_specialized", 64, block_n, block_k, num_warps=4, num_stages=6,
-                              group_m=8)
+        config = KernelConfig("warp_specialized", 64, _narrowed(128, problem.n), block_k,
+                              num_warps=4, num_stages=6, group_m=8)
     elif problem.m <= 64:
         block_n = 16
         while block_n < problem.m:
@@ -456,9 +460,7 @@ def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
         tiles = -(-problem.m // 128) * -(-problem.n // 256) * problem.batch
         few_registers = problem.precision == "tf32" and EPILOGUES[problem.epilogue].d_is_matrix
         wide = tiles >= device.num_sms // 2 and not few_registers
-        block_n = 256 if wide else 128
-        while block_n > 16 and block_n >= 2 * problem.n:
-            block_n //= 2
+        block_n = _narrowed(256 if wide else 128, problem.n)
         config = KernelConfig("warp_specialized", 128, block_n, block_k, num_warps=8, num_stages=6,
                               group_m=8, epilogue_subtile=2 if block_n == 256 else 1)
         if not tile.stores_by_tma(problem, config):
