@@ -57,6 +57,9 @@ def cases():
     for arch in (80, 89, 90, 100):
         yield arch, problem(64, 300, 1000, dtype="fp32", precision="fp16x3"), KernelConfig(
             "tiled_bf16x6", 32, 64, 32, num_warps=2, num_stages=4, split_k=4)
+    for arch in (80, 89, 90, 100):
+        yield arch, problem(999, 1001, 1003, dtype="fp32", layout="nt"), KernelConfig(
+            "simt", 64, 128, 32, num_warps=4, num_stages=2, split_k=2, thread_m=8, thread_n=8)
     for arch in (90, 100):
         yield arch, problem(), KernelConfig("persistent_tma", 128, 128, 64, num_warps=8,
                                             num_stages=3)

@@ -35,6 +35,7 @@ def ws(*block: int, **more: int) -> KernelConfig:
 
 SQUARE = GemmProblem.contiguous(512, 768, 512, layout="nt")
 ODD = GemmProblem.contiguous(300, 332, 264, layout="nt")  # rows of C are no multiple of 16 bytes
+ODD_FP32 = GemmProblem.contiguous(300, 333, 264, dtype="fp32", layout="nt")
 THIN = GemmProblem.contiguous(16, 1000, 1024, layout="nt")
 FEW = GemmProblem.contiguous(5, 1000, 1024, layout="nt")
 TALL = GemmProblem.contiguous(1000, 2, 1024, layout="nt")
@@ -42,6 +43,11 @@ TALL = GemmProblem.contiguous(1000, 2, 1024, layout="nt")
 WAYS = {
     "tiled": (KernelConfig("tiled", 64, 64, 64, num_stages=3), ODD),
     "tiled-split": (KernelConfig("tiled", 64, 64, 64, num_stages=3, split_k=4), ODD),
+    "simt": (KernelConfig("simt", 64, 128, 32, num_stages=2, thread_m=8, thread_n=8), ODD_FP32),
+    "simt-across": (KernelConfig("simt", 32, 32, 32, num_warps=2, num_stages=3, thread_m=4,
+                                 thread_n=4), replace(ODD_FP32, layout="nn")),
+    "simt-split": (KernelConfig("simt", 64, 64, 16, num_warps=2, num_stages=3, split_k=4,
+                                thread_m=8, thread_n=8), ODD_FP32),
     "tma-subtiled": (KernelConfig("persistent_tma", 128, 256, 64, num_warps=8, num_stages=2,
                                   epilogue_subtile=2), SQUARE),
     "tma-pointer-store": (KernelConfig("persistent_tma", 64, 64, 64, num_stages=3), ODD),

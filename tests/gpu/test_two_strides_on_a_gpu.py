@@ -29,6 +29,7 @@ CONFIGS = (
     KernelConfig("warp_specialized", 64, 128, 64, num_warps=4, num_stages=4, cluster_k=2),
     KernelConfig("warp_specialized", 128, 64, 64, num_warps=8, num_stages=4, split_k=2),
     KernelConfig("warp_specialized", 128, 128, 64, num_warps=8, num_stages=4, swap_ab=2))
+FP32 = KernelConfig("simt", 64, 64, 32, num_warps=2, num_stages=2, thread_m=8, thread_n=8)
 NARROW = (
     KernelConfig("gemv", 4, 16, 128, num_warps=4, num_stages=2),
     KernelConfig("warp_specialized", 64, 16, 64, num_warps=4, num_stages=6, swap_ab=1))
@@ -78,6 +79,13 @@ def test_heads_and_broadcasts_in_every_layout(config, layout):
     ran = [prove(config, m, n, k, layout, dtype, shared)
            for m, n, k in ((264, 328, 264), (1000, 136, 512))
            for dtype in (torch.bfloat16, torch.float16)
+           for shared in (("heads", "heads"), ("outer", "inner"), ("heads", "inner"))]
+    assert "ab" in ran
+
+
+@pytest.mark.parametrize("layout", ("nn", "nt", "tn", "tt"))
+def test_heads_and_broadcasts_of_float32(layout):
+    ran = [prove(FP32, 264, 328, 264, layout, torch.float32, shared)
            for shared in (("heads", "heads"), ("outer", "inner"), ("heads", "inner"))]
     assert "ab" in ran
 

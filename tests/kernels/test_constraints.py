@@ -29,6 +29,7 @@ LEGAL = {
     "skinny": KernelConfig("skinny", 16, 16, 256, num_warps=4, num_stages=3),
     "split_product": KernelConfig("split_product", 128, 128, 64, num_warps=8, num_stages=3),
     "tiled_bf16x6": KernelConfig("tiled_bf16x6", 64, 64, 32, num_warps=4, num_stages=3),
+    "simt": KernelConfig("simt", 64, 128, 32, num_warps=4, num_stages=2, thread_m=8, thread_n=8),
 }
 SQUARE = GemmProblem.contiguous(4096, 4096, 4096, layout="nt")
 FP32 = GemmProblem.contiguous(4096, 4096, 4096, dtype="fp32")
@@ -38,7 +39,8 @@ FEW = replace(SQUARE, m=16)
 SPLIT = GemmProblem.contiguous(4096, 4096, 4096, dtype="fp32", layout="nt", precision="fp16x3")
 TF32 = replace(SPLIT, precision="tf32")
 #: The problem for which a kernel's config is legal, where that is not SQUARE.
-PROBLEMS_OF = {"gemv": THIN, "skinny": FEW, "split_product": SPLIT, "tiled_bf16x6": SPLIT}
+PROBLEMS_OF = {"gemv": THIN, "skinny": FEW, "split_product": SPLIT, "tiled_bf16x6": SPLIT,
+               "simt": FP32}
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,8 @@ TILES = tuple(kernel for kernel in SPECS if kernel not in PROBLEMS_OF)
 TL = ("tiled", "persistent_tma")
 TMA = ("persistent_tma", "warp_specialized")
 SPLITS = ("tiled", "warp_specialized")
-FP32_ONLY = ("split_product", "tiled_bf16x6")
+FP32_SPLIT = ("split_product", "tiled_bf16x6")
+FP32_ONLY = (*FP32_SPLIT, "simt")
 BITS_16 = tuple(kernel for kernel in SPECS if kernel not in FP32_ONLY)
 BREACHES = (
     *everywhere("dtype", "operands of two dtypes, bf16 and fp16", BITS_16, dtype_b="fp16"),
@@ -81,7 +84,7 @@ BREACHES = (
     *(Breach(kernel, "dtype", "takes fp32, not bf16", problem=SQUARE) for kernel in FP32_ONLY),
     *everywhere("dtype", "writes fp32, not bf16", FP32_ONLY, dtype_out="bf16"),
     *(Breach(kernel, "precision", "at precision fp16x3.*; at precision ieee it does not",
-             problem=FP32) for kernel in FP32_ONLY),
+             problem=FP32) for kernel in FP32_SPLIT),
     Breach("tiled_bf16x6", "precision", "at precision fp16x3; at precision tf32 it does not",
            problem=replace(FP32, precision="tf32")),
     *(Breach("tiled_bf16x6", "tile", says, changes) for says, changes in (
@@ -105,6 +108,38 @@ BREACHES = (
         changes={name: 96})),
     *(breach for name in ("block_m", "block_n", "block_k") for breach in everywhere(
         "dot_shape", f"{name}=8 is below 16", ("tiled_bf16x6",), changes={name: 8})),
+    Breach("simt", "precision", "at precision ieee or fp16x3; at precision tf32 it does not",
+           problem=replace(FP32, precision="tf32")),
+    *(Breach("simt", "register_tile", says, changes, problem) for says, changes, problem in (
+        ("thread_m=0 is not 4, 8 or 16", {"thread_m": 0}, None),
+        ("thread_n=16 is more than the tile's block_n", {"block_n": 8, "thread_n": 16}, None),
+        ("64x128 in register tiles of 8x4 is 256 threads; num_warps=4 is 128. Use num_warps=8",
+         {"thread_n": 4}, None),
+        ("block_k=64 is not 16 or 32", {"block_k": 64}, None),
+        ("16x16x32 unrolls 8192 multiply-adds; at most 4096",
+         {"thread_m": 16, "thread_n": 16, "num_warps": 1}, None),
+        ("16x16 results a thread are more than 128",
+         {"thread_m": 16, "thread_n": 16, "num_warps": 1, "block_k": 16}, None),
+        ("thread_m=16 of an operand that nn stores along K",
+         {"thread_m": 16, "num_warps": 2}, None),
+        ("thread_n=16 of an operand that nt stores along K",
+         {"thread_n": 16, "num_warps": 2}, replace(FP32, layout="nt")),
+        ("num_stages=1 is below 2", {"num_stages": 1}, None))),
+    *(Breach("simt", "unused", f"{name}={value}: this kernel has no such parameter",
+             {name: value}) for name, value in (
+        ("epilogue_subtile", 2), ("pingpong", 1), ("swap_ab", 1), ("pad_operands", 1),
+        ("cluster_k", 2), ("warp_m", 8))),
+    Breach("simt", "extents", "m=8 and n=3: a tile has at least 16x32 results. Use gemv or tiled",
+           problem=replace(FP32, m=8, n=3)),
+    Breach("simt", "oversized", "block_m=64 is at least four times the extent 16",
+           problem=replace(FP32, m=16)),
+    Breach("simt", "split_k", "split_k=16 cuts 8 steps", {"split_k": 16}, replace(FP32, k=256)),
+    Breach("simt", "grid", "a grid has at most 2147483647 programs",
+           problem=replace(FP32, m=HUGE.m, n=HUGE.n)),
+    Breach("simt", "shared_memory", r"num_stages=20 needs \d+ bytes of shared memory",
+           {"num_stages": 20}),
+    *(breach for name in ("block_m", "block_n", "num_warps") for breach in everywhere(
+        "power_of_two", f"{name}=96 is not a power of two", ("simt",), changes={name: 96})),
     *(Breach("split_product", "arch", "runs on sm_90; NVIDIA .* is sm_", arch=arch)
       for arch in (80, 100)),
     *(Breach("split_product", "empty", "empty extent", problem=replace(SPLIT, **{extent: 0}))
@@ -134,11 +169,11 @@ BREACHES = (
     *everywhere("scale", "takes no scales; B has scale 1x128", scale_b="1x128"),
     *everywhere("grouping", "takes no groups; grouping is m8", grouping="m8"),
     *everywhere("batch_strides", "takes one along the batch; two_strides is a",
-                ("persistent_tma", "skinny", *FP32_ONLY), two_strides="a", batch=6),
+                ("persistent_tma", "skinny", *FP32_SPLIT), two_strides="a", batch=6),
     *everywhere("batch_strides", "takes two of A, B along the batch; two_strides is bc",
                 ("warp_specialized",), two_strides="bc", batch=6),
     *everywhere("batch_strides", "split_k=2 adds its parts into a C with one stride",
-                ("tiled", "gemv"), changes={"split_k": 2}, two_strides="ac", batch=6),
+                ("tiled", "gemv", "simt"), changes={"split_k": 2}, two_strides="ac", batch=6),
     Breach("warp_specialized", "alignment", "pad_operands=1 copies operands with one stride",
            {"pad_operands": 1}, replace(SQUARE, align_a=2, batch=6, two_strides="b")),
     *everywhere("dtype", "takes bf16, fp16, not fp32", ("skinny",),
@@ -463,7 +498,8 @@ def test_every_rule_of_every_kernel_has_a_case():
     assert rules - {(b.kernel, b.rule) for b in BREACHES} == {
         ("tiled", "arch"), ("tiled_bf16x6", "arch"), ("gemv", "arch"),
         ("skinny", "shared_memory"),
-        *((kernel, rule) for kernel in ("warp_specialized", "skinny", "split_product")
+        ("simt", "arch"),
+        *((kernel, rule) for kernel in ("warp_specialized", "skinny", "split_product", "simt")
           for rule in ("interpreter", "gluon"))}
 
 

@@ -52,6 +52,8 @@ KERNELS: dict[str, tuple[tuple[tuple[int, int, int], str, str, dict[str, int]], 
                       ((200, 77, 264), "fp32", "tt", {"split_k": 2})),
     "tiled_bf16x6": (((136, 200, 520), "fp32", "nn", {}), ((27, 129, 65), "fp32", "nt", {}),
                      ((200, 77, 264), "fp32", "tt", {"split_k": 2})),
+    "simt": (((136, 200, 520), "fp32", "nn", {}), ((127, 129, 65), "fp32", "nt", {}),
+             ((200, 77, 264), "fp32", "tt", {"split_k": 2})),
 }
 #: The precision of kernels that take no other.
 PRECISIONS = {"split_product": "fp16x3", "tiled_bf16x6": "fp16x3"}

@@ -13,6 +13,7 @@ from tritongemm.errors import ConfigError
 from tritongemm.kernels.constraints import Violation
 from tritongemm.kernels.gemv import GEMV
 from tritongemm.kernels.persistent_tma import PERSISTENT_TMA
+from tritongemm.kernels.simt import SIMT
 from tritongemm.kernels.skinny import SKINNY
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.split_product import SPLIT_PRODUCT
@@ -23,7 +24,7 @@ from tritongemm.problem import GemmProblem
 
 SPECS: dict[str, KernelSpec] = {
     s.name: s for s in (
-        WARP_SPECIALIZED, PERSISTENT_TMA, SPLIT_PRODUCT, TILED, TILED_BF16X6, GEMV,
+        WARP_SPECIALIZED, PERSISTENT_TMA, SPLIT_PRODUCT, TILED, TILED_BF16X6, SIMT, GEMV,
         SKINNY)}
 
 def spec_named(name: str) -> KernelSpec:

@@ -17,6 +17,9 @@ def start_of(batch, inner, stride, outer):
         return (number // inner).to(tl.int64) * outer + (number % inner).to(tl.int64) * stride
 
 
+gluon_start_of = gluon.jit(start_of.fn)
+
+
 @gluon.jit
 def position_of(batch, inner):
     """Matrix number ``batch`` along a tensor map's axes of the batch: the number itself, or of two

@@ -2,6 +2,7 @@
 
 import triton
 import triton.language as tl
+from triton.experimental import gluon
 
 
 @triton.jit
@@ -23,3 +24,6 @@ def within(index, size, mask, VEC: tl.constexpr):
     if VEC > 1:
         found = tl.max_contiguous(tl.multiple_of(found, VEC), VEC)
     return found
+
+
+gluon_within = gluon.jit(within.fn)
