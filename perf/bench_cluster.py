@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import csv
-import shutil
+import importlib.util
 import socket
 import subprocess
 import sys
@@ -39,7 +39,7 @@ def main() -> int:
     parser.add_argument("--problems", type=int, default=64)
     parser.add_argument("--seed", type=int, default=64)
     args = parser.parse_args()
-    if shutil.which("dask") is None:
+    if importlib.util.find_spec("distributed") is None:
         raise SystemExit("this needs the extra [cluster]: pip install 'tritongemm[cluster]'")
     counts = [int(x) for x in args.gpus.split(",")] if args.gpus else [1, gpus_here()]
     rows: list[dict[str, object]] = []
@@ -90,8 +90,8 @@ def sweep(folder: Path, suite: Path, count: int) -> tuple[float, int, str]:
         free.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
     tool = [sys.executable, "-m", "tritongemm"]
-    children = [subprocess.Popen([shutil.which("dask"), "scheduler", "--host", address,
-                                  "--no-dashboard"], env=environment)]
+    children = [subprocess.Popen([sys.executable, "-m", "distributed.cli.dask_scheduler", "--host",
+                                  address, "--no-dashboard"], env=environment)]
     try:
         children.append(subprocess.Popen(
             [*tool, "worker", address, "--devices", ",".join(map(str, range(count)))],

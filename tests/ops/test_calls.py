@@ -218,7 +218,7 @@ def test_without_memory_for_the_parts_float32_runs_on_cuda_cores_with_one_warnin
     for _ in range(3):
         assert torch.equal(tg.matmul(a, b, strict=True), a @ b)
     first, second = made
-    assert first == split and second.kernel == "tiled" and len(asked) == 3
+    assert first == split and second.kernel == "simt" and len(asked) == 3
     (level, text), = logged.said
     assert level == "WARNING" and "no memory for the scratch of" in text
     assert str(split) in text and str(second) in text

@@ -221,6 +221,18 @@ def test_a_bound_is_asked_to_be_above_1_and_more_of_complex_products(problem):
     assert not reason_for(replace(problem, m=8 * problem.m, n=8 * problem.n, k=8 * problem.k), h100)
 
 
+@pytest.mark.parametrize("dtype, epilogue, wins", [
+    ("bf16", "dgelu", True), ("fp16", "dgelu_tanh", True), ("bf16", "dsilu", True),
+    ("bf16", "drelu", False), ("bf16", "mul", False), ("bf16", "bias+gelu", False)])
+def test_a_slow_derivative_of_16_bit_products_is_torchs(dtype, epilogue, wins, h200):
+    problem = GemmProblem.contiguous(128, 4096, 14336, dtype=dtype, layout="nt", epilogue=epilogue)
+    reason = torch_wins(problem, choose(problem, h200), h200, GRAPH)
+    assert (reason is not None) is wins
+    assert not wins or f"the derivative of {epilogue[1:]} takes longer in the product" in reason
+    with settings.override(policy="own"):
+        assert torch_wins(problem, choose(problem, h200), h200, GRAPH) is None
+
+
 @pytest.mark.parametrize("m, n, k, ratio, wins", [
     (16, 4096, 4096, 1.3, True), (16, 2112, 7168, 2.0, False), (256, 256, 256, 1.3, False)])
 def test_a_row_of_slower_memory_must_be_ahead_by_more(m, n, k, ratio, wins):

@@ -136,13 +136,13 @@ def _register_tile(problem, config, device):
 def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
     """The largest tile that still gives most SMs work, K split where that leaves them idle."""
     m, n = max(problem.m, 1), max(problem.n, 1)
-    for block_m, block_n, thread in ((64, 128, 8), (64, 64, 8), (32, 64, 8), (32, 32, 4),
-                                     (16, 32, 4)):
+    for block_m, block_n in ((64, 128), (64, 64), (32, 64), (32, 32), (16, 32)):
         tiles = -(-m // block_m) * -(-n // block_n) * max(problem.batch, 1)
         if tiles >= device.num_sms // 2 and block_m < 2 * m and block_n < 2 * n:
             break
     if block_n >= 4 * n:
         block_m, block_n = 32, 16
+    thread = 8 if block_m * block_n >= 2048 else 4
     block_k = 32
     while block_k > 16 and block_k >= 4 * max(problem.k, 1):
         block_k //= 2

@@ -13,7 +13,7 @@ from tritongemm import settings
 from tritongemm.device import INTERPRETER, DeviceSpec
 from tritongemm.kernels.compile import launches_of
 from tritongemm.kernels.complex_product import arranging_us, float32_problem
-from tritongemm.problem import GemmProblem
+from tritongemm.problem import EPILOGUES, GemmProblem
 from tritongemm.selection.hosttime import HostPath, Side
 from tritongemm.selection.model import estimate, model_for
 from tritongemm.selection.policy import Choice, choose
@@ -30,6 +30,12 @@ _TORCH_SHARE = 0.8
 #: 1,254 measured problems left out (an H100; perf/float32_evidence.py): of 958 whose bound is above
 #: this 16 are below 0.97 of torch's speed; 71 that are at least 1.1 times as fast go to torch.
 _FLOAT32_LEAST = {"exact": 1.0, "sibling": 1.1, "model": 1.03}
+#: Activations whose derivative as a factor of a 16-bit product takes longer in the product than in
+#: torch's pointwise kernel after it. Seven products of training and of 128 rows on an H200, torch's
+#: time / ours, mean and worst: gelu 0.953, 0.710; gelu_tanh 0.777, 0.508; silu 0.930, 0.795
+#: (perf/results/nvidia-h200/epilogues/factors.csv). Each takes 17 to 27 instructions an element,
+#: relu's one.
+_SLOW_DERIVATIVES = ("gelu", "gelu_tanh", "silu")
 #: The same of a complex product estimated from float32 ones, which are not the same to torch. On an
 #: H100 squares of 256 are at 0.92 of torch's speed, of 384 at 1.15, of 512 at 1.53; the bounds are
 #: 1.02, 1.18 and 1.39, and that of 64, which was not measured, is 1.20.
@@ -49,12 +55,17 @@ def torch_wins(problem: GemmProblem, choice: Choice, device: DeviceSpec,
     as ours. Float32 and TF32 products go to torch unless a measurement shows that ours is at least
     as fast on the GPU, and where its launches cost the host more than that saves; of complex64
     only the GPU counts. For a batch with two strides torch copies operands first, which counts.
+    A factor that is a slow derivative (:data:`_SLOW_DERIVATIVES`) goes to torch too.
     Never under a budget of SMs or batch invariance, which torch does not support.
     """
     current = settings.current()
     if current.policy != "auto" or current.batch_invariant or current.num_sms is not None:
         return None
     if device.slug != INTERPRETER:
+        gradient_of = EPILOGUES[problem.epilogue].gradient_of
+        if problem.a.format.bits == 16 and gradient_of in _SLOW_DERIVATIVES:
+            return (f"the derivative of {gradient_of} takes longer in the product than in a kernel "
+                    "of its own")
         if problem.a.format.real:
             return _torch_wins_complex(problem, choice, device)
         if problem.dtype_a == "fp32":
@@ -136,7 +147,7 @@ def _torch_wins_float32(problem: GemmProblem, choice: Choice, device: DeviceSpec
     """:func:`torch_wins` for float32 operands: torch runs them unless a measurement favours our
     kernel.
 
-    The IEEE kernels are 0.3 to 1.4 times as fast as torch's, depending on layout and size, so for
+    The IEEE kernels are 0.85 to 1.6 times as fast as torch's, depending on layout and size, so for
     precision ``ieee`` only a row of the same problem on this device counts. Split products win by
     more: a sibling's row or an estimate from neighbouring problems suffices, with a margin, which
     for a product that memory limits grows by the ratio of the two devices' bandwidths. An estimate
