@@ -234,6 +234,17 @@ def test_a_slow_derivative_of_16_bit_products_is_torchs(dtype, epilogue, wins, h
 
 
 @pytest.mark.parametrize("m, n, k, ratio, wins", [
+    (2048, 2048, 2048, 1.04, False), (2048, 4096, 7168, 1.01, True),
+    (128, 4096, 4096, 1.02, True)])
+def test_a_tf32_row_of_a_sibling_needs_a_smaller_margin(m, n, k, ratio, wins):
+    problem = GemmProblem.contiguous(m, n, k, dtype="fp32", layout="nt", precision="tf32")
+    device = known_devices()["nvidia-h200"]
+    choice = choose(problem, device)
+    assert choice.source == "sibling" and choice.evidence == pytest.approx(ratio, abs=0.005)
+    assert bool(torch_wins(problem, choice, device, GRAPH)) is wins
+
+
+@pytest.mark.parametrize("m, n, k, ratio, wins", [
     (16, 4096, 4096, 1.3, True), (16, 2112, 7168, 2.0, False), (256, 256, 256, 1.3, False)])
 def test_a_row_of_slower_memory_must_be_ahead_by_more(m, n, k, ratio, wins):
     """What memory limits, torch runs 1.4 times as fast on an H200 as on an H100."""
