@@ -264,6 +264,7 @@ def compute_unit(result, maps, shared, sizes, unit, it, turn, rank, peer, ELEMEN
     FIRST_ROW: gl.constexpr = 0 if S.pingpong else CONSUMER * S.rows
     N8: gl.constexpr = S.block_n // 8
     SECOND_HALF: gl.constexpr = S.columns // 8  # in a gated product's accumulator
+    A_IN_REGISTERS: gl.constexpr = S.a_t and ELEMENT == "tf32"
     batch, row, col = origin_of(unit, rank, M, N, batches, S)
     split, first, last = k_range_of(unit, rank, M, N, K, batches, S)
     own_turn = True
@@ -273,7 +274,7 @@ def compute_unit(result, maps, shared, sizes, unit, it, turn, rank, peer, ELEMEN
         acc = wgmma.zeros(N8 * S.accumulators)
         if S.pingpong:
             barriers.wait(8 * (S.turn_barriers + CONSUMER), ((turn // 2) & 1) ^ (1 - CONSUMER))
-        if S.a_t and ELEMENT == "tf32":
+        if A_IN_REGISTERS:
             acc, it = multiply_across(acc, first, last, it, 128 * FIRST_ROW, peer, S)
         else:
             acc, it = multiply(acc, first, last, it, 128 * FIRST_ROW, peer, ELEMENT, S)
@@ -285,7 +286,7 @@ def compute_unit(result, maps, shared, sizes, unit, it, turn, rank, peer, ELEMEN
             values += (load_fragment_of_d(epilogue, further, batch, row + row_of(fragment, S),
                                           col + column_of(fragment, S), M, N, S),)
         acc = wgmma.wait_all(acc, N8 * S.accumulators)
-        if not (S.a_t and ELEMENT == "tf32"):
+        if not A_IN_REGISTERS:
             release((it + S.stages - 1) % S.stages, last, first, peer, S)
         if S.pingpong:
             barriers.arrive(8 * (S.turn_barriers + 1 - CONSUMER), 1)
