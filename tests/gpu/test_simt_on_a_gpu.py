@@ -51,16 +51,38 @@ def test_products_are_right(shape, batch, gap, layout):
         assert_near(out, a, b, LIMIT)
 
 
+def test_operands_without_a_unit_stride_are_right():
+    problem = replace(problem_of(130, 200, 264, "nn"), align_a=4, align_b=4)
+    a = torch.randn(130, 528, device="cuda")[:, ::2]
+    b = torch.randn(264, 400, device="cuda")[:, ::2]
+    for config in legal(problem):
+        out = torch.full((130, 200), float("nan"), device="cuda")
+        bind_config(problem, config, current_device())(a, b, out)
+        assert_near(out, a, b, LIMIT)
+
+
+@pytest.mark.parametrize("k", (1, 2, 30, 33, 66, 1001))
+def test_a_tail_of_k_is_right_where_rows_are_aligned(k):
+    """Rows begin at multiples of 16 bytes, and K ends within a copy; splits may have no steps."""
+    problem = replace(problem_of(100, 96, k, "nt"), align_a=16, align_b=16)
+    for config in legal(problem):
+        a, b, out = operands(problem, -k % 4)
+        bind_config(problem, config, current_device())(a, b, out)
+        assert_near(out, a, b, LIMIT)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("shape", ((513, 255, 1000), (256, 256, 4096)))
-def test_sums_are_those_of_tiled_bit_for_bit(shape, layout):
+@pytest.mark.parametrize(("shape", "split"), (
+    ((513, 255, 1000), 1), ((256, 256, 4096), 1), ((130, 512, 3000), 2)))
+def test_sums_are_those_of_tiled_bit_for_bit(shape, split, layout):
     """Both add one product after another, so batch invariance may take either."""
     problem, device = problem_of(*shape, layout), current_device()
     a, b, out = operands(problem)
     other = torch.empty_like(out)
-    tiled = KernelConfig("tiled", 64, 64, 16, num_warps=4, num_stages=2)
+    tiled = KernelConfig("tiled", 64, 64, 32, num_warps=4, num_stages=2, split_k=split)
     bind_config(problem, tiled, device)(a, b, other)
-    for config in (LARGE, SMALL):
+    for config in (LARGE, replace(SMALL, block_k=32)):
+        config = replace(config, split_k=split)
         assert spec_named("simt").sum_order(problem, config, device) == spec_named(
             "tiled").sum_order(problem, tiled, device)
         bind_config(problem, config, device)(a, b, out)

@@ -30,7 +30,7 @@ from tritongemm import settings
 from tritongemm.baselines import CUDA_RUNGS
 
 WORKLOAD = Path(__file__).with_name("workload.py")
-_POINTERS = (*CUDA_RUNGS, "tiled", "gemv", "skinny")
+_POINTERS = (*CUDA_RUNGS, "tiled", "simt", "gemv", "skinny")
 #: Kernels by a part of their symbol that racecheck must not look at.
 _COPY_ENGINE = "warp_specialized"
 TOOLS: dict[str, tuple[str, ...]] = {

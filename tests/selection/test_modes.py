@@ -183,6 +183,13 @@ def test_the_one_config_is_legal_for_every_m(n, k):
             SPECS[config.kernel].require(problem, config, H200)
 
 
+@pytest.mark.parametrize("layout", ("nn", "nt", "tn", "tt"))
+def test_without_measurements_the_class_is_of_a_kernel_with_a_rule(layout):
+    problem = GemmProblem.contiguous(64, 4096, 4096, dtype="fp32", layout=layout)
+    found = sum_class(problem, device_named("nvidia-a100-sxm4-80gb"))
+    assert found.config.kernel == "tiled" and SPECS["tiled"].by_rule and not SPECS["simt"].by_rule
+
+
 def test_one_row_is_aligned_better_than_several_and_is_chosen_for_all_the_same():
     several = GemmProblem.contiguous(64, 512, 4097, layout="nt")
     one = replace(several, m=1, align_a=16)  # its leading dimension is never walked

@@ -226,11 +226,27 @@ def test_a_bound_is_asked_to_be_above_1_and_more_of_complex_products(problem):
     ("bf16", "drelu", False), ("bf16", "mul", False), ("bf16", "bias+gelu", False)])
 def test_a_slow_derivative_of_16_bit_products_is_torchs(dtype, epilogue, wins, h200):
     problem = GemmProblem.contiguous(128, 4096, 14336, dtype=dtype, layout="nt", epilogue=epilogue)
-    reason = torch_wins(problem, choose(problem, h200), h200, GRAPH)
+    choice = choose(problem, h200)
+    reason = torch_wins(problem, choice, h200, GRAPH)
     assert (reason is not None) is wins
     assert not wins or f"the derivative of {epilogue[1:]} takes longer in the product" in reason
-    with settings.override(policy="own"):
-        assert torch_wins(problem, choose(problem, h200), h200, GRAPH) is None
+    for changes in ({"policy": "own"}, {"batch_invariant": True}, {"num_sms": 100}):
+        with settings.override(**changes):
+            assert torch_wins(problem, choice, h200, GRAPH) is None
+    measured = replace(choice, source="exact", vs_torch=1.3)
+    assert torch_wins(problem, measured, h200, GRAPH) is None
+
+
+def test_a_derivative_of_a_small_or_a_float32_product_is_ours(h200):
+    small = GemmProblem.contiguous(128, 128, 128, layout="nn", epilogue="dgelu")
+    assert torch_wins(small, choose(small, h200), h200, GRAPH) is None
+    large = GemmProblem.contiguous(4096, 4096, 4096, dtype="fp32", layout="nn", epilogue="dgelu",
+                                   precision="fp16x3")
+    assert "derivative" not in str(torch_wins(large, choose(large, h200), h200, GRAPH))
+    a100 = known_devices()["nvidia-a100-sxm4-80gb"]
+    bf16 = replace(large, dtype_a="bf16", dtype_b="bf16", dtype_out="bf16", precision="ieee")
+    assert torch_wins(bf16, choose(bf16, h200), h200, GRAPH) is not None
+    assert torch_wins(bf16, choose(bf16, a100), a100, GRAPH) is None
 
 
 @pytest.mark.parametrize("m, n, k, ratio, wins", [

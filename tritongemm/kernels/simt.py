@@ -26,6 +26,8 @@ from tritongemm.kernels.takes import Takes
 from tritongemm.problem import GemmProblem
 
 _WARP = 32
+#: Numbers that a thread reads from shared memory at once.
+_VECTOR = 4
 #: Registers of a thread beside its sums; those for each of its rows (or columns), of an operand
 #: stored across K, and of one stored along K, of which four steps are read at once; and those for
 #: each copy of a step that it starts. As compiled for sm_90.
@@ -124,10 +126,16 @@ def _register_tile(problem, config, device):
     if config.thread_m * config.thread_n > 128:
         return (f"{config.thread_m}x{config.thread_n} results a thread are more than 128. Use "
                 "thread_m=8 or thread_n=8")
-    for name, across in zip(("thread_m", "thread_n"), _stored_across(problem), strict=True):
-        if getattr(config, name) > 8 and not across:
-            return (f"{name}={getattr(config, name)} of an operand that {problem.layout} stores "
-                    f"along K takes too many registers. Use {name}=8")
+    for name, across, operand in zip(("thread_m", "thread_n"), _stored_across(problem),
+                                     (problem.a, problem.b), strict=True):
+        if getattr(config, name) > 8 and not (across and operand.elements == _VECTOR):
+            return (f"{name}={getattr(config, name)} takes too many registers of an operand that "
+                    f"{problem.layout} stores along K, or whose rows are not aligned to 16 bytes. "
+                    f"Use {name}=8")
+    most = min(footprints.MAX_REGISTERS, device.registers_per_sm // (_WARP * config.num_warps))
+    if config.num_warps > 8 and (needed := registers_needed(problem, config)) > most:
+        return (f"a thread needs about {needed:.0f} registers; {config.num_warps} warps leave each "
+                f"{most}. Use fewer warps or a smaller thread_m or thread_n")
     if config.num_stages < 2:
         return f"num_stages={config.num_stages} is below 2: one step is copied under another"
     return None
@@ -140,9 +148,10 @@ def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
         tiles = -(-m // block_m) * -(-n // block_n) * max(problem.batch, 1)
         if tiles >= device.num_sms // 2 and block_m < 2 * m and block_n < 2 * n:
             break
-    if block_n >= 4 * n:
+    if block_m < block_n and n <= 16 < m:
         block_m, block_n = 32, 16
-    thread = 8 if block_m * block_n >= 2048 else 4
+        tiles = -(-m // block_m) * -(-n // block_n) * max(problem.batch, 1)
+    thread = 8 if block_m * block_n >= 4096 else 4
     block_k = 32
     while block_k > 16 and block_k >= 4 * max(problem.k, 1):
         block_k //= 2

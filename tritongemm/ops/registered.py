@@ -116,9 +116,11 @@ def _mulmm(self: Tensor, mat1: Tensor, mat2: Tensor, *, alpha: float = 1,
     result = _sum(op, self, mat1, mat2, 1, alpha)
     if not isinstance(result, Declined):
         return result
+    # The product alone may be ours where its factor is not.
     return _declined(result, op, lambda op: _sum(op, self, mat1, mat2, 1, alpha),
                      lambda: formulas.multiplied(
-                         formulas.scaled(aten.mm(mat1, mat2), alpha), self, gradient_of))
+                         formulas.scaled(torch.ops.tritongemm.mm(mat1, mat2), alpha), self,
+                         gradient_of))
 
 
 def _fake_mulmm(self: Tensor, mat1: Tensor, mat2: Tensor, *, alpha: float = 1,

@@ -37,9 +37,10 @@ _TF32_OF_A_SIBLING = 1.03
 #: Activations whose derivative as a factor of a 16-bit product takes longer in the product than in
 #: torch's pointwise kernel after it. Seven products of training and of 128 rows on an H200, torch's
 #: time / ours, mean and worst: gelu 0.953, 0.710; gelu_tanh 0.777, 0.508; silu 0.930, 0.795
-#: (perf/results/nvidia-h200/epilogues/factors.csv). Each takes 17 to 27 instructions an element,
-#: relu's one.
+#: (perf/results/nvidia-h200/epilogues/factors.csv). An element takes 18 to 27 instructions, relu's
+#: one. The least of these products takes 35 us; below 30, torch's second launch counts for more.
 _SLOW_DERIVATIVES = ("gelu", "gelu_tanh", "silu")
+_SLOW_DERIVATIVES_FROM_US = 30.0
 #: The same of a complex product estimated from float32 ones, which are not the same to torch. On an
 #: H100 squares of 256 are at 0.92 of torch's speed, of 384 at 1.15, of 512 at 1.53; the bounds are
 #: 1.02, 1.18 and 1.39, and that of 64, which was not measured, is 1.20.
@@ -59,17 +60,16 @@ def torch_wins(problem: GemmProblem, choice: Choice, device: DeviceSpec,
     as ours. Float32 and TF32 products go to torch unless a measurement shows that ours is at least
     as fast on the GPU, and where its launches cost the host more than that saves; of complex64
     only the GPU counts. For a batch with two strides torch copies operands first, which counts.
-    A factor that is a slow derivative (:data:`_SLOW_DERIVATIVES`) goes to torch too.
+    A factor that is a slow derivative (:data:`_SLOW_DERIVATIVES`) goes to torch too, unless the
+    problem itself was measured.
     Never under a budget of SMs or batch invariance, which torch does not support.
     """
     current = settings.current()
     if current.policy != "auto" or current.batch_invariant or current.num_sms is not None:
         return None
     if device.slug != INTERPRETER:
-        gradient_of = EPILOGUES[problem.epilogue].gradient_of
-        if problem.a.format.bits == 16 and gradient_of in _SLOW_DERIVATIVES:
-            return (f"the derivative of {gradient_of} takes longer in the product than in a kernel "
-                    "of its own")
+        if (reason := _torch_wins_by_derivative(problem, choice, device)) is not None:
+            return reason
         if problem.a.format.real:
             return _torch_wins_complex(problem, choice, device)
         if problem.dtype_a == "fp32":
@@ -103,6 +103,23 @@ def sides(problem: GemmProblem, choice: Choice, device: DeviceSpec,
     launches = launches_of(problem, choice.config, device)
     return (Side(path.torch_us, ours_us * (1.0 if ratio is None else ratio)),
             Side(path.ours_us(len(launches)), ours_us))
+
+
+def _torch_wins_by_derivative(problem: GemmProblem, choice: Choice,
+                              device: DeviceSpec) -> str | None:
+    """The reason where a derivative would slow the product down by more than torch's own pass over
+    the result takes. Of 16-bit products on sm_90 that no row decides."""
+    gradient_of = EPILOGUES[problem.epilogue].gradient_of
+    if (gradient_of not in _SLOW_DERIVATIVES or problem.a.format.bits != 16 or device.arch != 90
+            or choice.vs_torch is not None):
+        return None
+    time_us = choice.time_us
+    if time_us is None:
+        time_us = estimate(problem, choice.config, device).total_us
+    if time_us < _SLOW_DERIVATIVES_FROM_US:
+        return None
+    return (f"the derivative of {gradient_of} takes longer in the product than in a kernel of its "
+            "own")
 
 
 def _torch_wins_by_time(problem: GemmProblem, choice: Choice, device: DeviceSpec,

@@ -100,6 +100,7 @@ def _sum_class(problem: GemmProblem, device: DeviceSpec, root: str,
     model = model_for(problem, device)
     for configs in (lambda: [c for c in model.candidates if c.kernel in SPECS],
                     lambda: [c for c in shipped.configs(problem) if model.knows(c)],
+                    lambda: [c for c in shipped.configs(problem) if SPECS[c.kernel].by_rule],
                     lambda: shipped.configs(problem)):
         listed = configs()
         for persistent in (True, False) if device.spare_sms else (False,):
