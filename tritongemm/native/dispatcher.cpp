@@ -726,7 +726,7 @@ PyObject* refuse(PyObject*, PyObject* const* args, Py_ssize_t count) {
 }
 
 // Whether only the operands decide a call of plain tensors: no mode, transform or autocast is
-// active (ops/functions.py).
+// active (ops/dispatch.py).
 bool plain(PyObject* object) {
   return THPVariable_CheckExact(object) && !recorded(THPVariable_Unpack(object));
 }

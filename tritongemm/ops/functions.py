@@ -1,35 +1,39 @@
 """``tritongemm.matmul`` and related functions: torch's functions, on this package's kernels where
-possible.
-
-The fast path of a call with plain tensors is :mod:`tritongemm.ops.execute`, or, if it needs a
-gradient, :mod:`tritongemm.ops.autograd`. Everything else takes :func:`_slow_path`: modes and
-sub-classes go to torch, autocast casts as torch does, a compiler gets registered ops. DTensors take
-:mod:`tritongemm.ops.distributed`. A declined call is passed to torch's function with the same
-arguments, so the result, warning or error is torch's.
+possible (:mod:`tritongemm.ops.dispatch`).
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import TransformType, get_interpreter_stack
-from torch.autograd import forward_ad
-from torch.overrides import _get_current_function_mode_stack, has_torch_function_variadic
-from torch.utils._device import DeviceContext
 
 from tritongemm import settings
 from tritongemm.activations import Name as Activation
 from tritongemm.errors import UnsupportedError, UsageError
-from tritongemm.ops import autograd, compiled, fused_linear, native
+from tritongemm.ops import compiled, fused_linear, native
 from tritongemm.ops.autocast import cast
 from tritongemm.ops.autograd import ACTIVATE
 from tritongemm.ops.declined import Declined
+from tritongemm.ops.dispatch import (
+    NUMBERS,
+    PLAIN,
+    adding,
+    compiling,
+    factors,
+    fast_path,
+    given,
+    run_layer,
+    run_older,
+    run_product,
+    run_sum,
+    slow_path,
+    writable,
+    written,
+)
 from tritongemm.ops.distributed import distributed, of_shards
 from tritongemm.ops.execute import (
     ACTIVATIONS,
@@ -45,25 +49,14 @@ from tritongemm.ops.execute import (
     Op,
     fused,
     product,
-    product_into,
 )
 from tritongemm.ops.execute import mixed as mixed_product
 from tritongemm.ops.formulas import multiplied, scaled
 from tritongemm.ops.operands import StridedShape, expanded
-from tritongemm.ops.untraced import uncompiled, untraced
 from tritongemm.problem import GATES
 
-_FUNCTIONALIZE = TransformType.Functionalize
-_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
-_NUMBERS = frozenset((int, float))
 #: What ``mixed`` takes for A.
 _NARROW = frozenset((torch.bfloat16, torch.float16))
-#: Up to 2.12 torch has named tensors, whose names its own functions check and propagate.
-_NAMED = hasattr(torch.Tensor, "has_names")
-_any_autocast = torch._C._is_any_autocast_enabled
-_compiling = torch.compiler.is_dynamo_compiling
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_transforms = torch._C._are_functorch_transforms_active
 
 
 def matmul(input: Tensor, other: Tensor, *, out: Tensor | None = None,
@@ -85,7 +78,7 @@ def matmul(input: Tensor, other: Tensor, *, out: Tensor | None = None,
     """
     if mixed:
         return _mixed(matmul, MATMUL, input, other, None, out, strict)
-    return _multiplied(torch.matmul, MATMUL, input, other, None, out, strict)
+    return run_product(torch.matmul, MATMUL, input, other, None, out, strict)
 
 
 def mm(input: Tensor, mat2: Tensor, out_dtype: torch.dtype | None = None, *,
@@ -93,7 +86,7 @@ def mm(input: Tensor, mat2: Tensor, out_dtype: torch.dtype | None = None, *,
     """[M, K] @ [K, N] as ``torch.mm``; otherwise as :func:`matmul`."""
     if mixed:
         return _mixed(mm, MM, input, mat2, out_dtype, out, strict)
-    return _multiplied(torch.mm, MM, input, mat2, out_dtype, out, strict)
+    return run_product(torch.mm, MM, input, mat2, out_dtype, out, strict)
 
 
 def bmm(input: Tensor, mat2: Tensor, out_dtype: torch.dtype | None = None, *,
@@ -101,19 +94,19 @@ def bmm(input: Tensor, mat2: Tensor, out_dtype: torch.dtype | None = None, *,
     """[batch, M, K] @ [batch, K, N] as ``torch.bmm``; otherwise as :func:`matmul`."""
     if mixed:
         return _mixed(bmm, BMM, input, mat2, out_dtype, out, strict)
-    return _multiplied(torch.bmm, BMM, input, mat2, out_dtype, out, strict)
+    return run_product(torch.bmm, BMM, input, mat2, out_dtype, out, strict)
 
 
 def mv(input: Tensor, vec: Tensor, *, out: Tensor | None = None, strict: bool = False) -> Tensor:
     """[M, K] @ [K] as ``torch.mv``. torch runs it unless ``strict`` is set: the product is
     memory-bound, and torch already reads at the memory's bandwidth."""
-    return _multiplied(torch.mv, MV, input, vec, None, out, strict)
+    return run_product(torch.mv, MV, input, vec, None, out, strict)
 
 
 def dot(input: Tensor, tensor: Tensor, *, out: Tensor | None = None,
         strict: bool = False) -> Tensor:
     """[K] @ [K] as ``torch.dot``. torch runs it unless ``strict`` is set."""
-    return _multiplied(torch.dot, DOT, input, tensor, None, out, strict)
+    return run_product(torch.dot, DOT, input, tensor, None, out, strict)
 
 
 def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, out_dtype: torch.dtype | None = None,
@@ -126,9 +119,9 @@ def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, out_dtype: torch.dtype | No
     warning. Otherwise as :func:`matmul`.
     """
     if older or out_dtype is not None and isinstance(out_dtype, Tensor):
-        return _older(torch.addmm, ADDMM["none"], (input, mat1, mat2, out_dtype, *older), strict,
-                      **_factors(beta, alpha), **_given(None, out))
-    return _added(torch.addmm, ADDMM["none"], input, mat1, mat2, out_dtype, beta, alpha, out,
+        return run_older(torch.addmm, ADDMM["none"], (input, mat1, mat2, out_dtype, *older), strict,
+                      **factors(beta, alpha), **given(None, out))
+    return run_sum(torch.addmm, ADDMM["none"], input, mat1, mat2, out_dtype, beta, alpha, out,
                   strict)
 
 
@@ -137,9 +130,9 @@ def baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, out_dtype: torch.dtyp
             strict: bool = False) -> Tensor:
     """beta * input + alpha * batch1 @ batch2 as ``torch.baddbmm``, as :func:`addmm` is."""
     if older or out_dtype is not None and isinstance(out_dtype, Tensor):
-        return _older(torch.baddbmm, BADDBMM, (input, batch1, batch2, out_dtype, *older), strict,
-                      **_factors(beta, alpha), **_given(None, out))
-    return _added(torch.baddbmm, BADDBMM, input, batch1, batch2, out_dtype, beta, alpha, out,
+        return run_older(torch.baddbmm, BADDBMM, (input, batch1, batch2, out_dtype, *older), strict,
+                      **factors(beta, alpha), **given(None, out))
+    return run_sum(torch.baddbmm, BADDBMM, input, batch1, batch2, out_dtype, beta, alpha, out,
                   strict)
 
 
@@ -173,7 +166,7 @@ def mulmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, alpha: float = 1,
     if all(isinstance(x, Tensor) for x in (input, mat1, mat2)):  # else proxies of a tracer
         _check_factor(input, mat1, mat2)
         if not _needs_gradient(input, mat1, mat2) and not distributed(input, mat1, mat2):
-            if _compiling():
+            if compiling():
                 result = compiled.factored(input, mat1, mat2, alpha, gradient_of)
                 if result is not None:
                     return result
@@ -191,7 +184,7 @@ def mulmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, alpha: float = 1,
 def _factored(op: Op, d: Tensor, a: Tensor, b: Tensor, alpha: float,
               strict: bool) -> Tensor | Declined:
     """``mulmm`` by one kernel."""
-    if type(alpha) not in _NUMBERS:
+    if type(alpha) not in NUMBERS:
         return Declined("alpha is no number")
     # Under autocast torch would multiply by an input that it does not cast.
     if d.dtype != (dtype := cast("mm", (a,))[0].dtype):
@@ -199,7 +192,7 @@ def _factored(op: Op, d: Tensor, a: Tensor, b: Tensor, alpha: float,
 
     def run(d: Tensor, a: Tensor, b: Tensor, forced: bool = False) -> Tensor | Declined:
         return fused(op.forced if forced else op, d, a, b, 1.0, alpha)
-    return _further(run, (d, a, b), (), strict)
+    return run_layer(run, (d, a, b), (), strict)
 
 
 def _check_factor(input: Tensor, mat1: Tensor, mat2: Tensor) -> None:
@@ -246,19 +239,19 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *,
                          f"{', '.join(ACTIVATIONS)}")
     if residual is not None or activation != "none" and (
             _needs_gradient(input, weight, bias)
-            or type(input) not in _PLAIN and distributed(input, weight, bias)):
+            or type(input) not in PLAIN and distributed(input, weight, bias)):
         return _further_linear(input, weight, bias, activation, residual, strict)
     theirs = torch.nn.functional.linear if activation == "none" else partial(
         _activated_linear, activation)
     if bias is None:
-        return _multiplied(theirs, op, input, weight, None, None, strict)
-    if ((find := native.run) is not None and not _compiling()
+        return run_product(theirs, op, input, weight, None, None, strict)
+    if ((find := native.run) is not None and not compiling()
             and (known := find(op.number, input, weight, bias)) is not None):
         if known is not False:
             return known
         if not (strict or settings.current().strict):
             return theirs(input, weight, bias)
-    if not _compiling() and (run := _fast_path(input, weight)) and (run := _adding(run, bias)):
+    if not compiling() and (run := fast_path(input, weight)) and (run := adding(run, bias)):
         result = (fused(op, bias, input, weight, looked=True) if run is fused
                   else run(op, bias, input, weight))
         if not isinstance(result, Declined):
@@ -269,7 +262,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *,
         found = of_shards("layer", lambda x, w, b, *_: linear(x, w, b, strict=strict), input,
                            weight, bias, strict=strict)
         return theirs(input, weight, bias) if found is None else found
-    return _slow_path(partial(theirs, input, weight, bias), op, (bias, input, weight), strict,
+    return slow_path(partial(theirs, input, weight, bias), op, (bias, input, weight), strict,
                       numbers=(1, 1))
 
 
@@ -311,12 +304,12 @@ def gated_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *,
             weight, bias, None, up, plain=False, gated=True, interleaved=interleaved)
         if result is not None:
             return result
-    elif _compiling():
+    elif compiling():
         result = compiled.gated(input, weight, bias, up, activation, interleaved)
         if result is not None:
             return result
     else:
-        reason = _further(fused_linear.gated, (input, weight, bias, up),
+        reason = run_layer(fused_linear.gated, (input, weight, bias, up),
                           (activation, interleaved), strict)
         if not isinstance(reason, Declined):
             return reason
@@ -367,12 +360,13 @@ def _further_linear(input: Tensor, weight: Tensor, bias: Tensor | None, activati
             residual, plain=activation == "none")
         if result is not None:
             return result
-    elif _compiling():
+    elif compiling():
         result = compiled.linear(input, weight, bias, residual, activation)
         if result is not None:
             return result
     else:
-        done = _further(fused_linear.linear, (input, weight, bias, residual), (activation,), strict)
+        done = run_layer(fused_linear.linear, (input, weight, bias, residual), (activation,),
+                         strict)
         if not isinstance(done, Declined):
             return done
     if residual is None:
@@ -394,26 +388,6 @@ def _check_residual(input: Tensor, weight: Tensor, residual: Tensor) -> None:
                          f"{dtype} on {input.device}. Convert it first")
 
 
-@untraced
-def _further(run: Callable[..., Tensor | Declined], tensors: tuple[Tensor | None, ...],
-             options: tuple, strict: bool) -> Tensor | Declined:
-    """A layer of ``fused_linear``, unless a mode, a transform or a sub-class makes it torch's."""
-    present = tuple(x for x in tensors if x is not None)
-    reason = _torch_only(present)
-    if reason is None and (_transforms() or forward_ad._current_level >= 0):
-        reason = "a transform or forward mode is active"
-    if reason is not None:
-        return Declined(reason)
-    if _any_autocast():
-        cast_ = iter(cast("linear", present))
-        tensors = tuple(None if x is None else next(cast_) for x in tensors)
-    tensors = tuple(x if x is None or not x.is_neg() else x.resolve_neg() for x in tensors)
-    result = run(*tensors, *options)
-    if isinstance(result, Declined) and result.by_choice and (strict or settings.current().strict):
-        return run(*tensors, *options, True)
-    return result
-
-
 def _mixed(ours: Callable[..., Tensor], op: Op, a: Tensor, b: Tensor,
            out_dtype: torch.dtype | None, out: Tensor | None, strict: bool) -> Tensor:
     """The product of 16-bit A and float32 B by ``op``, else by ``ours`` of A as float32."""
@@ -421,7 +395,7 @@ def _mixed(ours: Callable[..., Tensor], op: Op, a: Tensor, b: Tensor,
         found = _read_as_it_is(op, a, b, out=out) if out_dtype is None else None
         if found is not None:
             return found
-        return ours(_widened(a, b), b, **_given(out_dtype, out), strict=strict)
+        return ours(_widened(a, b), b, **given(out_dtype, out), strict=strict)
 
 
 def _read_as_it_is(op: Op, a: Tensor, b: Tensor, d: Tensor | None = None,
@@ -429,16 +403,16 @@ def _read_as_it_is(op: Op, a: Tensor, b: Tensor, d: Tensor | None = None,
     """A product of 16-bit A and float32 B by kernels that read A as it is; None where A is to be
     converted first: for a gradient, a transform or a compiler, and where the float32 product is
     torch's or no split product."""
-    if _compiling() or a.dtype not in _NARROW or b.dtype is not torch.float32:
+    if compiling() or a.dtype not in _NARROW or b.dtype is not torch.float32:
         return None
-    if _fast_path(a, b) is not product or d is not None and _adding(product, d) is not fused:
+    if fast_path(a, b) is not product or d is not None and adding(product, d) is not fused:
         return None
-    if out is not None and not _writable(out):
+    if out is not None and not writable(out):
         return None
     result = mixed_product(op, a, b, d, out)
     if isinstance(result, Declined):
         return None
-    return result if out is None else _written(result)
+    return result if out is None else written(result)
 
 
 def _widened(a: Tensor, b: Tensor) -> Tensor:
@@ -460,226 +434,3 @@ def _without_autocast(a: Tensor) -> AbstractContextManager[object]:
 
 def _activated_linear(activation: str, *operands: Tensor) -> Tensor:
     return ACTIVATE[activation](torch.nn.functional.linear(*operands))
-
-
-@untraced
-def _fast_path(a: Tensor, b: Tensor) -> Callable[..., Tensor | Declined] | None:
-    """The function that multiplies two plain tensors, with or without a gradient, if no mode,
-    transform or autocast is active; None if the call must take the slow path."""
-    if (type(a) in _PLAIN and type(b) in _PLAIN
-            and not has_torch_function_variadic(a, b)  # also true under a function mode
-            and not _dispatch_modes() and not _transforms() and not _any_autocast()
-            and forward_ad._current_level < 0 and not a.is_neg() and not b.is_neg()
-            and not (_NAMED and (a.has_names() or b.has_names()))):
-        if (a.requires_grad or b.requires_grad) and autograd.recording():
-            return autograd.eager_product
-        return product
-    return None
-
-
-@untraced
-def _adding(run: Callable[..., Tensor | Declined],
-            d: Tensor) -> Callable[..., Tensor | Declined] | None:
-    """The function that computes a product plus ``d``, given the one that computes the product;
-    None as for :func:`_fast_path`."""
-    if type(d) not in _PLAIN or d.is_neg() or _NAMED and d.has_names():
-        return None
-    if run is not product or d.requires_grad and autograd.recording():
-        return autograd.eager_fused
-    return fused
-
-
-@uncompiled
-def _multiplied(theirs: Callable[..., Tensor], op: Op, a: Tensor, b: Tensor,
-                out_dtype: torch.dtype | None, out: Tensor | None, strict: bool) -> Tensor:
-    """A product by ``op``, or by torch's function ``theirs``."""
-    if out is None and out_dtype is None:
-        if ((find := native.run) is not None and not _compiling()
-                and (known := find(op.number, a, b)) is not None):
-            if known is not False:
-                return known
-            if not (strict or settings.current().strict):
-                return theirs(a, b)
-        if not _compiling() and (run := _fast_path(a, b)) is not None:
-            result = product(op, a, b, looked=True) if run is product else run(op, a, b)
-            if not isinstance(result, Declined):
-                return result
-            if not (strict or settings.current().strict):
-                return theirs(a, b)
-        if distributed(a, b):
-            found = _of_layer_or_product(theirs, op, a, b, strict)
-            return theirs(a, b) if found is None else found
-        return _slow_path(partial(theirs, a, b), op, (a, b), strict)
-    if out is not None and not _compiling() and _fast_path(a, b) is product and _writable(out):
-        result = product_into(op, a, b, out, out_dtype)
-        if not isinstance(result, Declined):
-            return _written(result)
-    return _slow_path(partial(theirs, a, b, **_given(out_dtype, out)), op, (a, b), strict, out,
-                  out_dtype)
-
-
-@uncompiled
-def _added(theirs: Callable[..., Tensor], op: Op, d: Tensor, a: Tensor, b: Tensor,
-           out_dtype: torch.dtype | None, beta: float, alpha: float, out: Tensor | None,
-           strict: bool) -> Tensor:
-    """A fused sum by ``op``, or by torch's function ``theirs``."""
-    if (out is None and out_dtype is None and (find := native.run) is not None
-            and not _compiling() and type(beta) in _NUMBERS and type(alpha) in _NUMBERS
-            and (known := find(op.number, a, b, d, beta, alpha)) is not None):
-        if known is not False:
-            return known
-        if not (strict or settings.current().strict):
-            return theirs(d, a, b, **_factors(beta, alpha))
-    if (out_dtype is None and not _compiling() and type(beta) in _NUMBERS
-            and type(alpha) in _NUMBERS and (run := _fast_path(a, b)) and (run := _adding(run, d))
-            and (out is None or run is fused and _writable(out))):
-        result = (run(op, d, a, b, beta, alpha) if out is None and run is not fused
-                  else fused(op, d, a, b, beta, alpha, out, looked=True))
-        if not isinstance(result, Declined):
-            return result if out is None else _written(result)
-        if not (strict or settings.current().strict):
-            return theirs(d, a, b, **_factors(beta, alpha), **_given(None, out))
-    if out is None and out_dtype is None and distributed(d, a, b):
-        found = of_shards("total", lambda d, a, b: _added(
-            theirs, op, d, a, b, None, beta, alpha, None, strict), d, a, b, strict=strict)
-        return theirs(d, a, b, **_factors(beta, alpha)) if found is None else found
-    torchs = partial(theirs, d, a, b, **_factors(beta, alpha), **_given(out_dtype, out))
-    return _slow_path(torchs, op, (d, a, b), strict, out, out_dtype, (beta, alpha))
-
-
-def _of_layer_or_product(theirs: Callable[..., Tensor], op: Op, a: Tensor, b: Tensor,
-                         strict: bool) -> Tensor | None:
-    """A product of DTensors by ``op``, or a linear layer without a bias."""
-    rule = op.rule
-    if rule.flipped:
-        return of_shards("layer", lambda x, w, *_: _multiplied(
-            theirs, op, x, w, None, None, strict), a, b, None, strict=strict)
-    if rule.ranks is not None and (a.dim(), b.dim()) != rule.ranks:
-        return None
-    return of_shards("product", lambda a, b: _multiplied(theirs, op, a, b, None, None, strict),
-                      a, b, strict=strict, broadcasts=rule.broadcasts)
-
-
-def _older(theirs: Callable[..., Tensor], op: Op, arguments: tuple, strict: bool,
-           **options: Any) -> Tensor:
-    """A sum whose arguments are in one of torch's deprecated orders; any other order raises torch's
-    error."""
-    if len(arguments) == 4:
-        (beta, d, a, b), alpha = arguments, 1
-    elif len(arguments) == 5:
-        beta, d, alpha, a, b = arguments
-    else:
-        return theirs(*arguments, **options)
-    if ("beta" in options or "alpha" in options or type(beta) not in _NUMBERS
-            or type(alpha) not in _NUMBERS
-            or not all(isinstance(x, Tensor) for x in (d, a, b))):
-        return theirs(*arguments, **options)
-    name = op.rule.name
-    warnings.warn(f"{name}(beta, input, ...) is deprecated; use {name}(input, ..., beta=, alpha=)",
-                  stacklevel=3)
-    return _added(theirs, op, d, a, b, None, beta, alpha, options.get("out"), strict)
-
-
-def _writable(out: Tensor) -> bool:
-    """Whether a kernel may write ``out``, apart from its shape and strides."""
-    return (type(out) in _PLAIN and not out.requires_grad and not out.is_neg()
-            and not (_NAMED and out.has_names())
-            and (not out.is_inference() or torch.is_inference_mode_enabled()))
-
-
-def _written(out: Tensor) -> Tensor:
-    """``out`` after a kernel wrote it, with its version increased, so that autograd notices if it
-    had saved it."""
-    torch.autograd.graph.increment_version(out)
-    return out
-
-
-def _given(out_dtype: torch.dtype | None, out: Tensor | None) -> dict[str, object]:
-    """The arguments that were passed, by name: torch's functions distinguish None from a missing
-    argument, and their errors name what was passed."""
-    return {name: value for name, value in (("out_dtype", out_dtype), ("out", out))
-            if value is not None}
-
-
-def _factors(beta: float, alpha: float) -> dict[str, object]:
-    """The factors that differ from torch's defaults, by name."""
-    return {name: value for name, value in (("beta", beta), ("alpha", alpha))
-            if type(value) is not int or value != 1}
-
-
-@uncompiled
-def _slow_path(theirs: Callable[[], Tensor], op: Op, tensors: tuple[Tensor, ...], strict: bool,
-           out: Tensor | None = None, out_dtype: torch.dtype | None = None,
-           numbers: tuple[float, ...] = ()) -> Tensor:
-    """Runs any call: by registered ops under a compiler, by kernels, or by ``theirs``; an error
-    when strict.
-
-    Args:
-        tensors: A and B; or D, A and B with ``numbers``, which are beta and alpha.
-
-    Raises:
-        UnsupportedError: torch would run the call, and it is strict.
-    """
-    if torch.compiler.is_compiling():
-        compiled.read_settings()
-        result = None
-        if out is None and out_dtype is None:
-            result = compiled.run(op.rule, tensors, numbers)
-        if result is None and (strict or settings.current().strict):
-            raise UnsupportedError(f"tritongemm.{op.rule.name} would compile as torch's: no "
-                                   "registered op covers such a call")
-        return theirs() if result is None else result
-    result = _run_eager(op, tensors, out, out_dtype, numbers)
-    if not isinstance(result, Declined):
-        return result if out is None else _written(result)
-    if strict or settings.current().strict:
-        if result.by_choice and not op.rule.forced:
-            return _slow_path(theirs, op.forced, tensors, strict, out, out_dtype, numbers)
-        raise UnsupportedError(f"tritongemm.{op.rule.name} would call torch: {result}")
-    return theirs()
-
-
-@untraced
-def _run_eager(op: Op, tensors: tuple[Tensor, ...], out: Tensor | None,
-                out_dtype: torch.dtype | None, numbers: tuple[float, ...]) -> Tensor | Declined:
-    """Runs the call by kernels, unless only torch can run it."""
-    reason = _torch_only(tensors if out is None else (*tensors, out))
-    if reason is not None:
-        return Declined(reason)
-    if any(type(number) not in _NUMBERS for number in numbers):
-        return Declined("alpha or beta is no number")
-    if out is None and out_dtype is None:
-        tensors = cast(op.rule.name, tensors)
-        tensors = tuple(x.resolve_neg() for x in tensors)
-        if autograd.wanted(*tensors):
-            return (autograd.fused if numbers else autograd.product)(op, *tensors, *numbers)
-        return (fused if numbers else product)(op, *tensors, *numbers)
-    if autograd.wanted(*tensors) or out is not None and not _writable(out):
-        return Declined("out= or out_dtype= is given, and a gradient is required, or out= is not "
-                        "to be written")
-    tensors = tuple(x.resolve_neg() for x in tensors)
-    if not numbers:
-        a, b = tensors
-        return product_into(op, a, b, out, out_dtype)
-    if out_dtype is not None:
-        return Declined("out_dtype= is given")
-    (d, a, b), (beta, alpha) = tensors, numbers
-    return fused(op, d, a, b, beta, alpha, out)
-
-
-def _torch_only(tensors: tuple[object, ...]) -> str | None:
-    """Why torch must run the call: a sub-class, a mode, a transform; None if there is no such
-    reason."""
-    if any(type(x) not in _PLAIN for x in tensors):
-        return "operands are " + " and ".join(type(x).__name__ for x in tensors)
-    if any(x.is_nested for x in tensors):  # type: ignore[attr-defined]
-        return "an operand is nested"
-    if _NAMED and any(x.has_names() for x in tensors):  # type: ignore[attr-defined]
-        return "axes have names"
-    modes = [mode for mode in _get_current_function_mode_stack()
-             if not isinstance(mode, DeviceContext)]  # a default device affects only factories
-    if modes or _dispatch_modes():
-        return "a torch function or dispatch mode is active"
-    if _transforms() and any(layer.key() == _FUNCTIONALIZE for layer in get_interpreter_stack()):
-        return "torch.func.functionalize has no rule for an autograd function"
-    return None
