@@ -1,13 +1,15 @@
-"""What differs between Triton versions in Gluon's Hopper interface, in one place.
+"""What differs between Triton versions in Gluon's interface to the GPU, in one place.
 
 3.6 and 3.7 store by ``tma.async_copy_shared_to_global`` and load by
 ``tma.async_copy_global_to_shared``; later versions name them ``async_store`` and ``async_load``
-and keep the old names only to raise an error. 3.7 has ``barrier`` where 3.6 has
+and keep the old names only to raise an error. 3.9 does so with ``cp.async`` too, whose copies
+are ``async_copy.async_load`` from 3.8 on. 3.7 has ``barrier`` where 3.6 has
 ``thread_barrier``. 3.9 names a buffer's ``_reinterpret`` without the underscore.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -16,6 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+copy_async = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 tma_store_wait = tma.store_wait
@@ -49,5 +52,6 @@ def shared_address(offset):
                                               is_pure=True, pack=1)
 
 
-__all__ = ["fence_async_shared", "matrix_of", "mbarrier", "shared_address", "thread_barrier",
-           "tma_load", "tma_store", "tma_store_wait", "warpgroup_mma", "warpgroup_mma_wait"]
+__all__ = ["copy_async", "fence_async_shared", "matrix_of", "mbarrier", "shared_address",
+           "thread_barrier", "tma_load", "tma_store", "tma_store_wait", "warpgroup_mma",
+           "warpgroup_mma_wait"]

@@ -12,12 +12,13 @@ that of a float32.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.ampere.async_copy import commit_group, wait_group
 
 from tritongemm.kernels.device.batch import gluon_start_of
 from tritongemm.kernels.device.dependent_launch import gluon_release, gluon_wait_after
 from tritongemm.kernels.device.edge import gluon_within
 from tritongemm.kernels.device.epilogue import gluon_finish, gluon_load_d
+from tritongemm.kernels.device.hopper import copy_async
 from tritongemm.kernels.device.operand_types import gluon_require_operands
 from tritongemm.kernels.device.order import gluon_tile_of
 from tritongemm.kernels.device.symbol import symbol
@@ -74,10 +75,10 @@ def copy_step(buffer, ptrs, ks, step, last, K, EVEN_K: gl.constexpr, K_AXIS: gl.
     """Starts the copy of a step of an operand; zeros from K on, or nothing from step ``last`` on.
     ``ks``: of the step's elements along K, 0 to BLOCK_K."""
     if EVEN_K:
-        async_copy.async_copy_global_to_shared(buffer, ptrs, step < last)
+        copy_async(buffer, ptrs, step < last)
     else:
         inside = ks < K - step * buffer.shape[K_AXIS]
-        async_copy.async_copy_global_to_shared(buffer, ptrs, gl.expand_dims(inside, 1 - K_AXIS))
+        copy_async(buffer, ptrs, gl.expand_dims(inside, 1 - K_AXIS))
 
 
 @gluon.jit(repr=symbol)
@@ -135,26 +136,26 @@ def simt(a, b, c, M, N, K, mask_m, mask_n, stride_ab, stride_am, stride_ak, stri
     for stage in gl.static_range(STAGES - 1):
         copy_step(a_stages.index(stage), a_ptrs, ks_a, first + stage, last, K, EVEN_K, 1)
         copy_step(b_stages.index(stage), b_ptrs, ks_b, first + stage, last, K, EVEN_K, 0)
-        async_copy.commit_group()
+        commit_group()
         a_ptrs += BLOCK_K * stride_ak
         b_ptrs += BLOCK_K * stride_bk
 
     acc = gl.zeros([BLOCK_M, BLOCK_N], gl.float32, OF_C)
     stage = 0
     for step in range(first, last):
-        async_copy.wait_group(STAGES - 2)
+        wait_group(STAGES - 2)
         free = stage + STAGES - 1
         free = gl.where(free < STAGES, free, free - STAGES)
         copy_step(a_stages.index(free), a_ptrs, ks_a, step + STAGES - 1, last, K, EVEN_K, 1)
         copy_step(b_stages.index(free), b_ptrs, ks_b, step + STAGES - 1, last, K, EVEN_K, 0)
-        async_copy.commit_group()
+        commit_group()
         a_ptrs += BLOCK_K * stride_ak
         b_ptrs += BLOCK_K * stride_bk
         x = a_stages.index(stage).load(gl.DotOperandLayout(0, OF_C, 0))
         y = b_stages.index(stage).load(gl.DotOperandLayout(1, OF_C, 0))
         acc = gl.dot_fma(x, y, acc)
         stage = gl.where(stage + 1 < STAGES, stage + 1, 0)
-    async_copy.wait_group(0)
+    wait_group(0)
     if RELEASE > 0:
         gluon_release()
 
