@@ -38,7 +38,7 @@ _TF32_OF_A_SIBLING = 1.03
 #: torch's pointwise kernel after it. Seven products of training and of 128 rows on an H200, torch's
 #: time / ours, mean and worst: gelu 0.953, 0.710; gelu_tanh 0.777, 0.508; silu 0.930, 0.795
 #: (perf/results/nvidia-h200/epilogues/factors.csv). An element takes 18 to 27 instructions, relu's
-#: one. The least of these products takes 35 us; below 30, torch's second launch counts for more.
+#: one. The least of these products takes 35 us; smaller ones were not measured and stay.
 _SLOW_DERIVATIVES = ("gelu", "gelu_tanh", "silu")
 _SLOW_DERIVATIVES_FROM_US = 30.0
 #: The same of a complex product estimated from float32 ones, which are not the same to torch. On an
