@@ -20,7 +20,8 @@ from tritongemm.problem import GemmProblem
 from tritongemm.records.calibration import read_calibration, write_calibration
 from tritongemm.records.codec import config_to_json, problem_to_json
 from tritongemm.records.journal import Journal
-from tritongemm.selection.model import Rates, keys_of, predict, scales, usual
+from tritongemm.selection.model import Rates, keys_of, predict, scales
+from tritongemm.selection.typical import usual
 from tritongemm.selection.work import class_of, static_of, work_of
 
 H200 = device_named("nvidia-h200")

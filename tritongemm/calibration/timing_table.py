@@ -15,15 +15,14 @@ from tritongemm.problem import GemmProblem
 from tritongemm.selection.columns import Columns, kind_of
 from tritongemm.selection.inputs import fixed_inputs, inputs_of
 from tritongemm.selection.model import (
-    Key,
     Rates,
     bounds_of,
     factor_id,
     keys_of,
     predict,
     scales,
-    usual,
 )
+from tritongemm.selection.typical import Key, usual
 from tritongemm.selection.work import NUMBERS, Static, counts, statics
 
 #: Prior of a constant: the standard deviation of its logarithm around the typical value.

@@ -5,10 +5,9 @@ copies such operands for ``bmm``.
 Schemas are aten's; ``addmm`` also takes an activation. ``mulmm`` multiplies the product by
 ``self``, or by the derivative of an activation at ``self``; aten does not have it. In eager mode an
 op runs a kernel of this package, or calls aten if the call is declined. Its fake implementation is
-aten's, so shapes, strides and errors match, symbolic ones included. Gradients are products by the
-same ops, so they can be differentiated again. Forward mode and ``torch.func`` work with
-``tritongemm.matmul`` and related functions only: torch's registration of gradients supports neither
-(PyTorch issue 179652).
+aten's, so shapes, strides and errors match, symbolic ones included. Their gradients are in
+``registered_gradients.py``. Forward mode and ``torch.func`` work with ``tritongemm.matmul`` and
+related functions only.
 
 Defined with ``torch.library.Library``, whose calls take 1.3 us of host time, 5.4 us with a
 registered gradient; ``torch.library.custom_op`` takes 11.4 us.
@@ -19,7 +18,6 @@ from __future__ import annotations
 import atexit
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,9 +26,11 @@ from tritongemm import settings
 from tritongemm.activations import BY_NAME
 from tritongemm.errors import UnsupportedError, UsageError
 from tritongemm.ops import execute, formulas, fused_linear, native
+from tritongemm.ops import registered_gradients as gradients
 from tritongemm.ops.execute import Declined
 from tritongemm.ops.fused_linear import LinearLayer
 from tritongemm.ops.native import Form
+from tritongemm.ops.registered_gradients import half_of, product_of_layer
 from tritongemm.ops.untraced import untraced
 
 aten = torch.ops.aten
@@ -172,7 +172,7 @@ def _layer(layer: LinearLayer, x: Tensor, w: Tensor, bias: Tensor | None,
     activate = _activation(layer.activation)
 
     def theirs() -> tuple[Tensor, ...]:
-        total = _product_of_layer(x, w, bias)
+        total = product_of_layer(x, w, bias)
         if layer.gated:
             done = fused_linear.gate(activate, total, layer.interleaved)
             if layer.interleaved and layer.aux:
@@ -199,12 +199,6 @@ def _one_launch(layer: LinearLayer, x: Tensor, w: Tensor, bias: Tensor | None,
     return theirs() if isinstance(result, Declined) else result
 
 
-def _product_of_layer(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-    """x @ w.T + bias by the ops of this file."""
-    ops = torch.ops.tritongemm
-    return ops.mm(x, w.t()) if bias is None else ops.addmm(bias, x, w.t())
-
-
 @untraced
 def _gated_linear(x: Tensor, w: Tensor, bias: Tensor | None, activation: str,
                   interleaved: bool) -> Tensor:
@@ -217,8 +211,8 @@ def _gated_pair(x: Tensor, gate: Tensor, up: Tensor, bias: Tensor | None,
     activate, layer = _activation(activation), LinearLayer(activation, True)
     _check_pair(gate, up, bias)
     return _one_launch(layer, x, gate, bias, up=up, theirs=lambda: (
-        activate(_product_of_layer(x, gate, _half(bias, 0)))
-        * _product_of_layer(x, up, _half(bias, 1)),))[0]
+        activate(product_of_layer(x, gate, half_of(bias, 0)))
+        * product_of_layer(x, up, half_of(bias, 1)),))[0]
 
 
 def _check_pair(gate: Tensor, up: Tensor, bias: Tensor | None) -> None:
@@ -230,10 +224,6 @@ def _check_pair(gate: Tensor, up: Tensor, bias: Tensor | None) -> None:
         raise UsageError(f"up is {tuple(up.shape)}, {up.dtype} on {up.device}; the gate's weight, "
                          f"to which it is the other half, {tuple(gate.shape)}, {gate.dtype} on "
                          f"{gate.device}")
-
-
-def _half(bias: Tensor | None, which: int) -> Tensor | None:
-    return None if bias is None else bias.chunk(2)[which]
 
 
 @untraced
@@ -270,7 +260,7 @@ def _fake_gated_linear(x: Tensor, w: Tensor, bias: Tensor | None, activation: st
 def _fake_gated_pair(x: Tensor, gate: Tensor, up: Tensor, bias: Tensor | None,
                      activation: str) -> Tensor:
     _check_pair(gate, up, bias)
-    return _fake_layer(LinearLayer(activation), x, gate, _half(bias, 0))[0]
+    return _fake_layer(LinearLayer(activation), x, gate, half_of(bias, 0))[0]
 
 
 def _fake_gated_linear_aux(x: Tensor, w: Tensor, bias: Tensor | None, activation: str,
@@ -286,167 +276,6 @@ def _fake_linear_aux(x: Tensor, w: Tensor, bias: Tensor | None,
 def _fake_linear_residual(x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor,
                           activation: str) -> Tensor:
     return _fake_layer(LinearLayer(activation), x, w, bias)[0]
-
-
-def _keep_pair(ctx: Any, inputs: tuple, *more: Tensor) -> None:
-    """Saves A and B, the last inputs, each if the gradient of the other one needs it."""
-    # While an op runs, torch passes one more input of its own after these.
-    need_a, need_b = ctx.needs_input_grad[len(inputs) - 2:len(inputs)]
-    a, b = inputs[-2:]
-    ctx.forms = formulas.OperandForm.of(a), formulas.OperandForm.of(b)
-    ctx.save_for_backward(a if need_b else None, b if need_a else None, *more)
-
-
-def _pair_gradients(ctx: Any, multiply: formulas.Multiply, a: Tensor | None, b: Tensor | None,
-                    grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """dA and dB; None for one whose operand was not saved. ``matmul`` takes a vector for one row of
-    A or one column of B."""
-    forms = form_a, form_b = ctx.forms
-    if len(form_b.shape) == 1:
-        grad, form_b = grad[..., None], formulas.OperandForm(form_b.shape + (1,), False)
-        b = b if b is None else b[:, None]
-    if len(form_a.shape) == 1:
-        grad, form_a = grad[..., None, :], formulas.OperandForm((1,) + form_a.shape, False)
-        a = a if a is None else a[None]
-    return (None if b is None else
-            formulas.grad_a(multiply, grad, b, form_a).reshape(forms[0].shape),
-            None if a is None else
-            formulas.grad_b(multiply, a, grad, form_b).reshape(forms[1].shape))
-
-
-def _register_product(name: str) -> None:
-    """Registers the gradient of ``mm``, ``bmm`` or ``matmul``."""
-    def setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        _keep_pair(ctx, inputs)
-
-    def backward(ctx: Any, grad: Tensor) -> tuple:
-        a, b = ctx.saved_tensors
-        return _pair_gradients(ctx, getattr(torch.ops.tritongemm, name), a, b, grad)
-
-    torch.library.register_autograd(f"tritongemm::{name}", backward, setup_context=setup,
-                                    lib=_library)
-
-
-def _register_sum(name: str, product: str) -> None:
-    """Registers the gradient of ``addmm`` or ``baddbmm``, which uses the op ``product``."""
-    def setup(ctx: Any, inputs: tuple, keyword_only_inputs: dict, output: Tensor) -> None:
-        d, a, b = inputs
-        ctx.shape_d, ctx.beta = d.shape, keyword_only_inputs["beta"]
-        ctx.alpha = keyword_only_inputs["alpha"]
-        ctx.activation = keyword_only_inputs.get("activation", "none")
-        if ctx.activation == "none":
-            _keep_pair(ctx, inputs)
-        elif BY_NAME[ctx.activation].of_result:
-            _keep_pair(ctx, inputs, output)
-        else:  # backward recomputes the pre-activation: the kernel does not store it
-            ctx.forms = formulas.OperandForm.of(a), formulas.OperandForm.of(b)
-            ctx.save_for_backward(a, b, d)
-
-    def backward(ctx: Any, grad: Tensor) -> tuple:
-        a, b, *more = ctx.saved_tensors
-        ops = torch.ops.tritongemm
-        if more:
-            grad = formulas.grad_activation(
-                ctx.activation, grad, more[0],
-                lambda: ops.addmm(more[0], a, b, beta=ctx.beta, alpha=ctx.alpha))
-        need_d, need_a, need_b = ctx.needs_input_grad
-
-        def multiply(x: Tensor, y: Tensor) -> Tensor:
-            return formulas.scaled(getattr(ops, product)(x, y), ctx.alpha)
-
-        return (formulas.grad_d(grad, ctx.shape_d, ctx.beta) if need_d else None,
-                *_pair_gradients(ctx, multiply, a if need_b else None, b if need_a else None,
-                                 grad))
-
-    torch.library.register_autograd(f"tritongemm::{name}", backward, setup_context=setup,
-                                    lib=_library)
-
-
-def _register_factor() -> None:
-    """Registers the gradient of ``mulmm``, which computes the product again for that of D."""
-    def setup(ctx: Any, inputs: tuple, keyword_only_inputs: dict, output: Tensor) -> None:
-        ctx.alpha, ctx.of = keyword_only_inputs["alpha"], keyword_only_inputs["gradient_of"]
-        d, a, b = inputs
-        if ctx.needs_input_grad[0]:
-            ctx.forms = formulas.OperandForm.of(a), formulas.OperandForm.of(b)
-            ctx.save_for_backward(a, b, d)
-        else:
-            _keep_pair(ctx, inputs, d)
-
-    def backward(ctx: Any, grad: Tensor) -> tuple:
-        a, b, d = ctx.saved_tensors
-        need_d, need_a, need_b = ctx.needs_input_grad
-        mm, to_d = torch.ops.tritongemm.mm, None
-
-        def multiply(x: Tensor, y: Tensor) -> Tensor:
-            return formulas.scaled(mm(x, y), ctx.alpha)
-
-        if need_d:
-            if ctx.of != "none":
-                raise UnsupportedError("the op mulmm has no gradient for the argument of "
-                                       f"{ctx.of}'s derivative; tritongemm.mulmm has")
-            to_d = formulas.grad_d(grad * multiply(a, b).conj(), d.shape)
-        return (to_d, *_pair_gradients(ctx, multiply, a if need_b else None, b if need_a else None,
-                                       formulas.multiplied(grad, d.conj(), ctx.of)))
-
-    torch.library.register_autograd("tritongemm::mulmm", backward, setup_context=setup,
-                                    lib=_library)
-
-
-def _register_layer(name: str, layer: LinearLayer, residual: bool = False) -> None:
-    """Registers the gradient of a linear layer. Without the argument of the activation among its
-    results the backward computes that again."""
-    def setup(ctx: Any, inputs: tuple, output: Any) -> None:
-        x, w, bias = inputs[:3]
-        words = inputs[4 if residual else 3:]
-        ctx.layer = layer._replace(activation=words[0], interleaved=layer.gated and words[1])
-        ctx.save_for_backward(x, w, bias, output[1] if layer.aux else None)
-
-    def backward(ctx: Any, grad: Tensor | None, grad_total: Tensor | None = None) -> tuple:
-        x, w, bias, total = ctx.saved_tensors
-        one = BY_NAME[ctx.layer.activation]
-        if total is None and ctx.layer.activation != "none":
-            total = _product_of_layer(x, w, bias)
-            if ctx.layer.interleaved:
-                total = torch.cat(fused_linear.halves(total, True), -1)
-        of = total
-        if one.of_result and not ctx.layer.gated and ctx.layer.activation != "none":
-            of = one.op()(total)
-        result = grad
-        grad = fused_linear.grad_of_total(ctx.layer, grad, grad_total, of)
-        assert grad is not None  # one of the results has a gradient
-        need = ctx.needs_input_grad
-        ops = torch.ops.tritongemm
-        gradients = (ops.mm(grad, w.conj()) if need[0] else None,
-                     ops.mm(grad.t(), x.conj()) if need[1] else None,
-                     grad.sum(0) if bias is not None and need[2] else None)
-        if residual:
-            return (*gradients, result if need[3] else None, None)
-        return (*gradients, None, None) if layer.gated else (*gradients, None)
-
-    torch.library.register_autograd(f"tritongemm::{name}", backward, setup_context=setup,
-                                    lib=_library)
-
-
-def _register_pair() -> None:
-    """Registers the gradient of ``gated_pair``, which computes both products again."""
-    def setup(ctx: Any, inputs: tuple, output: Any) -> None:
-        *tensors, ctx.activation = inputs
-        ctx.save_for_backward(*tensors)
-
-    def backward(ctx: Any, grad: Tensor) -> tuple:
-        x, gate, up, bias = ctx.saved_tensors
-        need, mm = ctx.needs_input_grad, torch.ops.tritongemm.mm
-        total = torch.cat([_product_of_layer(x, w, _half(bias, i))
-                           for i, w in enumerate((gate, up))], -1)
-        total = formulas.grad_gated(ctx.activation, grad, total)
-        first, second = total.chunk(2, -1)
-        return (mm(first, gate) + mm(second, up) if need[0] else None,
-                mm(first.t(), x) if need[1] else None, mm(second.t(), x) if need[2] else None,
-                total.sum(0) if bias is not None and need[3] else None, None)
-
-    torch.library.register_autograd("tritongemm::gated_pair", backward, setup_context=setup,
-                                    lib=_library)
 
 
 #: Must live as long as the process: torch removes an op when its library is destroyed.
@@ -474,15 +303,15 @@ def _register() -> None:
         _library.impl(name, torch.library.fallthrough_kernel, "Conjugate")
         torch.library.register_fake(f"tritongemm::{name}", fake, lib=_library)
     for name in ("mm", "bmm", "matmul"):
-        _register_product(name)
-    _register_sum("addmm", "mm")
-    _register_sum("baddbmm", "bmm")
-    _register_factor()
-    _register_layer("gated_linear", LinearLayer(gated=True))
-    _register_layer("gated_linear_aux", LinearLayer(gated=True, aux=True))
-    _register_pair()
-    _register_layer("linear_aux", LinearLayer(aux=True))
-    _register_layer("linear_residual", LinearLayer(), residual=True)
+        gradients.register_product(_library, name)
+    gradients.register_sum(_library, "addmm", "mm")
+    gradients.register_sum(_library, "baddbmm", "bmm")
+    gradients.register_factor(_library)
+    gradients.register_layer(_library, "gated_linear", LinearLayer(gated=True))
+    gradients.register_layer(_library, "gated_linear_aux", LinearLayer(gated=True, aux=True))
+    gradients.register_pair(_library)
+    gradients.register_layer(_library, "linear_aux", LinearLayer(aux=True))
+    gradients.register_layer(_library, "linear_residual", LinearLayer(), residual=True)
 
 
 _register()
