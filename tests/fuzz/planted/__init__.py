@@ -81,7 +81,7 @@ PLANTED = (
             "else result + residual", "else result + 0 * residual"),
     Planted("B is not conjugated", "ops/calls.py",
             "conjugated=(x.a.is_conj(), x.b.is_conj())", "conjugated=(x.a.is_conj(), False)"),
-    Planted("a registered op's gradient without alpha", "ops/registered.py",
+    Planted("a registered op's gradient without alpha", "ops/registered_gradients.py",
             "return formulas.scaled(getattr(ops, product)(x, y), ctx.alpha)",
             "return getattr(ops, product)(x, y)"),
 )
