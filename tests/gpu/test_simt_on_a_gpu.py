@@ -33,8 +33,10 @@ def problem_of(m: int, n: int, k: int, layout: str = "nt", **more) -> GemmProble
 
 def legal(problem: GemmProblem) -> list[KernelConfig]:
     device = current_device()
-    return [config for config in (*CONFIGS, spec_named("simt").default(problem, device))
-            if violation(problem, config, device) is None]
+    found = [config for config in (*CONFIGS, spec_named("simt").default(problem, device))
+             if violation(problem, config, device) is None]
+    assert found
+    return found
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -43,9 +45,7 @@ def legal(problem: GemmProblem) -> list[KernelConfig]:
     ((57, 129, 4100), 1, 3), ((130, 200, 300), 3, 0), ((16, 4096, 2000), 1, 0)))
 def test_products_are_right(shape, batch, gap, layout):
     problem = aligned(problem_of(*shape, layout, batch=batch), gap)
-    configs = legal(problem)
-    assert configs
-    for config in configs:
+    for config in legal(problem):
         a, b, out = operands(problem, gap)
         bind_config(problem, config, current_device())(a, b, out)
         assert_near(out, a, b, LIMIT)

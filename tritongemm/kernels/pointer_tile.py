@@ -1,11 +1,43 @@
-"""The arguments and constants of pointer kernels that have a program for each tile of C."""
+"""The launches, arguments and constants of pointer kernels that have a program for each tile of
+C."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tritongemm.config import KernelConfig
-from tritongemm.kernels.launch import Geometry, Pointer, Scalar, edge_mask, operand_strides
-from tritongemm.kernels.reduce import TileTarget
+from tritongemm.device import DeviceSpec
+from tritongemm.kernels.launch import (
+    Argument,
+    Geometry,
+    Launch,
+    Pointer,
+    Scalar,
+    dependence,
+    edge_mask,
+    operand_strides,
+)
+from tritongemm.kernels.reduce import TileTarget, partials_bytes, reduce_launch
+from tritongemm.kernels.symbol import symbol_of
 from tritongemm.problem import GemmProblem, divisor_of
+
+
+def tile_launches(function: str, problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
+                  geometry: Geometry, arguments: Sequence[Argument],
+                  constants: tuple[tuple[str, object], ...],
+                  gluon: bool = False) -> tuple[Launch, ...]:
+    """The product, by the ``function`` of the module of that name, and for split_k > 1 the pass
+    that adds the parts in a fixed order."""
+    split = config.split_k
+    tiles = -(-problem.m // config.block_m) * -(-problem.n // config.block_n)
+    product = Launch(
+        f"tritongemm.kernels.device.{function}", function, tuple(arguments), constants,
+        (tiles * problem.batch, split, 1), config.num_warps, config.num_stages,
+        symbol_of(problem, config), gluon=gluon, **dependence(config, device),
+        scratch_bytes=partials_bytes(problem, split))
+    if split == 1:
+        return (product,)
+    return (product, reduce_launch(problem, config, geometry, device))
 
 
 def tile_arguments(problem: GemmProblem, config: KernelConfig, geometry: Geometry,

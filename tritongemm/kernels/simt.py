@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.kernels import constraints as rules
@@ -13,15 +11,13 @@ from tritongemm.kernels.launch import (
     Geometry,
     Launch,
     as_dot_multiplies,
-    dependence,
     stage_bytes,
     two_batch_strides,
 )
-from tritongemm.kernels.pointer_tile import tile_arguments, tile_constants
-from tritongemm.kernels.reduce import partials_bytes, reduce_launch, split_to_fill, target_of
+from tritongemm.kernels.pointer_tile import tile_arguments, tile_constants, tile_launches
+from tritongemm.kernels.reduce import split_to_fill, target_of
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.sum_order import SumOrder, order_of
-from tritongemm.kernels.symbol import symbol_of
 from tritongemm.kernels.takes import Takes
 from tritongemm.problem import GemmProblem
 
@@ -69,26 +65,18 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
              geometry: Geometry) -> tuple[Launch, ...]:
     """The product, and for split_k > 1 the pass that adds the parts in a fixed order."""
     problem = as_dot_multiplies(problem)
-    split, g, c = config.split_k, geometry, target_of(problem, config, geometry)
+    g, c = geometry, target_of(problem, config, geometry)
     batch, one_stride = two_batch_strides(
         problem, g, problem.a.elements, problem.b.elements, c.align)
-    extra, epilogue = epilogue_of_launch(problem, g) if split == 1 else ((), NO_EPILOGUE)
+    extra, epilogue = epilogue_of_launch(problem, g) if config.split_k == 1 else ((), NO_EPILOGUE)
     a_across, b_across = g.ak != 1 and g.am == 1, g.bk != 1 and g.bn == 1
     constants = (
         *tile_constants(problem, config, g), ("THREAD_M", config.thread_m),
         ("THREAD_N", config.thread_n), ("WARPS", config.num_warps), ("STAGES", config.num_stages),
         ("A_ACROSS", a_across), ("B_ACROSS", b_across), ("COPY_A", problem.a.elements),
         ("COPY_B", problem.b.elements), ("WAITS", device.arch >= 90), *one_stride, *epilogue)
-    tiles = -(-problem.m // config.block_m) * -(-problem.n // config.block_n)
-    product = Launch(
-        "tritongemm.kernels.device.simt", "simt",
-        (*tile_arguments(problem, config, g, c), *batch, *extra), constants,
-        (tiles * problem.batch, split, 1), config.num_warps, config.num_stages,
-        symbol_of(problem, config), gluon=True, **dependence(config, device),
-        scratch_bytes=partials_bytes(problem, split))
-    if split == 1:
-        return (product,)
-    return (product, reduce_launch(problem, config, geometry, device))
+    arguments = (*tile_arguments(problem, config, g, c), *batch, *extra)
+    return tile_launches("simt", problem, config, device, g, arguments, constants, gluon=True)
 
 
 def sum_order(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> SumOrder | None:
@@ -158,13 +146,10 @@ def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
     split = 1
     if "c" not in problem.two_strides:
         split = split_to_fill(tiles, device.num_sms, -(-problem.k // block_k))
-    config = KernelConfig(
+    return KernelConfig(
         "simt", block_m, block_n, block_k, num_stages=2 if thread == 8 else 3, group_m=8,
         num_warps=block_m * block_n // (thread * thread * _WARP), split_k=split,
         thread_m=thread, thread_n=thread)
-    while shared_bytes(problem, config) > device.shared_bytes_per_block and config.block_k > 16:
-        config = replace(config, block_k=config.block_k // 2)
-    return config
 
 
 SIMT = KernelSpec(

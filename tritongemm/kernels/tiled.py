@@ -14,16 +14,14 @@ from tritongemm.kernels.launch import (
     Geometry,
     Launch,
     as_dot_multiplies,
-    dependence,
     elements_of_line,
     stage_bytes,
     two_batch_strides,
 )
-from tritongemm.kernels.pointer_tile import tile_arguments, tile_constants
-from tritongemm.kernels.reduce import partials_bytes, reduce_launch, split_to_fill, target_of
+from tritongemm.kernels.pointer_tile import tile_arguments, tile_constants, tile_launches
+from tritongemm.kernels.reduce import split_to_fill, target_of
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.sum_order import SumOrder, dot_instruction, order_of
-from tritongemm.kernels.symbol import symbol_of
 from tritongemm.kernels.takes import Takes
 from tritongemm.problem import EPILOGUES, GemmProblem
 
@@ -73,24 +71,16 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
              geometry: Geometry) -> tuple[Launch, ...]:
     """The product, and for split_k > 1 the pass that adds the parts in a fixed order."""
     problem = as_dot_multiplies(problem)
-    tiles = -(-problem.m // config.block_m) * -(-problem.n // config.block_n)
-    split, g, c = config.split_k, geometry, target_of(problem, config, geometry)
+    g, c = geometry, target_of(problem, config, geometry)
     batch, one_stride = two_batch_strides(
         problem, g, problem.a.elements, problem.b.elements, c.align)
     extra, epilogue = (
-        any_epilogue_of_launch(problem, g) if split == 1 else ((), NONE_OF_ALL))
+        any_epilogue_of_launch(problem, g) if config.split_k == 1 else ((), NONE_OF_ALL))
     constants = (
         *tile_constants(problem, config, g),
         ("PRECISION", problem.precision), ("INTERPRETED", False), *one_stride, *epilogue)
-    product = Launch(
-        "tritongemm.kernels.device.tiled", "tiled",
-        (*tile_arguments(problem, config, g, c), *batch, *extra), constants,
-        (tiles * problem.batch, split, 1), config.num_warps, config.num_stages,
-        symbol_of(problem, config), **dependence(config, device),
-        scratch_bytes=partials_bytes(problem, split))
-    if split == 1:
-        return (product,)
-    return (product, reduce_launch(problem, config, geometry, device))
+    arguments = (*tile_arguments(problem, config, g, c), *batch, *extra)
+    return tile_launches("tiled", problem, config, device, g, arguments, constants)
 
 
 def sum_order(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> SumOrder | None:

@@ -12,14 +12,12 @@ from tritongemm.kernels.epilogue import NO_EPILOGUE, epilogue_of_launch
 from tritongemm.kernels.launch import (
     Geometry,
     Launch,
-    dependence,
     stage_bytes,
 )
-from tritongemm.kernels.pointer_tile import tile_arguments, tile_constants
-from tritongemm.kernels.reduce import partials_bytes, reduce_launch, split_to_fill, target_of
+from tritongemm.kernels.pointer_tile import tile_arguments, tile_constants, tile_launches
+from tritongemm.kernels.reduce import split_to_fill, target_of
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.sum_order import SumOrder, order_of
-from tritongemm.kernels.symbol import symbol_of
 from tritongemm.kernels.takes import Takes
 from tritongemm.problem import GemmProblem
 
@@ -68,19 +66,12 @@ def shared_bytes(problem: GemmProblem, config: KernelConfig) -> int:
 def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
              geometry: Geometry) -> tuple[Launch, ...]:
     """The product, and for split_k > 1 the pass that adds the parts in a fixed order."""
-    split, g = config.split_k, geometry
+    g = geometry
     arguments = tile_arguments(problem, config, g, target_of(problem, config, g))
-    extra, epilogue = epilogue_of_launch(problem, g) if split == 1 else ((), NO_EPILOGUE)
+    extra, epilogue = epilogue_of_launch(problem, g) if config.split_k == 1 else ((), NO_EPILOGUE)
     constants = (*tile_constants(problem, config, g), ("INTERPRETED", False), *epilogue)
-    tiles = -(-problem.m // config.block_m) * -(-problem.n // config.block_n)
-    product = Launch(
-        "tritongemm.kernels.device.tiled_bf16x6", "tiled_bf16x6", (*arguments, *extra), constants,
-        (tiles * problem.batch, split, 1), config.num_warps, config.num_stages,
-        symbol_of(problem, config), **dependence(config, device),
-        scratch_bytes=partials_bytes(problem, split))
-    if split == 1:
-        return (product,)
-    return (product, reduce_launch(problem, config, geometry, device))
+    return tile_launches("tiled_bf16x6", problem, config, device, g, (*arguments, *extra),
+                         constants)
 
 
 def sum_order(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> SumOrder | None:

@@ -94,15 +94,20 @@ def sides(problem: GemmProblem, choice: Choice, device: DeviceSpec,
           path: HostPath) -> tuple[Side, Side]:
     """(torch's, ours): the predicted times of a call. Where nothing is known of torch's GPU time,
     it is as long as ours."""
-    ours_us = choice.time_us
-    if ours_us is None:
-        ours_us = estimate(problem, choice.config, device).total_us
+    ours_us = _our_us(problem, choice, device)
     ratio = choice.vs_torch
     if problem.dtype_a == "fp32":
         ratio = choice.evidence if choice.expected is None else choice.expected
     launches = launches_of(problem, choice.config, device)
     return (Side(path.torch_us, ours_us * (1.0 if ratio is None else ratio)),
             Side(path.ours_us(len(launches)), ours_us))
+
+
+def _our_us(problem: GemmProblem, choice: Choice, device: DeviceSpec) -> float:
+    """The GPU time of a choice: measured, or predicted."""
+    if choice.time_us is not None:
+        return choice.time_us
+    return estimate(problem, choice.config, device).total_us
 
 
 def _torch_wins_by_derivative(problem: GemmProblem, choice: Choice,
@@ -113,10 +118,7 @@ def _torch_wins_by_derivative(problem: GemmProblem, choice: Choice,
     if (gradient_of not in _SLOW_DERIVATIVES or problem.a.format.bits != 16 or device.arch != 90
             or choice.vs_torch is not None):
         return None
-    time_us = choice.time_us
-    if time_us is None:
-        time_us = estimate(problem, choice.config, device).total_us
-    if time_us < _SLOW_DERIVATIVES_FROM_US:
+    if _our_us(problem, choice, device) < _SLOW_DERIVATIVES_FROM_US:
         return None
     return (f"the derivative of {gradient_of} takes longer in the product than in a kernel of its "
             "own")
