@@ -8,7 +8,11 @@ every row or every column) or ``tile``.
 
 import triton
 import triton.language as tl
+from triton import knobs
 from triton.experimental import gluon
+
+#: The interpreter has no inline assembly.
+_INTERPRETED = tl.constexpr(bool(knobs.runtime.interpret))
 
 
 @triton.jit
@@ -44,6 +48,28 @@ def load_d(d, batch, rows, cols, M, N, stride_db, stride_dm, stride_dn, ADDEND: 
 
 
 @triton.jit
+def exp2(x):
+    """2 ** x, to 2 units in the last place; 0 below 2 ** -126. ``tl.exp2`` scales its argument and
+    its result by powers of two for smaller results: three instructions more."""
+    if _INTERPRETED:
+        return tl.exp2(x)
+    else:
+        return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=r,r", [x],
+                                         dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def reciprocal(x):
+    """1 / x, to 1 unit in the last place, for x from 1 on; 0 from 2 ** 126 on. A division tests
+    for denominators out of range: six instructions more."""
+    if _INTERPRETED:
+        return 1.0 / x
+    else:
+        return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=r,r", [x],
+                                         dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
 def normal_cdf(x):
     """(1 + erf(x / sqrt(2))) / 2 for float32, to 6e-8, without the library's branches.
 
@@ -58,7 +84,7 @@ def normal_cdf(x):
     q = q * z - 5.2562345e-02
     q = q * z - 4.5918903e-01
     q = q * z - 1.1511070
-    tail = tl.exp2(q * z - 1.0)
+    tail = exp2(q * z - 1.0)
     return tl.where(x < 0.0, tail, 1.0 - tail)
 
 
@@ -66,8 +92,8 @@ def normal_cdf(x):
 def logistic(x):
     """(s(x), 1 - s(x)) by one exponential and one division, whose rate is a quarter of that of
     other instructions or less. Neither is a difference, which would lose what is left near 0."""
-    smaller = tl.exp(-tl.abs(x))
-    larger = 1.0 / (1.0 + smaller)
+    smaller = exp2(-1.4426950408889634 * tl.abs(x))
+    larger = reciprocal(1.0 + smaller)
     smaller *= larger
     return tl.where(x < 0.0, smaller, larger), tl.where(x < 0.0, larger, smaller)
 
@@ -91,7 +117,7 @@ def times_derivative(acc, x, DERIVATIVE: tl.constexpr):
     if DERIVATIVE == "drelu":  # as torch: NaN passes the gradient, and 0 times infinity is 0
         return tl.where(x <= 0.0, 0.0, acc)
     elif DERIVATIVE == "dgelu":  # Phi(x) + x phi(x)
-        return acc * (normal_cdf(x) + 0.3989422804014327 * x * tl.exp(-0.5 * x * x))
+        return acc * (normal_cdf(x) + 0.3989422804014327 * x * exp2(-0.7213475204444817 * x * x))
     elif DERIVATIVE == "dgelu_tanh":
         # Of x s(u): s (1 + (1 - s) x u'), u as in `activate`.
         # x u' must not overflow where 1 - s has long been 0 or 1.
@@ -129,9 +155,9 @@ def activate(acc, ACTIVATION: tl.constexpr):
         acc = acc * normal_cdf(acc)
     elif ACTIVATION == "gelu_tanh":
         # 2 sqrt(2 / pi) (x + 0.044715 x^3), Hendrycks and Gimpel, arXiv 1606.08415.
-        acc = acc / (1.0 + tl.exp(-1.5957691216057308 * (acc + 0.044715 * acc * acc * acc)))
+        acc = acc * reciprocal(1.0 + exp2(-2.302208198 * (acc + 0.044715 * acc * acc * acc)))
     elif ACTIVATION == "silu":
-        acc = acc / (1.0 + tl.exp(-acc))
+        acc = acc * reciprocal(1.0 + exp2(-1.4426950408889634 * acc))
     else:
         tl.static_assert(ACTIVATION == "none", "an activation without a formula")
     return acc
