@@ -1,6 +1,6 @@
 """The speed-up of a sweep over Dask on all GPUs of this host, over the same sweep on one.
 
-    python perf/bench_cluster.py OUT.csv [--gpus 1,4] [--problems 64]
+    python perf/bench_cluster.py OUT.csv [--gpus 1,4] [--problems 64] [--journals DIR]
 
 Each row is a sweep of the same fresh shapes with new, empty caches: a scheduler, one worker for
 each GPU with all of the host's cores shared out among them, and `tritongemm sweep --scheduler`.
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import csv
 import importlib.util
+import shutil
 import socket
 import subprocess
 import sys
@@ -38,6 +39,7 @@ def main() -> int:
     parser.add_argument("--gpus", help="numbers of GPUs, comma-separated (1 and all)")
     parser.add_argument("--problems", type=int, default=64)
     parser.add_argument("--seed", type=int, default=64)
+    parser.add_argument("--journals", type=Path, help="keep the sweeps' journals in this folder")
     args = parser.parse_args()
     if importlib.util.find_spec("distributed") is None:
         raise SystemExit("this needs the extra [cluster]: pip install 'tritongemm[cluster]'")
@@ -47,6 +49,9 @@ def main() -> int:
         suite = write_problems(Path(folder), args.problems, args.seed)
         for count in counts:
             seconds, winners, device = sweep(Path(folder), suite, count)
+            if args.journals:
+                args.journals.mkdir(parents=True, exist_ok=True)
+                shutil.copy(Path(folder) / f"{count}.jsonl", args.journals)
             one = next((float(str(r["seconds"])) for r in rows if r["gpus"] == 1), None)
             rows.append({
                 "gpus": count, "problems": args.problems, "winners": winners,
