@@ -120,6 +120,15 @@ def test_the_timings_of_the_h200_are_those_of_its_calibration():
             check_constants(section, part)
 
 
+def test_the_float32_section_of_the_h200_learned_from_all_its_sweeps_and_the_h100s():
+    path = ROOT / "configs" / "calibration" / "nvidia-h200-and-nvidia-h100-80gb-hbm3.json"
+    (section,) = read_calibration(path).sections
+    own, siblings = ({run["run_id"] for run in headers(RESULTS / name)} for name in (
+        "nvidia-h200/timings/fp32-split.npz", "nvidia-h100-80gb-hbm3/timings/fp32.npz"))
+    assert section.units == ("fp16x3",) and own < set(section.run_ids) <= own | siblings
+    assert sum(n.vs_torch is not None for n in section.neighbours) == 56
+
+
 def test_no_calibration_has_seen_the_last_fresh_shapes():
     runs = {run["run_id"] for run in headers(RESULTS / "nvidia-h200/timings/fresh-43513610.npz")}
     for path in sorted((ROOT / "configs" / "calibration").glob("*.json")):

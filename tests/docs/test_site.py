@@ -92,6 +92,8 @@ MARKED = {
     "h200-fresh": ("nvidia-h200/fresh/bf16-fresh-43513610.csv",),
     "h200-epilogues": ("nvidia-h200/epilogues/epilogue-decode.csv",
                        "nvidia-h200/epilogues/epilogue-prefill.csv"),
+    "h200-gated": ("nvidia-h200/epilogues/gated-prefill.csv",),
+    "h200-rivals": ("nvidia-h200/rivals.csv",),
     "h100-bf16-nt": ("nvidia-h100-80gb-hbm3/bf16-nt.csv",),
     "h100-others": ("nvidia-h100-80gb-hbm3/bf16-layouts.csv", "nvidia-h100-80gb-hbm3/fp16-nt.csv"),
     "h100-fp32": ("nvidia-h100-80gb-hbm3/fp32.csv", "nvidia-h100-80gb-hbm3/complex64/square.csv"),

@@ -184,9 +184,14 @@ def test_the_event_timer_agrees_with_the_graphs_on_a_long_call(device):
         calls = bench.bind(Contender("mine", right))
         graph, event = GraphTimer(device), EventTimer(device)
         one, other = graph.load("mine", calls), event.load("mine", calls)
+        by_graph = by_event = math.inf
         # Others on the device only add to a time, so the least of many is the call's own.
-        by_graph, by_event = min(graph.run([one] * 50)), min(event.run([other] * 50))
-        assert 0.5 < by_graph / by_event < 2.0  # the same quantity in the same unit
+        for _ in range(20):
+            by_graph = min(by_graph, *graph.run([one] * 50))
+            by_event = min(by_event, *event.run([other] * 50))
+            if 0.5 < by_graph / by_event < 2.0:  # the same quantity in the same unit
+                break
+        assert 0.5 < by_graph / by_event < 2.0
         graph.clear()
 
 

@@ -187,11 +187,38 @@ def test_a_sibling_or_a_problem_near_by_is_evidence_for_split_products(ratio, ro
         assert bool(reason_for(near, device)) is near_loses
 
 
-@pytest.mark.parametrize("m, h200", [(8, True), (64, True), (1024, False), (3000, False)])
-def test_on_a_sibling_an_unmeasured_float32_product_must_beat_torchs_best(m, h200):
-    """All of these were measured near by on the H100, to be faster than torch; the H200 knows only
-    that."""
-    problem = GemmProblem.contiguous(m, 4104, 4096, dtype="fp32", layout="nt", precision="fp16x3")
+@pytest.mark.parametrize("here, of_sibling, m, measured_k, wins", [
+    (3.0, 0.9, 2048, 2048, False), (0.9, 3.0, 2048, 32, False), (None, 3.0, 2048, 2048, False),
+    (0.9, 3.0, 2048, 2048, True), (0.9, 0.9, 2048, 2048, True), (3.0, 0.9, 128, 2048, False),
+    (None, 3.0, 128, 2048, True)])
+def test_of_a_model_of_two_devices_either_evidence_suffices(here, of_sibling, m, measured_k, wins,
+                                                            configs, h200):
+    """The sibling's only where the predicted time is below torch's lower bound, not of 128 rows;
+    where they contradict each other, the more certain one decides."""
+    h100 = known_devices()["nvidia-h100-80gb-hbm3"]
+    problem = GemmProblem.contiguous(m, 2056, 2048, dtype="fp32", precision="fp16x3")
+    section = replace(calibrate(h200, TILED, TMA), units=(problem.unit,), candidates=(SPLIT,),
+                      covers=Covers(("split_product", "tiled"), ("fp32",), ("fp16x3",)))
+    for device, sibling, ratio, k in ((h200, "", of_sibling, 2048),
+                                      (h100, h200.slug, here, measured_k)):
+        write_calibration(calibration_path(device.slug, sibling), Calibration(device.slug, 90, (
+            replace(section, neighbours=tuple(
+                Neighbour(replace(problem, n=2048 + 8 * i, k=k), ratio) for i in range(2, 14))),)))
+    selection.reload()
+    choice = choose(problem, h100)
+    assert choice.source == "model" and "NVIDIA H100" in choice.note
+    assert (choice.evidence is None) is (here is None) and choice.of_sibling is not None
+    assert bool(reason_for(problem, h100)) is wins
+
+
+@pytest.mark.parametrize("precision, layout, m, h200", [
+    ("tf32", "nn", 8, True), ("tf32", "tn", 1024, True), ("fp16x3", "nn", 1024, False),
+    ("fp16x3", "nt", 3000, False)])
+def test_on_a_sibling_an_unmeasured_float32_product_must_beat_torchs_best(precision, layout, m,
+                                                                          h200):
+    """All of these were measured near by on the H100 alone, to be faster than torch."""
+    problem = GemmProblem.contiguous(m, 4104, 4096, dtype="fp32", layout=layout,
+                                     precision=precision)
     for slug, wins in (("nvidia-h100-80gb-hbm3", False), ("nvidia-h200", h200)):
         device = known_devices()[slug]
         assert choose(problem, device).source == "model"

@@ -226,7 +226,7 @@ def _decision(problem: GemmProblem, choice: Choice, device: DeviceSpec, path: Ho
               faster: str | None) -> str:
     if problem.two_strides != "none" or device.slug == INTERPRETER:
         return ""  # decided by other times
-    if problem.dtype_a == "fp32" and choice.evidence is None:
+    if problem.dtype_a == "fp32" and choice.evidence is None and choice.of_sibling is None:
         return ""  # torch's, whatever it takes
     torchs, ours = sides(problem, choice, device, path)
     return f"torch's {torchs}, ours {ours}: " + ("torch's" if faster else "ours")

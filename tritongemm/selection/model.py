@@ -50,7 +50,7 @@ from tritongemm.records.calibration import (
 from tritongemm.records.prepared_calibration import Configs
 from tritongemm.selection.columns import Columns, kind_of
 from tritongemm.selection.inputs import NAMES, fixed_inputs, inputs_of
-from tritongemm.selection.neighbours import Neighbours
+from tritongemm.selection.neighbours import Bound, Neighbours
 from tritongemm.selection.network import Network
 from tritongemm.selection.sibling import as_fast_as, as_on, sibling_of
 from tritongemm.selection.typical import Key, peak_tflops, usual
@@ -205,12 +205,12 @@ class Model:
             the most problems first. Empty if the calibration lists none.
     """
 
-    def __init__(self, section: Section | None, where: str, device: DeviceSpec, unit: str,
-                 scale: Rates) -> None:
-        self.section, self.where = section, where
-        self._device, self._unit, self._scale = device, unit, scale
-        self.neighbours = (Neighbours(section.neighbours)
-                           if section is not None and section.neighbours else None)
+    def __init__(self, served: Served, unit: str, scale: Rates) -> None:
+        section = served.section
+        self.section, self.where = section, served.where
+        self._device, self._unit, self._scale = served.device, unit, scale
+        self.neighbours = _neighbours(section)
+        self._of_sibling = _neighbours(served.of_sibling)
         self.candidates = section.candidates if section is not None else ()
         self._network = (Network(section.network)
                          if section is not None and section.network is not None else None)
@@ -223,6 +223,15 @@ class Model:
             return False
         early = "_dependent" if config.dependent_launch else ""
         return "fill_us" + early in self.section.constants.get(config.kernel, {})
+
+    def bounds(self, problem: GemmProblem) -> tuple[Bound | None, Bound | None]:
+        """Torch's time over ours, as far as measurements on the device and on its sibling tell;
+        None where there are none."""
+        bound, of_sibling = (None if some is None else some.bound(problem)
+                             for some in (self.neighbours, self._of_sibling))
+        if of_sibling is None and self.where != self._device.name:
+            return None, bound
+        return bound, of_sibling
 
     def place(self, config: KernelConfig) -> int:
         """The position of ``config`` in ``candidates``; their number if it is not one of them."""
@@ -339,11 +348,18 @@ class Served(NamedTuple):
         section: None if no calibration has one.
         where: names of the devices that it was measured on.
         device: the device that it is used for, with the peaks that its constants are shares of.
+        of_sibling: the sibling's own section, where ``section`` was made of both devices' timings:
+            its neighbours are those that were measured beside torch on the device.
     """
 
     section: Section | None
     where: str
     device: DeviceSpec
+    of_sibling: Section | None = None
+
+
+def _neighbours(section: Section | None) -> Neighbours | None:
+    return None if section is None or not section.neighbours else Neighbours(section.neighbours)
 
 
 @functools.lru_cache(maxsize=64)
@@ -359,7 +375,8 @@ def _served(path: str, device: DeviceSpec, unit: str) -> Served:
         return Served(None, device.name, device)
     section = _shipped(device.slug, unit, sibling.slug)
     if section is not None:
-        return Served(section, f"{sibling.name} and {device.name}", as_fast_as(sibling, device))
+        return Served(section, f"{sibling.name} and {device.name}", as_fast_as(sibling, device),
+                      _shipped(sibling.slug, unit))
     return of_sibling(sibling, device, unit)
 
 
@@ -398,9 +415,8 @@ def _read(path: str, device: str, sibling: str) -> Calibration | None:
 
 
 @functools.lru_cache(maxsize=64)
-def _model(section: Section | None, where: str, device: DeviceSpec, unit: str,
-           scale: Rates) -> Model:
-    return Model(section, where, device, unit, scale)
+def _model(served: Served, unit: str, scale: Rates) -> Model:
+    return Model(served, unit, scale)
 
 
 def model_for(problem: GemmProblem, device: DeviceSpec) -> Model:
@@ -411,11 +427,9 @@ def model_for(problem: GemmProblem, device: DeviceSpec) -> Model:
 
 def model_of(served: Served, problem: GemmProblem) -> Model:
     """The model of a section for problems like ``problem``."""
-    section = served.section
-    if section is not None and _not_covered(section, problem) is not None:
-        section = None
-    return _model(section, served.where, served.device, problem.unit,
-                  scales(problem, served.device))
+    if served.section is not None and _not_covered(served.section, problem) is not None:
+        served = served._replace(section=None, of_sibling=None)
+    return _model(served, problem.unit, scales(problem, served.device))
 
 
 def _not_covered(section: Section, problem: GemmProblem) -> str | None:

@@ -65,9 +65,10 @@ class Choice:
         predicted_us: the model's prediction, if the model made the choice.
         vs_torch: torch's time / ours: measured with the exact row or the twin's, else estimated
             from neighbouring measured problems. None if unknown, or known only on a sibling.
-        evidence: for float32, the same ratio for any epilogue, and from a sibling too; of an
-            estimate a lower bound. None if nothing was measured.
-        expected: of an estimate its mean, for any epilogue, and from a sibling too.
+        evidence: for float32, the same ratio for any epilogue, of a sibling's row too; of an
+            estimate a lower bound from measurements on this device. None if nothing was measured.
+        of_sibling: of an estimate for float32, the lower bound from measurements on the sibling.
+        expected: of an estimate the mean of the more certain of the two, for any epilogue.
     """
 
     config: KernelConfig
@@ -77,6 +78,7 @@ class Choice:
     predicted_us: float | None = None
     vs_torch: float | None = None
     evidence: float | None = None
+    of_sibling: float | None = None
     expected: float | None = None
 
     @property
@@ -293,19 +295,21 @@ def _chosen(problem: GemmProblem, device: DeviceSpec, config: KernelConfig, mode
     elsewhere = model.where != device.name
     if elsewhere:
         note += f" on {model.where}"
-    ratio = evidence = expected = None
+    ratio = evidence = of_sibling = expected = None
     if model.neighbours is not None:  # measured without epilogues
         p = model.neighbours.nearest(problem, 1)[0].neighbour.problem
         note += f", the nearest {p.m}x{p.n}x{p.k}"
         if problem.dtype_a == "fp32":
-            bound = model.neighbours.bound(problem)
-            expected, evidence = (None, None) if bound is None else bound
+            bounds = model.bounds(problem)
+            evidence, of_sibling = (None if b is None else b.lower for b in bounds)
+            known = [b for b in bounds if b is not None]
+            expected = max(known, key=lambda b: b.lower / b.mean).mean if known else None
         else:
             estimated, support = model.neighbours.vs_torch(problem)
             expected = estimated if support else None
         if not elsewhere and problem.epilogue == "none":
             ratio = expected
-    return Choice(config, "model", None, note, total_us, ratio, evidence, expected)
+    return Choice(config, "model", None, note, total_us, ratio, evidence, of_sibling, expected)
 
 
 def distance(problem: GemmProblem, row: TunedRow) -> float:
