@@ -6,18 +6,21 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from test_calibrate import CONFIGS, FAST, sweep
 
 from tritongemm import selection, settings
+from tritongemm.calibration import transfer
+from tritongemm.calibration.calibrate import calibrate
 from tritongemm.calibration.regret import regret_with_sibling, shipped, summaries
 from tritongemm.calibration.transfer import TrainingSet, calibrate_with_sibling
 from tritongemm.cli import main
 from tritongemm.cli.doctor import _configs
 from tritongemm.device import device_named
-from tritongemm.errors import DataFileError
+from tritongemm.errors import DataFileError, UsageError
 from tritongemm.problem import GemmProblem
 from tritongemm.records.calibration import calibration_path, read_shipped
 from tritongemm.records.codec import config_from_json
@@ -120,6 +123,27 @@ def test_a_target_has_the_siblings_constants_with_its_own_memory(configs, journa
             ratio = 3350 / 4800 if name in ("dram_gbps", "l2_gbps", "pad_gbps") else 1.0
             assert here.constants[owner][name] == pytest.approx(value * ratio, rel=1e-4)
     assert here.rms_log_error < 0.1 and here.network is not None
+
+
+def test_a_target_with_a_calibration_keeps_its_constants_and_learns_of_both(configs, journals):
+    alone = calibrate(journals, H100.slug)[1].sections[0]
+    selection.reload()
+    path, made = calibrate_with_sibling(journals, H100.slug)
+    (section,) = made.sections
+    assert path == calibration_path(H100.slug)
+    assert not calibration_path(H100.slug, H200.slug).exists()
+    assert alone.results == len(THIN) * len(CONFIGS) and section.results == 75 * len(CONFIGS)
+    assert section.constants == alone.constants
+    assert {n.problem for n in section.neighbours if n.vs_torch is not None} <= {*THIN}
+
+
+def test_units_with_and_without_a_calibration_of_their_own_need_a_file(monkeypatch):
+    found = [SimpleNamespace(section=SimpleNamespace(units=units))
+             for units in (("bf16", "fp16"), ("fp32",))]
+    monkeypatch.setattr(transfer, "transfers_from_sibling", lambda *_: (H100, H200, found))
+    monkeypatch.setattr(transfer, "calibrated", lambda _, unit: unit == "fp32")
+    with pytest.raises(UsageError, match=r"bf16\+fp16: no; fp32: yes.*--out"):
+        calibrate_with_sibling([], H100.slug)
 
 
 def test_the_same_journals_give_the_same_file(configs, journals, tmp_path):

@@ -2,9 +2,9 @@
 
 The source is the sibling, another device of the architecture with a calibration; the target is the
 device. The target uses the source's constants with its own memory bandwidth
-(``selection/sibling.py``), and a network learns their residuals from the timings of both devices,
-each predicted for its own device. So it learns configs and problems from the source, and the
-differences from the target. For 414 problems of an H100, with a fifth held out at a time, choices
+(``selection/sibling.py``), or those of its own calibration where that has them, and a network
+learns their residuals from the timings of both devices, each predicted for its own device. So it
+learns configs and problems from the source, and the differences from the target. For 414 problems of an H100, with a fifth held out at a time, choices
 reach 0.977 of the best speed, and 0.970 with the source's calibration alone:
 perf/results/nvidia-h100-80gb-hbm3/regret-beside-the-h200.csv.
 """
@@ -38,7 +38,7 @@ from tritongemm.selection.columns import Columns
 from tritongemm.selection.inputs import NAMES
 from tritongemm.selection.model import Served, model_of, of_sibling
 from tritongemm.selection.network import Network
-from tritongemm.selection.sibling import sibling_of
+from tritongemm.selection.sibling import calibrated, sibling_of
 
 
 class TrainingSet(NamedTuple):
@@ -89,7 +89,7 @@ class Transfer(NamedTuple):
     Attributes:
         measured: the device's timings, in the order of ``target``.
         run_ids: of both devices.
-        section: the sibling's, adapted to the device.
+        section: the device's own, or the sibling's, adapted to the device.
         target, source: the training sets of the device and of the sibling.
     """
 
@@ -135,7 +135,8 @@ def transfers_from_sibling(journals: Iterable[str | os.PathLike[str]], device: s
     source = dict(sustained(read_timings(journals, sibling.slug)).parts())
     found = []
     for units, part in target.parts():
-        here, there = (of_sibling(sibling, x, units[0]) for x in (target.device, sibling))
+        base = target.device if calibrated(target.device.slug, units[0]) else sibling
+        here, there = (of_sibling(base, x, units[0]) for x in (target.device, sibling))
         if here.section is not None and units in source:
             learned = training_set_of(part.timings, here)
             found.append(Transfer(replace(part, timings=learned.timings),
@@ -148,7 +149,7 @@ def transfers_from_sibling(journals: Iterable[str | os.PathLike[str]], device: s
 
 
 def transferred_section(transfer: Transfer) -> Section:
-    """The sibling's section with a network trained on the timings of both."""
+    """The section with a network trained on the timings of both."""
     both = transfer.source.joined_with(transfer.target)
     network = both.network()
     return replace(
@@ -164,7 +165,22 @@ def calibrate_with_sibling(journals: Iterable[str | os.PathLike[str]], device: s
                            path: str | os.PathLike[str] | None = None
                            ) -> tuple[Path, Calibration]:
     """Trains on journals of ``device`` (a slug) and of its sibling, and writes the device's
-    calibration. Raises what :func:`transfers_from_sibling` raises."""
+    calibration: by default the device's own file for units that it has a section of, else that of
+    both devices.
+
+    Raises:
+        DataFileError, UsageError: as :func:`transfers_from_sibling`; or the journals are of units
+            of both kinds, and no ``path`` is given.
+    """
     target, sibling, found = transfers_from_sibling(journals, device)
-    return write(target, path or calibration_path(target.slug, sibling.slug),
-                 map(transferred_section, found))
+    if path is None:
+        own = {units: calibrated(target.slug, units[0])
+               for units in (transfer.section.units for transfer in found)}
+        if len({*own.values()}) > 1:
+            listed = "; ".join(f"{'+'.join(units)}: {'yes' if has else 'no'}"
+                               for units, has in own.items())
+            raise UsageError(f"{device} has a calibration of its own for some of these units only "
+                             f"({listed}). Give the journals of each kind alone, or name the file "
+                             "with --out")
+        path = calibration_path(target.slug, "" if all(own.values()) else sibling.slug)
+    return write(target, path, map(transferred_section, found))

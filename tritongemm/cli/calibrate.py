@@ -24,12 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="use only the timings of this device, e.g. nvidia-h200")
     parser.add_argument("--with-sibling", action="store_true",
                         help="for a device with few timings: keep the constants of its sibling "
-                             "(another GPU of the architecture) and train the network on the "
-                             "timings of both")
+                             "(another GPU of the architecture), or its own where it is "
+                             "calibrated, and train the network on the timings of both")
     parser.add_argument("--out", type=file_argument, metavar="PATH",
                         help="write the calibration to this file (default: "
-                             "configs/calibration/<device>.json, or "
-                             "<device>-and-<sibling>.json)")
+                             "configs/calibration/<device>.json, or where the constants are "
+                             "the sibling's <device>-and-<sibling>.json)")
 
 
     quick = parser.add_argument_group("measuring too")
