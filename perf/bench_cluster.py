@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import csv
 import importlib.util
-import shutil
 import socket
 import subprocess
 import sys
@@ -39,19 +38,19 @@ def main() -> int:
     parser.add_argument("--gpus", help="numbers of GPUs, comma-separated (1 and all)")
     parser.add_argument("--problems", type=int, default=64)
     parser.add_argument("--seed", type=int, default=64)
-    parser.add_argument("--journals", type=Path, help="keep the sweeps' journals in this folder")
+    parser.add_argument("--journals", type=Path, help="write the sweeps' journals to this folder")
     args = parser.parse_args()
     if importlib.util.find_spec("distributed") is None:
         raise SystemExit("this needs the extra [cluster]: pip install 'tritongemm[cluster]'")
     counts = [int(x) for x in args.gpus.split(",")] if args.gpus else [1, gpus_here()]
     rows: list[dict[str, object]] = []
+    if args.journals:
+        args.journals.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         suite = write_problems(Path(folder), args.problems, args.seed)
         for count in counts:
-            seconds, winners, device = sweep(Path(folder), suite, count)
-            if args.journals:
-                args.journals.mkdir(parents=True, exist_ok=True)
-                shutil.copy(Path(folder) / f"{count}.jsonl", args.journals)
+            journal = (args.journals or Path(folder)) / f"{count}-of-{args.seed}.jsonl"
+            seconds, winners, device = sweep(Path(folder), suite, count, journal)
             one = next((float(str(r["seconds"])) for r in rows if r["gpus"] == 1), None)
             rows.append({
                 "gpus": count, "problems": args.problems, "winners": winners,
@@ -84,11 +83,11 @@ def write_problems(folder: Path, count: int, seed: int) -> Path:
     return folder / "problems.csv"
 
 
-def sweep(folder: Path, suite: Path, count: int) -> tuple[float, int, str]:
+def sweep(folder: Path, suite: Path, count: int, journal: Path) -> tuple[float, int, str]:
     """Seconds of the client, problems with a winner, and the device, on ``count`` GPUs."""
     from tritongemm.records.journal import read_journal
 
-    caches, journal = folder / f"caches-{count}", folder / f"{count}.jsonl"
+    caches = folder / f"caches-{count}"
     environment = settings.child_environment(TRITONGEMM_CACHE_DIR=str(caches),
                                              TRITON_CACHE_DIR=str(caches / "triton"))
     with socket.socket() as free:

@@ -8,17 +8,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-import triton
-import triton.language as tl
+from activations_held import check_activation, check_derivative
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tritongemm.activations import BY_NAME
 from tritongemm.config import KernelConfig
 from tritongemm.device import interpreter_device
 from tritongemm.errors import LaunchError
 from tritongemm.kernels import violation
-from tritongemm.kernels.device.epilogue import finish, times_derivative
 from tritongemm.measure.numerics import check, reference
 from tritongemm.measure.operands import draw
 from tritongemm.measure.torch_epilogue import ACTIVATIONS, factor_of
@@ -201,44 +198,14 @@ def test_d_with_strides_of_zero_is_a_vector(config, shape):
     prove(problem, config, one.a, one.b, one.out, torch.randn(shape).half().expand(40, 48))
 
 
-@triton.jit
-def apply(x, y, N: tl.constexpr, ACTIVATION: tl.constexpr):
-    i = tl.arange(0, N)
-    tl.store(y + i, finish(tl.load(x + i), 0.0, 1.0, 1.0, "none", ACTIVATION))
-
-
-SPECIAL = [0.0, -0.0, math.inf, math.nan, 1e-30, -1e-30, 1e10, -1e10, 3e38, -3e38, 100.0, -100.0]
-
-
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_an_activation_is_right_to_a_rounding_or_two_everywhere(activation):
-    x = torch.cat([torch.linspace(-40, 40, 2**15 - len(SPECIAL)), torch.tensor(SPECIAL)])
-    y = torch.empty_like(x)
-    apply[(1,)](x, y, len(x), activation)
-    truth = ACTIVATIONS[activation](x.double())
-    both = truth.isfinite()
-    error = (y.double() - truth).abs()[both]
-    assert (error <= 1.5e-7 * x.double().abs()[both]).all()
-    assert torch.equal(y[~both], truth[~both].float()) or y[~both].isnan().equal(
-        truth[~both].isnan())
-
-
-@triton.jit
-def differentiate(x_ptr, y_ptr, size, DERIVATIVE: tl.constexpr):
-    index = tl.arange(0, 32768)
-    x = tl.load(x_ptr + index, mask=index < size, other=0.0)
-    y = times_derivative(tl.full((32768,), 1.0, tl.float32), x, DERIVATIVE)
-    tl.store(y_ptr + index, y, mask=index < size)
+    check_activation(activation, "cpu", 1.5e-7)
 
 
 @pytest.mark.parametrize("activation", [x for x in ACTIVATIONS if x != "none"])
 def test_derivatives_are_within_2_ulps_of_1_of_float64(activation):
-    extremes = torch.tensor([0.0, -0.0, math.nan, 1e4, -1e4, 1e14, -1e14, 3e38, -3e38])
-    x = torch.cat([torch.linspace(-40, 40, 2**15 - len(extremes)), extremes])
-    y = torch.empty_like(x)
-    differentiate[(1,)](x, y, len(x), f"d{activation}")
-    truth = BY_NAME[activation].derivative(x.double())
-    assert torch.allclose(y.double(), truth, rtol=0, atol=3e-7, equal_nan=True)
+    check_derivative(activation, "cpu", 3e-7)
 
 
 def test_a_gradient_that_relu_stops_is_zero_whatever_it_is():

@@ -7,7 +7,9 @@ time / chosen time, 1 for the best choice. Times are those of the coarse stage, 
 slowdown under sustained power (``sustained.py``). The nearest tuned row, from a table of the other
 problems' best configs, is evaluated in the same way. Problems of equal extents are left out
 together, whatever their dtype. With transfer learning (``transfer.py``) the model also learns from
-the sibling's timings of the other problems; the sibling's constants are the shipped ones.
+the sibling's timings of the other problems; the constants are the shipped ones, the sibling's or
+the device's own. Own ones were fitted to all problems: only the network is trained without the ones
+left out.
 
 :func:`shipped` evaluates the shipped calibration, on journals that it was not trained on.
 """

@@ -4,9 +4,9 @@ The source is the sibling, another device of the architecture with a calibration
 device. The target uses the source's constants with its own memory bandwidth
 (``selection/sibling.py``), or those of its own calibration where that has them, and a network
 learns their residuals from the timings of both devices, each predicted for its own device. So it
-learns configs and problems from the source, and the differences from the target. For 414 problems of an H100, with a fifth held out at a time, choices
-reach 0.977 of the best speed, and 0.970 with the source's calibration alone:
-perf/results/nvidia-h100-80gb-hbm3/regret-beside-the-h200.csv.
+learns configs and problems from the source, and the differences from the target. For 414 problems
+of an H100, with a fifth held out at a time, choices reach 0.977 of the best speed, and 0.970 with
+the source's calibration alone: perf/results/nvidia-h100-80gb-hbm3/regret-beside-the-h200.csv.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def transfers_from_sibling(journals: Iterable[str | os.PathLike[str]], device: s
 
 
 def transferred_section(transfer: Transfer) -> Section:
-    """The section with a network trained on the timings of both."""
+    """The transfer's section with a network trained on the timings of both."""
     both = transfer.source.joined_with(transfer.target)
     network = both.network()
     return replace(

@@ -35,11 +35,13 @@ _FLOAT32_LEAST = {"exact": 1.0, "sibling": 1.1, "model": 1.03}
 #: (perf/results/nvidia-h200/fp32.csv). Split products were measured on one of them only.
 _TF32_OF_A_SIBLING = 1.03
 #: Activations whose derivative as a factor of a 16-bit product takes longer in the product than in
-#: torch's pointwise kernel after it. Seven products of training and of 128 rows on an H200, torch's
-#: time / ours, mean and worst: gelu 1.008, 0.919; gelu_tanh 0.930, 0.723; silu 1.005, 0.946
-#: (perf/results/nvidia-h200/epilogues/factors.csv). An element takes 9 to 19 instructions, relu's
-#: one. The least of these products takes 35 us; smaller ones were not measured and stay.
-_SLOW_DERIVATIVES = ("gelu", "gelu_tanh", "silu")
+#: torch's pointwise kernel after it, and the K below which. Seven products of training and of 128
+#: rows on an H200, torch's time / ours: with K = 768 gelu 0.919, silu 0.946, gelu_tanh 0.723; with
+#: K from 3,072 on gelu 0.961 to 1.096, mean 1.023; silu 0.973 to 1.099, 1.015; gelu_tanh 0.906 to
+#: 1.076, 0.970 (perf/results/nvidia-h200/epilogues/factors.csv). An element takes 9 to 19
+#: instructions, relu's one. The least of these products takes 35 us; smaller ones were not measured
+#: and stay.
+_SLOW_DERIVATIVES = {"gelu": 2048.0, "silu": 2048.0, "gelu_tanh": math.inf}
 _SLOW_DERIVATIVES_FROM_US = 30.0
 #: The same of a complex product estimated from float32 ones, which are not the same to torch. On an
 #: H100 squares of 256 are at 0.92 of torch's speed, of 384 at 1.15, of 512 at 1.53; the bounds are
@@ -115,8 +117,8 @@ def _torch_wins_by_derivative(problem: GemmProblem, choice: Choice,
     """The reason where a derivative would slow the product down by more than torch's own pass over
     the result takes. Of 16-bit products on sm_90 that no row decides."""
     gradient_of = EPILOGUES[problem.epilogue].gradient_of
-    if (gradient_of not in _SLOW_DERIVATIVES or problem.a.format.bits != 16 or device.arch != 90
-            or choice.vs_torch is not None):
+    if (problem.k >= _SLOW_DERIVATIVES.get(gradient_of, 0.0) or problem.a.format.bits != 16
+            or device.arch != 90 or choice.vs_torch is not None):
         return None
     if _our_us(problem, choice, device) < _SLOW_DERIVATIVES_FROM_US:
         return None

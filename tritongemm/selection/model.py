@@ -199,7 +199,7 @@ class Model:
 
     Attributes:
         section: the calibration; None: typical constants.
-        where: name of the device whose timings calibrated it.
+        where: names of the devices whose timings calibrated it.
         neighbours: the measured problems; None if there are none.
         candidates: configs that were the best, or nearly, for a measured problem; those that won
             the most problems first. Empty if the calibration lists none.
@@ -207,7 +207,7 @@ class Model:
 
     def __init__(self, served: Served, unit: str, scale: Rates) -> None:
         section = served.section
-        self.section, self.where = section, served.where
+        self.section, self.where, self._here = section, served.where, served.here
         self._device, self._unit, self._scale = served.device, unit, scale
         self.neighbours = _neighbours(section)
         self._of_sibling = _neighbours(served.of_sibling)
@@ -229,9 +229,7 @@ class Model:
         None where there are none."""
         bound, of_sibling = (None if some is None else some.bound(problem)
                              for some in (self.neighbours, self._of_sibling))
-        if of_sibling is None and self.where != self._device.name:
-            return None, bound
-        return bound, of_sibling
+        return (bound, of_sibling) if self._here else (None, bound)
 
     def place(self, config: KernelConfig) -> int:
         """The position of ``config`` in ``candidates``; their number if it is not one of them."""
@@ -350,12 +348,14 @@ class Served(NamedTuple):
         device: the device that it is used for, with the peaks that its constants are shares of.
         of_sibling: the sibling's own section, where ``section`` was made of both devices' timings:
             its neighbours are those that were measured beside torch on the device.
+        here: whether timings of the device itself are among the section's.
     """
 
     section: Section | None
     where: str
     device: DeviceSpec
     of_sibling: Section | None = None
+    here: bool = True
 
 
 def _neighbours(section: Section | None) -> Neighbours | None:
@@ -385,7 +385,8 @@ def of_sibling(sibling: DeviceSpec, device: DeviceSpec, unit: str) -> Served:
     section = _shipped(sibling.slug, unit)
     if section is None:
         return Served(None, device.name, device)
-    return Served(as_on(section, sibling, device), sibling.name, as_fast_as(sibling, device))
+    return Served(as_on(section, sibling, device), sibling.name, as_fast_as(sibling, device),
+                  here=sibling == device)
 
 
 def _shipped(device: str, unit: str, sibling: str = "") -> Section | None:

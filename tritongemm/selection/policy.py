@@ -68,7 +68,8 @@ class Choice:
         evidence: for float32, the same ratio for any epilogue, of a sibling's row too; of an
             estimate a lower bound from measurements on this device. None if nothing was measured.
         of_sibling: of an estimate for float32, the lower bound from measurements on the sibling.
-        expected: of an estimate the mean of the more certain of the two, for any epilogue.
+        expected: of an estimate the mean that belongs to the larger of the two bounds, for any
+            epilogue.
     """
 
     config: KernelConfig
@@ -303,7 +304,7 @@ def _chosen(problem: GemmProblem, device: DeviceSpec, config: KernelConfig, mode
             bounds = model.bounds(problem)
             evidence, of_sibling = (None if b is None else b.lower for b in bounds)
             known = [b for b in bounds if b is not None]
-            expected = max(known, key=lambda b: b.lower / b.mean).mean if known else None
+            expected = max(known, key=lambda b: b.lower).mean if known else None
         else:
             estimated, support = model.neighbours.vs_torch(problem)
             expected = estimated if support else None
