@@ -40,6 +40,20 @@ def test_the_defaults_are_one_bf16_product_of_row_major_operands(asked):
     assert asked[0][0] == GemmProblem.contiguous(5, 6, 7)
 
 
+def test_extents_may_be_named_as_of_bench(asked):
+    named = ["--k", "7", "--m", "5", "--n", "6"]
+    assert main(["explain", *named, "--device-name", "nvidia-h200"]) == 0
+    assert asked[0][0] == GemmProblem.contiguous(5, 6, 7)
+
+
+@pytest.mark.parametrize("extents", [
+    [], ["5", "6"], ["5", "6", "7", "--m", "5"], ["5", "--n", "6", "--k", "7"],
+    ["--m", "5", "--n", "6"]], ids=str)
+def test_extents_that_are_missing_or_given_twice_are_refused(extents, asked, capsys):
+    assert main(["explain", *extents, "--device-name", "nvidia-h200"]) == 2
+    assert "tritongemm explain M N K" in capsys.readouterr().err and asked == []
+
+
 def test_no_gpu_and_no_device_name_says_what_to_give(asked, monkeypatch, capsys):
     def nothing():
         raise DeviceError("torch sees no CUDA device")
@@ -73,7 +87,7 @@ def test_a_shape_or_device_that_cannot_be_is_one_line(words, says, asked, capsys
 
 
 @pytest.mark.parametrize("words", [
-    ["5", "6"], ["5", "6", "seven"], ["5", "6", "7", "--dtype", "int3"],
+    ["5", "6", "seven"], ["5", "6", "7", "--dtype", "int3"],
     ["5", "6", "7", "--layout", "zz"], ["5", "6", "7", "--precision", "high"]])
 def test_wrong_arguments_are_a_usage_error(words, asked, capsys):
     with pytest.raises(SystemExit) as ended:

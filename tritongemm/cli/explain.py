@@ -6,15 +6,19 @@ import argparse
 
 from tritongemm.cli.shapes import PRECISION_OF_CALLS, add_operand_arguments, operand_words
 from tritongemm.device import current_device, device_named
-from tritongemm.errors import DeviceError
+from tritongemm.errors import DeviceError, UsageError
 from tritongemm.problem import DTYPES, LAYOUTS, PRECISIONS, GemmProblem
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``tritongemm explain``."""
-    parser.add_argument("m", type=int, metavar="M", help="rows of A and of the result")
-    parser.add_argument("n", type=int, metavar="N", help="columns of B and of the result")
-    parser.add_argument("k", type=int, metavar="K", help="columns of A, rows of B")
+    meanings = {"m": "rows of A and of the result", "n": "columns of B and of the result",
+                "k": "columns of A, rows of B"}
+    for name, meaning in meanings.items():
+        parser.add_argument(f"in_place_{name}", type=int, metavar=name.upper(), nargs="?",
+                            help=meaning)
+    for name in meanings:
+        parser.add_argument(f"--{name}", type=int, help=f"the same as {name.upper()} in its place")
     parser.add_argument("--batch", type=int, default=1, help="products at once (default 1)")
     parser.add_argument("--dtype", default="bf16", choices=tuple(DTYPES),
                         help="dtype of the operands and the result (default bf16)")
@@ -36,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     from tritongemm.ops.float32 import default_precision
 
     precision = args.precision or default_precision(args.dtype)
-    problem = GemmProblem.contiguous(args.m, args.n, args.k, batch=args.batch, dtype=args.dtype,
+    problem = GemmProblem.contiguous(*_extents(args), batch=args.batch, dtype=args.dtype,
                                      layout=args.layout, precision=precision,
                                      epilogue=args.epilogue, **operand_words(args))
     device = device_named(args.device_name) if args.device_name else _here()
@@ -45,6 +49,19 @@ def run(args: argparse.Namespace) -> int:
 
     print(explain_problem(problem, device))
     return 0
+
+
+def _extents(args: argparse.Namespace) -> tuple[int, int, int]:
+    """M, N and K, in their places or by name. Raises :class:`UsageError` unless each is given
+    once."""
+    places = [args.in_place_m, args.in_place_n, args.in_place_k]
+    names = [args.m, args.n, args.k]
+    given = [x for x in (*places, *names) if x is not None]
+    if len(given) != 3 or None in places and None in names:
+        raise UsageError("name the extents once each: `tritongemm explain M N K`, or --m M --n N "
+                         "--k K")
+    m, n, k = given
+    return m, n, k
 
 
 def _here():

@@ -196,7 +196,8 @@ def _torch_wins_float32(problem: GemmProblem, choice: Choice, device: DeviceSpec
             least *= max(1.0, (device.memory_gbps or 0.0) / sibling.memory_gbps)
     if choice.evidence >= least:
         return None
-    where = "here" if choice.source == "exact" else "on another GPU of this architecture"
+    where = "here" if choice.source == "exact" else (
+        f"on another GPU of this architecture; {least:.2f} is asked for")
     return f"torch's {kind} kernel takes {choice.evidence:.2f} of the time of ours {where}"
 
 
