@@ -173,6 +173,25 @@ def test_the_nearest_row_may_be_the_siblings(configs, h100, h200):
     assert choice.config == TILED and "measured on" not in choice.note
 
 
+@pytest.mark.parametrize("dtype, faster, of_both, source", [
+    ("fp32", True, True, "model"), ("fp32", False, True, "sibling"),
+    ("fp32", True, False, "sibling"), ("bf16", True, True, "sibling")])
+def test_a_siblings_float32_row_gives_way_to_a_model_that_knows_the_device(
+        dtype, faster, of_both, source, configs, h100, h200):
+    problem = GemmProblem.contiguous(1024, 1024, 1024, dtype=dtype, layout="nt")
+    other = replace(TILED, block_n=32)
+    section = calibrate(h200, TILED, other, units=(dtype,), favourite=other if faster else None)
+    if of_both:
+        write_calibration(calibration_path(h100.slug, h200.slug),
+                          Calibration(h100.slug, h100.arch, (
+                              replace(section, candidates=(TILED, other)),)))
+    publish(h200, (problem, TILED))
+    reload()
+    assert choose(problem, h100).source == source
+    with override(batch_invariant=True):
+        assert choose(problem, h100).source == "invariant"
+
+
 def test_the_expected_gain_over_a_siblings_row_uses_the_models_prediction(configs, h100, h200):
     calibrate(h200, TMA, TILED, favourite=TMA)
     publish(h200, (PROBLEM, TILED))

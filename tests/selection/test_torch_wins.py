@@ -289,7 +289,7 @@ def test_a_tf32_row_of_a_sibling_needs_a_smaller_margin(m, n, k, ratio, wins):
 
 
 @pytest.mark.parametrize("m, n, k, ratio, wins", [
-    (16, 4096, 4096, 1.3, True), (16, 2112, 7168, 2.0, False), (256, 256, 256, 1.3, False)])
+    (4, 4096, 4096, 1.3, True), (4, 2112, 7168, 1.9, False), (256, 256, 256, 1.3, False)])
 def test_a_row_of_slower_memory_must_be_ahead_by_more(m, n, k, ratio, wins):
     """What memory limits, torch runs 1.4 times as fast on an H200 as on an H100."""
     problem = GemmProblem.contiguous(m, n, k, dtype="fp32", layout="nt", precision="fp16x3")

@@ -199,7 +199,8 @@ class Model:
 
     Attributes:
         section: the calibration; None: typical constants.
-        where: names of the devices whose timings calibrated it.
+        where: names of the devices whose timings calibrated it; here: whether the device itself is
+            one of them.
         neighbours: the measured problems; None if there are none.
         candidates: configs that were the best, or nearly, for a measured problem; those that won
             the most problems first. Empty if the calibration lists none.
@@ -207,7 +208,7 @@ class Model:
 
     def __init__(self, served: Served, unit: str, scale: Rates) -> None:
         section = served.section
-        self.section, self.where, self._here = section, served.where, served.here
+        self.section, self.where, self.here = section, served.where, served.here
         self._device, self._unit, self._scale = served.device, unit, scale
         self.neighbours = _neighbours(section)
         self._of_sibling = _neighbours(served.of_sibling)
@@ -229,7 +230,7 @@ class Model:
         None where there are none."""
         bound, of_sibling = (None if some is None else some.bound(problem)
                              for some in (self.neighbours, self._of_sibling))
-        return (bound, of_sibling) if self._here else (None, bound)
+        return (bound, of_sibling) if self.here else (None, bound)
 
     def place(self, config: KernelConfig) -> int:
         """The position of ``config`` in ``candidates``; their number if it is not one of them."""
