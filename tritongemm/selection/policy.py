@@ -166,19 +166,20 @@ def _of_a_class(problem: GemmProblem, device: DeviceSpec, alike: SumClass) -> Ch
     if best is None:
         return Choice(alike.config, "invariant", None, str(alike))
     return replace(best, source="invariant", note=f"{alike}; {best.note}", vs_torch=None,
-                   evidence=None)
+                   evidence=None, of_sibling=None)
 
 
 def _by_row(problem: GemmProblem, device: DeviceSpec, alike: SumClass | None = None
             ) -> Choice | None:
-    """The config of the problem's tuned row, its twin's or its sibling's; with ``alike``, if that
-    belongs to the class. None under a budget of SMs."""
+    """The config of the problem's tuned row, its twin's or its sibling's, or what outdoes the
+    latter; with ``alike``, the row's if it belongs to the class. None under a budget of SMs."""
     for source, measured, where in () if device.spare_sms else _measured(problem, device):
         row = tuned_row(problem, measured, device, where)
         if row is None or alike is not None and not alike.holds(problem, row.config, device):
             continue
-        if source == "sibling" and alike is None and _outdone(problem, row.config, device):
-            continue
+        if source == "sibling" and alike is None and (
+                better := _outdoing(problem, row.config, device)) is not None:
+            return better
         note = f"tuned row of run {row.run_id}"
         if measured is not problem:
             note += f", measured in {measured.dtype_a}"
@@ -190,14 +191,16 @@ def _by_row(problem: GemmProblem, device: DeviceSpec, alike: SumClass | None = N
     return None
 
 
-def _outdone(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> bool:
-    """Whether the model expects another config to be :data:`_OUTDONE` times as fast as ``config``,
-    the one of a sibling's row. Of float32; of 16-bit products this was not examined."""
+def _outdoing(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> Choice | None:
+    """The model's choice if it expects that to be :data:`_OUTDONE` times as fast as ``config``, the
+    one of a sibling's row. Of float32; of 16-bit products this was not examined."""
     if problem.dtype_a != "fp32" or not (model := model_for(problem, device)).here:
-        return False
+        return None
     best = by_model(problem, device)
-    return (best is not None and best.predicted_us is not None
-            and _OUTDONE * best.predicted_us <= model.estimate(problem, config).total_us)
+    if best is None or best.predicted_us is None:
+        return None
+    own_us = model.estimate(problem, config).total_us
+    return best if _OUTDONE * best.predicted_us <= own_us else None
 
 
 def _devices(problem: GemmProblem, device: DeviceSpec) -> list[DeviceSpec]:
