@@ -1,9 +1,13 @@
 """The speed-up of a sweep over Dask on all GPUs of this host, over the same sweep on one.
 
     python perf/bench_cluster.py OUT.csv [--gpus 1,4] [--problems 64] [--journals DIR]
+                                 [--cores-per-gpu N]
 
 Each row is a sweep of the same fresh shapes with new, empty caches: a scheduler, one worker for
-each GPU with all of the host's cores shared out among them, and `tritongemm sweep --scheduler`.
+each GPU, and `tritongemm sweep --scheduler`. All of the host's cores are shared out among the
+workers, so that one GPU has as many as all of them; a sweep that waits for its compiler then gains
+little from more GPUs. --cores-per-gpu gives each GPU the same number in every row, as hosts that
+join a cluster do.
 The goals: at least 1.8 times one GPU with two, 3.4 times with four. The speed-up is of the client's
 time from the start of the command, after the workers have joined.
 """
@@ -13,6 +17,7 @@ from __future__ import annotations
 import argparse
 import csv
 import importlib.util
+import os
 import socket
 import subprocess
 import sys
@@ -25,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 
 from tritongemm import settings  # noqa: E402
 
-COLUMNS = ("gpus", "problems", "winners", "seconds", "speed_up", "device")
+COLUMNS = ("gpus", "problems", "winners", "seconds", "speed_up", "device", "cores")
 GOALS = {2: 1.8, 4: 3.4}
 #: Half of them fill a GPU, half of them are aligned at random.
 FAMILIES = ("llm_prefill", "aligned_random")
@@ -38,11 +43,18 @@ def main() -> int:
     parser.add_argument("--gpus", help="numbers of GPUs, comma-separated (1 and all)")
     parser.add_argument("--problems", type=int, default=64)
     parser.add_argument("--seed", type=int, default=64)
+    parser.add_argument("--cores-per-gpu", type=int, metavar="N",
+                        help="cores of each GPU (default: the host's, shared out)")
     parser.add_argument("--journals", type=Path, help="write the sweeps' journals to this folder")
     args = parser.parse_args()
     if importlib.util.find_spec("distributed") is None:
         raise SystemExit("this needs the extra [cluster]: pip install 'tritongemm[cluster]'")
     counts = [int(x) for x in args.gpus.split(",")] if args.gpus else [1, gpus_here()]
+    every = sorted(os.sched_getaffinity(0))
+    most = len(every) // max(counts)
+    if args.cores_per_gpu is not None and not 1 <= args.cores_per_gpu <= most:
+        parser.error(f"--cores-per-gpu {args.cores_per_gpu} is not 1 to {most}, for {max(counts)} "
+                     f"GPUs and {len(every)} cores")
     rows: list[dict[str, object]] = []
     if args.journals:
         args.journals.mkdir(parents=True, exist_ok=True)
@@ -50,11 +62,13 @@ def main() -> int:
         suite = write_problems(Path(folder), args.problems, args.seed)
         for count in counts:
             journal = (args.journals or Path(folder)) / f"{count}-of-{args.seed}.jsonl"
+            cores = every[:count * args.cores_per_gpu] if args.cores_per_gpu else every
+            os.sched_setaffinity(0, cores)  # children inherit it
             seconds, winners, device = sweep(Path(folder), suite, count, journal)
             one = next((float(str(r["seconds"])) for r in rows if r["gpus"] == 1), None)
             rows.append({
                 "gpus": count, "problems": args.problems, "winners": winners,
-                "seconds": round(seconds, 1), "device": device,
+                "cores": len(cores), "seconds": round(seconds, 1), "device": device,
                 "speed_up": 1.0 if count == 1 else round(one / seconds, 3) if one else ""})
             with open(args.out, "w", newline="", encoding="utf-8") as file:
                 writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
