@@ -119,6 +119,8 @@ def test_no_space_left_leaves_the_old_suite(tmp_path, monkeypatch):
     ("m,n,k,suite\n1,2,3,=cmd()\n", 2, "suite", "not a name"),
     ("m,n,k,note\n1,2,3," + "x" * 501 + "\n", 2, "note", "501 characters"),
     ('m,n,k,note\n1,2,3,"cut', 2, None, "cut short"),
+    ("m,n,k,layut\n1,2,3,nt\n", 1, "layut", "no such column, only m, n, k, .*; rename it, or"),
+    ("m,n,k,\n1,2,3,\n", 1, "", "no such column"),
     ("PK\x03\x04\n", 1, "m", "missing"),
     ('{"m": 1}\n', 1, "m", "missing"),
 ])
@@ -129,13 +131,6 @@ def test_a_bad_suite_is_one_error(tmp_path, text, row, field, reason):
         read_suite(path)
     assert (caught.value.row, caught.value.field) == (row, field)
     assert str(path) in str(caught.value)
-
-
-def test_columns_of_others_are_ignored_with_a_note(tmp_path, caplog):
-    path = tmp_path / "a.csv"
-    path.write_text("model,m,n,k,weight\nllama,1,2,3,0.5\n")
-    assert read_suite(path) == [Shape(1, 2, 3, suite="a")]
-    assert "are ignored: model, weight (known: m, n, k," in caplog.text
 
 
 def test_a_suite_that_is_not_utf8_is_refused(tmp_path):

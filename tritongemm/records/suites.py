@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import logging
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -19,7 +18,6 @@ from tritongemm.errors import DataFileError, ProblemError, UsageError
 from tritongemm.problem import LAYOUTS, MAX_EXTENT, GemmProblem, dtype_of, epilogue_of
 from tritongemm.records import atomic, reading
 
-_LOG = logging.getLogger("tritongemm")
 REQUIRED = ("m", "n", "k")
 _SUITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 #: Most characters of a note, which reports show.
@@ -123,12 +121,11 @@ _PARSERS: dict[str, Callable[[str], object]] = {
 def read_suite(path: str | os.PathLike[str]) -> list[Shape]:
     """The shapes of a suite's CSV, in the file's order; at least one.
 
-    A row without a suite belongs to the suite of the file's name. Unknown columns are ignored, with
-    a warning in the log.
+    A row without a suite belongs to the suite of the file's name.
 
     Raises:
-        DataFileError: not there, unreadable, too large, not UTF-8, not CSV, a missing or repeated
-            column, a wrong value, a row too short or too long, or no row at all; it
+        DataFileError: not there, unreadable, too large, not UTF-8, not CSV, a missing, repeated
+            or unknown column, a wrong value, a row too short or too long, or no row at all; it
             names the file, the line (the header is line 1) and the field.
     """
     path = Path(path)
@@ -136,9 +133,6 @@ def read_suite(path: str | os.PathLike[str]) -> list[Shape]:
     line, header = next(records, (1, []))
     header = [name.strip() for name in header]
     _check_header(path, line, header)
-    if others := [name[:40] for name in header if name not in _PARSERS]:
-        _LOG.warning("%s: columns that a suite does not have are ignored: %s (known: %s)", path,
-                     ", ".join(others), ", ".join(COLUMNS))
     default_suite = path.stem if _SUITE.fullmatch(path.stem) and len(path.stem) <= 100 else "suite"
     shapes = []
     for line, texts in records:
@@ -147,8 +141,6 @@ def read_suite(path: str | os.PathLike[str]) -> list[Shape]:
                                 row=line)
         values: dict[str, object] = {}
         for name, text in zip(header, texts, strict=True):
-            if name not in _PARSERS:
-                continue
             try:
                 values[name] = _PARSERS[name](text.strip())
             except ValueError as error:
@@ -169,6 +161,10 @@ def _check_header(path: Path, line: int, header: list[str]) -> None:
             raise DataFileError(path, "the column is given twice", row=line, field=name)
     absent = [name for name in REQUIRED if name not in header]
     if not absent:
+        if others := [name for name in header if name not in _PARSERS]:
+            raise DataFileError(
+                path, f"a suite has no such column, only {', '.join(COLUMNS)}; rename it, or "
+                "remove it", row=line, field=others[0][:40])
         return
     if all(re.fullmatch(r"[+-]?[0-9.]+", name) for name in header):
         raise DataFileError(path, f"has no header; put {','.join(COLUMNS[:len(header)])} above "
