@@ -175,30 +175,39 @@ def _torch_wins_float32(problem: GemmProblem, choice: Choice, device: DeviceSpec
     The IEEE kernels are 0.85 to 1.6 times as fast as torch's, depending on layout and size, so for
     precision ``ieee`` only a row of the same problem on this device counts. Split products win by
     more: a sibling's row or an estimate from neighbouring problems suffices, with a margin, which
-    for a product that memory limits grows by the ratio of the two devices' bandwidths. An estimate
-    from another device's measurements counts only where the time that is predicted for ours is
-    below torch's lower bound, one from the device's own from ``least_here`` on too. This is of GPU
-    time alone.
+    for a sibling's row of a product that memory limits grows by the ratio of the two devices'
+    bandwidths. An estimate from another device's measurements counts only where the time that is
+    predicted for ours is below torch's lower bound, one from the device's own from ``least_here``
+    on too. This is of GPU time alone.
     """
     kind = "TF32" if problem.precision == "tf32" else "float32"
-    if choice.source == "model" and problem.precision != "ieee":
-        return _torch_wins_estimated(problem, choice, device, kind, least_here)
-    least = _FLOAT32_LEAST.get(choice.source)
-    if problem.precision == "tf32" and choice.source == "sibling":
-        least = _TF32_OF_A_SIBLING
-    if least is None or choice.evidence is None or (
-            problem.precision == "ieee" and choice.source != "exact"):
+    if problem.precision != "ieee" and choice.source in ("model", "sibling"):
+        decide = _torch_wins_estimated if choice.source == "model" else _torch_wins_by_a_sibling
+        return decide(problem, choice, device, kind, least_here)
+    if choice.source != "exact" or choice.evidence is None:
         return _nothing_measured(kind)
+    if choice.evidence >= _FLOAT32_LEAST["exact"]:
+        return None
+    return f"torch's {kind} kernel takes {choice.evidence:.2f} of the time of ours here"
+
+
+def _torch_wins_by_a_sibling(problem: GemmProblem, choice: Choice, device: DeviceSpec, kind: str,
+                             least_here: float) -> str | None:
+    """:func:`_torch_wins_float32` where a sibling's row chose: by the row's ratio, or by what was
+    measured near by on the device itself."""
+    least = _TF32_OF_A_SIBLING if problem.precision == "tf32" else _FLOAT32_LEAST["sibling"]
     compute_us, memory_us = _torch_floors_us(problem, device)
-    if choice.source == "sibling" and memory_us > compute_us:
+    if memory_us > compute_us:
         sibling = with_rows_for(device, problem.unit)
         if sibling is not None and sibling.memory_gbps:  # torch's gain from faster memory
             least *= max(1.0, (device.memory_gbps or 0.0) / sibling.memory_gbps)
-    if choice.evidence >= least:
+    if choice.evidence is not None and choice.evidence >= least_here or (
+            choice.of_sibling is not None and choice.of_sibling >= least):
         return None
-    where = "here" if choice.source == "exact" else (
-        f"on another GPU of this architecture; {least:.2f} is asked for")
-    return f"torch's {kind} kernel takes {choice.evidence:.2f} of the time of ours {where}"
+    if choice.of_sibling is None:
+        return _nothing_measured(kind)
+    return (f"torch's {kind} kernel takes {choice.of_sibling:.2f} of the time of ours on another "
+            f"GPU of this architecture; {least:.2f} is asked for")
 
 
 def _torch_wins_estimated(problem: GemmProblem, choice: Choice, device: DeviceSpec, kind: str,

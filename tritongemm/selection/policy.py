@@ -41,6 +41,7 @@ from tritongemm.selection.columns import Columns, kind_of
 from tritongemm.selection.fastest import fastest
 from tritongemm.selection.invariance import SumClass
 from tritongemm.selection.model import Model, forget, model_for, not_calibrated
+from tritongemm.selection.neighbours import Bound
 from tritongemm.selection.sibling import with_rows_for
 from tritongemm.selection.work import keeps_to_the_budget
 
@@ -73,11 +74,12 @@ class Choice:
         predicted_us: the model's prediction, if the model made the choice.
         vs_torch: torch's time / ours: measured with the exact row or the twin's, else estimated
             from neighbouring measured problems. None if unknown, or known only on a sibling.
-        evidence: for float32, the same ratio for any epilogue, of a sibling's row too; of an
-            estimate a lower bound from measurements on this device. None if nothing was measured.
-        of_sibling: of an estimate for float32, the lower bound from measurements on the sibling.
-        expected: of an estimate the mean that belongs to the larger of the two bounds, for any
-            epilogue.
+        evidence: for float32, the same ratio for any epilogue, as measured on this device: a row's,
+            else a lower bound by measured problems near by. None if nothing was measured.
+        of_sibling: for float32, what was measured on the sibling: its row's ratio, or the lower
+            bound. None for a row of this device.
+        expected: where there is no row of this device, the mean that belongs to the larger of
+            these two, for any epilogue.
     """
 
     config: KernelConfig
@@ -185,10 +187,24 @@ def _by_row(problem: GemmProblem, device: DeviceSpec, alike: SumClass | None = N
             note += f", measured in {measured.dtype_a}"
         if where is not device:
             note += f", measured on {where.name}"
-        return Choice(row.config, source, row, note + _without(problem, row),
-                      vs_torch=_of_the_same(problem, row) if where is device else None,
-                      evidence=row.vs_torch)
+        choice = Choice(row.config, source, row, note + _without(problem, row))
+        if where is device:
+            return replace(choice, vs_torch=_of_the_same(problem, row), evidence=row.vs_torch)
+        if problem.dtype_a != "fp32":
+            return choice
+        here, _ = model_for(problem, device).bounds(problem)
+        return _with_evidence(choice, here, None if row.vs_torch is None else
+                              Bound(row.vs_torch, row.vs_torch))
     return None
+
+
+def _with_evidence(choice: Choice, here: Bound | None, of_sibling: Bound | None) -> Choice:
+    """``choice`` with torch's time over ours, as far as measurements on the device and on its
+    sibling tell."""
+    evidence, other = (None if b is None else b.lower for b in (here, of_sibling))
+    known = [b for b in (here, of_sibling) if b is not None]
+    return replace(choice, evidence=evidence, of_sibling=other,
+                   expected=max(known, key=lambda b: b.lower).mean if known else None)
 
 
 def _outdoing(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> Choice | None:
@@ -319,21 +335,18 @@ def _chosen(problem: GemmProblem, device: DeviceSpec, config: KernelConfig, mode
     elsewhere = model.where != device.name
     if elsewhere:
         note += f" on {model.where}"
-    ratio = evidence = of_sibling = expected = None
-    if model.neighbours is not None:  # measured without epilogues
-        p = model.neighbours.nearest(problem, 1)[0].neighbour.problem
-        note += f", the nearest {p.m}x{p.n}x{p.k}"
-        if problem.dtype_a == "fp32":
-            bounds = model.bounds(problem)
-            evidence, of_sibling = (None if b is None else b.lower for b in bounds)
-            known = [b for b in bounds if b is not None]
-            expected = max(known, key=lambda b: b.lower).mean if known else None
-        else:
-            estimated, support = model.neighbours.vs_torch(problem)
-            expected = estimated if support else None
-        if not elsewhere and problem.epilogue == "none":
-            ratio = expected
-    return Choice(config, "model", None, note, total_us, ratio, evidence, of_sibling, expected)
+    if model.neighbours is None:
+        return Choice(config, "model", None, note, total_us)
+    p = model.neighbours.nearest(problem, 1)[0].neighbour.problem
+    choice = Choice(config, "model", None, f"{note}, the nearest {p.m}x{p.n}x{p.k}", total_us)
+    if problem.dtype_a == "fp32":
+        choice = _with_evidence(choice, *model.bounds(problem))
+    else:
+        estimated, support = model.neighbours.vs_torch(problem)
+        choice = replace(choice, expected=estimated if support else None)
+    if elsewhere or problem.epilogue != "none":  # neighbours were measured without epilogues
+        return choice
+    return replace(choice, vs_torch=choice.expected)
 
 
 def distance(problem: GemmProblem, row: TunedRow) -> float:
