@@ -111,12 +111,11 @@ def check_constants(section, part):
 
 def test_the_committed_constants_of_the_h100_follow_from_its_packed_journals():
     split, tf32 = sections("nvidia-h100-80gb-hbm3", ("fp16x3",), ("tf32",))
-    ((_, of_sibling),) = read_timings([RESULTS / "nvidia-h200/timings/fp32-split.npz"],
-                                      "nvidia-h200").parts()
-    check(*split, of_sibling.timings)
-    check(*tf32)
-    check_constants(*split)
-    check_constants(*tf32)
+    of_sibling = dict(read_timings([RESULTS / "nvidia-h200/timings/fp32-split.npz"],
+                                   "nvidia-h200").parts())
+    for section, part in (split, tf32):
+        check(section, part, of_sibling[section.units].timings)
+        check_constants(section, part)
 
 
 @pytest.mark.thorough
@@ -127,13 +126,16 @@ def test_the_timings_of_the_h200_are_those_of_its_calibration():
             check_constants(section, part)
 
 
-def test_the_float32_section_of_the_h200_learned_from_all_its_sweeps_and_the_h100s():
+def test_the_float32_sections_of_the_h200_learned_from_all_its_sweeps_and_the_h100s():
     path = ROOT / "configs" / "calibration" / "nvidia-h200-and-nvidia-h100-80gb-hbm3.json"
-    (section,) = read_calibration(path).sections
+    split, tf32 = read_calibration(path).sections
     own, siblings = ({run["run_id"] for run in headers(RESULTS / name)} for name in (
         "nvidia-h200/timings/fp32-split.npz", "nvidia-h100-80gb-hbm3/timings/fp32.npz"))
-    assert section.units == ("fp16x3",) and own < set(section.run_ids) <= own | siblings
-    assert sum(n.vs_torch is not None for n in section.neighbours) == 56
+    for section, units, measured in ((split, ("fp16x3",), 429), (tf32, ("tf32",), 212)):
+        assert section.units == units
+        assert set(section.run_ids) <= own | siblings and not own.isdisjoint(section.run_ids)
+        assert sum(n.vs_torch is not None for n in section.neighbours) == measured
+    assert own < {*split.run_ids, *tf32.run_ids}
 
 
 def test_no_calibration_has_seen_the_last_fresh_shapes():
