@@ -105,18 +105,26 @@ MARKED = {
 }
 
 
-@pytest.mark.parametrize("marker", MARKED)
+#: Markers of other tables than the summary, and which.
+SECTIONS = {"h200-fp32-energy": ("energy", "h200-fp32"),
+            "h100-fp32-energy": ("energy", "h100-fp32")}
+
+
+@pytest.mark.parametrize("marker", (*MARKED, *SECTIONS))
 def test_the_tables_of_the_performance_page_are_those_of_the_csvs(marker):
     page = (ROOT / "perf" / "README.md").read_text(encoding="utf-8")
     _, _, rest = page.partition(f"<!-- tritongemm:{marker} -->\n")
     shown, found, _ = rest.partition(f"<!-- /tritongemm:{marker} -->")
-    results = load([ROOT / "perf" / "results" / name for name in MARKED[marker]])
-    assert found and shown.startswith(markdown.document(results).rstrip())
+    section, of = SECTIONS.get(marker, ("", marker))
+    results = load([ROOT / "perf" / "results" / name for name in MARKED[of]])
+    sections = (section,) if section else ()
+    assert found and shown.startswith(markdown.document(results, sections=sections).rstrip())
 
 
 def test_every_marker_of_the_performance_page_is_checked():
     page = (ROOT / "perf" / "README.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"<!-- tritongemm:(\S+) -->", page)) == {*MARKED, "h200-environment"}
+    assert set(re.findall(r"<!-- tritongemm:(\S+) -->", page)) == {
+        *MARKED, *SECTIONS, "h200-environment"}
 
 
 def test_rows_of_autotuned_cublaslt_add_bars_a_column_and_a_note(tool, monkeypatch, tmp_path):

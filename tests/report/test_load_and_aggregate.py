@@ -12,7 +12,7 @@ from tritongemm.bench.combine import control_of
 from tritongemm.cli import main
 from tritongemm.errors import DataFileError, UsageError
 from tritongemm.records import rows as records
-from tritongemm.report import aggregate, load
+from tritongemm.report import aggregate, load, tables
 
 
 def one_line(path_or_results, **options):
@@ -69,6 +69,24 @@ def test_rows_that_the_provider_handed_to_torch_are_counted(make_csv):
     results = load.load([make_csv(rows)])
     assert one_line(results)["fallback"] == 2
     assert aggregate.sources(results.headline)["rows"].tolist() == [1, 2]
+
+
+def test_the_energy_of_a_call_is_compared_with_torchs_of_the_same_run(make_csv):
+    rows = [make_row(m, provider=provider, ratio=1.0, energy_mj=energy) for m, provider, energy in (
+        (64, "torch", 30.0), (64, "tritongemm", 10.0), (64, "other", 60.0),
+        (128, "torch", 48.0), (128, "tritongemm", 4.0), (256, "tritongemm", 1.0),
+        (512, "torch", 1.0))]
+    rows += [make_row(64, 32, provider="torch", ratio=1.0, energy_mj=9.0, run=LATER),
+             make_row(64, 32, ratio=1.0, energy_mj=1.0),
+             make_row(96, provider="torch", ratio=1.0, energy_mj=9.0),
+             make_row(96, energy_mj=1.0, status="wrong")]
+    results = load.load([make_csv(rows)])
+    other, ours = aggregate.energy(results.headline).to_dict("records")
+    assert (other["rows"], other["geomean"]) == (1, pytest.approx(0.5))
+    assert (ours["rows"], ours["min"], ours["max"]) == (2, pytest.approx(3.0), pytest.approx(12.0))
+    assert ours["min_at"] == "64x64x64" and ours["geomean"] == pytest.approx(6.0)
+    (cells, _) = tables.energy_table(results).cells[::-1]
+    assert "6.000" in cells and "device" not in tables.energy_table(results).heads
 
 
 def test_the_newest_run_of_a_problem_and_provider_wins_whatever_the_file_order(make_csv):
@@ -182,7 +200,7 @@ def test_a_csv_with_only_its_header_is_an_empty_report_not_an_error(make_csv):
     results = load.load([make_csv([])])
     assert results.headline.empty
     for figure in (aggregate.summary, aggregate.correctness, aggregate.failures, aggregate.control,
-                   aggregate.sources):
+                   aggregate.sources, aggregate.energy):
         assert figure(results.headline).empty
 
 

@@ -126,6 +126,32 @@ def control(rows: pd.DataFrame) -> pd.DataFrame:
     return table[columns]
 
 
+def energy(headline: pd.DataFrame) -> pd.DataFrame:
+    """One line for each group of the rows whose energy a call was measured, torch's too, in the
+    same run: ``rows``; ``geomean, min, max`` of torch's energy / the provider's, and the problem
+    ``min_at``; ``energy_mj``, the median of the provider's calls."""
+    import numpy as np
+    import pandas as pd
+
+    by = list(GROUP)
+    columns = [*by, "rows", "geomean", "min", "min_at", "max", "energy_mj"]
+    known = headline[(headline["status"] == "ok") & (headline["energy_mj"] > 0)]
+    same = ["run_id", "device", "suite", "dtype", "layout", "epilogue", "problem"]
+    torchs = known[known["provider"] == BASELINE]
+    work = known[is_contender(known)].merge(
+        torchs[[*same, "energy_mj"]].drop_duplicates(same), on=same, suffixes=("", "_torch"))
+    if work.empty:
+        return pd.DataFrame(columns=columns)
+    work["ratio"] = work["energy_mj_torch"] / work["energy_mj"]
+    work["log"] = np.log(work["ratio"])
+    work = _as_texts(work, [*by, "problem"]).sort_values("ratio", kind="stable")
+    table = work.groupby(by, sort=True).agg(
+        rows=("ratio", "size"), geomean=("log", "mean"), min=("ratio", "first"),
+        min_at=("problem", "first"), max=("ratio", "last"), energy_mj=("energy_mj", "median"))
+    table["geomean"] = np.exp(table["geomean"])
+    return table.reset_index()[columns]
+
+
 def sources(headline: pd.DataFrame) -> pd.DataFrame:
     """The number of rows of each provider and ``selection_source``."""
     rows = headline[is_contender(headline) & (headline["selection_source"] != "")]

@@ -19,6 +19,7 @@ TABLES: dict[str, Callable[[Results], tables.Table]] = {
     "correctness": tables.correctness_table,
     "slowest": tables.slowest_table,
     "failures": tables.failures_table,
+    "energy": tables.energy_table,
     "control": tables.control_table,
     "sources": tables.sources_table,
     "runs": tables.runs_table,

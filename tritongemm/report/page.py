@@ -46,7 +46,8 @@ def page(results: Results, *, title: str = "tritongemm report", maps: Sequence[H
         _overview(results, bool(data["views"])), *_charts(data, len(mean_of)),
         *(_table(make(results)) for make in (
             tables.summary_table, tables.correctness_table, tables.slowest_table,
-            tables.failures_table, tables.control_table, tables.sources_table)),
+            tables.failures_table, tables.energy_table, tables.control_table,
+            tables.sources_table)),
         _all_rows(data, left_out),
         _table(tables.runs_table(results)), _table(tables.environment_table(results)),
         _notes()) if section[2]]
@@ -156,8 +157,8 @@ def _charts(data: dict, problems: int) -> list[Section]:
 
 #: Labels of the tables in the navigation.
 _LABELS = {"summary": "Summary", "correctness": "Correctness", "slowest": "Lowest ratios",
-           "failures": "Failures", "control": "Control", "sources": "Config sources",
-           "runs": "Runs", "environment": "Environment"}
+           "failures": "Failures", "energy": "Energy", "control": "Control",
+           "sources": "Config sources", "runs": "Runs", "environment": "Environment"}
 
 
 def _table(shown: tables.Table) -> Section:

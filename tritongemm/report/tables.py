@@ -130,6 +130,20 @@ def _margin(limit: float) -> str:
     return f"1 ± {100 * limit:g} %"
 
 
+def energy_table(results: Results) -> Table:
+    """The energy of a call against torch's, by group."""
+    group = aggregate.GROUP[0 if len(results.devices) > 1 else 1:]
+    heads = (*group, "shapes", "geomean", "min", "at", "max", "median mJ")
+    cells = [(*(r[name] for name in group), style.count(r["rows"]),
+              style.ratio(r["geomean"]), style.ratio(r["min"]), r["min_at"], style.ratio(r["max"]),
+              style.number(r["energy_mj"], 3))
+             for r in aggregate.energy(results.headline).to_dict("records")]
+    return _table("energy", "Energy of a call", heads, cells, {*group, "at"},
+                  "Ratios are torch's energy / the provider's, of the whole board: above 1 takes "
+                  "less than torch. Measured where a provider draws near the power cap, in blocks "
+                  "of half a second.")
+
+
 def sources_table(results: Results) -> Table:
     """Selection sources of each provider's configs."""
     heads = ("provider", "chosen by", "rows")

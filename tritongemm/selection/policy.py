@@ -54,9 +54,9 @@ _HOPEFUL = 1.5
 _TWINS = {"bf16": "fp16", "fp16": "bf16"}
 #: A sibling's float32 row is not used where the model, with timings of this device, expects another
 #: config to be this many times as fast: sweeps of the two devices may have had different kernels.
-#: With a fifth of the problems left out, it does so for 17 of 54 narrow products on an H200 whose
-#: rows are of an H100; its configs are 0.99 to 1.83 times as fast, 1.22 in the mean. Of 999
-#: problems whose row is the best config that was measured, it errs for 6, by 1.09 in the mean
+#: With a fifth of the problems left out, it does so for 47 of 352 products on an H200 that have
+#: rows of an H100; its configs are 0.97 to 1.85 times as fast, 1.32 in the mean. Of 999 problems
+#: whose row is the best config that was measured, it errs for 7, by 1.06 in the mean
 #: (perf/sibling_rows.py).
 _OUTDONE = 1.2
 
