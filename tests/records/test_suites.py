@@ -120,7 +120,7 @@ def test_no_space_left_leaves_the_old_suite(tmp_path, monkeypatch):
     ("m,n,k,note\n1,2,3," + "x" * 501 + "\n", 2, "note", "501 characters"),
     ('m,n,k,note\n1,2,3,"cut', 2, None, "cut short"),
     ("m,n,k,layut\n1,2,3,nt\n", 1, "layut", "no such column, only m, n, k, .*; rename it, or"),
-    ("m,n,k,\n1,2,3,\n", 1, "", "no such column"),
+    ("m,n,k,\n1,2,3,\n", 1, None, "has no name; is there a comma at the end"),
     ("PK\x03\x04\n", 1, "m", "missing"),
     ('{"m": 1}\n', 1, "m", "missing"),
 ])

@@ -162,6 +162,9 @@ def _check_header(path: Path, line: int, header: list[str]) -> None:
     absent = [name for name in REQUIRED if name not in header]
     if not absent:
         if others := [name for name in header if name not in _PARSERS]:
+            if not others[0]:
+                raise DataFileError(path, "a column has no name; is there a comma at the end of "
+                                    "the line?", row=line)
             raise DataFileError(
                 path, f"a suite has no such column, only {', '.join(COLUMNS)}; rename it, or "
                 "remove it", row=line, field=others[0][:40])

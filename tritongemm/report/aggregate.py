@@ -126,19 +126,20 @@ def control(rows: pd.DataFrame) -> pd.DataFrame:
     return table[columns]
 
 
-def energy(headline: pd.DataFrame) -> pd.DataFrame:
-    """One line for each group of the rows whose energy a call was measured, torch's too, in the
-    same run: ``rows``; ``geomean, min, max`` of torch's energy / the provider's, and the problem
-    ``min_at``; ``energy_mj``, the median of the provider's calls."""
+def energy(headline: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+    """One line for each group of the headline's rows with the energy of a call, of which ``rows``
+    has torch's of the same run: ``rows``; ``geomean, min, max`` of torch's energy / the provider's,
+    and the problem ``min_at``; ``energy_mj``, the median of the provider's calls."""
     import numpy as np
     import pandas as pd
 
     by = list(GROUP)
     columns = [*by, "rows", "geomean", "min", "min_at", "max", "energy_mj"]
-    known = headline[(headline["status"] == "ok") & (headline["energy_mj"] > 0)]
+    known = [frame[(frame["status"] == "ok") & (frame["energy_mj"] > 0)]
+             for frame in (headline, rows)]
     same = ["run_id", "device", "suite", "dtype", "layout", "epilogue", "problem"]
-    torchs = known[known["provider"] == BASELINE]
-    work = known[is_contender(known)].merge(
+    torchs = known[1][known[1]["provider"] == BASELINE]
+    work = known[0][is_contender(known[0])].merge(
         torchs[[*same, "energy_mj"]].drop_duplicates(same), on=same, suffixes=("", "_torch"))
     if work.empty:
         return pd.DataFrame(columns=columns)

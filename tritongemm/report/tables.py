@@ -137,7 +137,7 @@ def energy_table(results: Results) -> Table:
     cells = [(*(r[name] for name in group), style.count(r["rows"]),
               style.ratio(r["geomean"]), style.ratio(r["min"]), r["min_at"], style.ratio(r["max"]),
               style.number(r["energy_mj"], 3))
-             for r in aggregate.energy(results.headline).to_dict("records")]
+             for r in aggregate.energy(results.headline, results.rows).to_dict("records")]
     return _table("energy", "Energy of a call", heads, cells, {*group, "at"},
                   "Ratios are torch's energy / the provider's, of the whole board: above 1 takes "
                   "less than torch. Measured where a provider draws near the power cap, in blocks "

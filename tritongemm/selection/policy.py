@@ -168,7 +168,7 @@ def _of_a_class(problem: GemmProblem, device: DeviceSpec, alike: SumClass) -> Ch
     if best is None:
         return Choice(alike.config, "invariant", None, str(alike))
     return replace(best, source="invariant", note=f"{alike}; {best.note}", vs_torch=None,
-                   evidence=None, of_sibling=None)
+                   evidence=None, of_sibling=None, expected=None)
 
 
 def _by_row(problem: GemmProblem, device: DeviceSpec, alike: SumClass | None = None
@@ -179,9 +179,6 @@ def _by_row(problem: GemmProblem, device: DeviceSpec, alike: SumClass | None = N
         row = tuned_row(problem, measured, device, where)
         if row is None or alike is not None and not alike.holds(problem, row.config, device):
             continue
-        if source == "sibling" and alike is None and (
-                better := _outdoing(problem, row.config, device)) is not None:
-            return better
         note = f"tuned row of run {row.run_id}"
         if measured is not problem:
             note += f", measured in {measured.dtype_a}"
@@ -190,12 +187,31 @@ def _by_row(problem: GemmProblem, device: DeviceSpec, alike: SumClass | None = N
         choice = Choice(row.config, source, row, note + _without(problem, row))
         if where is device:
             return replace(choice, vs_torch=_of_the_same(problem, row), evidence=row.vs_torch)
-        if problem.dtype_a != "fp32":
-            return choice
-        here, _ = model_for(problem, device).bounds(problem)
-        return _with_evidence(choice, here, None if row.vs_torch is None else
-                              Bound(row.vs_torch, row.vs_torch))
+        if problem.dtype_a == "fp32" and alike is None:  # of 16 bits this was not examined
+            return _beside_a_sibling(problem, choice, row.vs_torch, device)
+        return choice
     return None
+
+
+def _beside_a_sibling(problem: GemmProblem, choice: Choice, vs_torch: float | None,
+                      device: DeviceSpec) -> Choice:
+    """``choice``, a sibling's float32 row with torch's time over ours there, and what is known of
+    that ratio on the device; or the model's choice, if it expects that to be :data:`_OUTDONE` times
+    as fast."""
+    of_sibling = None if vs_torch is None else Bound(vs_torch, vs_torch)
+    model = model_for(problem, device)
+    if not model.here:
+        return _with_evidence(choice, None, of_sibling)
+    here, _ = model.bounds(problem)
+    best = by_model(problem, device)
+    if best is None or best.predicted_us is None:
+        return _with_evidence(choice, here, of_sibling)
+    share = best.predicted_us / model.estimate(problem, choice.config).total_us
+    if _OUTDONE * share <= 1:
+        return best
+    if here is not None and share < 1:  # what was measured near by are the best configs
+        here = Bound(share * here.mean, share * here.lower)
+    return _with_evidence(choice, here, of_sibling)
 
 
 def _with_evidence(choice: Choice, here: Bound | None, of_sibling: Bound | None) -> Choice:
@@ -205,18 +221,6 @@ def _with_evidence(choice: Choice, here: Bound | None, of_sibling: Bound | None)
     known = [b for b in (here, of_sibling) if b is not None]
     return replace(choice, evidence=evidence, of_sibling=other,
                    expected=max(known, key=lambda b: b.lower).mean if known else None)
-
-
-def _outdoing(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> Choice | None:
-    """The model's choice if it expects that to be :data:`_OUTDONE` times as fast as ``config``, the
-    one of a sibling's row. Of float32; of 16-bit products this was not examined."""
-    if problem.dtype_a != "fp32" or not (model := model_for(problem, device)).here:
-        return None
-    best = by_model(problem, device)
-    if best is None or best.predicted_us is None:
-        return None
-    own_us = model.estimate(problem, config).total_us
-    return best if _OUTDONE * best.predicted_us <= own_us else None
 
 
 def _devices(problem: GemmProblem, device: DeviceSpec) -> list[DeviceSpec]:
