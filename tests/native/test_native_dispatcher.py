@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -501,6 +502,34 @@ def test_overrides_nest_and_leave_in_any_order(driver):
     with tg.override(min_flops=0):
         torch.mm(a, b)
     assert driver.by_native == 1
+
+
+def test_an_exception_inside_an_override_puts_torch_back(driver):
+    a, b = drawn(33, 17), drawn(17, 40)
+    with pytest.raises(ZeroDivisionError), tg.override(min_flops=0):
+        twice(driver, lambda: torch.mm(a, b))
+        raise ZeroDivisionError
+    before = driver.by_native, driver.by_python
+    torch.mm(a, b)
+    assert (driver.by_native, driver.by_python) == before
+    assert overriding.override_report().active == ()
+    with tg.override(min_flops=0):
+        torch.mm(a, b)
+    assert driver.by_native == before[0] + 1
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_has_right_results_and_leaves_the_parents_table(driver):
+    a, b = drawn(33, 17), drawn(17, 40)
+    with tg.override(min_flops=0):
+        expected, _ = twice(driver, lambda: torch.mm(a, b))
+        child = os.fork()
+        if not child:
+            right = all(torch.equal(torch.mm(a, b), expected) for _ in range(10))
+            os._exit(0 if right else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        before = driver.by_native
+        assert torch.equal(torch.mm(a, b), expected) and driver.by_native == before + 1
 
 
 def test_threads_get_their_own_results(driver):
