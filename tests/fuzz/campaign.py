@@ -258,8 +258,8 @@ def simplified(case: Case, outcome: Outcome,
 def _simpler(case: Case) -> Iterable[Case]:
     """The case with one thing each left out."""
     plain = Case(case.function, case.operands)
-    for name in ("mode", "warm", "configs", "gradients", "alpha", "beta", "activation", "precision",
-                 "dtype"):
+    for name in ("mode", "warm", "configs", "gradients", "alpha", "beta", "activation",
+                 "distribution", "precision", "dtype"):
         value = getattr(plain, name)
         if name == "activation" and case.function == "gated":
             value = "silu"

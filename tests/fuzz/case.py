@@ -64,6 +64,7 @@ class Case:
             wherever it is legal; None: selection chooses.
         warm: the same call was made before, with other values and with other strides.
         values: the seed of what is drawn.
+        distribution: of what is drawn, a name of :data:`memory.DISTRIBUTIONS`.
     """
 
     function: str
@@ -84,6 +85,7 @@ class Case:
     configs: int | KernelConfig | None = None
     warm: bool = False
     values: int = field(default=0)
+    distribution: str = "normal"
 
     __repr__ = _short
 

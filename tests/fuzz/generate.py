@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from tritongemm.problem import ACTIVATIONS, GATES
 
 from .case import Case, View
+from .memory import DISTRIBUTIONS
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def case_of(seed: int, sizes: Sizes) -> Case:
         case = _with_lazy(rng, case)
     if rng.random() < 0.12 and function not in _LAYERS and not case.mixed:
         case = _invalid(rng, case)
-    return case
+    return _distributed(random.Random(f"distribution of {kind}"), case)
 
 
 def _pick(rng: random.Random, weights: dict[str, int]) -> str:
@@ -234,6 +235,15 @@ def _with_out(rng: random.Random, case: Case, shapes: Sequence[tuple[int, ...]])
         first = replace(out, shares=-1)
         return replace(case, operands=(first, *case.operands[1:]), out=replace(out, shares=0))
     return replace(case, out=out)
+
+
+def _distributed(rng: random.Random, case: Case) -> Case:
+    """Of float32 sums that are judged by the bound of their terms, half with other values than
+    normal ones."""
+    if (case.dtype != "fp32" or case.mixed or any(case.gradients) or case.function in _LAYERS
+            or case.activation not in ("none", "relu") or rng.random() > 0.5):
+        return case
+    return replace(case, distribution=rng.choice(sorted(DISTRIBUTIONS)))
 
 
 def _with_specials(rng: random.Random, case: Case) -> Case:

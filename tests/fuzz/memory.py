@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -56,14 +56,14 @@ class World:
 
     Args:
         views: of the operands and, last, of ``out`` if there is one.
-        seed: of the values.
+        seed: of the values. distribution: a name of :data:`DISTRIBUTIONS`.
     """
 
     def __init__(self, views: Sequence[View], dtype: str, seed: int, device: torch.device,
-                 out: View | None = None) -> None:
+                 out: View | None = None, distribution: str = "normal") -> None:
         everything = (*views, *(() if out is None else (out,)))
         homes = [i if v.shares < 0 else v.shares for i, v in enumerate(everything)]
-        drawn = _drawn(tuple(views), out, dtype, seed, device)
+        drawn = _drawn(tuple(views), out, dtype, seed, device, distribution)
         self._flats = {home: flat.clone() for home, flat in drawn.items()}
         self._before = {home: bits(flat).clone() for home, flat in self._flats.items()}
         tensors = [self._flats[home].as_strided(v.shape, v.stride, GUARD + v.offset)
@@ -92,9 +92,49 @@ class World:
         return "; ".join(faults)
 
 
+def _scaled(like: torch.Tensor, power: int) -> torch.Tensor:
+    return torch.ldexp(like, torch.tensor(power, device=like.device))
+
+
+def _uniform(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return torch.rand(len(like), generator=generator, device=like.device)
+
+
+def _powers(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Neighbouring elements have one scale: rows, or parts of them, differ by up to 2^60."""
+    powers = torch.randint(-30, 31, (len(like) // 32 + 1,), generator=generator,
+                           device=like.device)
+    return torch.ldexp(like, powers.repeat_interleave(32)[:len(like)])
+
+
+def _planted(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """A few elements are subnormal, tiny or large."""
+    kind = (100 * _uniform(like, generator)).int()
+    for i, power in enumerate((-140, -120, -40, 50)):
+        like = torch.where(kind == i, _scaled(like, power), like)
+    return like
+
+
+#: What operands are drawn from: (normal values, generator) -> values. No product of two leaves the
+#: range of float32.
+DISTRIBUTIONS: dict[str, Callable[[torch.Tensor, torch.Generator], torch.Tensor]] = {
+    "normal": lambda x, _: x,
+    "uniform": _uniform,
+    "log_normal": lambda x, _: (3.0 * x).exp(),
+    "powers": _powers,
+    "cancelling": lambda x, g: (1.0 + 0.01 * _uniform(x, g)) * (
+        1.0 - 2.0 * (torch.arange(len(x), device=x.device) % 2)),
+    "sparse": lambda x, g: torch.where(_uniform(x, g) < 0.1, x, 0.0),
+    "integers": lambda x, _: (8.0 * x).round(),
+    "planted": _planted,
+    "tiny": lambda x, _: _scaled(x, -72),
+    "large": lambda x, _: _scaled(x, 48),
+}
+
+
 @functools.lru_cache(maxsize=2)
 def _drawn(views: tuple[View, ...], out: View | None, dtype: str, seed: int,
-           device: torch.device) -> dict[int, torch.Tensor]:
+           device: torch.device, distribution: str) -> dict[int, torch.Tensor]:
     """The memory of a world by the place of the view that it belongs to, kept for the next world
     of the same case. What is drawn for operands does not depend on ``out``."""
     generator = torch.Generator(device).manual_seed(seed)
@@ -118,8 +158,8 @@ def _drawn(views: tuple[View, ...], out: View | None, dtype: str, seed: int,
         read = torch.zeros(GUARD + span(view), dtype=torch.bool, device=device)
         read[at] = True
         flat = flats[home][:len(read)]
-        torch.where(read, torch.randn(len(read), generator=generator, dtype=drawn, device=device),
-                    flat, out=flat)
+        values = torch.randn(len(read), generator=generator, dtype=drawn, device=device)
+        torch.where(read, DISTRIBUTIONS[distribution](values, generator), flat, out=flat)
         for index, value in view.special:
             flats[home][at[index % len(at)]] = value
     return {home: _as(flat, dtype_of(everything[home].dtype or dtype))
