@@ -3,6 +3,7 @@ each, are made one by one when they are asked for."""
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator, Sequence
 from typing import overload
@@ -51,8 +52,13 @@ class Configs(Sequence[KernelConfig]):
         if config.kernel not in self.kernels:
             return None
         row = (self.kernels.index(config.kernel), *(getattr(config, x) for x in PARAMETERS))
-        found = np.flatnonzero((self.rows == row).all(1))
-        return int(found[0]) if len(found) else None
+        return self._places.get(np.array(row, self.rows.dtype).tobytes())
+
+    @functools.cached_property
+    def _places(self) -> dict[bytes, int]:
+        """The first index of each row, by its bytes."""
+        size, data = self.rows.itemsize * self.rows.shape[1], self.rows.tobytes()
+        return {data[size * i:size * (i + 1)]: i for i in reversed(range(len(self.rows)))}
 
     def __len__(self) -> int:
         return len(self._made)
