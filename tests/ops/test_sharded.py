@@ -18,6 +18,7 @@ from torch.distributed.tensor import (  # noqa: E402
     Shard,
     init_device_mesh,
 )
+from torch.distributed.tensor.placement_types import _StridedShard  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
 import tritongemm as tg  # noqa: E402
@@ -178,6 +179,10 @@ UNSUITED = (
                                     strict=True), "placements are"),
     ("maximum", lambda m: tg.mm(placed(randn(*A), m, Partial("max")), placed(randn(*B), m, R),
                                 strict=True), "placements are"),
+    ("strided", lambda m: tg.mm(
+        DTensor.from_local(randn(2, 12), m, (_StridedShard(0, split_factor=2),), run_check=False,
+                           shape=(8, 12), stride=(12, 1)), placed(randn(*B), m, R), strict=True),
+     "placements are"),
     ("vector", lambda m: tg.matmul(placed(randn(*A), m, R), placed(randn(12), m, R), strict=True),
      "vector"),
     *((f"{name}-not-on-every-rank", call, "a rank has no part of an operand")

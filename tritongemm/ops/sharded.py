@@ -182,7 +182,8 @@ def _placed(operands: list[_Operand], result: Names, i: int) -> Placement | str:
             return apart
         placed, name = Partial(), ""
     else:
-        along = {o.names[p.dim] if type(p) is Shard else ""
+        # Not of a strided shard, by an attribute: Dynamo of torch 2.12 compares no such types.
+        along = {o.names[p.dim] if p.is_shard() and not hasattr(p, "split_factor") else ""
                  for o, p, entire in zip(operands, given, whole) if not entire}
         name = along.pop()
         if along or not name or any((name in o.names) == entire

@@ -11,6 +11,7 @@ TESTED = {
     ("2.11", "3.6"): "the GPU tests and the published measurements, on H100 and H200",
     ("2.11", "3.7"): "the GPU tests of one card and three benches, on an H100",
     ("2.11", "3.9"): "three quarters of the GPU tests, on an H100",
+    ("2.12", "3.7"): "compiled calls, transforms and the native dispatcher, without a GPU",
     ("2.13", "3.7"): "all tests that need no GPU",
 }
 
