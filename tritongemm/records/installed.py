@@ -13,6 +13,8 @@ TESTED = {
     ("2.11", "3.9"): "three quarters of the GPU tests, on an H100",
     ("2.12", "3.7"): "compiled calls, transforms and the native dispatcher, without a GPU",
     ("2.13", "3.7"): "all tests that need no GPU",
+    ("2.15", "3.9"): "compiled calls, transforms and the native dispatcher, without a GPU; "
+                     "torch 2.15 compiles no forward mode",
 }
 
 
