@@ -280,7 +280,7 @@ def _values(case: Case, device: torch.device, found: tuple[torch.Tensor, ...],
         unsure = not report.ok or case.distribution != "normal"
         if unsure and (math.isinf(excess) or not _within_bound(
                 case, wide, i, one, truth[i], terms[i], excess)):
-            raise _Wrong(report.message)
+            raise _Wrong(report.message or f"{name}: an element exceeds the bound of its terms")
 
 
 def _flat(x: torch.Tensor) -> torch.Tensor:
