@@ -164,7 +164,7 @@ def _rows(case: Case, choices: Choices, device: torch.device, found: torch.Tenso
     rows = (x.shape[0] + 1) // 2
     if len(x.shape) != 2 or x.stride[1] != 1 or x.stride[0] < x.shape[1] or case.out is not None:
         return
-    world = _world(replace(case, out=None), device)
+    world = _world(case, device)
     world.operands[-2] = world.operands[-2].narrow(0, 0, rows)
     choices.made.clear()
     with choices.taken(), _mode(case):

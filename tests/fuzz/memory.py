@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from tritongemm.formats import FORMATS
+from tritongemm.measure.distributions import DISTRIBUTIONS as ACCURACY
 from tritongemm.ops import plan
 from tritongemm.ops.operands import gapless
 
@@ -22,6 +23,8 @@ from .case import View
 #: Elements before and after each view.
 GUARD = 128
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+#: (normal values, generator) -> as many others.
+Draw = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
 _LAZY = {"": lambda x: x, "conj": torch.conj, "neg": torch._neg_view}
 
 
@@ -96,8 +99,9 @@ def _scaled(like: torch.Tensor, power: int) -> torch.Tensor:
     return torch.ldexp(like, torch.tensor(power, device=like.device))
 
 
-def _uniform(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    return torch.rand(len(like), generator=generator, device=like.device)
+def _of_accuracy(name: str) -> Draw:
+    """The operand A of ``tritongemm accuracy``, as one row."""
+    return lambda like, generator: ACCURACY[name](1, 1, len(like), generator)[0][0]
 
 
 def _powers(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -109,23 +113,18 @@ def _powers(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 def _planted(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """A few elements are subnormal, tiny or large."""
-    kind = (100 * _uniform(like, generator)).int()
+    kind = torch.randint(0, 100, (len(like),), generator=generator, device=like.device)
     for i, power in enumerate((-140, -120, -40, 50)):
         like = torch.where(kind == i, _scaled(like, power), like)
     return like
 
 
-#: What operands are drawn from: (normal values, generator) -> values. No product of two leaves the
-#: range of float32.
-DISTRIBUTIONS: dict[str, Callable[[torch.Tensor, torch.Generator], torch.Tensor]] = {
+#: What operands are drawn from. No product of two leaves the range of float32.
+DISTRIBUTIONS: dict[str, Draw] = {
     "normal": lambda x, _: x,
-    "uniform": _uniform,
-    "log_normal": lambda x, _: (3.0 * x).exp(),
+    **{name: _of_accuracy(name) for name in (
+        "uniform", "log_normal", "cancelling", "sparse_outliers", "integers", "hilbert")},
     "powers": _powers,
-    "cancelling": lambda x, g: (1.0 + 0.01 * _uniform(x, g)) * (
-        1.0 - 2.0 * (torch.arange(len(x), device=x.device) % 2)),
-    "sparse": lambda x, g: torch.where(_uniform(x, g) < 0.1, x, 0.0),
-    "integers": lambda x, _: (8.0 * x).round(),
     "planted": _planted,
     "tiny": lambda x, _: _scaled(x, -72),
     "large": lambda x, _: _scaled(x, 48),

@@ -150,7 +150,7 @@ TF32 = GemmProblem.contiguous(1024, 1024, 1024, dtype="fp32", layout="nt", preci
 
 def float32_near_by(device, problem, ratio, sibling="", config=SPLIT):
     """A calibration for ``problem``'s unit, with ``config`` as its candidate and ``ratio`` measured
-    of problems near by, all but the nearest few."""
+    of twelve problems near by."""
     section = replace(
         calibrate(device, TILED, TMA), units=(problem.unit,), candidates=(config,),
         neighbours=tuple(Neighbour(replace(problem, n=problem.n + 8 * i), ratio)

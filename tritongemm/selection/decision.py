@@ -30,8 +30,8 @@ _TORCH_SHARE = 0.8
 #: 1,263 measured problems left out (an H100; perf/float32_evidence.py): of 994 whose bound is above
 #: this 17 are below 0.97 of torch's speed; 84 that are at least 1.1 times as fast go to torch. Of
 #: products that arithmetic limits and whose row is of an H100, 201 at fp16x3 and 122 under TF32 are
-#: above this there; on an H200 the slowest of them are 1.012 and 0.992 times as fast
-#: (perf/results/nvidia-h200/fp32.csv).
+#: above this there (configs/tuned); on an H200 the slowest of them are 1.012 and 0.992 times as
+#: fast (perf/results/nvidia-h200/fp32.csv).
 _FLOAT32_LEAST = {"exact": 1.0, "sibling": 1.03, "model": 1.03}
 #: Activations whose derivative as a factor of a 16-bit product takes longer in the product than in
 #: torch's pointwise kernel after it, and the K below which. Seven products of training and of 128

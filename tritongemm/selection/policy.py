@@ -202,13 +202,12 @@ def _beside_a_sibling(problem: GemmProblem, choice: Choice, vs_torch: float | No
     model = model_for(problem, device)
     if not model.here:
         return _with_evidence(choice, None, of_sibling)
-    here, _ = model.bounds(problem)
-    best = by_model(problem, device)
-    if best is None or best.predicted_us is None:
-        return _with_evidence(choice, here, of_sibling)
-    share = best.predicted_us / model.estimate(problem, choice.config).total_us
-    if _OUTDONE * share <= 1:
-        return best
+    best, share = by_model(problem, device), 1.0
+    if best is not None and best.predicted_us is not None:
+        share = best.predicted_us / model.estimate(problem, choice.config).total_us
+        if _OUTDONE * share <= 1:
+            return best
+    here = None if model.neighbours is None else model.neighbours.bound(problem)
     if here is not None and share < 1:  # what was measured near by are the best configs
         here = Bound(share * here.mean, share * here.lower)
     return _with_evidence(choice, here, of_sibling)
