@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -55,7 +56,7 @@ def main() -> int:
     if args.cores_per_gpu is not None and not 1 <= args.cores_per_gpu <= most:
         parser.error(f"--cores-per-gpu {args.cores_per_gpu} is not 1 to {most}, for {max(counts)} "
                      f"GPUs and {len(every)} cores")
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     if args.journals:
         args.journals.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -65,11 +66,11 @@ def main() -> int:
             cores = every[:count * args.cores_per_gpu] if args.cores_per_gpu else every
             os.sched_setaffinity(0, cores)  # children inherit it
             seconds, winners, device = sweep(Path(folder), suite, count, journal)
-            one = next((float(str(r["seconds"])) for r in rows if r["gpus"] == 1), None)
-            rows.append({
-                "gpus": count, "problems": args.problems, "winners": winners,
-                "cores": len(cores), "seconds": round(seconds, 1), "device": device,
-                "speed_up": 1.0 if count == 1 else round(one / seconds, 3) if one else ""})
+            rows.append({"gpus": count, "problems": args.problems, "winners": winners,
+                         "cores": len(cores), "seconds": round(seconds, 1), "device": device})
+            one = next((row["seconds"] for row in rows if row["gpus"] == 1), None)
+            for row in rows:
+                row["speed_up"] = round(one / row["seconds"], 3) if one else ""
             with open(args.out, "w", newline="", encoding="utf-8") as file:
                 writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
                 writer.writeheader()
