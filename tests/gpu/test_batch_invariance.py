@@ -30,6 +30,18 @@ def test_the_first_rows_are_bit_identical_for_any_number_of_rows(dtype, n, k, tr
         assert torch.equal(found, whole[:m]), f"{m} rows"
 
 
+@pytest.mark.parametrize("n, k", [(4096, 4096), (1024, 8192), (1001, 4097)])
+@pytest.mark.parametrize("transposed", [False, True], ids=["nn", "nt"])
+def test_under_tf32_too(n, k, transposed, monkeypatch):
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+    a = torch.randn(max(ROWS), k, device="cuda")
+    b = torch.randn(n, k, device="cuda").t() if transposed else torch.randn(k, n, device="cuda")
+    with tg.batch_invariant():
+        results = {m: tg.matmul(a[:m], b, strict=True) for m in ROWS}
+    for m, found in results.items():
+        assert torch.equal(found, results[max(ROWS)][:m]), f"{m} rows"
+
+
 def test_a_row_is_the_same_wherever_it_stands():
     a = torch.randn(300, 2048, device="cuda").bfloat16()
     b = torch.randn(2048, 1024, device="cuda").bfloat16()
