@@ -126,13 +126,15 @@ def test_an_auxiliary_output_needs_rows_that_tma_stores():
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("kernel", ("persistent_tma", "skinny", "gemv", "split_product"))
+@pytest.mark.parametrize("kernel", ("persistent_tma", "skinny", "gemv", "split_product",
+                                    "scaled_product"))
 def test_other_kernels_refuse_them(kernel):
     from tritongemm.kernels import SPECS
 
     dtype = SPECS[kernel].takes.formats[0]
     for epilogue in ("gated_silu", "bias+residual", "gelu+aux"):
         problem = GemmProblem.contiguous(64, 256, 64, dtype=dtype, layout="nt", epilogue=epilogue,
-                                         precision="fp16x3" if dtype == "fp32" else "ieee")
+                                         precision=SPECS[kernel].takes.computes[0].replace(
+                                             "native", "ieee"))
         broken = SPECS[kernel].supports(problem, H200)
         assert broken.rule == "epilogue" and repr(epilogue) in broken.message

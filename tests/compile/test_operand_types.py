@@ -23,7 +23,7 @@ from tritongemm.problem import GemmProblem, dtype_of
 UNSUPPORTED = ("fp8e4nv", "fp8e5", "i8", "i16", "fp64")
 FP32 = GemmProblem.contiguous(512, 512, 512, dtype="fp32", layout="nt", precision="fp16x3")
 PROBLEMS = {"gemv": THIN, "skinny": FEW, "split_product": FP32, "tiled_bf16x6": FP32,
-            "simt": FP32}
+            "scaled_product": replace(FP32, precision="tf32"), "simt": FP32}
 H200 = representative(90)
 
 

@@ -50,6 +50,8 @@ def cases():
     for precision, layout, stages in (("fp16x3", "nn", 3), ("tf32", "nt", 4)):
         yield 90, problem(dtype="fp32", layout=layout, precision=precision), KernelConfig(
             "split_product", 128, 128, 64, num_warps=8, num_stages=stages)
+    yield 90, problem(dtype="fp32", layout="tn", precision="tf32"), KernelConfig(
+        "scaled_product", 128, 256, 64, num_warps=8, num_stages=4, cluster_m=2)
     yield 90, problem(dtype="fp32", precision="tf32"), replace(
         hopper(128, 256, num_warps=8, num_stages=4), block_k=32)
     yield 90, problem(dtype="fp32", layout="nn", precision="tf32"), replace(

@@ -40,7 +40,7 @@ _SMALL = {"block_m": (16, 32, 64), "block_n": (16, 32, 64), "block_k": (16, 32, 
 _SAMPLES = tuple(GemmProblem.contiguous(m, 1024, 1024, layout="nt", dtype=dtype,
                                         precision=precision)
                  for m in (4, 24, 1024) for dtype, precision in (
-                     ("bf16", "ieee"), ("fp32", "ieee"), ("fp32", "fp16x3")))
+                     ("bf16", "ieee"), ("fp32", "ieee"), ("fp32", "fp16x3"), ("fp32", "tf32")))
 
 
 @functools.cache

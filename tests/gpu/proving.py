@@ -21,7 +21,8 @@ def prove(problem: GemmProblem, config, seed: int = 0) -> None:
     operands = draw(problem, sets=1, seed=seed, device=torch.device("cuda"))[0]
     poison(operands.out)
     bind_config(problem, config, current_device())(operands.a, operands.b, operands.out)
-    report = check(operands.out, operands.a, operands.b, reference(operands.a, operands.b))
+    report = check(operands.out, operands.a, operands.b, reference(operands.a, operands.b),
+                   precision=problem.precision)
     assert report.ok, f"{problem} {config}: {report.message}"
 
 

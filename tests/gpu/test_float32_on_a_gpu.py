@@ -19,6 +19,16 @@ from tritongemm.problem import LAYOUTS, GemmProblem  # noqa: E402
 pytestmark = pytest.mark.gpu
 WIDE = KernelConfig("split_product", 128, 128, 64, num_warps=8, num_stages=3)
 NARROW = KernelConfig("split_product", 64, 64, 64, num_warps=4, num_stages=3)
+#: One product of scaled copies: each way to share, to take turns and to split.
+SCALED = KernelConfig("scaled_product", 128, 128, 64, num_warps=8, num_stages=4)
+SCALED_CONFIGS = (
+    replace(SCALED, block_n=256), replace(SCALED, cluster_m=2), replace(SCALED, cluster_n=2),
+    replace(SCALED, block_n=144, cluster_m=2, cluster_n=2), replace(SCALED, pingpong=1),
+    replace(SCALED, block_m=64, block_n=192, pingpong=1), replace(SCALED, block_m=256),
+    replace(SCALED, block_m=256, block_n=160, num_stages=3),
+    replace(SCALED, block_m=192, block_n=96, num_warps=12),
+    replace(SCALED, block_m=64, block_n=72, num_warps=4), replace(SCALED, split_k=3),
+    replace(SCALED, block_m=64, num_warps=4, split_k=2, cluster_m=2))
 #: What an element of C may be off, of (|A| |B|): two parts of each operand, their product left out
 #: and a float32 sum; half of TF32's spacing for each operand.
 LIMITS = {"fp16x3": 2e-6, "tf32": 2.0**-10}
@@ -84,15 +94,55 @@ def test_products_are_within_the_bound(shape, batch, gap, layout, precision):
     assert ran
 
 
-@pytest.mark.parametrize("precision", LIMITS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("config", SCALED_CONFIGS, ids=str)
+def test_scaled_copies_are_multiplied_within_the_bound_of_tf32(config, layout):
+    ran = 0
+    for shape, batch, gap, epilogue in (
+            ((256, 384, 512), 1, 0, "none"), ((300, 333, 417), 1, 0, "none"),
+            ((1000, 520, 1000), 1, 4, "none"), ((257, 270, 4100), 1, 3, "none"),
+            ((260, 300, 300), 3, 0, "none"), ((130, 200, 300), 3, 0, "bias"),
+            ((260, 399, 640), 1, 0, "bias"), ((384, 512, 333), 2, 0, "add")):
+        problem = aligned(GemmProblem.contiguous(
+            *shape, batch=batch, dtype="fp32", layout=layout, precision="tf32",
+            epilogue=epilogue), gap)
+        if violation(problem, config, current_device()) is None:
+            a, b, out = operands(problem, gap)
+            d = {"none": None, "bias": torch.randn(problem.n, device="cuda"),
+                 "add": torch.randn_like(out)}[epilogue]
+            bind_config(problem, config, current_device())(a, b, out, d=d)
+            # Adding D and taking it away rounds twice, to far below what TF32 may be off.
+            assert_near(out if d is None else out.double() - d, a, b, LIMITS["tf32"])
+            ran += 1
+    assert ran >= 4
+
+
+@pytest.mark.parametrize("shape", ((1, 1, 1), (1, 5, 3), (64, 48, 2000), (127, 2049, 65),
+                                   (2048, 1536, 512), (1000, 3000, 128)))
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_default_of_scaled_copies_is_within_the_bound(layout, shape):
+    problem = GemmProblem.contiguous(*shape, dtype="fp32", layout=layout, precision="tf32")
+    config = spec_named("scaled_product").default(problem, current_device())
+    a, b, out = operands(problem)
+    bind_config(problem, config, current_device())(a, b, out)
+    assert_near(out, a, b, LIMITS["tf32"])
+
+
+#: Kernels of scaled operands, and the precisions that they serve.
+SCALING = (*((NARROW, precision) for precision in LIMITS), (SCALED, "tf32"),
+           (replace(SCALED, block_m=64, pingpong=1), "tf32"))
+
+
+@pytest.mark.parametrize(("config", "precision"), SCALING, ids=str)
 @pytest.mark.parametrize("shared", ("a", "b", "ab"))
 @pytest.mark.parametrize("split_k", (1, 3))
-def test_a_matrix_that_serves_all_batches_is_multiplied_for_each(precision, shared, split_k):
+def test_a_matrix_that_serves_all_batches_is_multiplied_for_each(config, precision, shared,
+                                                                 split_k):
     problem = GemmProblem.contiguous(130, 200, 300, batch=3, dtype="fp32", layout="nn",
                                      precision=precision)
     a, b, out = operands(problem)
     a, b = (x[:1].expand_as(x) if name in shared else x for name, x in (("a", a), ("b", b)))
-    make_plan(problem, replace(NARROW, split_k=split_k), current_device(),
+    make_plan(problem, replace(config, split_k=split_k), current_device(),
               geometry_of(a, b, out), out.device)(a, b, out)
     assert_near(out, a, b, LIMITS[precision])
 
@@ -140,7 +190,8 @@ def test_the_hopper_kernel_multiplies_tf32_within_its_bound(config, layout):
     assert ran
 
 
-@pytest.mark.parametrize("kernel", ("tiled", "persistent_tma", "warp_specialized", "split_product"))
+@pytest.mark.parametrize("kernel", ("tiled", "persistent_tma", "warp_specialized", "split_product",
+                                    "scaled_product"))
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("draw", (torch.randn, torch.rand))
 def test_tf32_is_as_accurate_as_torch(kernel, layout, draw, monkeypatch):
@@ -162,29 +213,54 @@ def test_tf32_is_as_accurate_as_torch(kernel, layout, draw, monkeypatch):
     assert ours <= (1.1 if draw is torch.randn else 3.0) * torchs
 
 
+PLANTED = ((NARROW, "fp16x3"), (SCALED, "tf32"), (replace(SCALED, cluster_m=2), "tf32"),
+           (replace(SCALED, block_m=64, pingpong=1), "tf32"))
+
+
+@pytest.mark.parametrize(("config", "precision"), PLANTED, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("split_k", (1, 4))
-def test_planted_values_give_what_float32_gives(layout, split_k):
+def test_planted_values_give_what_float32_gives(config, precision, layout, split_k):
     rng = random.Random(f"{layout} {split_k}")
-    config = replace(NARROW, split_k=split_k)
+    config = replace(config, split_k=split_k)
+    # Tiles of 128 and clusters of two of them have no less than this to do.
+    least = 65 if config.block_m == 64 else 129
     for _ in range(15):
-        problem = GemmProblem.contiguous(rng.randint(65, 400), rng.randint(65, 400),
+        problem = GemmProblem.contiguous(rng.randint(least, 400), rng.randint(least, 400),
                                          rng.randint(256, 700), dtype="fp32", layout=layout,
-                                         precision="fp16x3")
+                                         precision=precision)
         a, b, out = operands(problem)
         for x in (a, b):
             for value in (float("inf"), float("nan"), 2.0**-140, 2.0**90):
                 if rng.random() < 0.5:
                     x[rng.randrange(x.shape[0]), rng.randrange(x.shape[1])] = value
         bind_config(problem, config, current_device())(a, b, out)
-        assert_near(out, a, b, LIMITS["fp16x3"])
+        assert_near(out, a, b, LIMITS[precision])
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_and_columns_of_all_scales_are_undone_exactly(layout):
+    """From the smallest scale that the pass does not flag to the largest number: the results of
+    powers of two times small integers are exact, wherever float32 holds them."""
+    problem = GemmProblem.contiguous(256, 384, 128, dtype="fp32", layout=layout, precision="tf32")
+    a, b, out = operands(problem)
+    a.copy_(torch.randint(-8, 9, a.shape, device="cuda"))
+    b.copy_(torch.randint(-8, 9, b.shape, device="cuda"))
+    a[:, 0] = b[0] = 8.0  # each row's largest
+    for x, shape in ((a, (256, 1)), (b, (1, 384))):  # 2^-96 to 2^123, made of their bits
+        exponents = torch.randint(127 - 96, 127 + 124, shape, device="cuda", dtype=torch.int32)
+        x *= (exponents << 23).view(torch.float32)
+    for config in (SCALED, replace(SCALED, block_m=64, pingpong=1), replace(SCALED, block_m=256)):
+        bind_config(problem, config, current_device())(a, b, out)
+        assert torch.equal(out, (a.double() @ b.double()).float())
+
+
+@pytest.mark.parametrize(("config", "precision"), SCALING, ids=str)
 @pytest.mark.parametrize("epilogue", ("bias", "add+relu", "scale", "add"))
 @pytest.mark.parametrize("split_k", (1, 2))
-def test_epilogues_and_c_in_place_beside_flagged_rows(epilogue, split_k):
+def test_epilogues_and_c_in_place_beside_flagged_rows(config, precision, epilogue, split_k):
     problem = GemmProblem.contiguous(300, 260, 512, dtype="fp32", layout="nt", epilogue=epilogue,
-                                     precision="fp16x3")
+                                     precision=precision)
     a, b, out = operands(problem)
     a[7, 3], a[100, 5], b[1, 200] = 2.0**-140, 2.0**-70, 2.0**-80
     d = torch.randn(260 if epilogue == "bias" else (300, 260), device="cuda")
@@ -197,9 +273,11 @@ def test_epilogues_and_c_in_place_beside_flagged_rows(epilogue, split_k):
         given = d
     elif epilogue != "scale":
         given = out.copy_(d)
-    bind_config(problem, replace(NARROW, split_k=split_k), current_device())(
+    bind_config(problem, replace(config, split_k=split_k), current_device())(
         a, b, out, given, 1.5, 0.5)
-    assert torch.allclose(out.double(), reference, rtol=1e-5, atol=1e-4)
+    # Of sums of 512 products of normal numbers times 1.5, what TF32 may be off is below 0.1.
+    rtol, atol = (1e-5, 1e-4) if precision == "fp16x3" else (1e-3, 0.1)
+    assert torch.allclose(out.double(), reference, rtol=rtol, atol=atol)
 
 
 def test_normal_data_sets_no_flag():
@@ -223,11 +301,12 @@ def test_normal_data_sets_no_flag():
         assert int((exponents == 65536).sum()) == 0
 
 
-def test_results_repeat_bit_for_bit_in_a_graph():
-    problem = GemmProblem.contiguous(700, 500, 900, dtype="fp32", layout="nn", precision="fp16x3")
+@pytest.mark.parametrize(("config", "precision"), SCALING, ids=str)
+def test_results_repeat_bit_for_bit_in_a_graph(config, precision):
+    problem = GemmProblem.contiguous(700, 500, 900, dtype="fp32", layout="nn", precision=precision)
     a, b, out = operands(problem)
     a[3, 5] = float("nan")
-    launch = bind_config(problem, replace(NARROW, split_k=2), current_device())
+    launch = bind_config(problem, replace(config, split_k=2), current_device())
     launch(a, b, out)
     torch.cuda.synchronize()
     first, graph = out.clone(), torch.cuda.CUDAGraph()

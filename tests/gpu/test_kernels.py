@@ -69,8 +69,10 @@ def test_random_configs_of_the_space_are_right(kernel, part):
         problem = GemmProblem.contiguous(m, n, k, dtype=dtype, batch=rng.choice((1, 1, 3)),
                                          layout=rng.choice(layouts))
         if SPECS[kernel].takes.formats == ("fp32",):
-            problem = GemmProblem.contiguous(m, n, k, dtype="fp32", batch=problem.batch,
-                                             layout=problem.layout, precision="fp16x3")
+            computes = SPECS[kernel].takes.computes
+            problem = GemmProblem.contiguous(
+                m, n, k, dtype="fp32", batch=problem.batch, layout=problem.layout,
+                precision="fp16x3" if "fp16x3" in computes else "tf32")
         legal = [c for c in rng.sample(configs, min(20, len(configs)))
                  if violation(problem, c, device) is None]
         if legal:

@@ -28,6 +28,7 @@ LEGAL = {
     "gemv": KernelConfig("gemv", 4, 16, 256, num_warps=4, num_stages=3),
     "skinny": KernelConfig("skinny", 16, 16, 256, num_warps=4, num_stages=3),
     "split_product": KernelConfig("split_product", 128, 128, 64, num_warps=8, num_stages=3),
+    "scaled_product": KernelConfig("scaled_product", 128, 256, 64, num_warps=8, num_stages=4),
     "tiled_bf16x6": KernelConfig("tiled_bf16x6", 64, 64, 32, num_warps=4, num_stages=3),
     "simt": KernelConfig("simt", 64, 128, 32, num_warps=4, num_stages=2, thread_m=8, thread_n=8),
 }
@@ -39,8 +40,8 @@ FEW = replace(SQUARE, m=16)
 SPLIT = GemmProblem.contiguous(4096, 4096, 4096, dtype="fp32", layout="nt", precision="fp16x3")
 TF32 = replace(SPLIT, precision="tf32")
 #: The problem for which a kernel's config is legal, where that is not SQUARE.
-PROBLEMS_OF = {"gemv": THIN, "skinny": FEW, "split_product": SPLIT, "tiled_bf16x6": SPLIT,
-               "simt": FP32}
+PROBLEMS_OF = {"gemv": THIN, "skinny": FEW, "split_product": SPLIT, "scaled_product": TF32,
+               "tiled_bf16x6": SPLIT, "simt": FP32}
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,8 @@ TL = ("tiled", "persistent_tma")
 TMA = ("persistent_tma", "warp_specialized")
 SPLITS = ("tiled", "warp_specialized")
 FP32_SPLIT = ("split_product", "tiled_bf16x6")
-FP32_ONLY = (*FP32_SPLIT, "simt")
+FP32_ONLY = (*FP32_SPLIT, "scaled_product", "simt")
+SCRATCH_PARTS = ("split_product", "scaled_product")
 BITS_16 = tuple(kernel for kernel in SPECS if kernel not in FP32_ONLY)
 BREACHES = (
     *everywhere("dtype", "operands of two dtypes, bf16 and fp16", BITS_16, dtype_b="fp16"),
@@ -85,6 +87,8 @@ BREACHES = (
     *everywhere("dtype", "writes fp32, not bf16", FP32_ONLY, dtype_out="bf16"),
     *(Breach(kernel, "precision", "at precision fp16x3.*; at precision ieee it does not",
              problem=FP32) for kernel in FP32_SPLIT),
+    *(Breach("scaled_product", "precision", f"at precision tf32; at precision {x} it does not",
+             problem=replace(FP32, precision=x)) for x in ("ieee", "fp16x3")),
     Breach("tiled_bf16x6", "precision", "at precision fp16x3; at precision tf32 it does not",
            problem=replace(FP32, precision="tf32")),
     *(Breach("tiled_bf16x6", "tile", says, changes) for says, changes in (
@@ -144,14 +148,34 @@ BREACHES = (
            {"num_stages": 20}),
     *(breach for name in ("block_m", "block_n", "num_warps") for breach in everywhere(
         "power_of_two", f"{name}=96 is not a power of two", ("simt",), changes={name: 96})),
-    *(Breach("split_product", "arch", "runs on sm_90; NVIDIA .* is sm_", arch=arch)
-      for arch in (80, 100)),
-    *(Breach("split_product", "empty", "empty extent", problem=replace(SPLIT, **{extent: 0}))
-      for extent in ("m", "n", "k", "batch")),
+    *(Breach(kernel, "arch", "runs on sm_90; NVIDIA .* is sm_", arch=arch)
+      for arch in (80, 100) for kernel in SCRATCH_PARTS),
+    *(breach for extent in ("m", "n", "k", "batch") for breach in everywhere(
+        "empty", "empty extent", SCRATCH_PARTS, **{extent: 0})),
+    *(breach for name, value in (
+        ("epilogue_subtile", 2), ("swap_ab", 1), ("pad_operands", 1), ("cluster_k", 2),
+        ("thread_m", 8)) for breach in everywhere(
+        "unused", f"{name}={value}: this kernel has no such parameter", SCRATCH_PARTS,
+        changes={name: value})),
     *(Breach("split_product", "unused", f"{name}={value}: this kernel has no such parameter",
              {name: value}) for name, value in (
-        ("epilogue_subtile", 2), ("pingpong", 1), ("swap_ab", 1), ("pad_operands", 1),
-        ("cluster_k", 2), ("cluster_m", 2), ("cluster_n", 2), ("thread_m", 8))),
+        ("pingpong", 1), ("cluster_m", 2), ("cluster_n", 2))),
+    *(Breach("scaled_product", rule, says, changes) for rule, says, changes in (
+        ("powers", "block_n=100 is not a multiple of 8", {"block_n": 100}),
+        ("consumers", "num_warps=6; consumers are one to three groups", {"num_warps": 6}),
+        ("consumers", "pingpong=1 needs two consumer groups", {"pingpong": 1, "num_warps": 4}),
+        ("tile", "block_m=64 gives a consumer 32 rows", {"block_m": 64}),
+        ("tile", "block_k=32 is 64 bytes of fp16; one swizzled row", {"block_k": 32}),
+        ("tile", "128x176 a consumer is 176 accumulator registers a thread; at most 160",
+         {"block_m": 256, "block_n": 176}),
+        ("sharing", "cluster_m=2, cluster_n=1 goes with pingpong=0",
+         {"block_m": 64, "pingpong": 1, "cluster_m": 2}),
+        ("sharing", "a cluster has 2, 4 or 8 programs", {"cluster_m": 4, "cluster_n": 4}),
+        ("shared_memory", r"num_stages=5 needs \d+ bytes of shared memory", {"num_stages": 5}))),
+    Breach("scaled_product", "oversized", "block_m=128 is at least twice the extent 64",
+           problem=replace(TF32, m=64)),
+    Breach("scaled_product", "oversized", "cluster_m=2 programs of block_m=128 for the extent 100",
+           {"cluster_m": 2}, replace(TF32, m=100)),
     *(Breach("split_product", "tile", says, changes) for says, changes in (
         ("num_warps=6; consumers are one to three groups", {"num_warps": 6}),
         ("block_m=64 on 8 warps: a group of 4 warps has 64 rows", {"block_m": 64}),
@@ -163,17 +187,18 @@ BREACHES = (
            problem=replace(SPLIT, m=64)),
     Breach("split_product", "oversized", "block_n=128 is at least twice the extent 32",
            problem=replace(SPLIT, n=32)),
-    Breach("split_product", "scratch", r"take \d+ bytes of scratch; at most 4294967296",
-           problem=replace(SPLIT, m=2**17, k=2**14)),
-    Breach("split_product", "split_k", "split_k=16 cuts 8 steps", {"split_k": 16},
-           replace(SPLIT, k=512)),
+    *everywhere("scratch", r"take \d+ bytes of scratch; at most 4294967296", SCRATCH_PARTS,
+                m=2**18, k=2**14),
+    *everywhere("split_k", "split_k=16 cuts 8 steps", SCRATCH_PARTS, changes={"split_k": 16},
+                k=512),
     Breach("split_product", "shared_memory", r"num_stages=4 needs \d+ bytes of shared memory",
            {"num_stages": 4}),
     *everywhere("scale", "takes no scales; A has scale row", scale_a="row"),
     *everywhere("scale", "takes no scales; B has scale 1x128", scale_b="1x128"),
     *everywhere("grouping", "takes no groups; grouping is m8", grouping="m8"),
     *everywhere("batch_strides", "takes one along the batch; two_strides is a",
-                ("persistent_tma", "skinny", *FP32_SPLIT), two_strides="a", batch=6),
+                ("persistent_tma", "skinny", "scaled_product", *FP32_SPLIT), two_strides="a",
+                batch=6),
     *everywhere("batch_strides", "takes two of A, B along the batch; two_strides is bc",
                 ("warp_specialized",), two_strides="bc", batch=6),
     *everywhere("batch_strides", "split_k=2 adds its parts into a C with one stride",
@@ -485,7 +510,7 @@ def test_what_all_warps_add_up_must_fit_shared_memory():
     assert shared_bytes(FEW, split) > shared_bytes(FEW, replace(split, split_k=1))
 
 
-@pytest.mark.parametrize("kernel", ("warp_specialized", "skinny", "split_product"))
+@pytest.mark.parametrize("kernel", ("warp_specialized", "skinny", *SCRATCH_PARTS))
 def test_gluon_kernels_are_not_for_the_interpreter(kernel):
     found = violation(PROBLEMS_OF.get(kernel, SQUARE), LEGAL[kernel], interpreter_device())
     assert found.rule == "interpreter" and "have no interpreter" in found.message
@@ -503,7 +528,7 @@ def test_every_rule_of_every_kernel_has_a_case():
         ("tiled", "arch"), ("tiled_bf16x6", "arch"), ("gemv", "arch"),
         ("skinny", "shared_memory"),
         ("simt", "arch"),
-        *((kernel, rule) for kernel in ("warp_specialized", "skinny", "split_product", "simt")
+        *((kernel, rule) for kernel in ("warp_specialized", "skinny", "simt", *SCRATCH_PARTS)
           for rule in ("interpreter", "gluon"))}
 
 

@@ -92,6 +92,15 @@ def test_small_products_with_sums_of_their_own_are_another_order():
     assert narrow.range_k == wide.range_k == 0
 
 
+def test_scaled_copies_are_summed_in_one_order_of_their_own():
+    problem = GemmProblem.contiguous(256, 256, 256, dtype="fp32", precision="tf32")
+    found = {order(KernelConfig("scaled_product", *tile, 64, num_warps=8, **more), problem)
+             for tile, more in (((128, 256), {}), ((128, 96), {"cluster_m": 2}),
+                                ((64, 128), {"pingpong": 1}))}
+    assert len(found) == 1 and None not in found
+    assert order(KernelConfig("split_product", 128, 128, 64, num_warps=8), problem) not in found
+
+
 def test_other_architectures_and_other_kernels_state_no_order():
     assert order(KernelConfig("tiled", 64, 64, 64), device=device_named("nvidia-b200")) is None
     assert order(KernelConfig("tiled", 64, 64, 64), device=device_named("nvidia-a100-sxm4-80gb")

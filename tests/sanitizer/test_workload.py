@@ -35,7 +35,8 @@ def test_the_passes_around_a_product_are_watched_too():
     launched = {launch.function for name in SPECS for problem, config in cases(name, H200)
                 for launch in launches_of(problem, config, H200)}
     assert {"tiled", "reduce_splits", "pad_operands", "persistent_tma",
-            "warp_specialized", "gemv", "skinny", "split_product"} <= launched
+            "warp_specialized", "gemv", "skinny", "split_product", "split_fp32",
+            "ieee_guard"} <= launched
 
 
 def test_tools_that_cannot_see_the_copy_engine_leave_its_kernels_out():

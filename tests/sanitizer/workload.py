@@ -50,13 +50,19 @@ KERNELS: dict[str, tuple[tuple[tuple[int, int, int], str, str, dict[str, int]], 
                ((200, 32, 776), "bf16", "nt", {"split_k": 2})),
     "split_product": (((136, 200, 520), "fp32", "nn", {}), ((127, 129, 65), "fp32", "nt", {}),
                       ((200, 77, 264), "fp32", "tt", {"split_k": 2})),
+    "scaled_product": (((136, 200, 520), "fp32", "nn", {}), ((127, 129, 65), "fp32", "nt", {}),
+                       ((200, 77, 264), "fp32", "tt", {"split_k": 2}),
+                       ((77, 134, 520), "fp32", "tn", {"pingpong": 1})),
+    "scaled_product_clusters": (
+        ((264, 264, 520), "fp32", "nn", {"cluster_m": 2, "cluster_n": 2, "num_stages": 4}),),
     "tiled_bf16x6": (((136, 200, 520), "fp32", "nn", {}), ((27, 129, 65), "fp32", "nt", {}),
                      ((200, 77, 264), "fp32", "tt", {"split_k": 2})),
     "simt": (((136, 200, 520), "fp32", "nn", {}), ((127, 129, 65), "fp32", "nt", {}),
              ((200, 77, 264), "fp32", "tt", {"split_k": 2})),
 }
 #: The precision of kernels that take no other.
-PRECISIONS = {"split_product": "fp16x3", "tiled_bf16x6": "fp16x3"}
+PRECISIONS = {"split_product": "fp16x3", "tiled_bf16x6": "fp16x3", "scaled_product": "tf32",
+              "scaled_product_clusters": "tf32"}
 BAND = 1024
 
 
@@ -91,7 +97,8 @@ def wrong(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> str
     band = band.cpu()
     if not (bool((band[:BAND] == 7).all()) and bool((band[BAND + m * n:] == 7).all())):
         return "wrote outside C"
-    report = check(band[BAND:BAND + m * n].view(m, n), one.a, one.b, reference(one.a, one.b))
+    report = check(band[BAND:BAND + m * n].view(m, n), one.a, one.b, reference(one.a, one.b),
+                   precision=problem.precision)
     return "" if report.ok else report.message
 
 

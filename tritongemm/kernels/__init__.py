@@ -13,6 +13,7 @@ from tritongemm.errors import ConfigError
 from tritongemm.kernels.constraints import Violation
 from tritongemm.kernels.gemv import GEMV
 from tritongemm.kernels.persistent_tma import PERSISTENT_TMA
+from tritongemm.kernels.scaled_product import SCALED_PRODUCT
 from tritongemm.kernels.simt import SIMT
 from tritongemm.kernels.skinny import SKINNY
 from tritongemm.kernels.spec import KernelSpec
@@ -24,8 +25,8 @@ from tritongemm.problem import GemmProblem
 
 SPECS: dict[str, KernelSpec] = {
     s.name: s for s in (
-        WARP_SPECIALIZED, PERSISTENT_TMA, SPLIT_PRODUCT, TILED, TILED_BF16X6, SIMT, GEMV,
-        SKINNY)}
+        WARP_SPECIALIZED, PERSISTENT_TMA, SPLIT_PRODUCT, SCALED_PRODUCT, TILED, TILED_BF16X6, SIMT,
+        GEMV, SKINNY)}
 
 def spec_named(name: str) -> KernelSpec:
     """The spec ``name``, of a kernel or of a rung of the ladder. Raises :class:`ConfigError` for

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from tritongemm.config import KernelConfig
 from tritongemm.device import LINE_BYTES, DeviceSpec
 from tritongemm.formats import format_of
+from tritongemm.kernels.constraints import Constraint
 from tritongemm.kernels.epilogue import NO_EPILOGUE, epilogue_of_launch
 from tritongemm.kernels.launch import (
     Descriptor,
@@ -25,6 +26,9 @@ from tritongemm.kernels.reduce import TileTarget, partials_bytes
 from tritongemm.kernels.symbol import epilogue_words
 from tritongemm.problem import GemmProblem, divisor_of
 
+#: Scratch that a call may take, bytes: the parts of two operands of 16,384 squared, and the partial
+#: sums of a split K.
+MAX_SPLIT_SCRATCH_BYTES = 2**32
 #: In place of an exponent (``device/split_fp32.py``).
 FLAGGED = 65536.0
 #: Elements of fp16 in a line: rows of the parts begin on lines.
@@ -71,6 +75,13 @@ class SplitOperand:
         """(rows, columns) of a matrix of the parts as it lies in memory."""
         return (self.k, self.rows) if self.across else (self.rows, self.k)
 
+    @property
+    def strides(self) -> tuple[int, int, int]:
+        """Elements from one matrix, row and element of K to the next; 0 for the matrix of a
+        broadcast batch."""
+        row, k = (1, self.lead) if self.across else (self.lead, 1)
+        return self.matrix if self.batches > 1 else 0, row, k
+
     def map_of(self, parts: int, box_rows: int) -> Descriptor:
         """The tensor map of all parts: [parts * batches, rows or K, K or rows]."""
         return Descriptor(f"{self.name}_desc", "scratch", "fp16",
@@ -114,6 +125,17 @@ def split_operands(problem: GemmProblem, config: KernelConfig,
                                       outer * lead)
         at = exponents + 4 * batches * rows
     return SplitOperands(operands["a"], operands["b"], parts, at)
+
+
+def _scratch(problem, config, device):
+    need = split_operands(problem, config, None).scratch_bytes
+    if need <= MAX_SPLIT_SCRATCH_BYTES:
+        return None
+    return (f"the parts of both operands and split_k={config.split_k} take {need} bytes of "
+            f"scratch; at most {MAX_SPLIT_SCRATCH_BYTES}. Use precision ieee")
+
+
+scratch = Constraint("scratch", _scratch, of_problem=True)
 
 
 def exponents_in(problem: GemmProblem, config: KernelConfig,

@@ -15,7 +15,13 @@ from tritongemm.kernels.footprint import Footprint, accumulators, resident
 from tritongemm.kernels.launch import Geometry, Launch, Scalar, dependence
 from tritongemm.kernels.reduce import partials_bytes, reduce_launch, split_to_fill, target_of
 from tritongemm.kernels.spec import KernelSpec
-from tritongemm.kernels.split_fp32 import guard_launch, parts_of, split_launch, split_operands
+from tritongemm.kernels.split_fp32 import (
+    guard_launch,
+    parts_of,
+    scratch,
+    split_launch,
+    split_operands,
+)
 from tritongemm.kernels.sum_order import SumOrder, order_of
 from tritongemm.kernels.symbol import symbol_of
 from tritongemm.kernels.takes import Takes
@@ -30,9 +36,6 @@ from tritongemm.kernels.warpgroups import (
 )
 from tritongemm.problem import GemmProblem, divisor_of
 
-#: Scratch that a call may take, bytes: the parts of two operands of 16,384 squared, and the partial
-#: sums of a split K.
-MAX_SPLIT_SCRATCH_BYTES = 2**32
 _STEP = 64
 #: Registers a thread of the producer, by consumers.
 _PRODUCER_REGISTERS = {1: 40, 2: 40, 3: 32}
@@ -153,14 +156,6 @@ def _tile(problem, config, device):
     return None
 
 
-def _scratch(problem, config, device):
-    need = split_operands(problem, config, None).scratch_bytes
-    if need <= MAX_SPLIT_SCRATCH_BYTES:
-        return None
-    return (f"the parts of both operands and split_k={config.split_k} take {need} bytes of "
-            f"scratch; at most {MAX_SPLIT_SCRATCH_BYTES}. Use precision ieee")
-
-
 def _oversized(problem, config, device):
     for name, least in (("m", 64), ("n", 32)):
         block, extent = getattr(config, f"block_{name}"), getattr(problem, name)
@@ -209,7 +204,7 @@ SPLIT_PRODUCT = KernelSpec(
                      *rules.CUDA_TILES),
         rules.flags, rules.Constraint("tile", _tile), rules.Constraint(rules.WASTE, _oversized),
         # The bound of scratch keeps grids and extents below what 32 bits hold.
-        rules.Constraint("scratch", _scratch, of_problem=True), rules.split_k,
+        scratch, rules.split_k,
         rules.shared_memory(shared_bytes)),
     shared_bytes=shared_bytes, launches=launches, default=default, footprint=footprint,
     widens_a=True, takes=Takes(("fp32",), ("fp16x3", "tf32"), outputs=("fp32",)),

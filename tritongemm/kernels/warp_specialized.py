@@ -22,6 +22,7 @@ from tritongemm.kernels.launch import (
 from tritongemm.kernels.padding import copied, pad_operands, padded_bytes
 from tritongemm.kernels.reduce import partials_bytes, reduce_launch, split_to_fill, target_of
 from tritongemm.kernels.spec import KernelSpec
+from tritongemm.kernels.split_fp32 import SplitOperands
 from tritongemm.kernels.sum_order import TENSOR_CORE_16, WGMMA_TF32, SumOrder, order_of
 from tritongemm.kernels.swap import swapped, swapped_geometry
 from tritongemm.kernels.symbol import symbol_of
@@ -67,14 +68,33 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         problem, geometry = padding.problem, padding.geometry
     if config.swap_ab:
         problem, geometry = swapped(problem), swapped_geometry(geometry)
+    a, b = maps_of(problem, outer, config, geometry)
+    if padding is not None:
+        a, b = padding.moved(a), padding.moved(b)
+    stored = outer_geometry if tile.transposed(config) else geometry
+    product = product_launch(problem, outer, config, device, geometry, stored, (a, b), symbol_of(
+        outer, config), padding.scratch_bytes if padding else partials_bytes(outer, config.split_k))
+    before = (padding.launch,) if padding else ()
+    after = (reduce_launch(outer, config, outer_geometry, device),) if config.split_k > 1 else ()
+    return (*before, product, *after)
+
+
+def product_launch(problem: GemmProblem, outer: GemmProblem, config: KernelConfig,
+                   device: DeviceSpec, geometry: Geometry, stored: Geometry,
+                   maps: tuple[Descriptor, Descriptor], symbol: str, scratch_bytes: int,
+                   scales: SplitOperands | None = None) -> Launch:
+    """The launch of the product alone.
+
+    Args:
+        problem, geometry: what the kernel computes. outer: what was asked for.
+        stored: of what it stores.
+        maps: of A and B as the kernel sees them (:func:`maps_of`).
+        scales: of operands that are scaled copies, whose scales the kernel undoes.
+    """
     store, split = tile.stores_by_tma(outer, config), config.split_k
     consumers = consumers_of(config)
     for_consumers, for_producer = tile.registers_of(outer, config)
     across_a, across_b = tile.across(outer, config)
-    a, b = _maps(problem, outer, config, geometry)
-    if padding is not None:
-        a, b = padding.moved(a), padding.moved(b)
-    stored = outer_geometry if tile.transposed(config) else geometry
     c = target_of(outer, config, stored)
     if store:
         c_desc = _map_of_c(outer, config, stored)
@@ -87,8 +107,9 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
              * -(-problem.n // (config.block_n * config.cluster_n)) * problem.batch * split)
     inner = () if problem.two_strides == "none" else (
         Scalar("inner", geometry.inner or problem.batch),)
+    exponents = (scales.a.exponents_at(), scales.b.exponents_at()) if scales else ()
     arguments = (
-        a, b, c_desc, *aux, c.pointer, Scalar("M", problem.m),
+        *maps, c_desc, *aux, c.pointer, *exponents, Scalar("M", problem.m),
         Scalar("N", problem.columns, divisor_of(problem.columns, 8)), Scalar("K", problem.k),
         Scalar("batches", problem.batch, fold=True), *inner,
         Scalar("stride_cb", c.batch, divisor_of(c.batch, 4)),
@@ -106,10 +127,14 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         ("ROWS", tile.rows_of(config)), ("FRAGMENT_N", tile.fragment_columns(outer, config)),
         ("EPILOGUE_N", tile.epilogue_columns(outer, config)),
         ("STORE_BUFFERS", tile.store_buffers(outer, config)),
-        ("GROUP_M", config.group_m), ("SPLIT_K", split), ("STAGES", config.num_stages),
-        ("CONSUMERS", consumers), ("PINGPONG", bool(config.pingpong)),
-        ("CLUSTER_K", config.cluster_k), ("CLUSTER_M", config.cluster_m),
-        ("CLUSTER_N", config.cluster_n), ("CHUNKS_PER_STAGE", tile.chunks_per_stage(config)),
+        ("GROUP_M", config.group_m), ("SPLIT_K", split), ("SCALED", scales is not None),
+        ("BATCHED_A", scales is not None and scales.a.batches > 1),
+        ("BATCHED_B", scales is not None and scales.b.batches > 1),
+        *(() if scales else (("a_exponents", None), ("b_exponents", None))),
+        ("STAGES", config.num_stages), ("CONSUMERS", consumers),
+        ("PINGPONG", bool(config.pingpong)), ("CLUSTER_K", config.cluster_k),
+        ("CLUSTER_M", config.cluster_m), ("CLUSTER_N", config.cluster_n),
+        ("CHUNKS_PER_STAGE", tile.chunks_per_stage(config)),
         *tile.layout_constants(outer, config),
         ("EARLY_FRAGMENTS", tile.early_fragments(outer, config, dict(epilogue)["ADDEND"])),
         ("PAIRED_C", c.pairs and not tile.transposed(config)),
@@ -122,17 +147,13 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     clusters = units if config.cluster_k > 1 else resident(
         units, tile.sms_of(config, device) * tile.programs_an_sm(outer, config, device)
         // tile.programs_of(config), device)
-    product = Launch(
+    return Launch(
         "tritongemm.kernels.device.warp_specialized", "warp_specialized", arguments, constants,
-        (clusters * tile.programs_of(config), 1, 1), 4, 1, symbol_of(outer, config),
+        (clusters * tile.programs_of(config), 1, 1), 4, 1, symbol,
         cluster=tile.programs_of(config),
         maxnreg=START_REGISTERS[consumers], gluon=True,
         first_shared=tile.barriers_offset(outer, config) if tile.one_buffer(outer, config) else 0,
-        **dependence(config, device),
-        scratch_bytes=(padding.scratch_bytes if padding else partials_bytes(outer, split)))
-    before = (padding.launch,) if padding else ()
-    after = (reduce_launch(outer, config, outer_geometry, device),) if split > 1 else ()
-    return (*before, product, *after)
+        **dependence(config, device), scratch_bytes=scratch_bytes)
 
 
 def sum_order(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> SumOrder | None:
@@ -141,8 +162,8 @@ def sum_order(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) ->
     return None if unit is None else order_of(unit, problem, config)
 
 
-def _maps(problem: GemmProblem, outer: GemmProblem, config: KernelConfig,
-          geometry: Geometry) -> tuple[Descriptor, Descriptor]:
+def maps_of(problem: GemmProblem, outer: GemmProblem, config: KernelConfig,
+            geometry: Geometry) -> tuple[Descriptor, Descriptor]:
     """The tensor maps of A and B as the kernel sees them: ``problem`` and ``geometry`` are those of
     what it computes, ``outer`` what was asked for."""
     one_buffer = tile.one_buffer(outer, config)
@@ -432,7 +453,14 @@ def _not_swapped_for_nothing(problem, config, device):
     return None
 
 
-def _narrowed(block_n: int, n: int) -> int:
+#: The rules of tiles and clusters, which hold for every product that the kernel computes.
+POWERS, CONSUMERS, TILE, SHARING, OVERSIZED = (
+    rules.Constraint("powers", _powers), rules.Constraint("consumers", _consumers),
+    rules.Constraint("tile", _tile), rules.Constraint("sharing", _sharing),
+    rules.Constraint(rules.WASTE, _oversized))
+
+
+def narrowed(block_n: int, n: int) -> int:
     """The width halved until N columns fill more than half of it."""
     while block_n > 16 and block_n >= 2 * n:
         block_n //= 2
@@ -446,7 +474,7 @@ def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
     block_k = elements_of_line(problem)
     across_k = problem.precision == "tf32" and problem.layout == "tt"
     if problem.m <= 64 and (across_k or not EPILOGUES[problem.epilogue].plain):
-        config = KernelConfig("warp_specialized", 64, _narrowed(128, problem.n), block_k,
+        config = KernelConfig("warp_specialized", 64, narrowed(128, problem.n), block_k,
                               num_warps=4, num_stages=6, group_m=8)
     elif problem.m <= 64:
         block_n = 16
@@ -460,7 +488,7 @@ def default(problem: GemmProblem, device: DeviceSpec) -> KernelConfig:
         tiles = -(-problem.m // 128) * -(-problem.n // 256) * problem.batch
         few_registers = problem.precision == "tf32" and EPILOGUES[problem.epilogue].d_is_matrix
         wide = tiles >= device.num_sms // 2 and not few_registers
-        block_n = _narrowed(256 if wide else 128, problem.n)
+        block_n = narrowed(256 if wide else 128, problem.n)
         config = KernelConfig("warp_specialized", 128, block_n, block_k, num_warps=8, num_stages=6,
                               group_m=8, epilogue_subtile=2 if block_n == 256 else 1)
         if not tile.stores_by_tma(problem, config):
@@ -485,11 +513,10 @@ WARP_SPECIALIZED = KernelSpec(
         rules.Constraint("tf32_swap", _tf32_across), rules.tma_extents,
         rules.unused(*rules.CUDA_TILES),
         rules.flags_and_turned, rules.whole_epilogue,
-        rules.Constraint("epilogue", _further_epilogue), rules.Constraint("powers", _powers),
-        rules.Constraint("consumers", _consumers), rules.Constraint("tile", _tile),
-        rules.Constraint("tile", _tf32_registers),
-        rules.Constraint("cluster", _cluster), rules.Constraint("sharing", _sharing),
-        rules.Constraint("subtile", _subtile), rules.Constraint(rules.WASTE, _oversized),
+        rules.Constraint("epilogue", _further_epilogue), POWERS,
+        CONSUMERS, TILE, rules.Constraint("tile", _tf32_registers),
+        rules.Constraint("cluster", _cluster), SHARING, rules.Constraint("subtile", _subtile),
+        OVERSIZED,
         rules.Constraint("alignment", _aligned_or_padded),
         rules.Constraint("swap", _not_swapped_for_nothing), rules.split_k, rules.grid,
         rules.shared_memory(tile.shared_bytes)),

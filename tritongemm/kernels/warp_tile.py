@@ -24,6 +24,9 @@ _MULTICAST_PRODUCER_REGISTERS = {1: 40, 2: 40, 3: 56}
 #: Registers that a consumer needs beside its accumulator and what it holds of D: with 56 some wide
 #: tiles spill (Triton 3.6).
 _OTHER_REGISTERS = 80
+#: The same where scales are undone, and more beside a D (with 56, and with none more, 256 columns
+#: spill; Triton 3.7).
+_SCALED_OTHER_REGISTERS, _SCALED_D_REGISTERS = 72, 24
 #: And of a second accumulator (Triton 3.6 and 3.7).
 _SECOND_ACCUMULATOR_REGISTERS = 24
 #: More of them for a matrix D that is float32, transposed, or lies where TMA cannot
@@ -36,6 +39,8 @@ SWIZZLE_ATOM = 64
 #: Columns of a fragment, which is finished and written to its epilogue tile at once, where they
 #: divide that.
 _FRAGMENT_COLUMNS = 16
+#: The most columns of a fragment whose scales are undone: a thread holds the exponents of as many.
+_SCALED_COLUMNS = 32
 #: Columns of C that warps store along rows at once: one row of them a warp, one element a thread.
 _ROW_COLUMNS = 32
 #: SMs of 132 that clusters of four and eight leave idle on an H200.
@@ -99,6 +104,8 @@ def fragment_columns(problem: GemmProblem, config: KernelConfig) -> int:
     if stores_by_tma(problem, config):
         return min(power_in(epilogue_columns(problem, config)), _FRAGMENT_COLUMNS)
     power = power_in(columns_of_c(problem, config))
+    if scaled(config):
+        return min(power, _SCALED_COLUMNS)
     return min(power, SWIZZLE_ATOM) if multicasters_of(config) > 1 or transposed(config) else power
 
 
@@ -114,9 +121,17 @@ def is_power_of_two(width: int) -> bool:
 
 def one_buffer(problem: GemmProblem, config: KernelConfig) -> bool:
     """Whether ``device.consumer_ptx`` runs it, which keeps everything in one buffer, the first in
-    shared memory, so that it knows addresses. It alone has every epilogue, and TF32."""
-    return (not is_power_of_two(config.block_n) or programs_of(config) > 1 or transposed(config)
-            or not EPILOGUES[problem.epilogue].plain or problem.dtype_a == "fp32")
+    shared memory, so that it knows addresses. It alone has every epilogue, TF32, and operands that
+    are scaled copies."""
+    return (scaled(config) or not is_power_of_two(config.block_n) or programs_of(config) > 1
+            or transposed(config) or not EPILOGUES[problem.epilogue].plain
+            or problem.dtype_a == "fp32")
+
+
+def scaled(config: KernelConfig) -> bool:
+    """Whether the operands are copies whose rows and columns are scaled by powers of two
+    (``kernels.scaled_product``)."""
+    return config.kernel == "scaled_product"
 
 
 def transposed(config: KernelConfig) -> bool:
@@ -284,21 +299,27 @@ def registers_of(problem: GemmProblem, config: KernelConfig) -> tuple[int, int]:
 
 
 def early_fragments(problem: GemmProblem, config: KernelConfig, addend: object) -> int:
-    """Fragments of a tile's D that are loaded before the last product is complete: those for which
-    the accumulator leaves registers. Of eight columns a thread holds four values of a matrix, and
-    two of a vector at most; of a gated product's bias those of both halves."""
-    if addend in ("none", "scale") or not one_buffer(problem, config):
+    """Fragments of a tile's D, or of the exponents of scaled columns, that are loaded before the
+    last product is complete: those for which the accumulator leaves registers. Of eight columns a
+    thread holds four values of a matrix, and two of a vector at most; of a gated product's bias
+    those of both halves."""
+    reads_d = addend not in ("none", "scale")
+    if not (reads_d or scaled(config)) or not one_buffer(problem, config):
         return 0
     accumulators = rows_of(config) // 64
     others = _OTHER_REGISTERS + (accumulators - 1) * _SECOND_ACCUMULATOR_REGISTERS
+    if scaled(config):
+        others = _SCALED_OTHER_REGISTERS + reads_d * _SCALED_D_REGISTERS
     spare = registers_of(problem, config)[0] - accumulators * config.block_n // 2 - others
+    width = fragment_columns(problem, config)
+    if scaled(config):
+        return max(0, min(config.block_n, 4 * spare) // width)
     if addend == "tile" and (transposed(config) or not stores_by_tma(problem, config)):
         spare -= _MATRIX_REGISTERS
     epilogue = EPILOGUES[problem.epilogue]
     columns = spare * (2 if addend == "tile" or problem.gated else 4)
     if epilogue.residual and epilogue.addend == "bias":
         columns = (spare - _VECTOR_REGISTERS) * 4 // 3
-    width = fragment_columns(problem, config)
     fragments = accumulators * columns_of_c(problem, config) // width
     return max(0, min(fragments, columns // width))
 

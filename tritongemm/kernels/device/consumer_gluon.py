@@ -50,7 +50,7 @@ def compute_unit(result, buffers, sizes, unit, it, turn, S: gl.constexpr, CONSUM
     that the loop carries."""
     a_bufs, b_bufs, c_bufs, full, empty, turns = buffers
     M, N, K, batches = sizes
-    c_desc, c, strides, epilogue, _ = result
+    c_desc, c, strides, epilogue, _, _ = result
     BOX: gl.constexpr = 0 if S.pingpong else CONSUMER  # this consumer's rows of A
     layout: gl.constexpr = accumulator_layout(S.block_n)
     batch, row, col = origin_of(unit, 0, M, N, batches, S)

@@ -8,7 +8,13 @@ programs of a cluster exchange, the store buffers of C, and the barriers (``kern
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tritongemm.kernels.device import barriers, store_buffer, wgmma, wgmma_across
+from tritongemm.kernels.device import (
+    barriers,
+    split_store,
+    store_buffer,
+    wgmma,
+    wgmma_across,
+)
 from tritongemm.kernels.device.cluster import (
     arrive_at_all,
     cluster_arrive,
@@ -177,7 +183,7 @@ def store_fragment(result, maps, parts, value, buffer, batch, split, row, col, f
 
     What differs from fragment to fragment is a value where it can be one: Triton compiles a
     function anew for each constant."""
-    c_desc, c, strides, epilogue, further = result
+    c_desc, c, strides, epilogue, further, _ = result
     c_map, aux_map = maps
     PARTS: gl.constexpr = S.fragment_n // 8
     row += first_row
@@ -260,7 +266,7 @@ def compute_unit(result, maps, shared, sizes, unit, it, turn, rank, peer, ELEMEN
     A function of its own, because Triton visits the body of a loop twice, first to find the values
     that the loop carries."""
     M, N, K, batches = sizes
-    c_desc, c, strides, epilogue, further = result
+    c_desc, c, strides, epilogue, further, exponents = result
     FIRST_ROW: gl.constexpr = 0 if S.pingpong else CONSUMER * S.rows
     N8: gl.constexpr = S.block_n // 8
     SECOND_HALF: gl.constexpr = S.columns // 8  # in a gated product's accumulator
@@ -280,11 +286,14 @@ def compute_unit(result, maps, shared, sizes, unit, it, turn, rank, peer, ELEMEN
             acc, it = multiply(acc, first, last, it, 128 * FIRST_ROW, peer, ELEMENT, S)
         row += FIRST_ROW
         col += rank % S.cluster_k * S.columns
-        # Some of D is loaded while the last product is computed.
+        # Some of what the epilogue reads is loaded while the last product is computed.
         values = ()
-        for fragment in gl.static_range(S.early_fragments):
-            values += (load_fragment_of_d(epilogue, further, batch, row + row_of(fragment, S),
-                                          col + column_of(fragment, S), M, N, S),)
+        if S.scaled:
+            values = split_store.load_early(exponents, batch, row, col, M, N, S)
+        else:
+            for fragment in gl.static_range(S.early_fragments):
+                values += (load_fragment_of_d(epilogue, further, batch, row + row_of(fragment, S),
+                                              col + column_of(fragment, S), M, N, S),)
         acc = wgmma.wait_all(acc, N8 * S.accumulators)
         if not A_IN_REGISTERS:
             release((it + S.stages - 1) % S.stages, last, first, peer, S)
@@ -292,23 +301,27 @@ def compute_unit(result, maps, shared, sizes, unit, it, turn, rank, peer, ELEMEN
             barriers.arrive(8 * (S.turn_barriers + 1 - CONSUMER), 1)
         if S.cluster_k > 1:
             acc = reduce_in_cluster(acc, shared, rank, S, CONSUMER)
-        for fragment in gl.static_range(S.fragments):
-            if S.loads_d and fragment + S.early_fragments < S.fragments:
-                values += (load_fragment_of_d(
-                    epilogue, further, batch, row + row_of(fragment + S.early_fragments, S),
-                    col + column_of(fragment + S.early_fragments, S), M, N, S),)
-            if S.tma_store:
-                store_buffer.wait_free(store_buffer.stores_left(fragment, S), S)
-            # Bounds of slices are written out: one in a variable would be no constant.
-            parts = acc[first_part(fragment, S):end_part(fragment, S)]
-            if S.gated:
-                parts += acc[SECOND_HALF + first_part(fragment, S):
-                             SECOND_HALF + end_part(fragment, S)]
-            buffer = store_buffer.offset_of(fragment, CONSUMER, S)
-            first_row, first_col = row_of(fragment, S), column_of(fragment, S)
-            store_fragment(result, maps, parts, values[fragment] if S.loads_d else 0.0, buffer,
-                           batch, split, row, col, first_row, first_col, M, N,
-                           column_in_tile(fragment, S), S)
+        if S.scaled:
+            split_store.store(acc, c, strides, exponents, values, epilogue, split, batch, row, col,
+                              M, N, S)
+        else:
+            for fragment in gl.static_range(S.fragments):
+                if S.loads_d and fragment + S.early_fragments < S.fragments:
+                    values += (load_fragment_of_d(
+                        epilogue, further, batch, row + row_of(fragment + S.early_fragments, S),
+                        col + column_of(fragment + S.early_fragments, S), M, N, S),)
+                if S.tma_store:
+                    store_buffer.wait_free(store_buffer.stores_left(fragment, S), S)
+                # Bounds of slices are written out: one in a variable would be no constant.
+                parts = acc[first_part(fragment, S):end_part(fragment, S)]
+                if S.gated:
+                    parts += acc[SECOND_HALF + first_part(fragment, S):
+                                 SECOND_HALF + end_part(fragment, S)]
+                buffer = store_buffer.offset_of(fragment, CONSUMER, S)
+                first_row, first_col = row_of(fragment, S), column_of(fragment, S)
+                store_fragment(result, maps, parts, values[fragment] if S.loads_d else 0.0, buffer,
+                               batch, split, row, col, first_row, first_col, M, N,
+                               column_in_tile(fragment, S), S)
     else:
         it += last - first
     return it

@@ -32,7 +32,7 @@ from tritongemm.kernels.device.dependent_launch import (
 from tritongemm.kernels.device.hopper import fence_async_shared, mbarrier
 from tritongemm.kernels.device.operand_types import gluon_require_operands
 from tritongemm.kernels.device.split_steps import multiply
-from tritongemm.kernels.device.split_store import store
+from tritongemm.kernels.device.split_store import load_early, store
 from tritongemm.kernels.device.symbol import symbol
 from tritongemm.kernels.device.tile_scheduler import k_range_of, origin_of, units_of
 
@@ -61,7 +61,7 @@ class SplitConstants:
     group_m: gl.constexpr
     split_k: gl.constexpr
     stages: gl.constexpr
-    pairs: gl.constexpr
+    paired_c: gl.constexpr
     addend: gl.constexpr
     activation: gl.constexpr
     release: gl.constexpr
@@ -92,6 +92,15 @@ class SplitConstants:
         """Columns that are finished and stored together."""
         n = self.block_n.value
         return gl.constexpr(min(n & -n, 32))
+
+    # What ``split_store`` reads.
+    @property
+    def accumulators(self):
+        return gl.constexpr(1)
+
+    @property
+    def early_fragments(self):
+        return gl.constexpr(0)
 
     # What ``barriers.init`` reads.
     @property
@@ -252,8 +261,9 @@ def consumer(c, strides, exponents, epilogue, sizes, S: gl.constexpr, CONSUMER: 
             accs, it = sum_hi_products(it, first, last, S, CONSUMER)
         else:
             accs, it = sum_three_products(it, first, last, S, CONSUMER)
-        store(accs, c, strides, exponents, epilogue, split, batch, row + 64 * CONSUMER, col, M, N,
-              S)
+        row += 64 * CONSUMER
+        early = load_early(exponents, batch, row, col, M, N, S)
+        store(accs, c, strides, exponents, early, epilogue, split, batch, row, col, M, N, S)
     if S.release == 2:
         gluon_release()
 

@@ -32,6 +32,9 @@ class Constants:
     store_buffers: gl.constexpr
     group_m: gl.constexpr
     split_k: gl.constexpr
+    scaled: gl.constexpr
+    batched_a: gl.constexpr
+    batched_b: gl.constexpr
     stages: gl.constexpr
     consumers: gl.constexpr
     pingpong: gl.constexpr
@@ -73,6 +76,11 @@ class Constants:
     def accumulators(self):
         """Accumulators of 64 rows of a consumer, in one buffer."""
         return self.rows // 64
+
+    @property
+    def separate(self):
+        """Whether small products have sums of their own, as in ``split_product``."""
+        return False
 
     @property
     def tile_n(self):

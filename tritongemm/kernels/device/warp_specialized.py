@@ -135,16 +135,18 @@ def make_buffers(a_desc, b_desc, c_desc, BUFFER_BYTES: gl.constexpr, S: gl.const
 
 
 @gluon.jit(repr=symbol)
-def warp_specialized(a_desc, b_desc, c_desc, aux_desc, c, M, N, K, batches, inner, stride_cb,
-                     stride_cm, stride_cn, stride_cs, d, alpha, beta, stride_db, stride_dm,
-                     stride_dn, x, stride_xb, stride_xm, stride_xn, A_T: gl.constexpr,
+def warp_specialized(a_desc, b_desc, c_desc, aux_desc, c, a_exponents, b_exponents, M, N, K,
+                     batches, inner, stride_cb, stride_cm, stride_cn, stride_cs, d, alpha, beta,
+                     stride_db, stride_dm, stride_dn, x, stride_xb, stride_xm, stride_xn,
+                     A_T: gl.constexpr,
                      B_T: gl.constexpr, BATCHED: gl.constexpr, TWO_STRIDES: gl.constexpr,
                      TRANSPOSED: gl.constexpr, TMA_STORE: gl.constexpr,
                      EVICT_FIRST: gl.constexpr, VECTOR: gl.constexpr, ROW_COLUMNS: gl.constexpr,
                      SUBTILE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
                      BLOCK_K: gl.constexpr, ROWS: gl.constexpr, FRAGMENT_N: gl.constexpr,
                      EPILOGUE_N: gl.constexpr, STORE_BUFFERS: gl.constexpr, GROUP_M: gl.constexpr,
-                     SPLIT_K: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
+                     SPLIT_K: gl.constexpr, SCALED: gl.constexpr, BATCHED_A: gl.constexpr,
+                     BATCHED_B: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
                      PINGPONG: gl.constexpr, CLUSTER_K: gl.constexpr, CLUSTER_M: gl.constexpr,
                      CLUSTER_N: gl.constexpr, CHUNKS_PER_STAGE: gl.constexpr,
                      ONE_BUFFER: gl.constexpr, STAGE_BYTES: gl.constexpr, A_BOX: gl.constexpr,
@@ -163,6 +165,10 @@ def warp_specialized(a_desc, b_desc, c_desc, aux_desc, c, M, N, K, batches, inne
     its strides and D's are those of the transposed product: tiles are transposed before they are
     stored. With TWO_STRIDES, the batch of A and B is two axes of their tensor maps, of which the
     second has ``inner`` elements.
+
+    SCALED: A and B are copies whose rows and columns are scaled by powers of two; ``split_store``
+    undoes that by their exponents, float32 [batch or 1, M] and [batch or 1, N]. Those of an operand
+    that is not BATCHED_A or BATCHED_B serve all matrices.
 
     ROWS: rows of a tile that a consumer multiplies. SUBTILE: epilogue tiles of a consumer's rows;
     in one buffer EPILOGUE_N columns each, all of them staged, or with SUBTILE 2 STORE_BUFFERS of
@@ -185,10 +191,10 @@ def warp_specialized(a_desc, b_desc, c_desc, aux_desc, c, M, N, K, batches, inne
     S: gl.constexpr = constants_of(
         A_T, B_T, BATCHED, TWO_STRIDES, TRANSPOSED, TMA_STORE, EVICT_FIRST, VECTOR, ROW_COLUMNS,
         SUBTILE, BLOCK_M, BLOCK_N, BLOCK_K, ROWS, FRAGMENT_N, EPILOGUE_N, STORE_BUFFERS, GROUP_M,
-        SPLIT_K, STAGES, CONSUMERS, PINGPONG, CLUSTER_K, CLUSTER_M, CLUSTER_N, CHUNKS_PER_STAGE,
-        ONE_BUFFER, STAGE_BYTES, A_BOX, B_BOX, PARTIALS_OFFSET, STORE_OFFSET, STORE_BYTES,
-        BARRIERS_OFFSET, EARLY_FRAGMENTS, PAIRED_C, PAIRED_D, ADDEND, ACTIVATION, GATED, GATE_LAST,
-        RESIDUAL, EXTRA, RELEASE, SYMBOL)
+        SPLIT_K, SCALED, BATCHED_A, BATCHED_B, STAGES, CONSUMERS, PINGPONG, CLUSTER_K, CLUSTER_M,
+        CLUSTER_N, CHUNKS_PER_STAGE, ONE_BUFFER, STAGE_BYTES, A_BOX, B_BOX, PARTIALS_OFFSET,
+        STORE_OFFSET, STORE_BYTES, BARRIERS_OFFSET, EARLY_FRAGMENTS, PAIRED_C, PAIRED_D, ADDEND,
+        ACTIVATION, GATED, GATE_LAST, RESIDUAL, EXTRA, RELEASE, SYMBOL)
     buffers = make_buffers(a_desc, b_desc, c_desc, BUFFER_BYTES, S)
     if S.programs > 1:
         fence_barrier_init()
@@ -196,7 +202,7 @@ def warp_specialized(a_desc, b_desc, c_desc, aux_desc, c, M, N, K, batches, inne
     sizes = (M, N, K, batches)
     result = (c_desc, c, (stride_cb, stride_cm, stride_cn, stride_cs),
               (d, alpha, beta, stride_db, stride_dm, stride_dn),
-              (x, stride_xm, stride_xn))
+              (x, stride_xm, stride_xn), (a_exponents, b_exponents))
     # Each list is written out: one in a variable would turn constants into values.
     if S.programs == 1:
         if CONSUMERS == 1:
