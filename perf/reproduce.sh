@@ -4,7 +4,7 @@
 #   perf/reproduce.sh OUT PART...
 #
 #   part       about    what
-#   tests      4 min    pytest -m gpu (in parallel, where pytest-xdist is installed)
+#   tests     13 min    pytest -m gpu (in parallel, where pytest-xdist is installed)
 #   random     5 min    2,000 problems drawn at random, and the other slow GPU tests
 #   sanitizer  2 min    compute-sanitizer over CUDA rungs and kernels
 #   ladder     9 min    the ladder, its bars, ablation and the sources' experiments
@@ -18,12 +18,23 @@
 #   host       2 min    what calls cost the host, and from which size on an override is not slower
 #   memory     1 min    peak memory beside torch's
 #   gemv       1 min    the bandwidth kernel beside a device copy
+#   float32   36 min    float32 beside cuBLAS SGEMM: seven suites, square in four layouts
+#   prefill32 29 min    the same of llm_prefill in nt and nn
+#   tf32      11 min    TF32: square in four layouts, llm_prefill nt
+#   ieee       3 min    float32 at precision ieee: square up to 8,192 in four layouts
+#   accuracy   1 min    errors of float32 products by distribution
+#   programs  20 min    whole programs in all modes
+#   rivals    11 min    square, llm_decode and llm_prefill beside autotuned cuBLASLt
+#   cluster   13 min    a sweep of 64 problems on one GPU and on all of the host, 16 cores each
 #
 # A part that fails does not keep the others from running; the exit status is the number that did.
-# Minutes are those of one H200 and 16 cores; of random, suites, layouts, fresh and gemv they are
-# forecasts. Each part logs to OUT/PART.log.
+# Minutes are those of one H200 and 16 cores; of random, suites, layouts, fresh, gemv, float32,
+# prefill32, tf32, programs and rivals they are forecasts. Each part logs to OUT/PART.log.
+#
+# GPUS=0,1,2,3 runs as many parts at a time as it names GPUs, each on one of them and on its share
+# of the cores, but for `cluster`, which runs last and alone.
 set -uo pipefail
-if [ $# -lt 2 ]; then sed -n '2,24s/^# \{0,1\}//p' "$0" >&2; exit 2; fi
+if [ $# -lt 2 ]; then sed -n '2,36s/^# \{0,1\}//p' "$0" >&2; exit 2; fi
 mkdir -p "$1" && OUT=$(cd "$1" && pwd) || exit 1
 shift
 cd "$(dirname "$0")/.." || exit 1
@@ -115,12 +126,70 @@ part_gemv() {
         --configs 4x1024_w4_s1,8x256_w4_s2,16x256_w4_s1
 }
 
+part_float32() {
+    local status=0
+    bench fp32.csv square --dtype fp32 --layout nt,nn,tn,tt || status=1
+    bench fp32.csv stream_k --dtype fp32 --layout nt,nn || status=1
+    bench fp32.csv aligned_random --dtype fp32 --layout nt,nn,tn,tt || status=1
+    bench fp32.csv llm_decode batched training split_k --dtype fp32 --layout nt || status=1
+    return $status
+}
+
+part_prefill32() { bench fp32-prefill.csv llm_prefill --dtype fp32 --layout nt,nn; }
+
+part_tf32() {
+    local status=0
+    bench tf32.csv square --dtype fp32 --precision tf32 --layout nt,nn,tn,tt || status=1
+    bench tf32.csv llm_prefill --dtype fp32 --precision tf32 --layout nt || status=1
+    return $status
+}
+
+part_ieee() {
+    bench ieee.csv square --dtype fp32 --precision ieee --layout nt,nn,tn,tt --max-extent 8192
+}
+
+part_accuracy() { tg accuracy --out "$OUT/accuracy/accuracy.csv"; }
+
+part_programs() { tg models --budget 2 --out "$OUT/programs.csv"; }
+
+part_rivals() {
+    tg bench square llm_decode llm_prefill --dtype bf16 --layout nt --resume --budget 0.25 \
+        --providers torch,tritongemm,cublaslt-tuned --out "$OUT/rivals.csv"
+}
+
+part_cluster() {
+    unset CUDA_VISIBLE_DEVICES
+    local count
+    count=$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())')
+    "$PYTHON" perf/bench_cluster.py "$OUT/cluster.csv" --gpus "$count,1" --cores-per-gpu 16
+}
+
 for part in "$@"; do
     case $part in
         tests|random|sanitizer|ladder|bench|suites|layouts|epilogues|fresh|model|host|memory|gemv) ;;
+        float32|prefill32|tf32|ieee|accuracy|programs|rivals|cluster) ;;
         *) echo "perf/reproduce.sh: no part is named $part" >&2; exit 2 ;;
     esac
 done
+if [ -n "${GPUS:-}" ]; then
+    status=0 alone=() shared=()
+    for part in "$@"; do
+        if [ "$part" = cluster ]; then alone+=("$part"); else shared+=("$part"); fi
+    done
+    IFS=, read -ra gpus <<<"$GPUS"
+    export EVERY_GPU="${gpus[*]}" CORES=$(($(nproc) / ${#gpus[@]}))
+    unset GPUS
+    if [ ${#shared[@]} -gt 0 ]; then
+        # A lane is a slot of xargs: its GPU, and as many cores as the others have.
+        printf '%s\n' "${shared[@]}" | xargs -P ${#gpus[@]} --process-slot-var=SLOT -I{} bash -c '
+            gpus=($EVERY_GPU)
+            export CUDA_VISIBLE_DEVICES=${gpus[$SLOT]}
+            exec taskset -c $((CORES * SLOT))-$((CORES * SLOT + CORES - 1)) "$0" "$1" {}
+        ' "$PWD/perf/reproduce.sh" "$OUT" || status=1
+    fi
+    if [ ${#alone[@]} -gt 0 ]; then "$PWD/perf/reproduce.sh" "$OUT" "${alone[@]}" || status=1; fi
+    exit $status
+fi
 failed=0
 for part in "$@"; do
     begun=$(date +%s)

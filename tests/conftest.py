@@ -30,6 +30,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
                      help="also the tests marked thorough, which `make test` leaves out")
     parser.addoption("--native", action="store_true",
                      help="with the native dispatcher, which is built first")
+    parser.addoption("--gpus", default="", metavar="LIST",
+                     help="CUDA indices such as 0,1: worker after worker of pytest-xdist takes one")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -41,6 +43,8 @@ def pytest_configure(config: pytest.Config) -> None:
         # Before torch is imported: workers that each take every core wait for each other.
         cores = len(os.sched_getaffinity(0))
         os.environ.setdefault("OMP_NUM_THREADS", str(max(cores // workers, 1)))
+    if gpu := gpu_of(os.environ.get("PYTEST_XDIST_WORKER", ""), config.getoption("--gpus")):
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     _home_of_the_tests()
     os.environ["TRITONGEMM_USER_DIR"] = str(HERE / "no-tables-of-a-user")
     # Nothing is built in the background of a test.
@@ -50,6 +54,15 @@ def pytest_configure(config: pytest.Config) -> None:
         from tritongemm.native import build
 
         build()
+
+
+def gpu_of(worker: str, gpus: str) -> str:
+    """The one of the comma-separated ``gpus`` for a worker of pytest-xdist (``gw0``, ``gw1``, ...);
+    "" without workers."""
+    if not (worker and gpus):
+        return ""
+    every = gpus.split(",")
+    return every[int(worker.removeprefix("gw")) % len(every)]
 
 
 def _home_of_the_tests() -> None:

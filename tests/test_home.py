@@ -35,3 +35,12 @@ def test_a_process_that_a_test_starts_writes_there_too(variable):
 def test_triton_keeps_what_it_compiles_there():
     triton = pytest.importorskip("triton")
     assert inside(triton.knobs.cache.dir)
+
+
+@pytest.mark.parametrize(("worker", "gpus", "taken"), [
+    ("gw0", "0,1", "0"), ("gw1", "0,1", "1"), ("gw2", "0,1", "0"), ("gw11", "2,5,7", "7"),
+    ("", "0,1", ""), ("gw3", "", "")])
+def test_workers_take_the_gpus_in_turn(worker, gpus, taken, request):
+    (conftest,) = (x for x in request.config.pluginmanager.get_plugins()
+                   if getattr(x, "gpu_of", None) is not None)
+    assert conftest.gpu_of(worker, gpus) == taken
