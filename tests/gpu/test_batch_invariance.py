@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import tritongemm as tg  # noqa: E402
+from tritongemm.config import KernelConfig  # noqa: E402
+from tritongemm.device import current_device  # noqa: E402
+from tritongemm.kernels import spec_named, violation  # noqa: E402
+from tritongemm.ops.plan import bind_config  # noqa: E402
+from tritongemm.problem import GemmProblem  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -40,6 +47,34 @@ def test_under_tf32_too(n, k, transposed, monkeypatch):
         results = {m: tg.matmul(a[:m], b, strict=True) for m in ROWS}
     for m, found in results.items():
         assert torch.equal(found, results[max(ROWS)][:m]), f"{m} rows"
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+def test_configs_of_scaled_copies_add_in_one_order(layout):
+    """Also beside a column that the guard computes."""
+    wide = KernelConfig("scaled_product", 128, 256, 64, num_warps=8, num_stages=4)
+    if spec_named("scaled_product").supports(
+            GemmProblem.contiguous(64, 64, 64, dtype="fp32", precision="tf32"),
+            current_device()) is not None:
+        pytest.skip("needs sm_90")
+    configs = (wide, replace(wide, block_n=96, cluster_m=2),
+               replace(wide, block_m=64, block_n=128, pingpong=1),
+               replace(wide, block_m=256, block_n=128))
+    n, k = 512, 1000
+    a, b = torch.randn(1000, k, device="cuda"), torch.randn(k, n, device="cuda")
+    b[5, 7] = 2.0**-140
+    b = b.T.contiguous().T if layout == "nt" else b
+    whole, compared = None, 0
+    for m in (1000, 300, 130):
+        problem = GemmProblem.contiguous(m, n, k, dtype="fp32", layout=layout, precision="tf32")
+        for config in configs:
+            if violation(problem, config, current_device()) is None:
+                out = torch.full((m, n), float("nan"), device="cuda")
+                bind_config(problem, config, current_device())(a[:m], b, out)
+                whole = out if whole is None else whole
+                assert torch.equal(out, whole[:m]), (m, config)
+                compared += 1
+    assert compared > 8
 
 
 def test_a_row_is_the_same_wherever_it_stands():

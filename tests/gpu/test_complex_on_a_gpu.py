@@ -20,8 +20,10 @@ pytestmark = pytest.mark.gpu
 WIDE = KernelConfig("split_product", 128, 128, 64, num_warps=8, num_stages=3)
 SPLIT_K = KernelConfig("split_product", 64, 64, 64, num_warps=4, num_stages=3, split_k=3)
 TILED = KernelConfig("tiled", 64, 64, 32)
-#: What either part of an element of C may be off, of |A| |B| of the arranged operands.
-LIMIT = 2e-6
+SCALED = KernelConfig("scaled_product", 128, 128, 64, num_warps=8, num_stages=4)
+#: What either part of an element of C may be off, of |A| |B| of the arranged operands; under TF32
+#: half its spacing for each operand.
+LIMIT, LIMIT_OF_TF32 = 2e-6, 2.0**-10
 
 
 @pytest.fixture(autouse=True)
@@ -49,11 +51,11 @@ def assert_near(found: torch.Tensor, a: torch.Tensor, b: torch.Tensor,
     expected = a.to(torch.complex128) @ b.to(torch.complex128)
     ar, ai, br, bi = (x.double().abs() for y in (a, b) for x in (y.real, y.imag))
     size = torch.stack((ar @ br + ai @ bi, ar @ bi + ai @ br), -1)
-    error = (parts(found).double() - parts(expected)).abs() / size.clamp_min(1e-30)
+    error = (parts(found).double() - parts(expected)).abs() / size.clamp_min(2.0**-149)
     assert error.max().item() <= limit
 
 
-@pytest.mark.parametrize("config", (WIDE, SPLIT_K, TILED), ids=lambda c: c.config_id)
+@pytest.mark.parametrize("config", (WIDE, SPLIT_K, TILED, SCALED), ids=lambda c: c.config_id)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("conj_a", "conj_b"), itertools.product((False, True), repeat=2))
 def test_configs_layouts_and_conjugates(config, layout, conj_a, conj_b):
@@ -61,11 +63,12 @@ def test_configs_layouts_and_conjugates(config, layout, conj_a, conj_b):
                                 (130, 66, 200, (3,), 0)):
         a, b = stored(m, k, layout[0], batch, gap), stored(k, n, layout[1], batch, gap)
         out = torch.full((*batch, m, n), float("nan"), dtype=torch.complex64, device="cuda")
+        tf32 = config is SCALED
         problem = GemmProblem(m, n, k, batch[0] if batch else 1, "c64", "c64", "c64", layout, 8, 8,
-                              8, precision="fp16x3")
+                              8, precision="tf32" if tf32 else "fp16x3")
         a, b = a.conj() if conj_a else a, b.conj() if conj_b else b
         bind_config(problem, config, current_device())(a, b, out)
-        assert_near(out, a, b)
+        assert_near(out, a, b, LIMIT_OF_TF32 if tf32 else LIMIT)
 
 
 @pytest.mark.parametrize(("shape_a", "shape_b"), (
@@ -107,7 +110,7 @@ def test_planted_values_give_the_patterns_of_float64(layout):
         assert torch.equal(found.isinf(), expected.isinf())
         finite = expected.isfinite()
         size = torch.stack((ar.abs() @ br.abs() + ai.abs() @ bi.abs(),
-                            ar.abs() @ bi.abs() + ai.abs() @ br.abs()), -1).clamp_min(1e-30)
+                            ar.abs() @ bi.abs() + ai.abs() @ br.abs()), -1).clamp_min(2.0**-149)
         error = (found.double() - expected).abs() / size
         assert error[finite].max().item() <= LIMIT
 

@@ -113,9 +113,16 @@ def test_other_architectures_and_other_kernels_state_no_order():
 def test_the_order_does_not_depend_on_the_rows():
     """Every described config of a sample of the spaces, at every M, batch and alignment."""
     rng = random.Random(0)
-    for space in usable_spaces().values():
-        found = list(space.configs(dtype="bf16"))
-        for config in rng.sample(found, min(40, len(found))):
-            whole = order(config)
-            for m, batch in ((1, 1), (77, 3), (4096, 1)):
-                assert order(config, replace(PROBLEM, m=m, batch=batch, align_a=2)) == whole
+    for dtype, precision in (("bf16", "ieee"), ("fp32", "ieee"), ("fp32", "fp16x3"),
+                             ("fp32", "tf32")):
+        problem = replace(PROBLEM, dtype_a=dtype, dtype_b=dtype, dtype_out=dtype,
+                          precision=precision)
+        described = set()
+        for space in usable_spaces().values():
+            found = list(space.configs(dtype=dtype))
+            for config in rng.sample(found, min(40, len(found))):
+                whole = order(config, problem)
+                described |= {config.kernel} if whole else set()
+                for m, batch in ((1, 1), (77, 3), (4096, 1)):
+                    assert order(config, replace(problem, m=m, batch=batch, align_a=2)) == whole
+        assert precision != "tf32" or {"scaled_product", "split_product"} <= described

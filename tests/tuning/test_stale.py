@@ -14,6 +14,7 @@ from tritongemm import settings
 from tritongemm.cli import main
 from tritongemm.config import KernelConfig
 from tritongemm.device import device_named
+from tritongemm.kernels import SPECS
 from tritongemm.kernels.revision import code_of, kernel_revision
 from tritongemm.records.journal import read_journal
 from tritongemm.records.tables import (
@@ -77,6 +78,7 @@ def test_a_revision_is_of_code_alone_and_of_the_passes_that_run():
     plain, split = kernel_revision(CONFIG), kernel_revision(replace(CONFIG, split_k=2))
     assert plain and split and plain != split and len(plain) == 12
     assert kernel_revision(KernelConfig("gemv", 1, 64, 16, num_stages=1)) not in (None, plain)
+    assert all(kernel_revision(KernelConfig(name, 64, 64, 64)) for name in SPECS)
 
 
 def test_tables_without_the_new_fields_are_written_as_before(tmp_path):

@@ -21,9 +21,8 @@ import torch
 
 from tritongemm.device import DeviceSpec, cuda_device
 from tritongemm.errors import TritonGemmError
-from tritongemm.kernels.scaled_product import SCALED_PRODUCT
+from tritongemm.kernels import SPECS
 from tritongemm.kernels.split_fp32 import FLAGGED, exponents_in
-from tritongemm.kernels.split_product import SPLIT_PRODUCT
 from tritongemm.measure.distributions import DISTRIBUTIONS, draw
 from tritongemm.measure.numerics import reference
 from tritongemm.measure.torch_baseline import fp32_precision
@@ -149,7 +148,7 @@ def _ours(point: Point, precision: str, spec: DeviceSpec, a: torch.Tensor, b: to
         bound(a, b, out)
     torch.cuda.synchronize()
     flagged = 0
-    if config.kernel in (SPLIT_PRODUCT.name, SCALED_PRODUCT.name):
+    if SPECS[config.kernel].guarded:
         for exponents in exponents_in(problem, config, geometry_of(a, b, out)):
             flagged += int((scratch[-1][exponents].view(torch.float32) == FLAGGED).sum())
     return config.config_id, flagged

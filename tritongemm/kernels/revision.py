@@ -14,6 +14,7 @@ import tokenize
 from pathlib import Path
 
 from tritongemm.config import KernelConfig
+from tritongemm.kernels import SPECS
 
 _FOLDER = Path(__file__).parent / "device"
 _PACKAGE = "tritongemm.kernels.device"
@@ -27,10 +28,13 @@ _STARTS = {tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, toke
 def kernel_revision(config: KernelConfig) -> str | None:
     """12 hex digits for the device code of ``config``: its kernel, and the passes that copy its
     operands or add its parts. None for what has none here, such as a CUDA rung."""
-    modules = [config.kernel]
+    spec = SPECS.get(config.kernel)
+    modules = [*(spec.device_code if spec and spec.device_code else (config.kernel,))]
+    if not all((_FOLDER / f"{name}.py").is_file() for name in modules):
+        return None
     modules += ["pad"] if config.pad_operands else []
     modules += ["reduce"] if config.split_k > 1 else []
-    return _revision(tuple(modules)) if (_FOLDER / f"{config.kernel}.py").is_file() else None
+    return _revision(tuple(modules))
 
 
 @functools.cache

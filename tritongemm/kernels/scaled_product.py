@@ -3,10 +3,10 @@ rules.
 
 A pass scales each row of A and column of B by a power of two and rounds them to fp16, as for
 ``split_product``, whose guard computes in float32 what fp16 cannot represent. The copies are
-multiplied by the kernel of 16-bit operands (``warp_specialized``) with all of its tiles and
-clusters; its consumers undo the scales as they store. The tensor core adds up all of K, so where K
-is long and all numbers have one sign, truncation makes sums less accurate than those of
-``split_product``.
+multiplied by the kernel of 16-bit operands (``warp_specialized``), with its ping-pong and its
+clusters that share operands; its consumers undo the scales as they store. The tensor core adds up
+all of K, so where K is long and all numbers have one sign, truncation makes sums less accurate than
+those of ``split_product``.
 """
 
 from __future__ import annotations
@@ -81,8 +81,7 @@ def _moved(map_: Descriptor, operand: SplitOperand) -> Descriptor:
 
 def sum_order(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> SumOrder | None:
     """As 16-bit products are added, in an order of its own: the products are those of the copies.
-    Rows that these cannot represent are found by the pass over the operands, of the operands alone,
-    and computed by one config of the guard."""
+    Rows that these cannot represent are as for ``split_product``."""
     return order_of("wgmma k16 of scaled fp16", problem, config)
 
 
@@ -130,5 +129,6 @@ SCALED_PRODUCT = KernelSpec(
         # The bound of scratch keeps grids and extents below what 32 bits hold.
         scratch, rules.split_k, rules.shared_memory(shared_bytes)),
     shared_bytes=shared_bytes, launches=launches, default=default, footprint=footprint,
-    widens_a=True, by_rule=False, takes=Takes(("fp32",), ("tf32",), outputs=("fp32",)),
+    widens_a=True, guarded=True, device_code=("warp_specialized", "split_fp32"), by_rule=False,
+    takes=Takes(("fp32",), ("tf32",), outputs=("fp32",)),
     sum_order=sum_order)

@@ -35,6 +35,10 @@ class KernelSpec:
         takes: formats, compute modes, scales and groups; asked before the constraints.
         widens_a: whether it converts an A that is in memory in another format
             (``Geometry.stored_a``).
+        guarded: whether rows and columns that its copies of the operands cannot represent are
+            computed by ``ieee_guard``; their exponents in scratch say which
+            (``split_fp32.exponents_in``).
+        device_code: modules of ``device`` that hold its launches' code; empty: the one of its name.
         by_rule: whether selection may take that default where nothing was measured. False: only a
             measurement can say that the kernel pays.
         sum_order: the order in which a config adds the products of an element of C. Configs of
@@ -52,6 +56,8 @@ class KernelSpec:
     footprint: Callable[[GemmProblem, KernelConfig, DeviceSpec], Footprint]
     by_rule: bool = True
     widens_a: bool = False
+    guarded: bool = False
+    device_code: tuple[str, ...] = ()
     takes: Takes = field(kw_only=True)
     sum_order: Callable[[GemmProblem, KernelConfig, DeviceSpec],
                         SumOrder | None] = field(default=not_described, kw_only=True)

@@ -132,7 +132,8 @@ def _scratch(problem, config, device):
     if need <= MAX_SPLIT_SCRATCH_BYTES:
         return None
     return (f"the parts of both operands and split_k={config.split_k} take {need} bytes of "
-            f"scratch; at most {MAX_SPLIT_SCRATCH_BYTES}. Use precision ieee")
+            f"scratch; at most {MAX_SPLIT_SCRATCH_BYTES}. Use a kernel that takes no copies, such "
+            "as tiled")
 
 
 scratch = Constraint("scratch", _scratch, of_problem=True)

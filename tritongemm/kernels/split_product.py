@@ -102,7 +102,7 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
          ("SEPARATE", separate(problem, config)), ("BLOCK_M", config.block_m),
          ("BLOCK_N", config.block_n), ("B_ROWS", b_rows), ("STAGE_BYTES", stage),
          ("GROUP_M", config.group_m), ("SPLIT_K", config.split_k), ("STAGES", config.num_stages),
-         ("PAIRS", c.pairs),
+         ("PAIRED_C", c.pairs),
          ("CONSUMER_REGISTERS", _consumer_registers(config)),
          ("PRODUCER_REGISTERS", _PRODUCER_REGISTERS[consumers]), *epilogue),
         (programs, 1, 1), 4, 1, symbol_of(problem, config),
@@ -116,8 +116,9 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
 
 def sum_order(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> SumOrder | None:
     """A step of 64 along K adds its products to float32 sums in registers; the small products have
-    sums of their own, or not. Rows that the parts cannot represent are found by the split pass, of
-    the operands alone, and computed by one config of the guard."""
+    sums of their own, or not. Rows that the parts cannot represent are found by the split pass and
+    computed by one config of the guard. The pass adds their losses in an order that depends on M,
+    so a row at the limit may be one of them for one M and not for another."""
     sums = ", small products apart" if separate(problem, config) else ""
     return order_of(f"wgmma k16 of {parts_of(problem)} fp16 parts{sums}", problem, config)
 
@@ -207,5 +208,5 @@ SPLIT_PRODUCT = KernelSpec(
         scratch, rules.split_k,
         rules.shared_memory(shared_bytes)),
     shared_bytes=shared_bytes, launches=launches, default=default, footprint=footprint,
-    widens_a=True, takes=Takes(("fp32",), ("fp16x3", "tf32"), outputs=("fp32",)),
+    widens_a=True, guarded=True, takes=Takes(("fp32",), ("fp16x3", "tf32"), outputs=("fp32",)),
     sum_order=sum_order)

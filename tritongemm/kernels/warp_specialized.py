@@ -91,6 +91,7 @@ def product_launch(problem: GemmProblem, outer: GemmProblem, config: KernelConfi
         maps: of A and B as the kernel sees them (:func:`maps_of`).
         scales: of operands that are scaled copies, whose scales the kernel undoes.
     """
+    assert (scales is not None) == tile.scaled(config)
     store, split = tile.stores_by_tma(outer, config), config.split_k
     consumers = consumers_of(config)
     for_consumers, for_producer = tile.registers_of(outer, config)

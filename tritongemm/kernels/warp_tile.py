@@ -39,7 +39,7 @@ SWIZZLE_ATOM = 64
 #: Columns of a fragment, which is finished and written to its epilogue tile at once, where they
 #: divide that.
 _FRAGMENT_COLUMNS = 16
-#: The most columns of a fragment whose scales are undone: a thread holds the exponents of as many.
+#: The most columns of a fragment whose scales are undone: of eight, a thread holds two exponents.
 _SCALED_COLUMNS = 32
 #: Columns of C that warps store along rows at once: one row of them a warp, one element a thread.
 _ROW_COLUMNS = 32

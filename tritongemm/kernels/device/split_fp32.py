@@ -32,7 +32,6 @@ as large.
 
 import triton
 import triton.language as tl
-from triton.experimental import gluon
 
 from tritongemm.kernels.device.dependent_launch import release, wait_after
 from tritongemm.kernels.device.operand_types import require_type
@@ -63,9 +62,6 @@ def exponent_of(bits):
 def power_of_two(e):
     """2^e as float32 for a 32-bit e from -126 to 127."""
     return ((e + 127) << 23).to(tl.float32, bitcast=True)
-
-
-gluon_power_of_two = gluon.jit(power_of_two.fn)
 
 
 @triton.jit

@@ -275,7 +275,7 @@ def split_product(a_desc, b_desc, c, a_exponents, b_exponents, M, N, K, batches,
                   BATCHED_A: gl.constexpr, BATCHED_B: gl.constexpr, PARTS: gl.constexpr,
                   SEPARATE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
                   B_ROWS: gl.constexpr, STAGE_BYTES: gl.constexpr, GROUP_M: gl.constexpr,
-                  SPLIT_K: gl.constexpr, STAGES: gl.constexpr, PAIRS: gl.constexpr,
+                  SPLIT_K: gl.constexpr, STAGES: gl.constexpr, PAIRED_C: gl.constexpr,
                   CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
                   ADDEND: gl.constexpr, ACTIVATION: gl.constexpr, RELEASE: gl.constexpr,
                   SYMBOL: gl.constexpr):
@@ -284,11 +284,11 @@ def split_product(a_desc, b_desc, c, a_exponents, b_exponents, M, N, K, batches,
     hi parts come first. BATCHED: C has several matrices; an operand that is not BATCHED_A or
     BATCHED_B has one for all of them. The exponents are float32, [batch or 1, M] and
     [batch or 1, N]. With SPLIT_K > 1, C is [SPLIT_K, batch, M, N] float32. B_ROWS: rows of 128
-    bytes of one part of B in a stage, which has STAGE_BYTES. PAIRS: two neighbours of a row of C
+    bytes of one part of B in a stage, which has STAGE_BYTES. PAIRED_C: two neighbours of a row of C
     may be stored at once."""
     S: gl.constexpr = constants_of(
         A_T, B_T, BATCHED, BATCHED_A, BATCHED_B, PARTS, SEPARATE, BLOCK_M, BLOCK_N, B_ROWS,
-        STAGE_BYTES, GROUP_M, SPLIT_K, STAGES, PAIRS, ADDEND, ACTIVATION, RELEASE, SYMBOL)
+        STAGE_BYTES, GROUP_M, SPLIT_K, STAGES, PAIRED_C, ADDEND, ACTIVATION, RELEASE, SYMBOL)
     gluon_require_operands(a_desc.dtype, b_desc.dtype, "fp16")
     # Elements of eight bytes, each of which may be a barrier; the rest is reached by address.
     shared = gl.allocate_shared_memory(gl.int64, [S.full_barriers + MAX_BARRIERS, 1],

@@ -23,10 +23,11 @@ def power_of_minus(exponents):
 def scaled_back(acc, row_exponents, column_exponents):
     """``acc`` times 2^-(e + f) for the exponents e of its rows and f of its columns.
 
-    That may leave the range of float32 where the result does not, so a large 2^-e is divided in
-    two: the first product is below 2^124 and exact, what the second one may lose to overflow is
-    lost anyway, and the third factor is at least 1."""
-    first = gl.maximum(row_exponents, -64.0)
+    That may leave the range of float32 where the result does not, so 2^-e is divided in two. A sum
+    of scaled products is a multiple of 2^-59 and below 2^61, so the first product is exact for an
+    e from -64 to 64. Where there is more of it, the second one may leave the range only if the
+    result does, which is then on the same side of it."""
+    first = gl.minimum(gl.maximum(row_exponents, -64.0), 64.0)
     acc = acc * gl.expand_dims(power_of_minus(first), 1)
     acc = acc * gl.expand_dims(power_of_minus(column_exponents), 0)
     return acc * gl.expand_dims(power_of_minus(row_exponents - first), 1)
@@ -44,7 +45,8 @@ def _store_valid(linear):
     outputs = count // 4
     ptr, value, row, col = ([f"${outputs + count * which + i}" for i in range(count)]
                             for which in range(4))
-    flagged = "0f47800000"  # split_fp32.FLAGGED
+    power = int(FLAGGED.value).bit_length() - 1
+    flagged = f"0f{127 + power << 23:08x}"
     exponents = [row[i] for i in range(count) if places[i][1] == 0]
     exponents += [col[i] for i in range(count) if places[i][0] == 0]
     lines = ["{", ".reg .pred all, p, q, both;", f"setp.neu.f32 all, {exponents[0]}, {flagged};"]
@@ -106,8 +108,8 @@ def load_columns(b_exponents, batch, col, N, S: gl.constexpr):
 
 @gluon.jit
 def load_early(exponents, batch, row, col, M, N, S: gl.constexpr):
-    """What :func:`store` wants before the product is complete: the exponents of each accumulator's
-    rows, and of EARLY_FRAGMENTS fragments' columns."""
+    """What :func:`store` is given, loaded before the product is complete where registers allow: the
+    exponents of each accumulator's rows, and of EARLY_FRAGMENTS fragments' columns."""
     a_exponents, b_exponents = exponents
     layout: gl.constexpr = gl.SliceLayout(1, wgmma.accumulator_layout(S.fragment_n))
     early = ()

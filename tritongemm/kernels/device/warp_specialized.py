@@ -175,9 +175,9 @@ def warp_specialized(a_desc, b_desc, c_desc, aux_desc, c, a_exponents, b_exponen
     them at a time, and finished in fragments of FRAGMENT_N columns. EVICT_FIRST: C leaves the L2
     before its other contents. Rows of C that TMA cannot store are stored from
     registers: VECTOR elements at once, ROW_COLUMNS columns at a time, or with VECTOR 0 in the
-    accumulator's layout, with PAIRED_C two float32 values of a row at once. EARLY_FRAGMENTS of D
-    are loaded before the last product is complete, with PAIRED_D two values of a row at once.
-    CHUNKS_PER_STAGE: ``cluster.send_partials``.
+    accumulator's layout, with PAIRED_C two float32 values of a row at once. EARLY_FRAGMENTS of D,
+    or of scaled columns' exponents, are loaded before the last product is complete, with PAIRED_D
+    two values of a row at once. CHUNKS_PER_STAGE: ``cluster.send_partials``.
 
     GATED: B's tensor map holds two matrices, of which BLOCK_N / 2 columns each make a tile; N
     counts columns of C. GATE_LAST: the gate's is the second. ``x``, EXTRA and RESIDUAL:
