@@ -17,6 +17,9 @@ from tritongemm.records.calibration import Member, NetworkRecord
 
 #: Inputs are clipped at this many standard deviations from their mean.
 FARTHEST = 4.0
+#: Configs that are asked about at a time. What a layer of so many makes stays in the cache, and the
+#: allocator keeps it; 2,123 configs at once took 7.0 ms, in blocks 3.1 (two cores of a server).
+_BLOCK = 256
 
 
 class Network:
@@ -29,8 +32,11 @@ class Network:
 
     def __call__(self, inputs: np.ndarray) -> np.ndarray:
         """[configs, inputs] -> log(measured / predicted time) of each config."""
-        at = normed(inputs, self._mean, self._scale)
-        return np.mean([_run(layers, at) for layers in self._members], 0)
+        found: np.ndarray = np.empty(len(inputs), np.float32)
+        for first in range(0, len(inputs), _BLOCK):
+            at = normed(inputs[first:first + _BLOCK], self._mean, self._scale)
+            found[first:first + _BLOCK] = np.mean([_run(layers, at) for layers in self._members], 0)
+        return found
 
 
 def normed(inputs: np.ndarray, mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
@@ -46,7 +52,11 @@ def layers_of(member: Member) -> list[tuple[np.ndarray, np.ndarray]]:
 
 def _run(layers: Sequence[tuple[np.ndarray, np.ndarray]], at: np.ndarray) -> np.ndarray:
     for weights, biases in layers[:-1]:
-        at = at @ weights + biases
-        at /= 1.0 + np.exp(-at)
+        at = at @ weights
+        at += biases
+        gate = np.negative(at)
+        np.exp(gate, gate)
+        gate += 1.0
+        at /= gate
     weights, biases = layers[-1]
     return (at @ weights + biases)[:, 0]
