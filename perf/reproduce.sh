@@ -23,18 +23,19 @@
 #   tf32      11 min    TF32: square in four layouts, llm_prefill nt
 #   ieee       3 min    float32 at precision ieee: square up to 8,192 in four layouts
 #   accuracy   1 min    errors of float32 products by distribution
+#   flags      1 min    what flagged rows and columns cost a float32 product
 #   programs  20 min    whole programs in all modes
 #   rivals    11 min    square, llm_decode and llm_prefill beside autotuned cuBLASLt
 #   cluster   13 min    a sweep of 64 problems on one GPU and on all of the host, 16 cores each
 #
 # A part that fails does not keep the others from running; the exit status is the number that did.
 # Minutes are those of one H200 and 16 cores; of random, suites, layouts, fresh, gemv, float32,
-# prefill32, tf32, programs and rivals they are forecasts. Each part logs to OUT/PART.log.
+# prefill32, tf32, flags, programs and rivals they are forecasts. Each part logs to OUT/PART.log.
 #
 # GPUS=0,1,2,3 runs as many parts at a time as it names GPUs, each on one of them and on its share
 # of the cores, but for `cluster`, which runs last and alone.
 set -uo pipefail
-if [ $# -lt 2 ]; then sed -n '2,36s/^# \{0,1\}//p' "$0" >&2; exit 2; fi
+if [ $# -lt 2 ]; then sed -n '2,37s/^# \{0,1\}//p' "$0" >&2; exit 2; fi
 mkdir -p "$1" && OUT=$(cd "$1" && pwd) || exit 1
 shift
 cd "$(dirname "$0")/.." || exit 1
@@ -148,6 +149,13 @@ part_ieee() {
     bench ieee.csv square --dtype fp32 --precision ieee --layout nt,nn,tn,tt --max-extent 8192
 }
 
+part_flags() {
+    local status=0
+    "$PYTHON" perf/bench_flags.py || status=1
+    "$PYTHON" perf/bench_flags.py --precision tf32 || status=1
+    return $status
+}
+
 part_accuracy() { tg accuracy --out "$OUT/accuracy/accuracy.csv"; }
 
 part_programs() { tg models --budget 2 --out "$OUT/programs.csv"; }
@@ -167,7 +175,7 @@ part_cluster() {
 for part in "$@"; do
     case $part in
         tests|random|sanitizer|ladder|bench|suites|layouts|epilogues|fresh|model|host|memory|gemv) ;;
-        float32|prefill32|tf32|ieee|accuracy|programs|rivals|cluster) ;;
+        float32|prefill32|tf32|ieee|accuracy|flags|programs|rivals|cluster) ;;
         *) echo "perf/reproduce.sh: no part is named $part" >&2; exit 2 ;;
     esac
 done
