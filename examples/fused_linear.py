@@ -4,11 +4,15 @@ torch rounds to fp16 after the product, after the bias and after the activation.
 applies bias and activation to the float32 sum and rounds once.
 """
 
+import os
+
 import torch
 from torch.nn import functional
 
 import tritongemm as tg
 
+if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+    raise SystemExit("there is no GPU; TRITON_INTERPRET=1 runs this in Triton's interpreter")
 on_gpu = torch.cuda.is_available()
 device = "cuda" if on_gpu else "cpu"
 rows, width, inner = (512, 4096, 16384) if on_gpu else (32, 64, 96)

@@ -4,10 +4,14 @@
     TRITON_INTERPRET=1 python examples/matmul.py    # on a CPU, in Triton's interpreter
 """
 
+import os
+
 import torch
 
 import tritongemm as tg
 
+if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+    raise SystemExit("there is no GPU; TRITON_INTERPRET=1 runs this in Triton's interpreter")
 on_gpu = torch.cuda.is_available()
 device = "cuda" if on_gpu else "cpu"
 m, n, k = (4096, 11008, 4096) if on_gpu else (48, 80, 64)

@@ -1,10 +1,14 @@
 """Train a small model under tg.override() and print which calls ran on tritongemm's kernels."""
 
+import os
+
 import torch
 from torch.nn import functional
 
 import tritongemm as tg
 
+if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+    raise SystemExit("there is no GPU; TRITON_INTERPRET=1 runs this in Triton's interpreter")
 on_gpu = torch.cuda.is_available()
 device = "cuda" if on_gpu else "cpu"
 width, batch, steps = (2048, 4096, 20) if on_gpu else (32, 16, 3)

@@ -44,6 +44,8 @@ class HalvesOfK:
 
 
 def main() -> None:
+    if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+        raise SystemExit("there is no GPU; TRITON_INTERPRET=1 runs this in Triton's interpreter")
     here = Path(__file__).resolve().parent
     on_gpu = torch.cuda.is_available()
     size = "4096" if on_gpu else "64"

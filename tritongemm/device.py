@@ -143,7 +143,7 @@ def known_devices() -> dict[str, DeviceSpec]:
 
 def device_named(slug: str) -> DeviceSpec:
     """The spec of ``slug`` in ``configs/devices``. A part of one slug alone, such as ``h200``, is
-    enough.
+    enough, and so is a GPU's own name, such as ``NVIDIA H200``.
 
     Raises:
         DeviceError: an unknown name, or a part of several.
@@ -154,7 +154,7 @@ def device_named(slug: str) -> DeviceSpec:
         return known[slug]
     for path in settings.config_files("devices").get(slug, ()):
         return read_device(path)  # raises, saying why
-    wanted = slug.lower().strip("-")
+    wanted = slug.lower().replace(" ", "-").replace("_", "-").strip("-")
     found = [name for name in known if wanted and f"-{wanted}-" in f"-{name}-"]
     if len(found) == 1:
         return known[found[0]]

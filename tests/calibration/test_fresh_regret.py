@@ -25,7 +25,7 @@ from tritongemm.calibration.fresh_regret import (
 from tritongemm.calibration.timings import times_of
 from tritongemm.cli import main
 from tritongemm.device import device_named
-from tritongemm.errors import UsageError
+from tritongemm.errors import DeviceError, UsageError
 from tritongemm.problem import GemmProblem
 from tritongemm.selection.model import model_for
 from tritongemm.selection.work import class_of
@@ -172,3 +172,13 @@ def test_wrong_arguments_are_named(words, says, faked, capsys):
 def test_another_kind_can_be_drawn():
     (one,) = draw(7, 1, dtype="fp16", layout="nn")
     assert one == GemmProblem.contiguous(one.m, one.n, one.k, dtype="fp16", layout="nn")
+
+
+def test_a_plan_without_a_gpu_asks_for_the_device(capsys, monkeypatch):
+    def no_device():
+        raise DeviceError("there is none")
+
+    monkeypatch.setattr("tritongemm.device.current_device", no_device)
+    for word in ("--plan", "--judge-only"):
+        assert main(["regret", "--fresh", "5", word]) == 2
+        assert "name it: --device nvidia-h200" in capsys.readouterr().err

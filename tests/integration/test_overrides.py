@@ -377,6 +377,8 @@ def test_the_report_reads_as_a_table(products):
     assert "mm, bmm, addmm, baddbmm overridden now; 1 calls taken, 1 left to torch" in text
     assert "1 x dtypes are torch.float64 and torch.float64" in text
     assert tg.override_report().calls == () and "nothing" in str(tg.override_report())
+    assert "no product of CUDA tensors was seen" in str(tg.override_report())
+    assert "was seen" not in text
 
 
 def test_reasons_are_bounded(products):

@@ -55,6 +55,11 @@ def test_other_arguments_are_refused(arguments):
         tg.explain(*arguments, device="h200")
 
 
+def test_a_device_goes_with_sizes_and_not_with_tensors():
+    with pytest.raises(UsageError, match="device='h200' with sizes"):
+        tg.explain(torch.ones(4, 4), torch.ones(4, 4), device="h200")
+
+
 def test_options_go_with_sizes_only():
     with pytest.raises(UsageError, match="layout with the sizes"):
         tg.explain(PROBLEM, layout="nn")
@@ -70,7 +75,8 @@ def test_without_a_gpu_a_device_must_be_named():
 
 @pytest.mark.parametrize("name, slug", [
     ("h200", "nvidia-h200"), ("H200", "nvidia-h200"), ("h100", "nvidia-h100-80gb-hbm3"),
-    ("nvidia-l40s", "nvidia-l40s"), ("a100-sxm4", "nvidia-a100-sxm4-80gb")])
+    ("nvidia-l40s", "nvidia-l40s"), ("a100-sxm4", "nvidia-a100-sxm4-80gb"),
+    ("NVIDIA H200", "nvidia-h200"), ("NVIDIA H100 80GB HBM3", "nvidia-h100-80gb-hbm3")])
 def test_a_part_of_a_device_s_name_is_enough(name, slug):
     assert device_named(name).slug == slug
 

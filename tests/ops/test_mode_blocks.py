@@ -93,6 +93,20 @@ def test_blocks_of_many_threads_leave_nothing_behind():
     assert in_force() == (None, False, "split")
 
 
+@pytest.mark.parametrize("enabled", [1, "yes", None, len], ids=str)
+def test_batch_invariance_is_on_or_off(enabled):
+    with pytest.raises(UsageError, match="neither True nor False"):
+        tg.batch_invariant(enabled)
+
+
+def test_a_decorator_without_brackets_is_named():
+    for block in (tg.batch_invariant, tg.override):
+        with pytest.raises(UsageError, match=rf"@{block.__name__}\(\)"):
+            @block
+            def function():
+                raise AssertionError
+
+
 @pytest.mark.parametrize("mode", ["fast", "", None, "IEEE"])
 def test_an_unknown_fp32_mode_is_named(mode):
     with pytest.raises(UsageError, match="use one of split, ieee"), tg.fp32_compute(mode):

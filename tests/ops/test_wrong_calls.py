@@ -282,3 +282,26 @@ def test_an_out_whose_storage_was_freed_raises_as_torch_does(overridden):
         with pytest.raises(RuntimeError) as ours:
             tg.mm(a, a, out=make())
     assert type(ours.value) is type(torchs.value) and str(ours.value) == str(torchs.value)
+
+
+@pytest.mark.parametrize("call, names", [
+    (lambda a: tg.linear(a, a, residual=1.0), r"linear\(\): argument 'residual'.*not float"),
+    (lambda a: tg.linear(a, a, residual=[a]), r"'residual'.*not list"),
+    (lambda a: tg.linear(None, a, mixed=True), r"linear\(\): argument 'input'.*not NoneType"),
+    (lambda a: tg.mm(1, a, mixed=True), r"mm\(\): argument 'input'.*not int"),
+    (lambda a: tg.matmul(a, "b", mixed=True), r"matmul\(\): argument 'other'.*not str"),
+    (lambda a: tg.gated_linear(None, a), r"gated_linear\(\): argument 'input'.*not NoneType"),
+    (lambda a: tg.gated_linear(a, None), r"gated_linear\(\): argument 'weight'.*not NoneType"),
+    (lambda a: tg.mulmm("2", a, a), r"mulmm\(\): argument 'input'.*not str"),
+    (lambda a: tg.mulmm(2.0, a, a, gradient_of="gelu"), r"argument 'input'.*not float")])
+def test_what_is_no_tensor_is_named_where_torch_does_not_see_it(call, names):
+    with pytest.raises(TypeError, match=names):
+        call(t(4, 4))
+
+
+def test_a_third_tensor_of_a_product_is_torchs_error():
+    for ours, theirs, shape in ((tg.mm, torch.mm, (3, 3)), (tg.bmm, torch.bmm, (2, 3, 3))):
+        with pytest.raises(TypeError, match="invalid combination of arguments"):
+            theirs(t(*shape), t(*shape), t(*shape))
+        with pytest.raises(TypeError, match="invalid combination of arguments"):
+            ours(t(*shape), t(*shape), t(*shape))

@@ -29,7 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="sweep journals or packed journals (.npz), of one device; they should "
                              "come from sweeps of all configs")
     parser.add_argument("--device", metavar="SLUG",
-                        help="use only the timings of this device, e.g. nvidia-h200")
+                        help="use only the timings of this device, e.g. nvidia-h200; with --plan "
+                             "and --judge-only the GPU that fresh shapes are for")
     parser.add_argument("--folds", type=int, metavar="N",
                         help="N-fold cross-validation instead of leaving out one problem at a "
                              "time; for thousands of problems, 5 folds take half an hour, "
@@ -130,8 +131,15 @@ def _fresh(args: argparse.Namespace) -> list[Regret] | None:
     from tritongemm.calibration import fresh_regret
     from tritongemm.cli.sweep import progress_of
     from tritongemm.device import current_device, device_named
+    from tritongemm.errors import DeviceError
 
-    device = device_named(args.device) if args.device else current_device()
+    try:
+        device = device_named(args.device) if args.device else current_device()
+    except DeviceError as error:
+        if args.device or not (args.plan or args.judge_only):
+            raise
+        raise DeviceError(f"{error}. To plan or judge for another machine's GPU, name it: "
+                          "--device nvidia-h200") from error
     problems = fresh_regret.drawn_for(device, args.fresh, args.count)
     wide = fresh_regret.Wide(args.fresh, args.top, at_random=args.random)
     if args.plan:

@@ -127,6 +127,8 @@ class OverrideReport:
     def __str__(self) -> str:
         lines = [f"tritongemm.override: {', '.join(self.active) or 'nothing'} overridden now; "
                  f"{self.taken} calls taken, {self.declined} left to torch"]
+        if not self.calls:
+            lines.append("  no product of CUDA tensors was seen; those of the CPU are torch's")
         for calls in self.calls:
             lines.append(f"  aten::{calls.name:<20}{calls.taken:>10} taken"
                          f"{sum(calls.declined.values()):>10} torch's")
@@ -159,6 +161,9 @@ def override_report(*, clear: bool = False) -> OverrideReport:
 
 def _request(ops: str | Iterable[str] | None, min_flops: float | None, strict: bool,
              watch: Watch | None = None, keys: tuple[str, ...] | None = None) -> OverrideRequest:
+    if ops is not None and not isinstance(ops, Iterable):
+        raise UsageError(f"ops={ops!r} names no operations; use some of {', '.join(OPS)}; a "
+                         "decorator is written @override()")
     names = frozenset((ops,) if isinstance(ops, str) else OPS if ops is None else ops)
     if not names or names - set(OPS):
         wrong = ", ".join(sorted(map(repr, names - set(OPS)))) or "nothing"

@@ -88,7 +88,8 @@ def bind(rule: Rule, x: Operands) -> Call:
     Raises:
         Declined: torch must run them.
     """
-    dtype_out = x.b.dtype if rule.mixed else x.dtype_out or x.a.dtype
+    dtype_out = (x.b.dtype if rule.mixed else
+                 x.a.dtype if x.dtype_out is None else x.dtype_out)
     _check(rule, x, dtype_out)
     *others, last = _forms(rule, x)
     for form in others:

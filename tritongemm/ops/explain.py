@@ -168,7 +168,10 @@ def explain(*what: object, device: str | None = None, **options: object) -> Expl
         raise UsageError(f"explain() takes {', '.join(options)} with the sizes M, N and K only")
     elif len(what) == 1 and isinstance(what[0], GemmProblem):
         problem = what[0]
-    elif len(what) == 2 and device is None and all(hasattr(x, "dtype") for x in what):
+    elif len(what) == 2 and all(hasattr(x, "dtype") for x in what):
+        if device is not None:
+            raise UsageError(f"explain() takes device={device!r} with sizes or a GemmProblem; "
+                             "tensors have a device. Give the sizes M, N and K and their dtype")
         from tritongemm.ops.calls import problem_of
         from tritongemm.ops.plans import device_of
 

@@ -56,10 +56,16 @@ class batch_invariant(_Mode):
     All M and batches of an N, K, dtype, layout, alignment and epilogue take configs that add the
     products of an element of C in one order; each M takes the fastest of them. It holds for ``a``
     stored row by row; a call that goes to torch is not bound by it, which ``strict`` rules out.
+
+    Raises:
+        UsageError: neither True nor False, such as the function of a decorator without brackets.
     """
 
     def __init__(self, enabled: bool = True) -> None:
-        self._asked = {"batch_invariant": bool(enabled)}
+        if not isinstance(enabled, bool):
+            raise UsageError(f"enabled={enabled!r} is neither True nor False; a decorator is "
+                             "written @batch_invariant()")
+        self._asked = {"batch_invariant": enabled}
 
 
 class fp32_compute(_Mode):
