@@ -53,6 +53,9 @@ def test_rows_are_the_median_of_the_processes(tmp_path, capsys):
     assert command._summary(report) == 0
     text = capsys.readouterr().out
     assert "1.100" in text and "geometric mean" in text
+    void = replace(report, control=replace(report.control, mean_ratio=0.8))
+    assert (command._summary(void), command._summary(void, tiny=True)) == (1, 0)
+    assert "VOID" in (out := capsys.readouterr().out) and "sizes mean nothing" in out
 
 
 def test_an_interruption_keeps_what_was_measured(tmp_path):

@@ -96,7 +96,7 @@ def _of_rows(rows: dict) -> str:
             f"({ours['ratio_low']:.3f}-{ours['ratio_high']:.3f}){taken}")
 
 
-def _summary(report, tiny: bool) -> int:
+def _summary(report, tiny: bool = False) -> int:
     """The table, a line a program, a column a mode; then means and what went wrong."""
     from tritongemm.models.program import MODES
     from tritongemm.models.runner import OURS
