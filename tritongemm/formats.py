@@ -123,12 +123,21 @@ def format_of(name: str) -> Format:
             f"dtype {name!r} is not known; use one of {', '.join(FORMATS)}") from None
 
 
+def format_named(what: str | torch.dtype) -> Format:
+    """The format of ``"bf16"``, ``"bfloat16"`` or ``torch.bfloat16``. Raises
+    :class:`ProblemError` for an unknown one."""
+    name = str(what).removeprefix("torch.")
+    return _of_torch_name(name) or format_of(name)
+
+
+def _of_torch_name(name: str) -> Format | None:
+    return next((one for one in FORMATS.values() if one.torch_name == name), None)
+
+
 def format_of_dtype(dtype: torch.dtype) -> Format:
     """``torch.bfloat16`` -> the format ``bf16``. Raises :class:`ProblemError` where none is."""
-    name = str(dtype).removeprefix("torch.")
-    for one in FORMATS.values():
-        if one.torch_name == name:
-            return one
+    if (found := _of_torch_name(str(dtype).removeprefix("torch."))) is not None:
+        return found
     raise ProblemError(f"no number format is held in tensors of {dtype}; known: "
                        f"{', '.join(FORMATS)}")
 

@@ -60,6 +60,19 @@ def test_a_device_goes_with_sizes_and_not_with_tensors():
         tg.explain(torch.ones(4, 4), torch.ones(4, 4), device="h200")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, "float32", "torch.float32", "fp32"], ids=str)
+def test_a_dtype_may_be_torchs(dtype):
+    found = tg.explain(512, 512, 512, dtype=dtype, device="h200")
+    assert found == tg.explain(512, 512, 512, dtype="fp32", device="h200")
+    assert found.problem.precision == "fp16x3"
+
+
+def test_a_measured_choice_is_told_from_estimates():
+    text = str(tg.explain(PROBLEM, device="h200"))
+    assert "by estimate; the chosen one is by measurement:" in text
+    assert "by estimate:" in str(tg.explain(777, 333, 555, device="h200"))
+
+
 def test_options_go_with_sizes_only():
     with pytest.raises(UsageError, match="layout with the sizes"):
         tg.explain(PROBLEM, layout="nn")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, overload
 from tritongemm.config import KernelConfig
 from tritongemm.device import INTERPRETER, DeviceSpec, current_device, device_named
 from tritongemm.errors import UnsupportedError, UsageError
+from tritongemm.formats import format_named
 from tritongemm.kernels import shared_bytes
 from tritongemm.kernels.complex_product import arranging_us, float32_problem
 from tritongemm.measure.roofline import roof_time_us
@@ -122,7 +123,8 @@ class Explanation:
     def __str__(self) -> str:
         lines = [f"{name:<10} {text}" for name, text in self.fields()]
         if self.alternatives:
-            lines.append("other legal configs, by estimate:")
+            measured = "; the chosen one is by measurement" if self.source == "exact" else ""
+            lines.append(f"other legal configs, by estimate{measured}:")
             lines += [f"           {config}  {time}" for config, time in self._others()]
         return "\n".join(lines)
 
@@ -136,9 +138,9 @@ def explain(a: torch.Tensor, b: torch.Tensor, /) -> Explanation: ...
 
 
 @overload
-def explain(m: int, n: int, k: int, /, *, batch: int = 1, dtype: str = "bf16", layout: str = "nn",
-            precision: str | None = None, epilogue: str = "none", device: str | None = None
-            ) -> Explanation: ...
+def explain(m: int, n: int, k: int, /, *, batch: int = 1, dtype: str | torch.dtype = "bf16",
+            layout: str = "nn", precision: str | None = None, epilogue: str = "none",
+            device: str | None = None) -> Explanation: ...
 
 
 @overload
@@ -152,7 +154,7 @@ def explain(*what: object, device: str | None = None, **options: object) -> Expl
         what: two tensors A and B; or the sizes M, N and K of contiguous operands, with the
             ``options`` ``batch, dtype, layout, precision`` and ``epilogue``; or a problem.
             ``precision=None`` is the precision of a call while torch's own setting is ``ieee``; for
-            float32 ``TRITONGEMM_FP32`` decides.
+            float32 ``TRITONGEMM_FP32`` decides. ``dtype`` may be torch's.
         device: a device of ``configs/devices`` such as ``nvidia-h200``, or a part of its name;
             None: the device of the tensors, or the current one.
 
@@ -161,6 +163,8 @@ def explain(*what: object, device: str | None = None, **options: object) -> Expl
         UnsupportedError: operands that always go to torch. DeviceError: no such device.
     """
     if len(what) == 3 and all(isinstance(size, int) for size in what):
+        if "dtype" in options:
+            options["dtype"] = format_named(options["dtype"]).name
         if options.get("precision") is None:
             options["precision"] = default_precision(str(options.get("dtype", "bf16")))
         problem = GemmProblem.contiguous(*what, **options)  # type: ignore[arg-type]

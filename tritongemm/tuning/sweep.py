@@ -13,7 +13,7 @@ from tritongemm import selection, settings
 from tritongemm.compute import precision_for
 from tritongemm.device import DeviceSpec
 from tritongemm.errors import UsageError
-from tritongemm.formats import format_of
+from tritongemm.formats import format_named, format_of
 from tritongemm.notebook import table
 from tritongemm.ops.float32 import default_precision
 from tritongemm.problem import GemmProblem
@@ -30,6 +30,8 @@ from tritongemm.tuning.task import ProblemReport
 from tritongemm.workers.compile_pool import BUILDER, COMPILE_TIMEOUT_S
 
 if TYPE_CHECKING:
+    import torch
+
     from tritongemm.tuning.publish import PublishReport
 
 MEASURER = "tritongemm.tuning.measurer:Measurer"
@@ -191,14 +193,15 @@ def sweep(problems: Iterable[GemmProblem], journal: str | os.PathLike[str] | Row
         gpu_waited_s=loop.gpu_waited_s, compile_s=loop.compile_s, stopped=loop.stopped)
 
 
-def tune(problems: Iterable[GemmProblem | Shape | tuple[int, ...]], *, dtype: str = "bf16",
-         layout: str = "nn", precision: str | None = None, publish: bool = True,
-         journal: str | os.PathLike[str] | None = None, **options: object) -> SweepReport:
+def tune(problems: Iterable[GemmProblem | Shape | tuple[int, ...]], *,
+         dtype: str | torch.dtype = "bf16", layout: str = "nn", precision: str | None = None,
+         publish: bool = True, journal: str | os.PathLike[str] | None = None,
+         **options: object) -> SweepReport:
     """Finds the best config of each problem on this machine's GPU, for ``tritongemm.matmul``.
 
     Args:
         problems: problems, shapes of a suite, or tuples (m, n, k) or (batch, m, n, k).
-        dtype, layout: for items that do not state their own.
+        dtype, layout: for items that do not state their own; ``dtype`` may be torch's.
         precision: of float32 products; None: that of calls while torch's own setting is ``ieee``.
         publish: whether to write the winners to the tuned tables, which ``tritongemm.matmul`` uses
             from the next call on. A slower row never replaces a faster one.
@@ -216,6 +219,7 @@ def tune(problems: Iterable[GemmProblem | Shape | tuple[int, ...]], *, dtype: st
     from tritongemm.tuning.publish import publish as publish_journals
 
     precision = precision or default_precision("fp32")
+    dtype = format_named(dtype).name
     wanted = [problem_of_item(item, dtype, layout, precision) for item in problems]
     if not wanted:
         raise UsageError("no problems to tune")

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import (
@@ -17,6 +18,7 @@ from tritongemm.device import (
     within_budget,
 )
 from tritongemm.errors import CompileError, UnsupportedError, UsageError
+from tritongemm.formats import format_named
 from tritongemm.ops.float32 import default_precision
 from tritongemm.problem import NOTHING_TO_MULTIPLY, GemmProblem
 from tritongemm.records.suites import Shape, read_suite, suite_path
@@ -26,6 +28,9 @@ from tritongemm.tuning.sweep import problem_of_item
 from tritongemm.workers.builder import Builder
 from tritongemm.workers.compile_pool import BUILDER, compile_all
 from tritongemm.workers.messages import COMPILE, Outcome, failure
+
+if TYPE_CHECKING:
+    import torch
 
 #: Fewer missing builds than this are compiled in this process: starting a worker takes longer.
 _WORTH_A_PROCESS = 3
@@ -71,9 +76,10 @@ def _counted(count: int, noun: str, plural: str = "") -> str:
     return f"{count} {noun if count == 1 else plural or noun + 's'}"
 
 
-def warmup(what: What, *, dtype: str = "bf16", layout: str = "nn", precision: str | None = None,
-           device: DeviceSpec | str | int | None = None, workers: int | None = None,
-           progress: Callable[[int, int], None] | None = None) -> WarmupReport:
+def warmup(what: What, *, dtype: str | torch.dtype = "bf16", layout: str = "nn",
+           precision: str | None = None, device: DeviceSpec | str | int | None = None,
+           workers: int | None = None, progress: Callable[[int, int], None] | None = None
+           ) -> WarmupReport:
     """Compiles the kernels that calls of these problems need, so that the first call of each loads
     them.
 
@@ -83,7 +89,7 @@ def warmup(what: What, *, dtype: str = "bf16", layout: str = "nn", precision: st
     Args:
         what: a suite by name or path, a problem, or problems, shapes of a suite, or tuples
             (m, n, k) or (batch, m, n, k).
-        dtype, layout: for items that do not state their own.
+        dtype, layout: for items that do not state their own; ``dtype`` may be torch's.
         precision: of float32 products; None: that of calls while torch's own setting is ``ieee``.
         device: a slug of ``configs/devices``, a CUDA index or a spec; None: the current device.
         workers: number of compiling processes; by default one per core.
@@ -98,7 +104,7 @@ def warmup(what: What, *, dtype: str = "bf16", layout: str = "nn", precision: st
     if workers is not None and workers < 1:
         raise UsageError(f"workers={workers} is below 1")
     spec = within_budget(_device(device))
-    problems = dict.fromkeys(_problems(what, dtype, layout,
+    problems = dict.fromkeys(_problems(what, format_named(dtype).name, layout,
                                       precision or default_precision("fp32")))
     if not problems:
         raise UsageError("no problems to warm up for")
