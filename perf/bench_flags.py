@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable
 
 import torch
+from bench_two_strides import time_us  # beside this file
 
 import tritongemm as tg
 from tritongemm import settings
@@ -39,18 +40,6 @@ def planted(x: torch.Tensor, rows: int | None) -> torch.Tensor:
     x = x.clone()
     x[:rows, 3] = TINY
     return x
-
-
-def time_us(call: Callable[[], object], calls: int) -> float:
-    """Of one of ``calls`` calls in a row."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(2_000_000)  # the queue is full before the first one starts
-    start.record()
-    for _ in range(calls):
-        call()
-    end.record()
-    end.synchronize()
-    return 1000.0 * start.elapsed_time(end) / calls
 
 
 def check(found: torch.Tensor, a: torch.Tensor, b: torch.Tensor, limit: float) -> None:

@@ -250,7 +250,7 @@ def test_rows_and_columns_of_all_scales_are_undone_exactly(config, precision, la
     a, b, out = operands(problem)
     for x, largest, zero, shape in ((a, a[:, 0], a[:, 1], (256, 1)), (b, b[1], b[0], (1, 384))):
         x.copy_(torch.randint(-8, 9, x.shape, device="cuda"))
-        x *= 2.0**-38  # of a row's largest, which is 1: the smallest that fp16 holds beside it
+        x *= 2.0**-38  # after scaling, 2^-24: fp16's smallest number; a row's largest is 1
         largest.fill_(1.0), zero.fill_(0.0)
         exponents = torch.randint(127 - 100, 127 + 128, shape, device="cuda", dtype=torch.int32)
         x *= (exponents << 23).view(torch.float32)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 
 from tritongemm.cli.shapes import PRECISION_OF_CALLS, add_operand_arguments, operand_words
+from tritongemm.cli.where import or_named
 from tritongemm.device import current_device, device_named
-from tritongemm.errors import DeviceError, UsageError
+from tritongemm.errors import UsageError
 from tritongemm.problem import DTYPES, LAYOUTS, PRECISIONS, GemmProblem
 
 
@@ -65,8 +66,5 @@ def _extents(args: argparse.Namespace) -> tuple[int, int, int]:
 
 
 def _here():
-    try:
+    with or_named("explain a choice", "--device-name"):
         return current_device()
-    except (DeviceError, ImportError) as error:
-        raise DeviceError(f"{error}. To explain a choice for another machine's GPU, name it: "
-                          "--device-name nvidia-h200") from error

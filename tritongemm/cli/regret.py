@@ -12,9 +12,11 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from tritongemm.cli.outputs import check_file, file_argument
+from tritongemm.cli.where import or_named
 from tritongemm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -131,15 +133,12 @@ def _fresh(args: argparse.Namespace) -> list[Regret] | None:
     from tritongemm.calibration import fresh_regret
     from tritongemm.cli.sweep import progress_of
     from tritongemm.device import current_device, device_named
-    from tritongemm.errors import DeviceError
 
-    try:
-        device = device_named(args.device) if args.device else current_device()
-    except DeviceError as error:
-        if args.device or not (args.plan or args.judge_only):
-            raise
-        raise DeviceError(f"{error}. To plan or judge for another machine's GPU, name it: "
-                          "--device nvidia-h200") from error
+    if args.device:
+        device = device_named(args.device)
+    else:
+        with or_named("plan or judge") if args.plan or args.judge_only else nullcontext():
+            device = current_device()
     problems = fresh_regret.drawn_for(device, args.fresh, args.count)
     wide = fresh_regret.Wide(args.fresh, args.top, at_random=args.random)
     if args.plan:

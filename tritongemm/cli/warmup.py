@@ -6,7 +6,9 @@ import argparse
 import sys
 
 from tritongemm.cli.shapes import add_shape_arguments, problems_from
-from tritongemm.errors import DeviceError, UsageError
+from tritongemm.cli.where import or_named
+from tritongemm.device import current_device
+from tritongemm.errors import UsageError
 
 _SHOWN = 8
 
@@ -38,13 +40,10 @@ def run(args: argparse.Namespace) -> int:
             print(f"\r{done} of {total}", end="\n" if done == total else "", file=sys.stderr,
                   flush=True)
 
-    try:
-        report = warmup(problems, device=args.device, workers=args.workers, progress=progress)
-    except DeviceError as error:
-        if args.device is not None:
-            raise
-        raise DeviceError(f"{error}. To compile for another machine's GPU, name it: "
-                          "--device nvidia-h200") from error
+    if args.device is None:
+        with or_named("compile"):
+            current_device()
+    report = warmup(problems, device=args.device, workers=args.workers, progress=progress)
     print(report)
     for title, entries in (("goes to torch", report.torchs), ("failed", report.failed)):
         for problem, reason in entries[:_SHOWN]:

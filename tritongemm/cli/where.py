@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from tritongemm import settings
-from tritongemm.errors import MissingDependencyError
+from tritongemm.errors import DeviceError, MissingDependencyError
 
 
 def no_gpu() -> str | None:
@@ -27,3 +30,14 @@ def cpu_instead(device: str) -> str | None:
     if device == "auto":
         return no_gpu()
     return "--device cpu was given" if device == "cpu" else None
+
+
+@contextlib.contextmanager
+def or_named(purpose: str, option: str = "--device") -> Iterator[None]:
+    """Where there is no GPU here, says that ``option`` names another machine's. ``purpose``: what
+    for, as in "to compile"."""
+    try:
+        yield
+    except (DeviceError, ImportError) as error:
+        raise DeviceError(f"{error}. To {purpose} for another machine's GPU, name it: {option} "
+                          "nvidia-h200") from error

@@ -304,16 +304,14 @@ def early_fragments(problem: GemmProblem, config: KernelConfig, addend: object) 
     thread holds four values of a matrix, and two of a vector at most; of a gated product's bias
     those of both halves."""
     reads_d = addend not in ("none", "scale")
-    if not (reads_d or scaled(config)) or not one_buffer(problem, config):
-        return 0
-    accumulators = rows_of(config) // 64
-    others = _OTHER_REGISTERS + (accumulators - 1) * _SECOND_ACCUMULATOR_REGISTERS
+    accumulators, width = rows_of(config) // 64, fragment_columns(problem, config)
+    spare = registers_of(problem, config)[0] - accumulators * config.block_n // 2
     if scaled(config):
-        others = _SCALED_OTHER_REGISTERS + reads_d * _SCALED_D_REGISTERS
-    spare = registers_of(problem, config)[0] - accumulators * config.block_n // 2 - others
-    width = fragment_columns(problem, config)
-    if scaled(config):
+        spare -= _SCALED_OTHER_REGISTERS + reads_d * _SCALED_D_REGISTERS
         return max(0, min(config.block_n, 4 * spare) // width)
+    if not reads_d or not one_buffer(problem, config):
+        return 0
+    spare -= _OTHER_REGISTERS + (accumulators - 1) * _SECOND_ACCUMULATOR_REGISTERS
     if addend == "tile" and (transposed(config) or not stores_by_tma(problem, config)):
         spare -= _MATRIX_REGISTERS
     epilogue = EPILOGUES[problem.epilogue]

@@ -159,14 +159,16 @@ def mulmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, alpha: float = 1,
     if op is None:
         raise UsageError(f"gradient_of={gradient_of!r} is not known; use one of "
                          f"{', '.join(ACTIVATIONS)}")
-    _tensors("mulmm", mat1=mat1, mat2=mat2)
-    if gradient_of != "none" or type(input) not in NUMBERS:  # torch multiplies by a number
-        _tensors("mulmm", input=input)
+    plain = all(isinstance(x, Tensor) for x in (input, mat1, mat2))  # else proxies of a tracer
+    if not plain:
+        _tensors("mulmm", mat1=mat1, mat2=mat2)
+        if gradient_of != "none" or type(input) not in NUMBERS:  # torch multiplies by a number
+            _tensors("mulmm", input=input)
     if isinstance(alpha, bool):
         alpha = int(alpha)
     if isinstance(alpha, complex) and not mat1.is_complex():
         raise UsageError(f"alpha={alpha} is complex, the operands are {mat1.dtype}")
-    if all(isinstance(x, Tensor) for x in (input, mat1, mat2)):  # else proxies of a tracer
+    if plain:
         _check_factor(input, mat1, mat2)
         if not _needs_gradient(input, mat1, mat2) and not distributed(input, mat1, mat2):
             if compiling():
@@ -229,7 +231,8 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *,
             result. Otherwise as :func:`matmul`.
     """
     if mixed:
-        _tensors("linear", input=input, weight=weight)
+        if not (isinstance(input, Tensor) and isinstance(weight, Tensor)):
+            _tensors("linear", input=input, weight=weight)
         op = LINEAR.get(activation)
         with _without_autocast(input):
             if op is not None and residual is None and (
@@ -301,7 +304,8 @@ def gated_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *,
     if activation not in GATES:
         raise UsageError(f"activation={activation!r} is not one of a gate; use one of "
                          f"{', '.join(GATES)}")
-    _tensors("gated_linear", input=input, weight=weight)
+    if not (isinstance(input, Tensor) and isinstance(weight, Tensor)):
+        _tensors("gated_linear", input=input, weight=weight)
     _check_gate(weight, bias, up, interleaved)
     if distributed(input, weight, bias, up):
         result = of_shards("layer", lambda x, w, b, _, up: gated_linear(
@@ -393,8 +397,8 @@ def _further_linear(input: Tensor, weight: Tensor, bias: Tensor | None, activati
 
 
 def _check_residual(input: Tensor, weight: Tensor, residual: Tensor) -> None:
-    _tensors("linear", input=input, weight=weight, residual=residual)
     if not all(isinstance(x, Tensor) and not x.is_nested for x in (input, weight, residual)):
+        _tensors("linear", input=input, weight=weight, residual=residual)
         return  # a proxy of a tracer, or nested: the sum checks it
     shape = (*input.shape[:-1], *weight.shape[:-1])
     if tuple(residual.shape) != shape:
@@ -409,7 +413,8 @@ def _check_residual(input: Tensor, weight: Tensor, residual: Tensor) -> None:
 def _mixed(ours: Callable[..., Tensor], op: Op, a: Tensor, b: Tensor,
            out_dtype: torch.dtype | None, out: Tensor | None, strict: bool) -> Tensor:
     """The product of 16-bit A and float32 B by ``op``, else by ``ours`` of A as float32."""
-    _tensors(ours.__name__, input=a, **{"other" if ours is matmul else "mat2": b})
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        _tensors(ours.__name__, input=a, **{"other" if ours is matmul else "mat2": b})
     with _without_autocast(a):
         found = _read_as_it_is(op, a, b, out=out) if out_dtype is None else None
         if found is not None:

@@ -18,7 +18,7 @@ from tritongemm.records.calibration import Member, NetworkRecord
 #: Inputs are clipped at this many standard deviations from their mean.
 FARTHEST = 4.0
 #: Configs that are asked about at a time. What a layer of so many makes stays in the cache, and the
-#: allocator keeps it; 2,123 configs at once took 7.0 ms, in blocks 3.1 (two cores of a server).
+#: allocator keeps it; thousands at once take twice as long.
 _BLOCK = 256
 
 
