@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import interpreter_device
+from tritongemm.kernels.device.split_fp32 import parts_of as parts_of_element
 from tritongemm.kernels.interpret import interpret
 from tritongemm.kernels.reduce import target_of
 from tritongemm.kernels.split_fp32 import (
@@ -134,6 +137,35 @@ def test_parts_represent_rows_that_are_not_flagged(k, gap, layout, precision):
         floor = largest * 2.0**(-50 if split.parts == 2 else -39)
         assert bool((error <= torch.maximum(size * 2.0**-bits, floor)).all())
         assert bool((parts[:, 0][:, kept].abs().amax((0, 2)) < 2.0**15 + 1).all())
+
+
+@triton.jit
+def losses_of(x, losses, COUNT: tl.constexpr, PARTS: tl.constexpr):
+    at = tl.arange(0, COUNT)
+    value = tl.load(x + at)
+    loss = parts_of_element(value, tl.full((COUNT,), 1.0, tl.float32), PARTS)[2]
+    tl.store(losses + at, loss)
+
+
+@pytest.mark.parametrize("parts", (1, 2))
+def test_losses_add_up_alike_in_any_order(parts):
+    torch.manual_seed(parts)
+    x = torch.randn(4096) * torch.exp2(torch.empty(4096).uniform_(-22, 1 if parts == 1 else -13))
+    losses = torch.empty_like(x)
+    losses_of[1,](x, losses, 4096, parts)
+    x = x.double()
+    value, lo = x.half().double(), 0.0
+    if parts == 2:
+        lo = (2048 * (x - value)).half().double() / 2048
+    lost = (x - value - lo).abs() * 2.0**(11 * (parts - 1))
+    size = torch.exp2(x.abs().log2().floor())
+    counts = lost > x.abs() * 2.0**-11
+    assert bool(counts.any()) and not bool(counts.all())
+    assert bool((losses[~counts] == 0).all())
+    exact = (lost / size)[counts]
+    assert bool(((losses[counts] - exact).abs() <= exact / 32).all())
+    whole = losses.double() * 2.0**15
+    assert bool((whole == whole.round()).all()) and whole.sum() < 2**24
 
 
 @pytest.mark.parametrize("layout", FEW_LAYOUTS)

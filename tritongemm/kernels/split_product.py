@@ -116,9 +116,8 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
 
 def sum_order(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> SumOrder | None:
     """A step of 64 along K adds its products to float32 sums in registers; the small products have
-    sums of their own, or not. Rows that the parts cannot represent are found by the split pass and
-    computed by one config of the guard. The pass adds their losses in an order that depends on M,
-    so a row at the limit may be one of them for one M and not for another."""
+    sums of their own, or not. A row that the parts cannot represent is computed by one config of
+    the guard; its elements alone decide that."""
     sums = ", small products apart" if separate(problem, config) else ""
     return order_of(f"wgmma k16 of {parts_of(problem)} fp16 parts{sums}", problem, config)
 

@@ -14,7 +14,7 @@ The exponent e of each row goes to an array of float32. ``FLAGGED`` in its place
 parts would not represent it: an element is infinite or NaN; 2^e or 2^-e is not representable
 (largest magnitude below 2^-100 and not 0); or elements with |r| > 2^-22 |x'| lose too much:
 
-    sum of |r_k| / |x'_k| over them > 2^-23 n if n >= K / 64, else 0,
+    sum of |r_k| / |x'_k| over them > 31/32 2^-23 n if n >= K / 64, else 0,
 
 with n elements of at least about 2^-12 of the largest. An element of the sum moves one of C by
 |r_k| / |x'_k| of its share in (|A| |B|)_ij. Where many elements are large, no share of so small an
@@ -23,6 +23,10 @@ moves by at most K 2^-23 of (|A| |B|)_ij, twice the bound of K float32 multiply-
 Accuracy and Stability of Numerical Algorithms, 2nd edition, section 3.1). Where few are large (a
 sparse row with outliers), such an element may be all that there is of a product, and no loss is let
 pass. The product leaves flagged rows out, and ``ieee_guard`` computes them.
+
+Each term of the sum is rounded to a multiple of 2^-26, by 1/32 of it at most. Float32 adds such
+terms without rounding, whatever their order, as long as n is below 2^21. So whether a row is
+flagged depends on its elements alone, not on the block that it is part of.
 
 A may be stored in 16 bits; it is converted as it is loaded, which is exact.
 
@@ -39,6 +43,8 @@ from tritongemm.kernels.device.symbol import symbol
 
 #: In place of an exponent: the row's results are computed in float32.
 FLAGGED = tl.constexpr(65536.0)
+#: Losses that a large element allows: 2^-12, less what losses are rounded by.
+_ALLOWED = tl.constexpr(31.0 * 2.0**-17)
 _LARGEST_FINITE = tl.constexpr(0x7F7FFFFF)
 #: The bits of 2^-100.
 _SMALLEST_SCALED = tl.constexpr(27 << 23)
@@ -67,7 +73,8 @@ def power_of_two(e):
 @triton.jit
 def parts_of(x, scale, PARTS: tl.constexpr):
     """(hi, lo, loss, large) of ``x``: what an element adds to the losses of its row, up to a factor
-    of 2 too large and, where there are two parts, times 2^11; 1 if it is large."""
+    of 2 too large, a multiple of 2^-15 and, where there are two parts, times 2^11; 1 if it is
+    large."""
     scaled = x * scale
     size = tl.abs(scaled)
     hi = scaled.to(tl.float16)
@@ -83,6 +90,8 @@ def parts_of(x, scale, PARTS: tl.constexpr):
     inverse = ((254 << 23) - (size.to(tl.int32, bitcast=True) & 0x7F800000)).to(tl.float32,
                                                                                bitcast=True)
     loss = tl.where(error > size * 0.00048828125, error * inverse, 0.0)
+    # In float32, numbers from 256 to 512 are multiples of 2^-15.
+    loss = (loss + 256.0) - 256.0
     # Below float32's range the error itself is lost.
     loss = tl.where((size < 1e-30) & (x != 0.0), 1e6, loss)
     return hi, lo, loss, tl.where(size >= 4.0, 1.0, 0.0)
@@ -160,7 +169,7 @@ def split_block(x, parts, exponents, rows, K, stride_batch, stride_row, stride_k
             losses += loss
             larges += large
         loss, large = tl.reduce((losses, larges), 1, add_pairs)
-    allowed = tl.where(large * 64.0 >= K.to(tl.float32), large * 0.000244140625, 0.0)
+    allowed = tl.where(large * 64.0 >= K.to(tl.float32), large * _ALLOWED, 0.0)
     flagged = ((bits > _LARGEST_FINITE) | (loss > allowed)
                | ((bits != 0) & (bits < _SMALLEST_SCALED)))
     tl.store(exponents + batch.to(tl.int64) * rows + row,
