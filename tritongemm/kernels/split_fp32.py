@@ -5,6 +5,7 @@ the parts cannot represent: their launches. What they do is said in ``device/spl
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from tritongemm.config import KernelConfig
@@ -41,9 +42,9 @@ _PER_THREAD, _PER_THREAD_OF_STRIP = 16, 4
 _STRIP, _NARROW_STRIP = 32, 16
 #: Warps of a program that splits strips; that splits rows longer than this, or shorter ones.
 _STRIP_WARPS, _NARROW_STRIP_WARPS, _ROW_WARPS, _SHORT_ROW_WARPS, _SHORT_ROW = 32, 16, 8, 4, 1024
-#: Rows and columns of a tile of the guard, its step along K, and tiles that a program looks at
-#: together.
-_GUARD = (64, 64, 16)
+#: Rows and columns of a tile of the guard, its step along K, its warps and stages, and tiles that a
+#: program looks at together.
+_GUARD = (64, 128, 32, 4, 3)
 _LOOK = 16
 #: Programs of the guard an SM.
 _GUARD_PROGRAMS = 2
@@ -223,13 +224,23 @@ def split_launch(problem: GemmProblem, config: KernelConfig, geometry: Geometry,
         f"tritongemm_split_{problem.precision}_{problem.layout}", **dependence(config, device))
 
 
+def _programs(rows: int, columns: int, device: DeviceSpec) -> int:
+    """Programs of the guard for rows by columns of tiles, which they take by turns: a number that
+    has no divisor in common with that of the columns, so that the tiles of a column fall to
+    different programs too."""
+    most = _GUARD_PROGRAMS * device.num_sms
+    if rows * columns <= most:
+        return rows * columns
+    return next(x for x in range(most, 0, -1) if math.gcd(x, columns) == 1)
+
+
 def guard_launch(problem: GemmProblem, config: KernelConfig, geometry: Geometry,
                  device: DeviceSpec, split: SplitOperands, c: TileTarget) -> Launch:
     """The launch that computes flagged rows and columns into ``c``: C, or the parts of a split
     K."""
     m, n, g = problem.m, problem.n, geometry
     align_a, align_b = max(1, problem.align_a // 4), max(1, problem.align_b // 4)
-    block_m, block_n, block_k = _GUARD
+    block_m, block_n, block_k, warps, stages = _GUARD
     vec_m = divisor_of(m, align_a) if g.am == 1 else 1
     vec_n = divisor_of(n, align_b) if g.bn == 1 else 1
     extra, epilogue = ((), NO_EPILOGUE)
@@ -238,12 +249,13 @@ def guard_launch(problem: GemmProblem, config: KernelConfig, geometry: Geometry,
     arguments = (
         _source(problem, g, "a"), _source(problem, g, "b"), c.pointer,
         split.a.exponents_at(), split.b.exponents_at(),
-        Scalar("M", m, vec_m), Scalar("N", n, vec_n), Scalar("K", problem.k),
+        Scalar("M", m, vec_m), Scalar("N", n, vec_n),
+        Scalar("K", problem.k, divisor_of(problem.k, max(align_a, align_b))),
         Scalar("batches", problem.batch), Scalar("mask_m", edge_mask(m)),
         Scalar("mask_n", edge_mask(n)), *operand_strides(g, block_k, align_a, align_b),
         Scalar("stride_cb", c.batch), Scalar("stride_cm", c.row, divisor_of(c.row, c.align)),
         Scalar("stride_cn", c.column, 1, fold=True), Scalar("stride_cs", c.part))
-    tiles = -(-m // block_m) * -(-n // block_n) * problem.batch
+    programs = _programs(-(-m // block_m) * problem.batch, -(-n // block_n), device)
     words = epilogue_words(problem) if config.split_k == 1 else ()
     return Launch(
         "tritongemm.kernels.device.ieee_guard", "ieee_guard", (*arguments, *extra),
@@ -251,5 +263,5 @@ def guard_launch(problem: GemmProblem, config: KernelConfig, geometry: Geometry,
          ("BLOCK_K", block_k), ("LOOK", _LOOK), ("SPLIT_K", config.split_k),
          ("BATCHED_A", split.a.batches > 1), ("BATCHED_B", split.b.batches > 1),
          ("INTERPRETED", False), *epilogue),
-        (min(tiles, _GUARD_PROGRAMS * device.num_sms), 1, 1), 4, 2,
+        (programs, 1, 1), warps, stages,
         "_".join(("tritongemm_guard", problem.layout, *words)), **dependence(config, device))

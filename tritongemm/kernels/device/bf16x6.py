@@ -67,12 +67,13 @@ def product_of_parts(x, y, INTERPRETED: tl.constexpr):
 
 @triton.jit
 def tiles_at(a_ptrs, b_ptrs, ks, left, EVEN_K: tl.constexpr):
-    """The tiles of A and B at a step of K; 0 from ``left`` elements along K on."""
+    """The tiles of A and B at a step of K in float32; 0 from ``left`` elements along K on."""
     if EVEN_K:
-        return tl.load(a_ptrs), tl.load(b_ptrs)
+        x, y = tl.load(a_ptrs), tl.load(b_ptrs)
     else:
-        return (tl.load(a_ptrs, mask=ks[None, :] < left, other=0.0),
-                tl.load(b_ptrs, mask=ks[:, None] < left, other=0.0))
+        x = tl.load(a_ptrs, mask=ks[None, :] < left, other=0.0)
+        y = tl.load(b_ptrs, mask=ks[:, None] < left, other=0.0)
+    return x.to(tl.float32), y
 
 
 @triton.jit
@@ -81,8 +82,8 @@ def parts_over_k(a_rows, b_columns, first, last, K, stride_ak, stride_bk, BLOCK_
                  INTERPRETED: tl.constexpr):
     """The sum of A @ B over steps ``first`` to ``last`` of K for one tile, [BLOCK_M, BLOCK_N]
     float32, by products of parts, corrected where these cannot represent the operands. ``a_rows``
-    [BLOCK_M], ``b_columns`` [BLOCK_N]: pointers to the first step. Only K is masked, and not with
-    EVEN_K."""
+    [BLOCK_M], ``b_columns`` [BLOCK_N]: pointers to the first step; A may have 16 bits. Only K is
+    masked, and not with EVEN_K."""
     ks = tl.arange(0, BLOCK_K)
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     least_a = tl.full((BLOCK_M, BLOCK_K), 0xFFFFFFFF, dtype=tl.uint32)

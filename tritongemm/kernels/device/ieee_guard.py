@@ -1,27 +1,23 @@
-"""Computes in float32 what a product of split operands left out: rows and columns that are flagged.
+"""Computes what a product of split operands left out: rows and columns that are flagged.
 
 The split pass (``split_fp32``) flags rows of A and columns of B whose fp16 parts would not
 represent them. This kernel runs behind the product, looks at the flags, and normally ends. Where a
-tile has a flagged row or column it computes the tile with float32 multiply-adds, as the ``tiled``
-kernel does, in chains of CHAIN along K, whose sums are added. It stores the elements of flagged
-rows and columns: exactly those that the product has not stored. So each element of C is written
-once, and D may be C.
+tile has a flagged row or column it computes the tile from three bf16 parts of each number, which
+have float32's range (``bf16x6``), and by float32 multiply-adds what these do not represent either.
+It stores the elements of flagged rows and columns: exactly those that the product has not stored.
+So each element of C is written once, and D may be C.
 """
 
 import triton
 import triton.language as tl
 
+from tritongemm.kernels.device.bf16x6 import parts_over_k
 from tritongemm.kernels.device.dependent_launch import release, wait
-from tritongemm.kernels.device.dot import dot
 from tritongemm.kernels.device.edge import within
 from tritongemm.kernels.device.epilogue import finish, load_d
 from tritongemm.kernels.device.operand_types import require_type
 from tritongemm.kernels.device.split_fp32 import FLAGGED
 from tritongemm.kernels.device.symbol import symbol
-
-#: Products that are added one after the other. One chain for all of K would have a larger error
-#: than cuBLAS's SGEMM where that splits K.
-CHAIN = tl.constexpr(256)
 
 
 @triton.jit
@@ -34,7 +30,7 @@ def largest_flag(exponents, batch, first, extent, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def tile_in_ieee(a, b, c, a_exponents, b_exponents, batch, row, col, M, N, K, mask_m, mask_n,
+def flagged_of_tile(a, b, c, a_exponents, b_exponents, batch, row, col, M, N, K, mask_m, mask_n,
                  strides, epilogue, VEC_M: tl.constexpr, VEC_N: tl.constexpr,
                  BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
                  SPLIT_K: tl.constexpr, BATCHED_A: tl.constexpr, BATCHED_B: tl.constexpr,
@@ -47,19 +43,9 @@ def tile_in_ieee(a, b, c, a_exponents, b_exponents, batch, row, col, M, N, K, ma
     rows, cols = row + tl.arange(0, BLOCK_M), col + tl.arange(0, BLOCK_N)
     rows_a = within(rows, M, mask_m, VEC_M).to(tl.int64)
     cols_b = within(cols, N, mask_n, VEC_N).to(tl.int64)
-    ks = tl.arange(0, BLOCK_K)
-    a_ptrs = (a + batch * stride_ab + (rows_a[:, None] * stride_am + ks[None, :] * stride_ak))
-    b_ptrs = (b + batch * stride_bb + (ks[:, None] * stride_bk + cols_b[None, :] * stride_bn))
-    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for first in range(0, K, CHAIN):
-        part = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-        for start in range(first, min(first + CHAIN, K), BLOCK_K):
-            x = tl.load(a_ptrs, mask=(ks < K - start)[None, :], other=0.0).to(tl.float32)
-            y = tl.load(b_ptrs, mask=(ks < K - start)[:, None], other=0.0)
-            part = dot(x, y, part, "ieee", INTERPRETED)
-            a_ptrs += BLOCK_K * stride_ak
-            b_ptrs += BLOCK_K * stride_bk
-        acc += part
+    acc = parts_over_k(a + batch * stride_ab + rows_a * stride_am,
+                       b + batch * stride_bb + cols_b * stride_bn, 0, tl.cdiv(K, BLOCK_K), K,
+                       stride_ak, stride_bk, BLOCK_M, BLOCK_N, BLOCK_K, False, INTERPRETED)
     batch_a, batch_b = batch, batch
     if not BATCHED_A:
         batch_a = batch * 0
@@ -117,7 +103,7 @@ def ieee_guard(a, b, c, a_exponents, b_exponents, M, N, K, batches, mask_m, mask
                 one = start + programs * i
                 mine = tl.max(tl.where(tl.arange(0, LOOK) == i, flag, 0.0), axis=0)
                 if (one < tiles) & (mine == FLAGGED):
-                    tile_in_ieee(
+                    flagged_of_tile(
                         a, b, c, a_exponents, b_exponents, tl.cast(one // (num_m * num_n),
                                                                    tl.int64),
                         one // num_n % num_m * BLOCK_M, one % num_n * BLOCK_N, M, N, K, mask_m,
