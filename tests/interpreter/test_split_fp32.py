@@ -201,12 +201,13 @@ def test_a_broadcast_batch_is_split_once(layout):
         assert torch.allclose(value, x.double(), rtol=2.0**-20, atol=0)
 
 
-def guarded(a, b, layout: str, epilogue: str = "none", d=None, split_k: int = 1, batch_c=None):
+def guarded(a, b, layout: str, epilogue: str = "none", d=None, split_k: int = 1,
+            precision: str = "fp16x3"):
     """C after the guard, where the product has left ones."""
     config = KernelConfig("split_product", 128, 128, 64, num_warps=8, num_stages=3,
                           split_k=split_k)
-    problem, geometry, split, scratch = run_split(a, b, layout, 4, config=config)
-    problem = problem_of(a, b, layout, 4, epilogue=epilogue)
+    problem, geometry, split, scratch = run_split(a, b, layout, 4, precision, config)
+    problem = problem_of(a, b, layout, 4, precision, epilogue=epilogue)
     c = torch.ones((*a.shape[:-1], b.shape[-1]))
     geometry = geometry_of(a, b, c, d)
     if split_k > 1:
@@ -243,10 +244,11 @@ def test_the_guard_writes_flagged_rows_and_columns_alone(layout, batch):
     assert torch.allclose(c[special], wanted[special], rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
-def test_the_guard_adds_c_in_place():
+@pytest.mark.parametrize("precision", ("fp16x3", "tf32"))
+def test_the_guard_adds_c_in_place(precision):
     a, b, special = planted(100, 90, 33)
     d = torch.randn(100, 90)
-    c = guarded(a, b, "nn", "add+relu", d)
+    c = guarded(a, b, "nn", "add+relu", d, precision=precision)
     wanted = (2 * (a @ b) + 0.5 * d).relu()
     assert torch.equal(c[~special], d[~special])
     assert torch.allclose(c[special], wanted[special], rtol=1e-5, atol=1e-5, equal_nan=True)

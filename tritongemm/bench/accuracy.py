@@ -60,7 +60,7 @@ class Row:
 
     Attributes:
         flagged: of split products: rows of A and columns of B whose range exceeds that of the fp16
-            parts; the guard recomputes them in float32. 0 for other algorithms.
+            parts; the guard computes them. 0 for other algorithms.
         max_error, norm_error: see the module; NaN where ``status`` is not ``ok``.
         stray: elements that are NaN or infinite where the reference is not, or the reverse.
         status: ``ok``, or the reason why there is no result.

@@ -2,11 +2,11 @@
 rules.
 
 A pass scales each row of A and column of B by a power of two and rounds them to fp16, as for
-``split_product``, whose guard computes in float32 what fp16 cannot represent. The copies are
-multiplied by the kernel of 16-bit operands (``warp_specialized``), with its ping-pong and its
-clusters that share operands; its consumers undo the scales as they store. The tensor core adds up
-all of K, so where K is long and all numbers have one sign, truncation makes sums less accurate than
-those of ``split_product``.
+``split_product``, whose guard computes what fp16 cannot represent. The copies are multiplied by the
+kernel of 16-bit operands (``warp_specialized``), with its ping-pong and its clusters that share
+operands; its consumers undo the scales as they store. The tensor core adds up all of K, so where K
+is long and all numbers have one sign, truncation makes sums less accurate than those of
+``split_product``.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""float32 operands split into fp16 parts in scratch, and the guard that computes in float32 what
-the parts cannot represent: their launches. What they do is said in ``device/split_fp32.py`` and
+"""float32 operands split into fp16 parts in scratch, and the guard that computes what the parts
+cannot represent: their launches. What they do is said in ``device/split_fp32.py`` and
 ``device/ieee_guard.py``.
 """
 
@@ -143,7 +143,7 @@ scratch = Constraint("scratch", _scratch, of_problem=True)
 def exponents_in(problem: GemmProblem, config: KernelConfig,
                  geometry: Geometry) -> tuple[slice, slice]:
     """Where the exponents of A's rows and B's columns lie in a call's scratch, bytes. One of
-    :data:`FLAGGED` marks a row or column that the guard computed in float32."""
+    :data:`FLAGGED` marks a row or column that the guard computed."""
     split = split_operands(problem, config, geometry)
     return tuple(slice(x.exponents, x.exponents + 4 * x.batches * x.rows)  # type: ignore
                  for x in (split.a, split.b))
@@ -262,6 +262,6 @@ def guard_launch(problem: GemmProblem, config: KernelConfig, geometry: Geometry,
         (("VEC_M", vec_m), ("VEC_N", vec_n), ("BLOCK_M", block_m), ("BLOCK_N", block_n),
          ("BLOCK_K", block_k), ("LOOK", _LOOK), ("SPLIT_K", config.split_k),
          ("BATCHED_A", split.a.batches > 1), ("BATCHED_B", split.b.batches > 1),
-         ("INTERPRETED", False), *epilogue),
+         ("PARTS", 3 if split.parts == 2 else 1), ("INTERPRETED", False), *epilogue),
         (programs, 1, 1), warps, stages,
         "_".join(("tritongemm_guard", problem.layout, *words)), **dependence(config, device))

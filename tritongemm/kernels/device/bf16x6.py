@@ -18,12 +18,15 @@ bf16 has float32's range of exponents, so no scale is needed. What the parts can
 
 Such rows, columns and results are computed again by float32 multiply-adds
 (:func:`multiply_adds_over_k`).
+
+With PARTS 1, for TF32's accuracy, numbers are rounded to TF32, which has float32's range too, and
+multiplied once.
 """
 
 import triton
 import triton.language as tl
 
-from tritongemm.kernels.device.dot import dot
+from tritongemm.kernels.device.dot import dot, rounded
 
 #: Twice the bits of 2^-110, without the sign: below, r may exceed 2^-24 |x|.
 _SMALLEST = tl.constexpr((17 << 23) * 2 - 1)
@@ -52,11 +55,14 @@ def parts_of(x):
 
 
 @triton.jit
-def product_of_parts(x, y, INTERPRETED: tl.constexpr):
+def product_of_parts(x, y, PARTS: tl.constexpr, INTERPRETED: tl.constexpr):
     """x @ y of float32 tiles by six products of their parts, the small ones first."""
+    sums = tl.zeros((x.shape[0], y.shape[1]), dtype=tl.float32)
+    if PARTS == 1:
+        return dot(rounded(x, "tf32", INTERPRETED), rounded(y, "tf32", INTERPRETED), sums, "tf32",
+                   INTERPRETED)
     x_hi, x_mid, x_lo = parts_of(x)
     y_hi, y_mid, y_lo = parts_of(y)
-    sums = tl.zeros((x.shape[0], y.shape[1]), dtype=tl.float32)
     sums = dot(x_mid, y_mid, sums, "ieee", INTERPRETED)
     sums = dot(x_lo, y_hi, sums, "ieee", INTERPRETED)
     sums = dot(x_hi, y_lo, sums, "ieee", INTERPRETED)
@@ -79,7 +85,7 @@ def tiles_at(a_ptrs, b_ptrs, ks, left, EVEN_K: tl.constexpr):
 @triton.jit
 def parts_over_k(a_rows, b_columns, first, last, K, stride_ak, stride_bk, BLOCK_M: tl.constexpr,
                  BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
-                 INTERPRETED: tl.constexpr):
+                 PARTS: tl.constexpr, INTERPRETED: tl.constexpr):
     """The sum of A @ B over steps ``first`` to ``last`` of K for one tile, [BLOCK_M, BLOCK_N]
     float32, by products of parts, corrected where these cannot represent the operands. ``a_rows``
     [BLOCK_M], ``b_columns`` [BLOCK_N]: pointers to the first step; A may have 16 bits. Only K is
@@ -93,7 +99,7 @@ def parts_over_k(a_rows, b_columns, first, last, K, stride_ak, stride_bk, BLOCK_
     for step in range(first, last):
         x, y = tiles_at(x_ptrs, y_ptrs, ks, K - step * BLOCK_K, EVEN_K)
         least_a, least_b = smaller(least_a, x), smaller(least_b, y)
-        acc += product_of_parts(x, y, INTERPRETED)
+        acc += product_of_parts(x, y, PARTS, INTERPRETED)
         x_ptrs += BLOCK_K * stride_ak
         y_ptrs += BLOCK_K * stride_bk
     small_a = tl.min(least_a, axis=1) < _SMALLEST

@@ -2,8 +2,9 @@
 
 The split pass (``split_fp32``) flags rows of A and columns of B whose fp16 parts would not
 represent them. This kernel runs behind the product, looks at the flags, and normally ends. Where a
-tile has a flagged row or column it computes the tile from three bf16 parts of each number, which
-have float32's range (``bf16x6``), and by float32 multiply-adds what these do not represent either.
+tile has a flagged row or column it computes the tile from three bf16 parts of each number, or from
+numbers rounded to TF32, which have float32's range (``bf16x6``), and by float32 multiply-adds what
+these do not represent either.
 It stores the elements of flagged rows and columns: exactly those that the product has not stored.
 So each element of C is written once, and D may be C.
 """
@@ -31,10 +32,11 @@ def largest_flag(exponents, batch, first, extent, BLOCK: tl.constexpr):
 
 @triton.jit
 def flagged_of_tile(a, b, c, a_exponents, b_exponents, batch, row, col, M, N, K, mask_m, mask_n,
-                 strides, epilogue, VEC_M: tl.constexpr, VEC_N: tl.constexpr,
-                 BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-                 SPLIT_K: tl.constexpr, BATCHED_A: tl.constexpr, BATCHED_B: tl.constexpr,
-                 INTERPRETED: tl.constexpr, ADDEND: tl.constexpr, ACTIVATION: tl.constexpr):
+                    strides, epilogue, VEC_M: tl.constexpr, VEC_N: tl.constexpr,
+                    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+                    SPLIT_K: tl.constexpr, BATCHED_A: tl.constexpr, BATCHED_B: tl.constexpr,
+                    PARTS: tl.constexpr, INTERPRETED: tl.constexpr, ADDEND: tl.constexpr,
+                    ACTIVATION: tl.constexpr):
     """The tile at (row, col) of a batch, of which flagged rows and columns are stored; with SPLIT_K
     > 1 as the first part, the others 0."""
     (stride_ab, stride_am, stride_ak, stride_bb, stride_bk, stride_bn, stride_cb, stride_cm,
@@ -45,7 +47,7 @@ def flagged_of_tile(a, b, c, a_exponents, b_exponents, batch, row, col, M, N, K,
     cols_b = within(cols, N, mask_n, VEC_N).to(tl.int64)
     acc = parts_over_k(a + batch * stride_ab + rows_a * stride_am,
                        b + batch * stride_bb + cols_b * stride_bn, 0, tl.cdiv(K, BLOCK_K), K,
-                       stride_ak, stride_bk, BLOCK_M, BLOCK_N, BLOCK_K, False, INTERPRETED)
+                       stride_ak, stride_bk, BLOCK_M, BLOCK_N, BLOCK_K, False, PARTS, INTERPRETED)
     batch_a, batch_b = batch, batch
     if not BATCHED_A:
         batch_a = batch * 0
@@ -72,10 +74,11 @@ def ieee_guard(a, b, c, a_exponents, b_exponents, M, N, K, batches, mask_m, mask
                VEC_M: tl.constexpr, VEC_N: tl.constexpr, BLOCK_M: tl.constexpr,
                BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, LOOK: tl.constexpr,
                SPLIT_K: tl.constexpr, BATCHED_A: tl.constexpr, BATCHED_B: tl.constexpr,
-               INTERPRETED: tl.constexpr, ADDEND: tl.constexpr, ACTIVATION: tl.constexpr,
-               DEPENDENT: tl.constexpr, SYMBOL: tl.constexpr):
+               PARTS: tl.constexpr, INTERPRETED: tl.constexpr, ADDEND: tl.constexpr,
+               ACTIVATION: tl.constexpr, DEPENDENT: tl.constexpr, SYMBOL: tl.constexpr):
     """The elements of C[batch, M, N] = A @ B and its epilogue that lie in flagged rows of A or
-    columns of B. A program looks at LOOK tiles at a time, each a grid away from the one before."""
+    columns of B. A program looks at LOOK tiles at a time, each a grid away from the one before.
+    PARTS: of a number, ``bf16x6``."""
     require_type("a", a.dtype.element_ty, "fp32, bf16, fp16")
     require_type("b", b.dtype.element_ty, "fp32")
     num_m, num_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
@@ -110,5 +113,5 @@ def ieee_guard(a, b, c, a_exponents, b_exponents, M, N, K, batches, mask_m, mask
                         mask_n, (stride_ab, stride_am, stride_ak, stride_bb, stride_bk, stride_bn,
                                  stride_cb, stride_cm, stride_cn, stride_cs),
                         (d, alpha, beta, stride_db, stride_dm, stride_dn), VEC_M, VEC_N, BLOCK_M,
-                        BLOCK_N, BLOCK_K, SPLIT_K, BATCHED_A, BATCHED_B, INTERPRETED, ADDEND,
+                        BLOCK_N, BLOCK_K, SPLIT_K, BATCHED_A, BATCHED_B, PARTS, INTERPRETED, ADDEND,
                         ACTIVATION)
