@@ -9,10 +9,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import tritongemm as tg  # noqa: E402
+from tritongemm import settings  # noqa: E402
 from tritongemm.config import KernelConfig  # noqa: E402
 from tritongemm.device import current_device  # noqa: E402
 from tritongemm.kernels import spec_named, violation  # noqa: E402
-from tritongemm.kernels.split_fp32 import split_operands  # noqa: E402
+from tritongemm.ops.flags import flagged  # noqa: E402
 from tritongemm.ops.plan import bind_config, geometry_of, make_plan  # noqa: E402
 from tritongemm.problem import LAYOUTS, GemmProblem  # noqa: E402
 
@@ -298,25 +300,21 @@ def test_epilogues_and_c_in_place_beside_flagged_rows(config, precision, epilogu
     assert torch.allclose(out.double(), reference, rtol=rtol, atol=atol)
 
 
+def test_explain_counts_flagged_rows_and_columns():
+    a, b = torch.randn(2048, 2048, device="cuda"), torch.randn(2048, 2048, device="cuda")
+    a[[3, 5, 2047], 7], b[:, 9] = 1e-30, float("inf")
+    with settings.override(policy="own"):
+        found = tg.explain(a, b)
+    assert found.config.kernel == "split_product"
+    assert "3 rows of A and 1 columns of B" in str(found)
+
+
 def test_normal_data_sets_no_flag():
     n = 16384
     problem = GemmProblem.contiguous(n, n, n, dtype="fp32", layout="nt", precision="fp16x3")
     a, b = torch.randn(n, n, device="cuda"), torch.randn(n, n, device="cuda").mT
     out = torch.empty(n, n, device="cuda")
-    from tritongemm.ops import plan
-
-    kept = []
-    original = plan._scratch
-    plan._scratch = lambda size, index: kept.append(original(size, index)) or kept[-1]
-    try:
-        make_plan(problem, WIDE, current_device(), geometry_of(a, b, out), a.device)(a, b, out)
-    finally:
-        plan._scratch = original
-    split = split_operands(problem, WIDE, geometry_of(a, b, out))
-    words = kept[0].view(torch.float32)
-    for operand in (split.a, split.b):
-        exponents = words[operand.exponents // 4:][:n]
-        assert int((exponents == 65536).sum()) == 0
+    assert flagged(problem, WIDE, a, b, out) == (0, 0)
 
 
 @pytest.mark.parametrize(("config", "precision"), SCALING, ids=str)

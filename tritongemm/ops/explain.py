@@ -11,7 +11,7 @@ from tritongemm.config import KernelConfig
 from tritongemm.device import INTERPRETER, DeviceSpec, current_device, device_named
 from tritongemm.errors import UnsupportedError, UsageError
 from tritongemm.formats import format_named
-from tritongemm.kernels import shared_bytes
+from tritongemm.kernels import SPECS, shared_bytes
 from tritongemm.kernels.complex_product import arranging_us, float32_problem
 from tritongemm.measure.roofline import roof_time_us
 from tritongemm.notebook import table
@@ -47,6 +47,8 @@ class Explanation:
         decision: the expected times of a call by torch and by this package, and whose runs; empty
             for batches with two strides and for complex64, which are decided by other times, and
             for float32 of which nothing was measured, which is torch's.
+        flagged: of tensors on a GPU, how many rows and columns the guard of split products
+            computes; empty where that does not apply.
     """
 
     problem: GemmProblem
@@ -66,6 +68,7 @@ class Explanation:
     torch_reason: str = ""
     alternatives_us: tuple[float, ...] = ()
     decision: str = ""
+    flagged: str = ""
 
     @property
     def tiles(self) -> int | None:
@@ -102,6 +105,8 @@ class Explanation:
             f"{e.correction_us:.2f}"))
         if self.decision:
             found.append(("call takes", self.decision))
+        if self.flagged:
+            found.append(("flagged", self.flagged))
         if self.not_calibrated and self.not_calibrated not in self.note:
             found.append(("", f"not calibrated: {self.not_calibrated}"))
         if self.measured_us is not None:
@@ -150,6 +155,9 @@ def explain(problem: GemmProblem, /, *, device: str | None = None) -> Explanatio
 def explain(*what: object, device: str | None = None, **options: object) -> Explanation:
     """What ``tritongemm.matmul`` would run.
 
+    Of tensors on a GPU that a split product multiplies, the product runs once, to count the rows
+    and columns that fp16 parts cannot represent.
+
     Args:
         what: two tensors A and B; or the sizes M, N and K of contiguous operands, with the
             ``options`` ``batch, dtype, layout, precision`` and ``epilogue``; or a problem.
@@ -180,7 +188,8 @@ def explain(*what: object, device: str | None = None, **options: object) -> Expl
         from tritongemm.ops.plans import device_of
 
         a, b = what
-        return explain_problem(problem_of(a, b), device_of(a.device))  # type: ignore[attr-defined]
+        found = explain_problem(problem_of(a, b), device_of(a.device))  # type: ignore[attr-defined]
+        return replace(found, flagged=_flagged(found, a, b))
     else:
         raise UsageError("explain() takes two tensors, or three sizes M, N and K, or a GemmProblem")
     return explain_problem(problem, device_named(device) if device else current_device())
@@ -217,6 +226,17 @@ def explain_problem(problem: GemmProblem, device: DeviceSpec) -> Explanation:
         float32_path(problem, choice.config, device, faster is not None), faster or "",
         tuple(estimate(problem, config, device).total_us for config in others),
         _decision(problem, choice, device, path, faster))
+
+
+def _flagged(found: Explanation, a: torch.Tensor, b: torch.Tensor) -> str:
+    if (found.config is None or found.torch_reason or not SPECS[found.config.kernel].guarded
+            or not a.is_cuda or a.is_complex() or a.dim() != b.dim() or a.dim() > 3):
+        return ""
+    from tritongemm.ops.flags import flagged
+
+    out = b.new_empty((*a.shape[:-1], b.shape[-1]))
+    rows, columns = flagged(found.problem, found.config, a, b, out)
+    return f"{rows} rows of A and {columns} columns of B, which a slower kernel computes"
 
 
 def _path() -> HostPath:
