@@ -65,7 +65,7 @@ def test_a_quick_one_compiles():
 
 def test_the_passes_around_it_are_those_of_split_parts():
     launches = launches_of(problem_of(), replace(WIDE, split_k=2), H100)
-    assert [x.function for x in launches] == ["split_fp32", "warp_specialized", "ieee_guard",
+    assert [x.function for x in launches] == ["split_fp32", "warp_specialized", "guard",
                                               "reduce_splits"]
     copies = product_among(launches, replace(WIDE, split_k=2))
     maps = [x for x in copies.arguments if isinstance(x, Descriptor)]

@@ -76,11 +76,14 @@ def test_the_split_pass_loads_and_stores_vectors(layout, precision):
     assert any("64" in name or "128" in name for name in opcodes if name.startswith("STG"))
 
 
-def test_the_guard_computes_with_multiply_adds():
-    *_, binary = compiled(problem_of("nt"), WIDE, H100)
+@pytest.mark.parametrize(("precision", "layout", "products"), (
+    ("fp16x3", "nt", 12), ("fp16x3", "nn", 12), ("tf32", "tn", 4)))
+def test_the_guard_multiplies_parts_or_rounded_numbers(layout, precision, products):
+    """And has multiply-adds for what these cannot represent."""
+    *_, binary = compiled(problem_of(layout, precision), WIDE, H100)
     opcodes = sass(binary)
-    assert count(opcodes, "FFMA") > 0 and count(opcodes, "HMMA", "HGMMA") == 0
-    assert binary.spills == 0
+    assert count(opcodes, "HGMMA") == products and count(opcodes, "FFMA") > 0
+    assert not local_accesses_in_loops(disassembled(binary), innermost=True)
 
 
 @pytest.mark.parametrize(("changes", "rule"), (

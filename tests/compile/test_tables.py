@@ -51,14 +51,14 @@ def spill(binary: Binary, words_a_tile: int = 0) -> str | None:
     A value that is put away once before the K loop and fetched once after it is the compiler's
     trade for a further program an SM (fp32 tiles of 96 registers) and is let pass; where a program
     has several tiles, so are ``words_a_tile`` outside the K loop. What computes only rows that
-    parts cannot hold may spill: the guard of split products, and outside its innermost loops
-    ``tiled_bf16x6``.
+    parts cannot hold may spill outside its innermost loops: the guard of split products, and a
+    part of ``tiled_bf16x6``.
     """
-    if not binary.spills or binary.symbol.startswith("tritongemm_guard"):
+    if not binary.spills:
         return None
+    rare = "tiled_bf16x6" in binary.symbol or binary.symbol.startswith("tritongemm_guard")
     found = local_accesses_in_loops(disassembled(binary),
-                                    innermost="tiled_bf16x6" in binary.symbol
-                                    or binary.spills <= words_a_tile)
+                                    innermost=rare or binary.spills <= words_a_tile)
     return f"{binary.symbol} spills in a loop: {found[:3]}" if found else None
 
 

@@ -49,28 +49,36 @@ def test_under_tf32_too(n, k, transposed, monkeypatch):
         assert torch.equal(found, results[max(ROWS)][:m]), f"{m} rows"
 
 
+SCALED = KernelConfig("scaled_product", 128, 256, 64, num_warps=8, num_stages=4)
+SPLIT = KernelConfig("split_product", 128, 128, 64, num_warps=8, num_stages=3)
+
+
 @pytest.mark.parametrize("layout", ["nn", "nt"])
-def test_configs_of_scaled_copies_add_in_one_order(layout):
-    """Also beside a column that the guard computes."""
-    wide = KernelConfig("scaled_product", 128, 256, 64, num_warps=8, num_stages=4)
-    if spec_named("scaled_product").supports(
-            GemmProblem.contiguous(64, 64, 64, dtype="fp32", precision="tf32"),
-            current_device()) is not None:
+@pytest.mark.parametrize(("precision", "configs"), (
+    ("tf32", (SCALED, replace(SCALED, block_n=96, cluster_m=2),
+              replace(SCALED, block_m=64, block_n=128, pingpong=1),
+              replace(SCALED, block_m=256, block_n=128))),
+    ("fp16x3", (SPLIT, replace(SPLIT, block_n=96), replace(SPLIT, block_n=64),
+                replace(SPLIT, block_m=64, block_n=64, num_warps=4)))), ids=("tf32", "fp16x3"))
+def test_configs_of_scaled_operands_add_in_one_order(precision, configs, layout):
+    """Also beside rows and columns that the guard computes, by products and by multiply-adds."""
+    device, spec = current_device(), spec_named(configs[0].kernel)
+    if spec.supports(GemmProblem.contiguous(64, 64, 64, dtype="fp32", precision=precision),
+                     device) is not None:
         pytest.skip("needs sm_90")
-    configs = (wide, replace(wide, block_n=96, cluster_m=2),
-               replace(wide, block_m=64, block_n=128, pingpong=1),
-               replace(wide, block_m=256, block_n=128))
     n, k = 512, 1000
     a, b = torch.randn(1000, k, device="cuda"), torch.randn(k, n, device="cuda")
-    b[5, 7] = 2.0**-140
+    a[40, 3], b[5, 7], b[9, 11] = 2.0**-70, 2.0**-140, float("inf")
     b = b.T.contiguous().T if layout == "nt" else b
-    whole, compared = None, 0
+    whole, order, compared = None, None, 0
     for m in (1000, 300, 130):
-        problem = GemmProblem.contiguous(m, n, k, dtype="fp32", layout=layout, precision="tf32")
+        problem = GemmProblem.contiguous(m, n, k, dtype="fp32", layout=layout, precision=precision)
         for config in configs:
-            if violation(problem, config, current_device()) is None:
+            if violation(problem, config, device) is None:
+                order = order or spec.sum_order(problem, config, device)
+                assert spec.sum_order(problem, config, device) == order
                 out = torch.full((m, n), float("nan"), device="cuda")
-                bind_config(problem, config, current_device())(a[:m], b, out)
+                bind_config(problem, config, device)(a[:m], b, out)
                 whole = out if whole is None else whole
                 assert torch.equal(out, whole[:m]), (m, config)
                 compared += 1

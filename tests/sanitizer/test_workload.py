@@ -36,7 +36,7 @@ def test_the_passes_around_a_product_are_watched_too():
                 for launch in launches_of(problem, config, H200)}
     assert {"tiled", "reduce_splits", "pad_operands", "persistent_tma",
             "warp_specialized", "gemv", "skinny", "split_product", "split_fp32",
-            "ieee_guard"} <= launched
+            "guard"} <= launched
 
 
 def test_tools_that_cannot_see_the_copy_engine_leave_its_kernels_out():

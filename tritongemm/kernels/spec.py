@@ -36,7 +36,7 @@ class KernelSpec:
         widens_a: whether it converts an A that is in memory in another format
             (``Geometry.stored_a``).
         guarded: whether rows and columns that its copies of the operands cannot represent are
-            computed by ``ieee_guard``; their exponents in scratch say which
+            computed by the ``guard``; their exponents in scratch say which
             (``split_fp32.exponents_in``).
         device_code: modules of ``device`` that hold its launches' code; empty: the one of its name.
         by_rule: whether selection may take that default where nothing was measured. False: only a

@@ -1,6 +1,6 @@
 """float32 operands split into fp16 parts in scratch, and the guard that computes what the parts
 cannot represent: their launches. What they do is said in ``device/split_fp32.py`` and
-``device/ieee_guard.py``.
+``device/guard.py``.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from tritongemm.problem import GemmProblem, divisor_of
 #: Scratch that a call may take, bytes: the parts of two operands of 16,384 squared, and the partial
 #: sums of a split K.
 MAX_SPLIT_SCRATCH_BYTES = 2**32
-#: In place of an exponent (``device/split_fp32.py``).
-FLAGGED = 65536.0
+#: The least exponent of a flagged row (``device/split_fp32.py``).
+FLAGGED = 32768.0
 #: Elements of fp16 in a line: rows of the parts begin on lines.
 _LEAD = 64
 #: Elements of a block that a thread has: of rows whose K is contiguous, and of strips, blocks of
@@ -44,7 +44,7 @@ _STRIP, _NARROW_STRIP = 32, 16
 _STRIP_WARPS, _NARROW_STRIP_WARPS, _ROW_WARPS, _SHORT_ROW_WARPS, _SHORT_ROW = 32, 16, 8, 4, 1024
 #: Rows and columns of a tile of the guard, its step along K, its warps and stages, and tiles that a
 #: program looks at together.
-_GUARD = (64, 128, 32, 4, 3)
+_GUARD = (64, 64, 32, 4, 3)
 _LOOK = 16
 #: Programs of the guard an SM.
 _GUARD_PROGRAMS = 2
@@ -142,8 +142,8 @@ scratch = Constraint("scratch", _scratch, of_problem=True)
 
 def exponents_in(problem: GemmProblem, config: KernelConfig,
                  geometry: Geometry) -> tuple[slice, slice]:
-    """Where the exponents of A's rows and B's columns lie in a call's scratch, bytes. One of
-    :data:`FLAGGED` marks a row or column that the guard computed."""
+    """Where the exponents of A's rows and B's columns lie in a call's scratch, bytes. Those from
+    :data:`FLAGGED` on are of rows and columns that the guard computed."""
     split = split_operands(problem, config, geometry)
     return tuple(slice(x.exponents, x.exponents + 4 * x.batches * x.rows)  # type: ignore
                  for x in (split.a, split.b))
@@ -225,13 +225,13 @@ def split_launch(problem: GemmProblem, config: KernelConfig, geometry: Geometry,
 
 
 def _programs(rows: int, columns: int, device: DeviceSpec) -> int:
-    """Programs of the guard for rows by columns of tiles, which they take by turns: a number that
-    has no divisor in common with that of the columns, so that the tiles of a column fall to
-    different programs too."""
+    """Programs of the guard for rows by columns of tiles, which they take by turns: where it is
+    near, a number that has no divisor in common with that of the columns, so that the tiles of a
+    column fall to different programs too."""
     most = _GUARD_PROGRAMS * device.num_sms
     if rows * columns <= most:
         return rows * columns
-    return next(x for x in range(most, 0, -1) if math.gcd(x, columns) == 1)
+    return next((x for x in range(most, most // 2, -1) if math.gcd(x, columns) == 1), most)
 
 
 def guard_launch(problem: GemmProblem, config: KernelConfig, geometry: Geometry,
@@ -258,10 +258,11 @@ def guard_launch(problem: GemmProblem, config: KernelConfig, geometry: Geometry,
     programs = _programs(-(-m // block_m) * problem.batch, -(-n // block_n), device)
     words = epilogue_words(problem) if config.split_k == 1 else ()
     return Launch(
-        "tritongemm.kernels.device.ieee_guard", "ieee_guard", (*arguments, *extra),
+        "tritongemm.kernels.device.guard", "guard", (*arguments, *extra),
         (("VEC_M", vec_m), ("VEC_N", vec_n), ("BLOCK_M", block_m), ("BLOCK_N", block_n),
          ("BLOCK_K", block_k), ("LOOK", _LOOK), ("SPLIT_K", config.split_k),
          ("BATCHED_A", split.a.batches > 1), ("BATCHED_B", split.b.batches > 1),
-         ("PARTS", 3 if split.parts == 2 else 1), ("INTERPRETED", False), *epilogue),
+         ("TF32", problem.precision == "tf32"), ("INTERPRETED", False), *epilogue),
         (programs, 1, 1), warps, stages,
-        "_".join(("tritongemm_guard", problem.layout, *words)), **dependence(config, device))
+        "_".join(("tritongemm_guard", problem.precision, problem.layout, *words)),
+        **dependence(config, device))

@@ -1,6 +1,6 @@
 """float32 products on Hopper's fp16 tensor cores: operands are split into fp16 parts in scratch,
-a warp-specialised kernel multiplies them, and rows that the parts cannot represent are computed in
-float32. Its launches and its rules."""
+a warp-specialised kernel multiplies them, and a third one computes rows that the parts cannot
+represent. Its launches and its rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""float32 products on tensor cores without a pass over the operands: three bf16 parts in registers.
+"""float32 products on tensor cores without a pass over the operands, which are split or rounded in
+registers: six products of three bf16 parts, or for TF32's accuracy one of numbers rounded to TF32.
 
 A float32 number x is hi + mid + lo + r, each part what is left rounded to bf16. Rounding to nearest
 leaves |x - hi| <= 2^-9 |x|, |x - hi - mid| <= 2^-18 |x| and |r| <= 2^-27 |x|. Of the nine products
@@ -9,18 +10,16 @@ Datatype For Higher-Precision Computations, arXiv 1904.06376). The sums over a s
 the small products first, and are added to the float32 sum in registers: a tensor core truncates,
 and a chain along all of K would lose more than the parts do.
 
-bf16 has float32's range of exponents, so no scale is needed. What the parts cannot represent:
+bf16 and TF32 have float32's range of exponents, so no scale is needed. What they cannot represent:
 
 - Numbers that are not 0 and below 2^-110: bf16 has no number below 2^-133, so r may be 2^-134
-  whatever x is.
+  whatever x is. (TF32 has smaller ones, but is not used for them either.)
 - Infinities, NaN, and numbers that round to infinity (above 3.389e38): the rest is infinite or NaN,
   and so are the results.
 
 Such rows, columns and results are computed again by float32 multiply-adds
-(:func:`multiply_adds_over_k`).
-
-With PARTS 1, for TF32's accuracy, numbers are rounded to TF32, which has float32's range too, and
-multiplied once.
+(:func:`multiply_adds_over_k`). Where that would be frequent, the caller gives powers of two that
+rows and columns are multiplied by first.
 """
 
 import triton
@@ -46,6 +45,12 @@ def smaller(least, x):
 
 
 @triton.jit
+def inverse_power(x):
+    """1 / ``x`` for powers of two from 2^-126 to 2^126."""
+    return ((254 << 23) - x.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def parts_of(x):
     """(hi, mid, lo) of float32 ``x`` as bf16."""
     hi = x.to(tl.bfloat16)
@@ -55,10 +60,10 @@ def parts_of(x):
 
 
 @triton.jit
-def product_of_parts(x, y, PARTS: tl.constexpr, INTERPRETED: tl.constexpr):
-    """x @ y of float32 tiles by six products of their parts, the small ones first."""
+def product_of_parts(x, y, TF32: tl.constexpr, INTERPRETED: tl.constexpr):
+    """x @ y of float32 tiles by six products of their parts, the small ones first; or rounded."""
     sums = tl.zeros((x.shape[0], y.shape[1]), dtype=tl.float32)
-    if PARTS == 1:
+    if TF32:
         return dot(rounded(x, "tf32", INTERPRETED), rounded(y, "tf32", INTERPRETED), sums, "tf32",
                    INTERPRETED)
     x_hi, x_mid, x_lo = parts_of(x)
@@ -83,13 +88,15 @@ def tiles_at(a_ptrs, b_ptrs, ks, left, EVEN_K: tl.constexpr):
 
 
 @triton.jit
-def parts_over_k(a_rows, b_columns, first, last, K, stride_ak, stride_bk, BLOCK_M: tl.constexpr,
-                 BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
-                 PARTS: tl.constexpr, INTERPRETED: tl.constexpr):
+def parts_over_k(a_rows, b_columns, a_scales, b_scales, first, last, K, stride_ak, stride_bk,
+                 BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+                 EVEN_K: tl.constexpr, TF32: tl.constexpr, INTERPRETED: tl.constexpr):
     """The sum of A @ B over steps ``first`` to ``last`` of K for one tile, [BLOCK_M, BLOCK_N]
     float32, by products of parts, corrected where these cannot represent the operands. ``a_rows``
-    [BLOCK_M], ``b_columns`` [BLOCK_N]: pointers to the first step; A may have 16 bits. Only K is
-    masked, and not with EVEN_K."""
+    [BLOCK_M], ``b_columns`` [BLOCK_N]: pointers to the first step; A may have 16 bits.
+    ``a_scales`` [BLOCK_M], ``b_scales`` [BLOCK_N]: powers of two from 1 to 2^126 that rows and
+    columns are multiplied by before they are split, and their sums divided by; or None, both. Only
+    K is masked, and not with EVEN_K."""
     ks = tl.arange(0, BLOCK_K)
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     least_a = tl.full((BLOCK_M, BLOCK_K), 0xFFFFFFFF, dtype=tl.uint32)
@@ -98,13 +105,19 @@ def parts_over_k(a_rows, b_columns, first, last, K, stride_ak, stride_bk, BLOCK_
     y_ptrs = b_columns[None, :] + ks[:, None] * stride_bk
     for step in range(first, last):
         x, y = tiles_at(x_ptrs, y_ptrs, ks, K - step * BLOCK_K, EVEN_K)
+        if a_scales is not None:
+            x *= a_scales[:, None]
+            y *= b_scales[None, :]
         least_a, least_b = smaller(least_a, x), smaller(least_b, y)
-        acc += product_of_parts(x, y, PARTS, INTERPRETED)
+        acc += product_of_parts(x, y, TF32, INTERPRETED)
         x_ptrs += BLOCK_K * stride_ak
         y_ptrs += BLOCK_K * stride_bk
     small_a = tl.min(least_a, axis=1) < _SMALLEST
     small_b = tl.min(least_b, axis=0) < _SMALLEST
     inexact = small_a[:, None] | small_b[None, :] | ~(tl.abs(acc) <= _LARGEST_FINITE)
+    if a_scales is not None:
+        acc *= inverse_power(a_scales)[:, None]
+        acc *= inverse_power(b_scales)[None, :]
     if tl.max(tl.max(inexact.to(tl.int32), axis=1), axis=0) > 0:
         exact = multiply_adds_over_k(a_rows, b_columns, first * BLOCK_K, min(last * BLOCK_K, K),
                                      stride_ak, stride_bk, BLOCK_M, BLOCK_N)

@@ -10,7 +10,7 @@ x', and lo has 11 bits of that, so |r| <= 2^-23 |x'|, as long as half the spacin
 numbers, 2^-36 after the scale of 2048, does not exceed it. Elements below about 2^-28 of their
 row's largest keep fewer bits.
 
-The exponent e of each row goes to an array of float32. ``FLAGGED`` in its place marks a row whose
+The exponent e of each row goes to an array of float32. ``FLAG`` is added to that of a row whose
 parts would not represent it: an element is infinite or NaN; 2^e or 2^-e is not representable
 (largest magnitude below 2^-100 and not 0); or elements with |r| > 2^-22 |x'| lose too much:
 
@@ -22,11 +22,11 @@ element matters, unless the other operand has next to nothing where they are; wh
 moves by at most K 2^-23 of (|A| |B|)_ij, twice the bound of K float32 multiply-adds (Higham,
 Accuracy and Stability of Numerical Algorithms, 2nd edition, section 3.1). Where few are large (a
 sparse row with outliers), such an element may be all that there is of a product, and no loss is let
-pass. The product leaves flagged rows out, and ``ieee_guard`` computes them.
+pass. The product leaves flagged rows out, and the ``guard`` computes them.
 
-Each term of the sum is rounded to a multiple of 2^-26, by 1/32 of it at most. Float32 adds such
-terms without rounding, whatever their order, as long as n is below 2^21. So whether a row is
-flagged depends on its elements alone, not on the block that it is part of.
+Each term of the sum is rounded to a multiple of 2^-26, by 1/32 of it at most. Float32 adds these
+exactly up to 2^-2, more than n below 2^21 allows. So whether a row is flagged depends on its
+elements alone, not on the block that it is part of.
 
 A may be stored in 16 bits; it is converted as it is loaded, which is exact.
 
@@ -41,8 +41,10 @@ from tritongemm.kernels.device.dependent_launch import release, wait_after
 from tritongemm.kernels.device.operand_types import require_type
 from tritongemm.kernels.device.symbol import symbol
 
-#: In place of an exponent: the row's results are computed in float32.
-FLAGGED = tl.constexpr(65536.0)
+#: Added to the exponent of a flagged row.
+FLAG = tl.constexpr(65536.0)
+#: What is not below is the exponent of a flagged row.
+FLAGGED = tl.constexpr(32768.0)
 #: Losses that a large element allows: 2^-12, less what losses are rounded by.
 _ALLOWED = tl.constexpr(31.0 * 2.0**-17)
 _LARGEST_FINITE = tl.constexpr(0x7F7FFFFF)
@@ -90,7 +92,7 @@ def parts_of(x, scale, PARTS: tl.constexpr):
     inverse = ((254 << 23) - (size.to(tl.int32, bitcast=True) & 0x7F800000)).to(tl.float32,
                                                                                bitcast=True)
     loss = tl.where(error > size * 0.00048828125, error * inverse, 0.0)
-    # In float32, numbers from 256 to 512 are multiples of 2^-15.
+    # In float32, numbers from 256 to 512 are multiples of 2^-15, and larger ones of more.
     loss = (loss + 256.0) - 256.0
     # Below float32's range the error itself is lost.
     loss = tl.where((size < 1e-30) & (x != 0.0), 1e6, loss)
@@ -173,7 +175,7 @@ def split_block(x, parts, exponents, rows, K, stride_batch, stride_row, stride_k
     flagged = ((bits > _LARGEST_FINITE) | (loss > allowed)
                | ((bits != 0) & (bits < _SMALLEST_SCALED)))
     tl.store(exponents + batch.to(tl.int64) * rows + row,
-             tl.where(flagged, FLAGGED, e.to(tl.float32)), mask=row < rows)
+             e.to(tl.float32) + tl.where(flagged, FLAG, 0.0), mask=row < rows)
 
 
 @triton.jit(repr=symbol)

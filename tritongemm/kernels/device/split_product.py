@@ -15,7 +15,7 @@ are computed. Without it, both use one set of registers, which leaves room for w
 one consumer adds, the products of another run. With PARTS 1, A_hi B_hi alone has the accuracy of
 TF32.
 
-Rows and columns that the split pass flagged are not stored (``ieee_guard`` computes them).
+Rows and columns that the split pass flagged are not stored (the ``guard`` computes them).
 """
 
 from dataclasses import dataclass, fields

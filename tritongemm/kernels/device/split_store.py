@@ -49,16 +49,16 @@ def _store_valid(linear):
     flagged = f"0f{127 + power << 23:08x}"
     exponents = [row[i] for i in range(count) if places[i][1] == 0]
     exponents += [col[i] for i in range(count) if places[i][0] == 0]
-    lines = ["{", ".reg .pred all, p, q, both;", f"setp.neu.f32 all, {exponents[0]}, {flagged};"]
-    lines += [f"setp.neu.and.f32 all, {x}, {flagged}, all;" for x in exponents[1:]]
+    lines = ["{", ".reg .pred all, p, q, both;", f"setp.lt.f32 all, {exponents[0]}, {flagged};"]
+    lines += [f"setp.lt.and.f32 all, {x}, {flagged}, all;" for x in exponents[1:]]
     lines += ["@!all bra SOME;"]
     pairs = range(0, count, 2)
     lines += [f"st.global.v2.f32 [{ptr[i]}], {{{value[i]}, {value[i + 1]}}};" for i in pairs]
     lines += ["bra DONE;", "SOME:"]
     for i in pairs:
-        lines += [f"setp.neu.f32 both, {row[i]}, {flagged};",
-                  f"setp.neu.and.f32 p, {col[i]}, {flagged}, both;",
-                  f"setp.neu.and.f32 q, {col[i + 1]}, {flagged}, both;", "and.pred both, p, q;",
+        lines += [f"setp.lt.f32 both, {row[i]}, {flagged};",
+                  f"setp.lt.and.f32 p, {col[i]}, {flagged}, both;",
+                  f"setp.lt.and.f32 q, {col[i + 1]}, {flagged}, both;", "and.pred both, p, q;",
                   f"@both st.global.v2.f32 [{ptr[i]}], {{{value[i]}, {value[i + 1]}}};",
                   "xor.pred p, p, both;", "xor.pred q, q, both;",
                   f"@p st.global.f32 [{ptr[i]}], {value[i]};",
@@ -165,6 +165,6 @@ def store_fragment(acc, c, strides, row_exponents, column_exponents, epilogue, s
     if S.paired_c:
         store_valid(ptrs, acc, row_exponents, column_exponents)
     else:
-        valid = (gl.expand_dims(row_exponents != FLAGGED, 1)
-                 & gl.expand_dims(column_exponents != FLAGGED, 0))
+        valid = (gl.expand_dims(row_exponents < FLAGGED, 1)
+                 & gl.expand_dims(column_exponents < FLAGGED, 0))
         gl.store(ptrs, acc.to(c.dtype.element_ty), mask=valid)

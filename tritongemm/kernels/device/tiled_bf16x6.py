@@ -53,8 +53,8 @@ def tiled_bf16x6(a, b, c, M, N, K, mask_m, mask_n, stride_ab, stride_am, stride_
     start = first.to(tl.int64) * BLOCK_K
     acc = parts_over_k(a + batch * stride_ab + start * stride_ak + rows_a * stride_am,
                        b + batch * stride_bb + start * stride_bk + cols_b * stride_bn,
-                       first, last, K, stride_ak, stride_bk, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, 3,
-                       INTERPRETED)
+                       None, None, first, last, K, stride_ak, stride_bk, BLOCK_M, BLOCK_N, BLOCK_K,
+                       EVEN_K, False, INTERPRETED)
 
     value = load_d(d, batch, rows, cols, M, N, stride_db, stride_dm, stride_dn, ADDEND)
     if DEPENDENT > 1:

@@ -3,8 +3,10 @@
 The split pass (``split_fp32``) flags rows of A and columns of B whose fp16 parts would not
 represent them. This kernel runs behind the product, looks at the flags, and normally ends. Where a
 tile has a flagged row or column it computes the tile from three bf16 parts of each number, or from
-numbers rounded to TF32, which have float32's range (``bf16x6``), and by float32 multiply-adds what
-these do not represent either.
+numbers rounded to TF32, which have float32's range of exponents (``bf16x6``). Rows and columns are
+scaled first, to be far from the ends of that range: only what has infinities, NaN, or a range of
+more than 2^159 is computed by float32 multiply-adds.
+
 It stores the elements of flagged rows and columns: exactly those that the product has not stored.
 So each element of C is written once, and D may be C.
 """
@@ -17,17 +19,28 @@ from tritongemm.kernels.device.dependent_launch import release, wait
 from tritongemm.kernels.device.edge import within
 from tritongemm.kernels.device.epilogue import finish, load_d
 from tritongemm.kernels.device.operand_types import require_type
-from tritongemm.kernels.device.split_fp32 import FLAGGED
+from tritongemm.kernels.device.split_fp32 import FLAG, FLAGGED, power_of_two
 from tritongemm.kernels.device.symbol import symbol
+
+#: Added to the exponents that scale a row's largest magnitude to 2^14: sums of products of numbers
+#: below 2^50 do not overflow, and 2^-110 is as far below as it can be.
+_HIGHER = tl.constexpr(35.0)
 
 
 @triton.jit
 def largest_flag(exponents, batch, first, extent, BLOCK: tl.constexpr):
-    """The exponents of tiles that begin at ``first`` in a ``batch``, the larger of each two
-    neighbours' flags: FLAGGED where one of the tile's rows is."""
+    """The largest exponents of the tiles that begin at ``first`` in a ``batch``: not below FLAGGED
+    where one of a tile's rows is flagged."""
     at = first[:, None] + tl.arange(0, BLOCK)[None, :]
     return tl.max(tl.load(exponents + batch[:, None] * extent + at, mask=at < extent, other=0.0),
                   axis=1)
+
+
+@triton.jit
+def scales_of(exponents, flagged):
+    """Powers of two from 1 to 2^126 for rows of these ``exponents``."""
+    e = exponents - tl.where(flagged, FLAG, 0.0) + _HIGHER
+    return power_of_two(tl.minimum(tl.maximum(e, 0.0), 126.0).to(tl.int32))
 
 
 @triton.jit
@@ -35,7 +48,7 @@ def flagged_of_tile(a, b, c, a_exponents, b_exponents, batch, row, col, M, N, K,
                     strides, epilogue, VEC_M: tl.constexpr, VEC_N: tl.constexpr,
                     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
                     SPLIT_K: tl.constexpr, BATCHED_A: tl.constexpr, BATCHED_B: tl.constexpr,
-                    PARTS: tl.constexpr, INTERPRETED: tl.constexpr, ADDEND: tl.constexpr,
+                    TF32: tl.constexpr, INTERPRETED: tl.constexpr, ADDEND: tl.constexpr,
                     ACTIVATION: tl.constexpr):
     """The tile at (row, col) of a batch, of which flagged rows and columns are stored; with SPLIT_K
     > 1 as the first part, the others 0."""
@@ -45,16 +58,18 @@ def flagged_of_tile(a, b, c, a_exponents, b_exponents, batch, row, col, M, N, K,
     rows, cols = row + tl.arange(0, BLOCK_M), col + tl.arange(0, BLOCK_N)
     rows_a = within(rows, M, mask_m, VEC_M).to(tl.int64)
     cols_b = within(cols, N, mask_n, VEC_N).to(tl.int64)
-    acc = parts_over_k(a + batch * stride_ab + rows_a * stride_am,
-                       b + batch * stride_bb + cols_b * stride_bn, 0, tl.cdiv(K, BLOCK_K), K,
-                       stride_ak, stride_bk, BLOCK_M, BLOCK_N, BLOCK_K, False, PARTS, INTERPRETED)
     batch_a, batch_b = batch, batch
     if not BATCHED_A:
         batch_a = batch * 0
     if not BATCHED_B:
         batch_b = batch * 0
-    flag_m = tl.load(a_exponents + batch_a * M + rows, mask=rows < M, other=0.0) == FLAGGED
-    flag_n = tl.load(b_exponents + batch_b * N + cols, mask=cols < N, other=0.0) == FLAGGED
+    of_rows = tl.load(a_exponents + batch_a * M + rows_a)
+    of_cols = tl.load(b_exponents + batch_b * N + cols_b)
+    flag_m, flag_n = of_rows >= FLAGGED, of_cols >= FLAGGED
+    acc = parts_over_k(a + batch * stride_ab + rows_a * stride_am,
+                       b + batch * stride_bb + cols_b * stride_bn, scales_of(of_rows, flag_m),
+                       scales_of(of_cols, flag_n), 0, tl.cdiv(K, BLOCK_K), K, stride_ak, stride_bk,
+                       BLOCK_M, BLOCK_N, BLOCK_K, False, TF32, INTERPRETED)
     rows, cols = rows.to(tl.int64), cols.to(tl.int64)
     value = load_d(d, batch, rows, cols, M, N, stride_db, stride_dm, stride_dn, ADDEND)
     acc = finish(acc, value, alpha, beta, ADDEND, ACTIVATION)
@@ -68,17 +83,16 @@ def flagged_of_tile(a, b, c, a_exponents, b_exponents, batch, row, col, M, N, K,
 
 
 @triton.jit(repr=symbol)
-def ieee_guard(a, b, c, a_exponents, b_exponents, M, N, K, batches, mask_m, mask_n, stride_ab,
-               stride_am, stride_ak, stride_bb, stride_bk, stride_bn, stride_cb, stride_cm,
-               stride_cn, stride_cs, d, alpha, beta, stride_db, stride_dm, stride_dn,
-               VEC_M: tl.constexpr, VEC_N: tl.constexpr, BLOCK_M: tl.constexpr,
-               BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, LOOK: tl.constexpr,
-               SPLIT_K: tl.constexpr, BATCHED_A: tl.constexpr, BATCHED_B: tl.constexpr,
-               PARTS: tl.constexpr, INTERPRETED: tl.constexpr, ADDEND: tl.constexpr,
-               ACTIVATION: tl.constexpr, DEPENDENT: tl.constexpr, SYMBOL: tl.constexpr):
+def guard(a, b, c, a_exponents, b_exponents, M, N, K, batches, mask_m, mask_n, stride_ab,
+          stride_am, stride_ak, stride_bb, stride_bk, stride_bn, stride_cb, stride_cm, stride_cn,
+          stride_cs, d, alpha, beta, stride_db, stride_dm, stride_dn, VEC_M: tl.constexpr,
+          VEC_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+          BLOCK_K: tl.constexpr, LOOK: tl.constexpr, SPLIT_K: tl.constexpr,
+          BATCHED_A: tl.constexpr, BATCHED_B: tl.constexpr, TF32: tl.constexpr,
+          INTERPRETED: tl.constexpr, ADDEND: tl.constexpr, ACTIVATION: tl.constexpr,
+          DEPENDENT: tl.constexpr, SYMBOL: tl.constexpr):
     """The elements of C[batch, M, N] = A @ B and its epilogue that lie in flagged rows of A or
-    columns of B. A program looks at LOOK tiles at a time, each a grid away from the one before.
-    PARTS: of a number, ``bf16x6``."""
+    columns of B. A program looks at LOOK tiles at a time, each a grid away from the one before."""
     require_type("a", a.dtype.element_ty, "fp32, bf16, fp16")
     require_type("b", b.dtype.element_ty, "fp32")
     num_m, num_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
@@ -101,11 +115,11 @@ def ieee_guard(a, b, c, a_exponents, b_exponents, M, N, K, batches, mask_m, mask
         flag = tl.maximum(largest_flag(a_exponents, batch_a, at_m, M, BLOCK_M),
                           largest_flag(b_exponents, batch_b, at_n, N, BLOCK_N))
         flagged = tl.max(flag, axis=0)
-        if flagged == FLAGGED:
+        if flagged >= FLAGGED:
             for i in range(LOOK):
                 one = start + programs * i
                 mine = tl.max(tl.where(tl.arange(0, LOOK) == i, flag, 0.0), axis=0)
-                if (one < tiles) & (mine == FLAGGED):
+                if (one < tiles) & (mine >= FLAGGED):
                     flagged_of_tile(
                         a, b, c, a_exponents, b_exponents, tl.cast(one // (num_m * num_n),
                                                                    tl.int64),
@@ -113,5 +127,5 @@ def ieee_guard(a, b, c, a_exponents, b_exponents, M, N, K, batches, mask_m, mask
                         mask_n, (stride_ab, stride_am, stride_ak, stride_bb, stride_bk, stride_bn,
                                  stride_cb, stride_cm, stride_cn, stride_cs),
                         (d, alpha, beta, stride_db, stride_dm, stride_dn), VEC_M, VEC_N, BLOCK_M,
-                        BLOCK_N, BLOCK_K, SPLIT_K, BATCHED_A, BATCHED_B, PARTS, INTERPRETED, ADDEND,
+                        BLOCK_N, BLOCK_K, SPLIT_K, BATCHED_A, BATCHED_B, TF32, INTERPRETED, ADDEND,
                         ACTIVATION)
