@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -79,11 +80,13 @@ def test_the_split_pass_loads_and_stores_vectors(layout, precision):
 @pytest.mark.parametrize(("precision", "layout", "products"), (
     ("fp16x3", "nt", 12), ("fp16x3", "nn", 12), ("tf32", "tn", 4)))
 def test_the_guard_multiplies_parts_or_rounded_numbers(layout, precision, products):
-    """And has multiply-adds for what these cannot represent."""
+    """And has multiply-adds for what these cannot represent. No number is multiplied by the bits of
+    an integer (``bf16x6.smaller``)."""
     *_, binary = compiled(problem_of(layout, precision), WIDE, H100)
-    opcodes = sass(binary)
+    opcodes, text = sass(binary), disassembled(binary)
     assert count(opcodes, "HGMMA") == products and count(opcodes, "FFMA") > 0
-    assert not local_accesses_in_loops(disassembled(binary), innermost=True)
+    assert not local_accesses_in_loops(text, innermost=True)
+    assert not re.search(r"FMUL.*e-4\d", text)
 
 
 @pytest.mark.parametrize(("changes", "rule"), (

@@ -27,8 +27,8 @@ import triton.language as tl
 
 from tritongemm.kernels.device.dot import dot, rounded
 
-#: Twice the bits of 2^-110, without the sign: below, r may exceed 2^-24 |x|.
-_SMALLEST = tl.constexpr((17 << 23) * 2 - 1)
+#: 2^-110: below, r may exceed 2^-24 |x|.
+_SMALLEST = tl.constexpr(7.703719777548943e-34)
 _LARGEST_FINITE = tl.constexpr(3.4028234663852886e38)
 #: Products that the exact sum adds one after the other: a chain along all of K has a larger error
 #: than cuBLAS's SGEMM, which splits K.
@@ -40,8 +40,19 @@ UNROLL = tl.constexpr(8)
 @triton.jit
 def smaller(least, x):
     """The smaller of ``least`` and the magnitude of ``x``, where that is not 0, elementwise, as
-    unsigned integers: twice the bits of the magnitude, less 1."""
+    unsigned integers: twice the bits of the magnitude, less 1. ``x`` must not be a product: ptxas
+    12.9 then multiplies a factor of it, as a number, by the bits of 2."""
     return tl.minimum(least, x.to(tl.uint32, bitcast=True) * 2 - 1)
+
+
+@triton.jit
+def too_small(least, scales):
+    """Whether the numbers of which :func:`smaller` found the ``least`` are too small for parts,
+    multiplied by ``scales``, if any. Where all are 0, half of ``least`` is NaN."""
+    magnitude = (least >> 1).to(tl.float32, bitcast=True)
+    if scales is not None:
+        magnitude *= scales
+    return magnitude < _SMALLEST
 
 
 @triton.jit
@@ -51,12 +62,25 @@ def inverse_power(x):
 
 
 @triton.jit
-def parts_of(x):
+def rounded_to_bf16(x, INTERPRETED: tl.constexpr):
+    """``x`` rounded to bf16, as bf16 and as float32."""
+    if INTERPRETED:
+        part = x.to(tl.bfloat16)
+        return part, part.to(tl.float32)
+    else:
+        # Two numbers an instruction; of what is needed as float32 too, Triton converts one.
+        return tl.inline_asm_elementwise(
+            "cvt.rn.bf16x2.f32 $0, $4, $3;\nshl.b32 $1, $0, 16;\nand.b32 $2, $0, 0xffff0000;",
+            "=&r,=r,=r,f,f", [x], dtype=(tl.bfloat16, tl.float32), is_pure=True, pack=2)
+
+
+@triton.jit
+def parts_of(x, INTERPRETED: tl.constexpr):
     """(hi, mid, lo) of float32 ``x`` as bf16."""
-    hi = x.to(tl.bfloat16)
-    rest = x - hi.to(tl.float32)
-    mid = rest.to(tl.bfloat16)
-    return hi, mid, (rest - mid.to(tl.float32)).to(tl.bfloat16)
+    hi, value = rounded_to_bf16(x, INTERPRETED)
+    rest = x - value
+    mid, value = rounded_to_bf16(rest, INTERPRETED)
+    return hi, mid, (rest - value).to(tl.bfloat16)
 
 
 @triton.jit
@@ -66,8 +90,8 @@ def product_of_parts(x, y, TF32: tl.constexpr, INTERPRETED: tl.constexpr):
     if TF32:
         return dot(rounded(x, "tf32", INTERPRETED), rounded(y, "tf32", INTERPRETED), sums, "tf32",
                    INTERPRETED)
-    x_hi, x_mid, x_lo = parts_of(x)
-    y_hi, y_mid, y_lo = parts_of(y)
+    x_hi, x_mid, x_lo = parts_of(x, INTERPRETED)
+    y_hi, y_mid, y_lo = parts_of(y, INTERPRETED)
     sums = dot(x_mid, y_mid, sums, "ieee", INTERPRETED)
     sums = dot(x_lo, y_hi, sums, "ieee", INTERPRETED)
     sums = dot(x_hi, y_lo, sums, "ieee", INTERPRETED)
@@ -105,15 +129,15 @@ def parts_over_k(a_rows, b_columns, a_scales, b_scales, first, last, K, stride_a
     y_ptrs = b_columns[None, :] + ks[:, None] * stride_bk
     for step in range(first, last):
         x, y = tiles_at(x_ptrs, y_ptrs, ks, K - step * BLOCK_K, EVEN_K)
+        least_a, least_b = smaller(least_a, x), smaller(least_b, y)
         if a_scales is not None:
             x *= a_scales[:, None]
             y *= b_scales[None, :]
-        least_a, least_b = smaller(least_a, x), smaller(least_b, y)
         acc += product_of_parts(x, y, TF32, INTERPRETED)
         x_ptrs += BLOCK_K * stride_ak
         y_ptrs += BLOCK_K * stride_bk
-    small_a = tl.min(least_a, axis=1) < _SMALLEST
-    small_b = tl.min(least_b, axis=0) < _SMALLEST
+    small_a = too_small(tl.min(least_a, axis=1), a_scales)
+    small_b = too_small(tl.min(least_b, axis=0), b_scales)
     inexact = small_a[:, None] | small_b[None, :] | ~(tl.abs(acc) <= _LARGEST_FINITE)
     if a_scales is not None:
         acc *= inverse_power(a_scales)[:, None]
