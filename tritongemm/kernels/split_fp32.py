@@ -42,12 +42,10 @@ _PER_THREAD, _PER_THREAD_OF_STRIP = 16, 4
 _STRIP, _NARROW_STRIP = 32, 16
 #: Warps of a program that splits strips; that splits rows longer than this, or shorter ones.
 _STRIP_WARPS, _NARROW_STRIP_WARPS, _ROW_WARPS, _SHORT_ROW_WARPS, _SHORT_ROW = 32, 16, 8, 4, 1024
-#: Rows and columns of a tile of the guard, its step along K, its warps and stages, and tiles that a
-#: program looks at together.
-_GUARD = (64, 64, 32, 4, 3)
+#: Rows and columns of a tile of the guard, its step along K, warps, stages and programs an SM, and
+#: tiles that a program looks at together.
+_GUARD = {"fp16x3": (128, 64, 32, 8, 3, 1), "tf32": (64, 64, 32, 4, 3, 2)}
 _LOOK = 16
-#: Programs of the guard an SM.
-_GUARD_PROGRAMS = 2
 
 
 @dataclass(frozen=True)
@@ -224,11 +222,10 @@ def split_launch(problem: GemmProblem, config: KernelConfig, geometry: Geometry,
         f"tritongemm_split_{problem.precision}_{problem.layout}", **dependence(config, device))
 
 
-def _programs(rows: int, columns: int, device: DeviceSpec) -> int:
+def _programs(rows: int, columns: int, most: int) -> int:
     """Programs of the guard for rows by columns of tiles, which they take by turns: where it is
-    near, a number that has no divisor in common with that of the columns, so that the tiles of a
-    column fall to different programs too."""
-    most = _GUARD_PROGRAMS * device.num_sms
+    near ``most``, a number that has no divisor in common with that of the columns, so that the
+    tiles of a column fall to different programs too."""
     if rows * columns <= most:
         return rows * columns
     return next((x for x in range(most, most // 2, -1) if math.gcd(x, columns) == 1), most)
@@ -240,7 +237,7 @@ def guard_launch(problem: GemmProblem, config: KernelConfig, geometry: Geometry,
     K."""
     m, n, g = problem.m, problem.n, geometry
     align_a, align_b = max(1, problem.align_a // 4), max(1, problem.align_b // 4)
-    block_m, block_n, block_k, warps, stages = _GUARD
+    block_m, block_n, block_k, warps, stages, an_sm = _GUARD[problem.precision]
     vec_m = divisor_of(m, align_a) if g.am == 1 else 1
     vec_n = divisor_of(n, align_b) if g.bn == 1 else 1
     extra, epilogue = ((), NO_EPILOGUE)
@@ -255,7 +252,7 @@ def guard_launch(problem: GemmProblem, config: KernelConfig, geometry: Geometry,
         Scalar("mask_n", edge_mask(n)), *operand_strides(g, block_k, align_a, align_b),
         Scalar("stride_cb", c.batch), Scalar("stride_cm", c.row, divisor_of(c.row, c.align)),
         Scalar("stride_cn", c.column, 1, fold=True), Scalar("stride_cs", c.part))
-    programs = _programs(-(-m // block_m) * problem.batch, -(-n // block_n), device)
+    programs = _programs(-(-m // block_m) * problem.batch, -(-n // block_n), an_sm * device.num_sms)
     words = epilogue_words(problem) if config.split_k == 1 else ()
     return Launch(
         "tritongemm.kernels.device.guard", "guard", (*arguments, *extra),
