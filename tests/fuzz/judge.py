@@ -348,7 +348,7 @@ def _within_bound(case: Case, world: World, i: int, found: torch.Tensor, truth: 
 
 def _compute(case: Case, world: World) -> tuple[Compute, torch.dtype]:
     """How the operands are multiplied, and the dtype of the result."""
-    read, written = world.operands[-1].dtype, dtype_of(case.dtype)
+    read = written = world.operands[-1].dtype
     if case.out is not None and case.out.dtype:
         written = dtype_of(case.out.dtype)
     if read not in NAMES:

@@ -105,6 +105,12 @@ def test_memory_is_drawn_alike_and_a_write_outside_is_seen():
     assert "operand 0's memory" in one.changed()
 
 
+def test_a_result_has_the_dtype_of_the_memory_that_its_operands_share():
+    views = (View((3, 4), (4, 1), dtype="fp16"), View((4, 2), (2, 1), shares=0))
+    _, written = judge._compute(Case("matmul", views, "fp32"), World(views, "fp32", 5, CPU))
+    assert written == torch.float16
+
+
 @pytest.mark.parametrize(("precision", "k", "stride", "judged"), (
     ("ieee", 1, 1, True), ("ieee", 64, 1, True), ("ieee", 65, 1, False), ("ieee", 65, 0, False),
     ("tf32", 65, 1, False), ("tf32", 65, 0, True)))

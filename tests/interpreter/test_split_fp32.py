@@ -296,8 +296,8 @@ def test_the_guard_rounds_to_tf32_where_that_is_allowed(precision, tf32):
 
 
 @pytest.mark.parametrize(("m", "n", "sms", "programs"), (
-    (64, 64, 132, 1), (1024, 1024, 132, 256), (4096, 4096, 132, 263), (4096, 64, 132, 64),
-    (8192, 70, 132, 256), (20000, 66 * 64, 132, 263), (4096, 4096, 1, 2), (4096, 384, 1, 2)))
+    (64, 64, 132, 1), (1024, 1024, 132, 128), (4096, 4096, 132, 131), (8192, 64, 132, 64),
+    (32768, 70, 132, 131), (20000, 66 * 64, 132, 131), (4096, 4096, 1, 1), (4096, 384, 2, 2)))
 def test_tiles_of_a_column_fall_to_different_programs(m, n, sms, programs):
     """Where there are more tiles than programs."""
     problem = GemmProblem.contiguous(m, n, 64, dtype="fp32", precision="fp16x3")
