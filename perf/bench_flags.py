@@ -1,5 +1,5 @@
-"""What rows that fp16 parts cannot represent cost a float32 product: the guard computes flagged
-rows of A and columns of B again, from bf16 parts or by TF32, and by multiply-adds what is infinite.
+"""What rows that fp16 parts cannot represent cost a float32 product. The guard computes such rows
+of A and columns of B from bf16 parts, or by TF32, and those with infinities by multiply-adds.
 
     python perf/bench_flags.py [--rounds 21] [--calls 10] [--precision fp16x3]
 
@@ -46,6 +46,12 @@ def planted(x: torch.Tensor, rows: int | None, value: float) -> torch.Tensor:
     return x
 
 
+def named(rows: int | None, columns: int, value: float) -> str:
+    if not rows and rows is not None and not columns:
+        return "none"
+    return f"rows: {'all' if rows is None else rows}, columns: {columns}, by {value:g}"
+
+
 def check(found: torch.Tensor, a: torch.Tensor, b: torch.Tensor, limit: float) -> None:
     exact, size = a.double() @ b.double(), a.double().abs() @ b.double().abs()
     finite = exact.isfinite()
@@ -70,8 +76,7 @@ def main() -> int:
     torch.backends.cuda.matmul.allow_tf32 = args.precision == "tf32"
     print(f"{device.name}, torch {torch.__version__}, {args.precision}")
     print("| M x N x K | torch, us | " + " | ".join(
-        f"{'all' if rows is None else rows} rows, {columns} columns, {value:g}"
-        for rows, columns, value in FLAGGED) + " |")
+        named(*case) for case in FLAGGED) + " |")
     print("|---|" + "---:|" * (1 + len(FLAGGED)))
     for m, n, k in SHAPES:
         a, w = torch.randn(m, k, device="cuda"), torch.randn(n, k, device="cuda")

@@ -14,8 +14,13 @@ from tritongemm import settings  # noqa: E402
 from tritongemm.config import KernelConfig  # noqa: E402
 from tritongemm.device import current_device  # noqa: E402
 from tritongemm.kernels import spec_named, violation  # noqa: E402
-from tritongemm.ops.flags import flagged  # noqa: E402
-from tritongemm.ops.plan import bind_config, geometry_of, make_plan  # noqa: E402
+from tritongemm.kernels.split_fp32 import FLAGGED, exponents_in  # noqa: E402
+from tritongemm.ops.plan import (  # noqa: E402
+    bind_config,
+    geometry_of,
+    kept_scratch,
+    make_plan,
+)
 from tritongemm.problem import LAYOUTS, GemmProblem  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -301,13 +306,28 @@ def test_epilogues_and_c_in_place_beside_flagged_rows(config, precision, epilogu
     assert torch.allclose(out.double(), reference, rtol=rtol, atol=atol)
 
 
-def test_explain_counts_flagged_rows_and_columns():
+@pytest.mark.parametrize("precision", LIMITS)
+def test_explain_counts_the_rows_and_columns_that_the_guard_computes(precision, monkeypatch):
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", precision == "tf32")
     a, b = torch.randn(2048, 2048, device="cuda"), torch.randn(2048, 2048, device="cuda")
     a[[3, 5, 2047], 7], b[:, 9] = 1e-30, float("inf")
+    a[100] *= torch.exp2(torch.linspace(-20, 20, 2048, device="cuda"))
+    config = WIDE if precision == "fp16x3" else SCALED
+    problem = GemmProblem.contiguous(2048, 2048, 2048, dtype="fp32", precision=precision)
+    rows, columns = guarded(problem, config, a, b, torch.empty_like(a))
+    assert (3 <= rows <= 4, columns) == (True, 1)
     with settings.override(policy="own"):
         found = tg.explain(a, b)
-    assert found.config.kernel == "split_product"
-    assert "3 rows of A and 1 columns of B" in str(found)
+    assert f"rows of A: {rows}, columns of B: {columns}" in str(found)
+
+
+def guarded(problem: GemmProblem, config: KernelConfig, a, b, out) -> tuple[int, int]:
+    """How many rows and columns the exponents in scratch say that the guard computed."""
+    with kept_scratch() as scratch:
+        bind_config(problem, config, current_device())(a, b, out)
+    of_a, of_b = (scratch[-1][x].view(torch.float32) >= FLAGGED
+                  for x in exponents_in(problem, config, geometry_of(a, b, out)))
+    return int(of_a.sum()), int(of_b.sum())
 
 
 def test_normal_data_sets_no_flag():
@@ -315,7 +335,7 @@ def test_normal_data_sets_no_flag():
     problem = GemmProblem.contiguous(n, n, n, dtype="fp32", layout="nt", precision="fp16x3")
     a, b = torch.randn(n, n, device="cuda"), torch.randn(n, n, device="cuda").mT
     out = torch.empty(n, n, device="cuda")
-    assert flagged(problem, WIDE, a, b, out) == (0, 0)
+    assert guarded(problem, WIDE, a, b, out) == (0, 0)
 
 
 @pytest.mark.parametrize(("config", "precision"), SCALING, ids=str)

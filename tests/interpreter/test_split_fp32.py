@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ import triton.language as tl
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import interpreter_device
+from tritongemm.kernels.device import bf16x6
 from tritongemm.kernels.device.split_fp32 import parts_of as parts_of_element
 from tritongemm.kernels.interpret import interpret
 from tritongemm.kernels.launch import Geometry
@@ -18,16 +20,17 @@ from tritongemm.kernels.reduce import target_of
 from tritongemm.kernels.split_fp32 import (
     FLAGGED,
     SplitOperand,
+    _programs,
     guard_launch,
     split_launch,
     split_operands,
 )
+from tritongemm.ops.flags import flagged as flagged_rows
 from tritongemm.ops.plan import geometry_of
 from tritongemm.problem import LAYOUTS, GemmProblem
 
 pytestmark = pytest.mark.interpreter
 CONFIG = KernelConfig("split_product", 128, 128, 64, num_warps=8, num_stages=3)
-FLAG = 65536.0
 
 #: Both ways that each operand may lie; the others, which mix them, are thorough.
 FEW_LAYOUTS = [x if x[0] == x[1] else pytest.param(x, marks=pytest.mark.thorough) for x in LAYOUTS]
@@ -124,6 +127,7 @@ def test_parts_represent_rows_that_are_not_flagged(k, gap, layout, precision):
                               (split.b, matrix.flip(0), list(rows)[::-1])):
         parts, exponents = parts_of(scratch, operand, split.parts)
         flagged = exponents[0] >= FLAGGED
+        assert torch.equal(flagged_rows(x, split.parts), flagged)
         wanted = [name.endswith("!") for name in names]
         if precision == "fp16x3":
             assert flagged.tolist() == wanted, dict(zip(names, flagged.tolist()))
@@ -272,8 +276,38 @@ def test_the_guard_adds_c_in_place(precision):
     assert torch.allclose(c[special], wanted[special], rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
+@triton.jit
+def counted(a_rows, b_columns, begin, end, stride_ak, stride_bk, BLOCK_M: tl.constexpr,
+            BLOCK_N: tl.constexpr):
+    tiles_by_multiply_adds.append(1)
+    return multiply_adds(a_rows, b_columns, begin, end, stride_ak, stride_bk, BLOCK_M, BLOCK_N)
+
+
+tiles_by_multiply_adds: list[int] = []
+multiply_adds = bf16x6.multiply_adds_over_k
+
+
+@pytest.mark.parametrize("precision", ("fp16x3", "tf32"))
+@pytest.mark.parametrize(("rows", "columns", "element", "tiles"), (
+    (1.0, 1.0, 1e-20, 0), (1.0, 1.0, 1e-42, 0), (2.0**60, 2.0**-60, 2.0**-90, 0),
+    (1.0, 1.0, float("inf"), 1), (2.0**40, 1.0, 2.0**-130, 1), (1.0, 2.0**90, 1e-20, 1)))
+def test_multiply_adds_compute_what_is_beyond_the_scaled_range(rows, columns, element, tiles,
+                                                               precision, monkeypatch):
+    monkeypatch.setattr(bf16x6, "multiply_adds_over_k", counted)
+    tiles_by_multiply_adds.clear()
+    torch.manual_seed(0)
+    a, b = torch.randn(40, 70) * rows, torch.randn(70, 30) * columns
+    a[5, 3] = element
+    c = guarded(a, b, "nn", precision=precision)
+    assert len(tiles_by_multiply_adds) == tiles
+    exact, size = (x @ y for x, y in ((a.double(), b.double()),
+                                      (a.abs().double(), b.abs().double())))
+    near = (c[5].double() - exact[5]).abs() <= 1e-6 * size[5]
+    assert bool((near | (c[5].double() == exact[5])).all())
+
+
 def test_the_guard_reaches_far_below_a_row_s_largest_element():
-    """Columns that are 0 where rows are large leave elements of 2^-149 to 2^-100 of 1 to count."""
+    """Columns that are 0 where rows are large leave elements from 2^-149 on to count."""
     a = torch.randn(70, 64)
     a[:, 32:] *= torch.exp2(torch.randint(-140, -100, (70, 32)).float())
     b = torch.randn(64, 40)
@@ -297,7 +331,7 @@ def test_the_guard_rounds_to_tf32_where_that_is_allowed(precision, tf32):
 
 @pytest.mark.parametrize(("m", "n", "sms", "programs"), (
     (64, 64, 132, 1), (1024, 1024, 132, 128), (4096, 4096, 132, 131), (8192, 64, 132, 64),
-    (32768, 70, 132, 131), (20000, 66 * 64, 132, 131), (4096, 4096, 1, 1), (4096, 384, 2, 2)))
+    (32768, 70, 132, 131), (20000, 66 * 64, 132, 131), (4096, 4096, 1, 1)))
 def test_tiles_of_a_column_fall_to_different_programs(m, n, sms, programs):
     """Where there are more tiles than programs."""
     problem = GemmProblem.contiguous(m, n, 64, dtype="fp32", precision="fp16x3")
@@ -306,6 +340,11 @@ def test_tiles_of_a_column_fall_to_different_programs(m, n, sms, programs):
                           split_operands(problem, CONFIG, geometry),
                           target_of(problem, CONFIG, geometry))
     assert launch.grid == (programs, 1, 1)
+    assert programs == -(-m // 128) * -(-n // 64) or math.gcd(programs, -(-n // 64)) == 1
+
+
+def test_where_no_number_near_fits_tiles_of_a_column_share_programs():
+    assert _programs(100, 6, 2) == 2 and _programs(100, 210, 8) == 8
 
 
 @pytest.mark.thorough

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html.parser
 import warnings
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ from tritongemm.compute import COMPUTES
 from tritongemm.device import device_named
 from tritongemm.errors import DeviceError, ProblemError, UsageError
 from tritongemm.integration.override import Calls, OverrideReport
+from tritongemm.kernels import SPECS
 from tritongemm.notebook import table
+from tritongemm.ops import explain as explaining
 from tritongemm.ops.explain import explain_problem
 from tritongemm.problem import GemmProblem
 from tritongemm.tuning.candidates import PruneReport
@@ -24,6 +27,20 @@ from tritongemm.tuning.sweep import SweepReport
 from tritongemm.tuning.task import ProblemReport
 
 PROBLEM = GemmProblem.contiguous(4096, 4096, 4096, layout="nt")
+
+
+def test_rows_and_columns_that_fp16_parts_cannot_hold_are_counted():
+    a, b = torch.randn(2048, 2048), torch.randn(2048, 2048)
+    a[[3, 5, 2047], 7], b[:, 9] = 1e-30, float("inf")
+    problem = GemmProblem.contiguous(2048, 2048, 2048, dtype="fp32", precision="fp16x3")
+    found = explain_problem(problem, device_named("nvidia-h200"))
+    assert SPECS[found.config.kernel].guarded
+    text = explaining._flagged(found, a, b)
+    assert text == "rows of A: 3, columns of B: 1, which a slower kernel computes"
+    assert f"flagged    {text}" in str(replace(found, flagged=text))
+    batch = explaining._flagged(found, a.expand(2, -1, -1), b[None])
+    assert "rows of A: 6, columns of B: 1" in batch
+    assert explaining._flagged(found, a[0], b[:, 0]) == ""
 
 
 class Cells(html.parser.HTMLParser):

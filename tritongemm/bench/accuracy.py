@@ -21,10 +21,12 @@ import torch
 
 from tritongemm.device import DeviceSpec, cuda_device
 from tritongemm.errors import TritonGemmError
+from tritongemm.kernels import SPECS
+from tritongemm.kernels.split_fp32 import FLAGGED, exponents_in
 from tritongemm.measure.distributions import DISTRIBUTIONS, draw
 from tritongemm.measure.numerics import reference
 from tritongemm.measure.torch_baseline import fp32_precision
-from tritongemm.ops.flags import flagged
+from tritongemm.ops.plan import bind_config, geometry_of, kept_scratch
 from tritongemm.problem import GemmProblem
 from tritongemm.records.atomic import write_atomic
 from tritongemm.selection import choose
@@ -103,7 +105,7 @@ def measure(points: Sequence[Point], algorithms: Sequence[str] = tuple(ALGORITHM
             b = b.t().contiguous().t()
         exact, size = reference(a, b), reference(a.abs(), b.abs())
         for algorithm in algorithms:
-            config_id, guarded, status = "", 0, "ok"
+            config_id, flagged, status = "", 0, "ok"
             most, norm, stray = math.nan, math.nan, 0
             out = torch.full((point.m, point.n), math.nan, device=where)
             try:
@@ -111,12 +113,12 @@ def measure(points: Sequence[Point], algorithms: Sequence[str] = tuple(ALGORITHM
                     with fp32_precision(_TORCH[algorithm]):
                         torch.mm(a, b, out=out)
                 else:
-                    config_id, guarded = _ours(point, algorithm, spec, a, b, out)
+                    config_id, flagged = _ours(point, algorithm, spec, a, b, out)
                 most, norm, stray = errors(out, exact, size)
             except (TritonGemmError, torch.OutOfMemoryError) as error:
                 status = f"{type(error).__name__}: {error}".splitlines()[0]
             yield Row(spec.slug, point.distribution, point.layout, point.m, point.n, point.k, seed,
-                      algorithm, config_id, guarded, most, norm, stray, status)
+                      algorithm, config_id, flagged, most, norm, stray, status)
 
 
 def errors(out: torch.Tensor, exact: torch.Tensor, size: torch.Tensor) -> tuple[float, float, int]:
@@ -141,7 +143,15 @@ def _ours(point: Point, precision: str, spec: DeviceSpec, a: torch.Tensor, b: to
     problem = GemmProblem.contiguous(point.m, point.n, point.k, dtype="fp32", layout=point.layout,
                                      precision=precision)
     config = choose(problem, spec).config
-    return config.config_id, sum(flagged(problem, config, a, b, out))
+    bound = bind_config(problem, config, spec)
+    with kept_scratch() as scratch:
+        bound(a, b, out)
+    torch.cuda.synchronize()
+    flagged = 0
+    if SPECS[config.kernel].guarded:
+        for exponents in exponents_in(problem, config, geometry_of(a, b, out)):
+            flagged += int((scratch[-1][exponents].view(torch.float32) >= FLAGGED).sum())
+    return config.config_id, flagged
 
 
 def write_csv(path: str | Path, rows: Sequence[Row]) -> Path:

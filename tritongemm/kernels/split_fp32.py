@@ -223,9 +223,9 @@ def split_launch(problem: GemmProblem, config: KernelConfig, geometry: Geometry,
 
 
 def _programs(rows: int, columns: int, most: int) -> int:
-    """Programs of the guard for rows by columns of tiles, which they take by turns: where it is
-    near ``most``, a number that has no divisor in common with that of the columns, so that the
-    tiles of a column fall to different programs too."""
+    """Programs of the guard for rows by columns of tiles, which they take by turns. Where there are
+    more tiles than ``most``: the largest number above half of it that has no divisor in common with
+    ``columns``, so that the tiles of a column fall to different programs; else ``most``."""
     if rows * columns <= most:
         return rows * columns
     return next((x for x in range(most, most // 2, -1) if math.gcd(x, columns) == 1), most)

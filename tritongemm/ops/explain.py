@@ -13,6 +13,7 @@ from tritongemm.errors import UnsupportedError, UsageError
 from tritongemm.formats import format_named
 from tritongemm.kernels import SPECS, shared_bytes
 from tritongemm.kernels.complex_product import arranging_us, float32_problem
+from tritongemm.kernels.split_fp32 import parts_of
 from tritongemm.measure.roofline import roof_time_us
 from tritongemm.notebook import table
 from tritongemm.ops.float32 import Float32Path, default_precision, float32_path
@@ -47,8 +48,8 @@ class Explanation:
         decision: the expected times of a call by torch and by this package, and whose runs; empty
             for batches with two strides and for complex64, which are decided by other times, and
             for float32 of which nothing was measured, which is torch's.
-        flagged: of tensors on a GPU, how many rows and columns the guard of split products
-            computes; empty where that does not apply.
+        flagged: of tensors, how many rows and columns the guard of split products computes; empty
+            where that does not apply.
     """
 
     problem: GemmProblem
@@ -155,8 +156,8 @@ def explain(problem: GemmProblem, /, *, device: str | None = None) -> Explanatio
 def explain(*what: object, device: str | None = None, **options: object) -> Explanation:
     """What ``tritongemm.matmul`` would run.
 
-    Of tensors on a GPU that a split product multiplies, the product runs once, to count the rows
-    and columns that fp16 parts cannot represent.
+    Of float32 tensors for which the choice is a kernel that splits or scales operands, it also
+    counts the rows and columns that fp16 parts cannot represent, and waits for them.
 
     Args:
         what: two tensors A and B; or the sizes M, N and K of contiguous operands, with the
@@ -229,14 +230,15 @@ def explain_problem(problem: GemmProblem, device: DeviceSpec) -> Explanation:
 
 
 def _flagged(found: Explanation, a: torch.Tensor, b: torch.Tensor) -> str:
+    """How many rows of A and columns of B the guard of a split product computes."""
     if (found.config is None or found.torch_reason or not SPECS[found.config.kernel].guarded
-            or not a.is_cuda or a.is_complex() or a.dim() != b.dim() or a.dim() > 3):
+            or a.is_complex() or min(a.dim(), b.dim()) < 2):
         return ""
     from tritongemm.ops.flags import flagged
 
-    out = b.new_empty((*a.shape[:-1], b.shape[-1]))
-    rows, columns = flagged(found.problem, found.config, a, b, out)
-    return f"{rows} rows of A and {columns} columns of B, which a slower kernel computes"
+    parts = parts_of(found.problem)
+    rows, columns = (int(flagged(x, parts).sum()) for x in (a, b.mT))
+    return f"rows of A: {rows}, columns of B: {columns}, which a slower kernel computes"
 
 
 def _path() -> HostPath:

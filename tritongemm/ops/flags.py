@@ -1,36 +1,45 @@
-"""Which rows and columns of a float32 product its guard computes, because fp16 parts cannot
-represent them (``kernels/device/split_fp32.py``)."""
+"""Which rows of a float32 operand fp16 parts cannot represent: what the split pass
+(``kernels/device/split_fp32.py``, which derives the rule) decides on the GPU, by torch, so that
+``explain`` can tell without a product."""
 
 from __future__ import annotations
 
 import torch
 
-from tritongemm.config import KernelConfig
-from tritongemm.device import cuda_device
-from tritongemm.kernels import SPECS
-from tritongemm.kernels.split_fp32 import FLAGGED, exponents_in
-from tritongemm.ops.plan import bind_config, geometry_of, kept_scratch
-from tritongemm.problem import GemmProblem
+#: Elements that are looked at together: of a few float32 copies.
+_BLOCK = 2**24
 
 
-def flagged(problem: GemmProblem, config: KernelConfig, a: torch.Tensor, b: torch.Tensor,
-            out: torch.Tensor) -> tuple[int, int]:
-    """Multiplies ``a`` and ``b`` into ``out`` by ``config`` and waits for the GPU. Returns how many
-    rows of A and columns of B the guard computed, of all batches together; (0, 0) of a kernel that
-    has none.
+def flagged(x: torch.Tensor, parts: int) -> torch.Tensor:
+    """Whether the guard computes the rows of ``x`` [..., rows, K]: bool [..., rows].
 
     Args:
-        a, b, out: [M, K], [K, N] and [M, N], or batches of these, on one GPU.
-
-    Raises:
-        ConstraintError, CompileError, LaunchError: the config cannot run the problem.
+        x: an operand, its rows along K; any real dtype that a split product reads.
+        parts: fp16 parts of an element, 2, or 1 under TF32.
     """
-    bound = bind_config(problem, config, cuda_device(a.device.index))
-    with kept_scratch() as scratch:
-        bound(a, b, out)
-    torch.cuda.synchronize(a.device)
-    if not SPECS[config.kernel].guarded:
-        return 0, 0
-    of_a, of_b = (int((scratch[-1][exponents].view(torch.float32) >= FLAGGED).sum())
-                  for exponents in exponents_in(problem, config, geometry_of(a, b, out)))
-    return of_a, of_b
+    k = x.shape[-1]
+    rows = x.detach().reshape(-1, k)
+    step = max(1, _BLOCK // max(k, 1))
+    found = [_flagged(block.float(), parts) for block in rows.split(step)]
+    return torch.cat(found).view(x.shape[:-1]) if found else rows.new_zeros(
+        x.shape[:-1], dtype=torch.bool)
+
+
+def _flagged(x: torch.Tensor, parts: int) -> torch.Tensor:
+    size = x.abs()
+    largest = size.amax(-1)
+    bits = largest.view(torch.int32)
+    exponent = torch.where(bits == 0, 0, (141 - (bits >> 23)).clamp(-113, 114))
+    scaled = x * ((exponent + 127) << 23).view(torch.float32)[:, None]
+    error = scaled - scaled.half().float()
+    if parts == 2:
+        error = error * 2048.0
+        error = error - error.half().float()
+    error, scaled = error.abs(), scaled.abs()
+    power = (scaled.view(torch.int32) & 0x7F800000).view(torch.float32)
+    loss = torch.where(error > scaled * 2.0**-11, error / power, 0.0)
+    loss = (loss + 256.0) - 256.0
+    loss = torch.where((scaled < 1e-30) & (x != 0), 1e6, loss).sum(-1, dtype=torch.float64)
+    large = (scaled >= 4.0).sum(-1)
+    allowed = torch.where(64 * large >= x.shape[-1], large * (31 * 2.0**-17), 0.0)
+    return ~largest.isfinite() | (loss > allowed) | ((largest != 0) & (largest < 2.0**-100))

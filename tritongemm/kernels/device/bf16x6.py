@@ -41,7 +41,7 @@ UNROLL = tl.constexpr(8)
 def smaller(least, x):
     """The smaller of ``least`` and the magnitude of ``x``, where that is not 0, elementwise, as
     unsigned integers: twice the bits of the magnitude, less 1. ``x`` must not be a product: ptxas
-    12.9 then multiplies a factor of it, as a number, by the bits of 2."""
+    12.9 takes twice the bits of x s for x times the float s 2.8e-45, whose bits are 2."""
     return tl.minimum(least, x.to(tl.uint32, bitcast=True) * 2 - 1)
 
 

@@ -3,9 +3,10 @@
 The split pass (``split_fp32``) flags rows of A and columns of B whose fp16 parts would not
 represent them. This kernel runs behind the product, looks at the flags, and normally ends. Where a
 tile has a flagged row or column it computes the tile from three bf16 parts of each number, or from
-numbers rounded to TF32, which have float32's range of exponents (``bf16x6``). Rows and columns are
-scaled first, to be far from the ends of that range: only what has infinities, NaN, or a range of
-more than 2^159 is computed by float32 multiply-adds.
+numbers rounded to TF32, which have float32's range of exponents (``bf16x6``). Rows and columns
+below 2^50 are scaled up first, to be far from the lower end of that range. What is left to float32
+multiply-adds, for the whole tile, are infinities, NaN, ranges of more than 2^159, and sums that
+overflow, as products of a scaled row and of numbers above 2^78 do.
 
 It stores the elements of flagged rows and columns: exactly those that the product has not stored.
 So each element of C is written once, and D may be C.

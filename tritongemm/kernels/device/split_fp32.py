@@ -43,7 +43,7 @@ from tritongemm.kernels.device.symbol import symbol
 
 #: Added to the exponent of a flagged row.
 FLAG = tl.constexpr(65536.0)
-#: What is not below is the exponent of a flagged row.
+#: Exponents from here on are those of flagged rows.
 FLAGGED = tl.constexpr(32768.0)
 #: Losses that a large element allows: 2^-12, less what losses are rounded by.
 _ALLOWED = tl.constexpr(31.0 * 2.0**-17)
