@@ -47,7 +47,7 @@ def planted(x: torch.Tensor, rows: int | None, value: float) -> torch.Tensor:
 
 
 def named(rows: int | None, columns: int, value: float) -> str:
-    if not rows and rows is not None and not columns:
+    if (rows, columns) == (0, 0):
         return "none"
     return f"rows: {'all' if rows is None else rows}, columns: {columns}, by {value:g}"
 
