@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, strategies
 from hypothesis import settings as hypothesis_settings
 from selection_made import RUN, TILED, TMA, calibrate, publish
 
+from tritongemm import settings
 from tritongemm.config import KernelConfig
 from tritongemm.device import device_named, known_devices
 from tritongemm.errors import UnsupportedError
@@ -330,3 +331,18 @@ def test_of_equal_predictions_the_first_listed_is_chosen(miss, first, configs, h
     problem = GemmProblem.contiguous(8192, 8192, 8192)
     assert choose(problem, h200).source == "model"
     assert choose(problem, h200).config == (slower if first else faster)
+
+
+@pytest.mark.parametrize(("size", "scaled"), ((4096, True), (512, False)))
+def test_fp32_ieee_rules_out_scaled_copies_under_tf32(size, scaled):
+    h200 = device_named("nvidia-h200")
+    problem = GemmProblem.contiguous(size, size, size, dtype="fp32", layout="nt", precision="tf32")
+    choice = choose(problem, h200)
+    assert SPECS[choice.config.kernel].guarded == scaled
+    with settings.override(fp32="ieee"):
+        if scaled:
+            with pytest.raises(UnsupportedError, match="scaled copies .* TRITONGEMM_FP32=ieee"):
+                choose(problem, h200)
+        else:
+            assert choose(problem, h200) == choice
+    assert choose(problem, h200) == choice

@@ -56,6 +56,7 @@ _HOW = {
 _TO_IEEE = "TRITONGEMM_FP32=ieee or tg.fp32_compute('ieee'): CUDA cores only"
 _TO_SPLIT = "TRITONGEMM_FP32=split or tg.fp32_compute('split'): split products where faster"
 _NO_TF32 = "torch.backends.cuda.matmul.fp32_precision = 'ieee': no TF32"
+_NO_COPIES = "TRITONGEMM_FP32=ieee or tg.fp32_compute('ieee'): no scaled copies; "
 _TO_OWN = "TRITONGEMM_POLICY=own or strict=True: kernels of this package only"
 
 
@@ -76,11 +77,12 @@ def float32_path(problem: GemmProblem, config: KernelConfig | None, device: Devi
     if config is None or torchs:
         return Float32Path("torch", _HOW["torch"], None, None, _TO_OWN)
     asked = problem.compute
-    products = spec_named(config.kernel).footprint(problem, config, device).products
+    spec = spec_named(config.kernel)
+    products = spec.footprint(problem, config, device).products
     if asked.name == "fp16x3" and products > 1:
         name, switch = "split", _TO_IEEE
     elif asked.name == "tf32":
-        name, switch = "tf32", _NO_TF32
+        name, switch = "tf32", (_NO_COPIES if spec.guarded else "") + _NO_TF32
     else:
         # Either the setting is ieee, or the split does not pay for its pass over the operands.
         name, switch = "ieee", _TO_SPLIT if asked.name == "ieee" else _TO_IEEE

@@ -14,7 +14,8 @@ one warning. The next source decides, and the call still runs on this package's 
 
 Two settings change the order. Under a budget of SMs tuned rows are ignored, and configs that keep
 to the budget come before others. Under batch invariance ``invariance.py`` names a class of configs,
-and tuned rows and the model choose within it.
+and tuned rows and the model choose within it. A third one, ``TRITONGEMM_FP32=ieee``, rules out
+kernels that multiply scaled copies under TF32.
 """
 
 from __future__ import annotations
@@ -135,12 +136,23 @@ def choose(problem: GemmProblem, device: DeviceSpec) -> Choice:
 
     Raises:
         UnsupportedError: no kernel of this package runs it; the message gives each kernel's reason.
+            Or the choice multiplies scaled copies, which ``TRITONGEMM_FP32=ieee`` rules out.
     """
     if problem.a.format.real:
         real = float32_problem(problem)
         choice = choose(real, device)
         return replace(choice, row=None, predicted_us=choice.time_us,
                        note=f"as {real}: {choice.note}")
+    choice = _choose(problem, device)
+    if (problem.precision == "tf32" and SPECS[choice.config.kernel].guarded
+            and settings.current().fp32 == "ieee"):
+        raise UnsupportedError(
+            f"{choice.config.kernel} multiplies scaled copies of the operands, which "
+            "TRITONGEMM_FP32=ieee and fp32_compute('ieee') rule out")
+    return choice
+
+
+def _choose(problem: GemmProblem, device: DeviceSpec) -> Choice:
     if settings.current().batch_invariant:
         return _of_a_class(problem, device, invariance.sum_class(problem, device))
     best = _by_row(problem, device) or by_model(problem, device)
