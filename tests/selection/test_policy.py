@@ -343,6 +343,7 @@ def test_fp32_ieee_rules_out_scaled_copies_under_tf32(size, scaled):
         if scaled:
             with pytest.raises(UnsupportedError, match="scaled copies .* TRITONGEMM_FP32=ieee"):
                 choose(problem, h200)
+            assert "TRITONGEMM_FP32=split" in str(explain_problem(problem, h200))
         else:
             assert choose(problem, h200) == choice
     assert choose(problem, h200) == choice

@@ -74,9 +74,11 @@ def float32_path(problem: GemmProblem, config: KernelConfig | None, device: Devi
     """
     if problem.dtype_a != "fp32":
         return None
-    if config is None or torchs:
-        return Float32Path("torch", _HOW["torch"], None, None, _TO_OWN)
     asked = problem.compute
+    if config is None or torchs:
+        no_copies = config is None and asked.name == "tf32" and settings.current().fp32 == "ieee"
+        return Float32Path("torch", _HOW["torch"], None, None,
+                           _TO_SPLIT if no_copies else _TO_OWN)
     spec = spec_named(config.kernel)
     products = spec.footprint(problem, config, device).products
     if asked.name == "fp16x3" and products > 1:
