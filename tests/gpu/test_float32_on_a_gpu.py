@@ -10,7 +10,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import tritongemm as tg  # noqa: E402
-from tritongemm import settings  # noqa: E402
 from tritongemm.config import KernelConfig  # noqa: E402
 from tritongemm.device import current_device  # noqa: E402
 from tritongemm.kernels import spec_named, violation  # noqa: E402
@@ -318,8 +317,7 @@ def test_explain_counts_the_rows_and_columns_that_the_guard_computes(precision, 
     rows, columns = guarded(problem, config, a, b, torch.empty_like(a))
     assert (rows, columns) == (4, 1)
     assert [int(flagged(x, parts_of(problem)).sum()) for x in (a, b.mT)] == [4, 1]
-    with settings.override(policy="own"):
-        found = tg.explain(a, b)
+    found = tg.explain(a, b)
     counted = "rows of A: 4, columns of B: 1" in str(found)
     assert counted == spec_named(found.config.kernel).guarded
     assert counted or precision == "tf32"  # which other kernels multiply too
