@@ -57,7 +57,7 @@ def test_torch_is_estimated_from_what_it_took_near_by():
 def around(ratios):
     """Problems near the square, with torch's times over ours."""
     return Neighbours([Neighbour(replace(SQUARE, m=1024 + 8 * i), ratio)
-                       for i, ratio in enumerate(ratios)])
+                       for i, ratio in enumerate(ratios, 1)])
 
 
 def test_a_lower_bound_follows_what_was_measured_and_how_far_it_is_scattered():
@@ -73,6 +73,15 @@ def test_a_lower_bound_is_lower_for_what_is_unlike_the_measured(unlike):
     near = around([1.5] * 20)
     assert near.bound(replace(SQUARE, **unlike)).lower < near.bound(SQUARE).lower
     assert near.bound(replace(SQUARE, m=2**30, n=2**30, k=2**30)).lower < 0.7
+
+
+@pytest.mark.parametrize("ratio", [0.6, 1.9])
+def test_a_problem_that_was_measured_is_as_certain_as_its_measurement(ratio):
+    others = around([1.2] * 20)
+    measured = Neighbours([*(x.neighbour for x in others.nearest(SQUARE, 20)),
+                           Neighbour(SQUARE, ratio)])
+    assert measured.bound(SQUARE) == pytest.approx((ratio, ratio))
+    assert measured.bound(replace(SQUARE, align_c=4)).lower < 1.2  # for which nothing was measured
 
 
 def test_without_a_time_of_torchs_there_is_no_bound():

@@ -75,14 +75,18 @@ class Neighbours:
                 for i in np.argsort(-weights, kind="stable")[:count]]
 
     def bound(self, problem: GemmProblem) -> Bound | None:
-        """Torch's time over the best config's, as far as the nearest measured problems tell. None
-        if torch was measured on none."""
+        """Torch's time over the best config's: as measured, if the problem itself was (extents,
+        layout, and whether TMA can move it), else as far as the nearest measured problems tell.
+        None if torch was measured on none."""
         if not self._known.any():
             return None
         where = self._where[self._known]
         one, logs = _place(problem), self._logs[self._known]
         apart = _apart(where, one)
         near = np.argsort(apart, kind="stable")[:_MOST]
+        if apart[near[0]] == 0.0:
+            measured = math.exp(logs[near[0]])
+            return Bound(measured, measured)
         some = where[near]
         covariance = _VARIANCE * np.exp(-0.5 * _apart(some[:, None], some[None]))
         to_one = _VARIANCE * np.exp(-0.5 * apart[near])
