@@ -88,7 +88,7 @@ def test_the_chart_and_tables_of_the_readme_are_those_of_the_csvs(tool, monkeypa
 MARKED = {
     "h200-bf16-nt": ("nvidia-h200/bf16-nt.csv", "nvidia-h200/bf16-suites.csv"),
     "h200-others": ("nvidia-h200/bf16-layouts.csv", "nvidia-h200/fp16-nt.csv"),
-    "h200-fp32": ("nvidia-h200/fp32.csv",),
+    "h200-fp32": ("nvidia-h200/fp32.csv", "nvidia-h200/complex64/square.csv"),
     "h200-fresh": ("nvidia-h200/fresh/bf16-fresh-43513610.csv",),
     "h200-epilogues": ("nvidia-h200/epilogues/epilogue-decode.csv",
                        "nvidia-h200/epilogues/epilogue-prefill.csv"),
