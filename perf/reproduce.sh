@@ -14,28 +14,37 @@
 #   epilogues  5 min    fused epilogues on llm_decode and on 36 shapes of llm_prefill
 #   fresh      8 min    the model's choices on 60 shapes that nothing was tuned for, and a bench of
 #                       20 shapes a suite that none of them has
+#   choices    9 min    the model's choices on 40 fresh shapes like aligned_random beside 248 configs
+#                       of each, and all configs of three
 #   model      4 min    GPT-2 under tritongemm.override, with the policies own and auto
 #   host       2 min    what calls cost the host, and from which size on an override is not slower
 #   memory     1 min    peak memory beside torch's
 #   gemv       1 min    the bandwidth kernel beside a device copy
 #   float32   36 min    float32 beside cuBLAS SGEMM: seven suites, square in four layouts
 #   prefill32 29 min    the same of llm_prefill in nt and nn
-#   tf32      11 min    TF32: square in four layouts, llm_prefill nt
+#   tf32      16 min    TF32: square in four layouts, llm_prefill nt and nn
 #   ieee       3 min    float32 at precision ieee: square up to 8,192 in four layouts
+#   complex    5 min    complex64: square up to 8,192
 #   accuracy   1 min    errors of float32 products by distribution
 #   flags      1 min    what flagged rows and columns cost a float32 product
 #   programs  20 min    whole programs in all modes
-#   rivals    11 min    square, llm_decode and llm_prefill beside autotuned cuBLASLt
+#   invariance 3 min    what batch invariance costs on llm_prefill and llm_decode
+#   orders     8 min    configs of one sum order give equal bits on 10,000 problems
+#   firstcall  2 min    the first product of a process, with shipped kernels and without
+#   tuning     9 min    a sweep of a fresh shape of each of twelve families, cold and warm
+#   rivals    40 min    three suites and 20 shapes of each other one beside the installed ones of
+#                       autotuned cuBLASLt, DeepGEMM, FlagGems, Inductor, triton_kernels, QuACK
 #   cluster   13 min    a sweep of 64 problems on one GPU and on all of the host, 16 cores each
 #
 # A part that fails does not keep the others from running; the exit status is the number that did.
 # Minutes are those of one H200 and 16 cores; of random, suites, layouts, fresh, gemv, float32,
-# prefill32, tf32, flags, programs and rivals they are forecasts. Each part logs to OUT/PART.log.
+# prefill32, tf32, choices, complex, flags, programs, tuning and rivals they are forecasts. Each
+# part logs to OUT/PART.log.
 #
 # GPUS=0,1,2,3 runs as many parts at a time as it names GPUs, each on one of them and on its share
 # of the cores, but for `cluster`, which runs last and alone.
 set -uo pipefail
-if [ $# -lt 2 ]; then sed -n '2,37s/^# \{0,1\}//p' "$0" >&2; exit 2; fi
+if [ $# -lt 2 ]; then sed -n '2,45s/^# \{0,1\}//p' "$0" >&2; exit 2; fi
 mkdir -p "$1" && OUT=$(cd "$1" && pwd) || exit 1
 shift
 cd "$(dirname "$0")/.." || exit 1
@@ -106,6 +115,16 @@ part_fresh() {
     return $status
 }
 
+part_choices() {
+    local status=0 seed="${SEED:-20261122}"
+    tg regret --fresh "$seed" --family aligned_random --count 40 --random 200 --resume \
+        --journal "$OUT/choices.jsonl" --out "$OUT/choices.csv" --at-least 0.975 --worst 0.90 || status=1
+    # The first columns are a suite's: batch, m, n, k, dtype, layout.
+    head -n 4 "$OUT/choices.csv" | cut -d, -f1-6 >"$OUT/three.csv"
+    tg sweep "$OUT/three.csv" --search full --resume --journal "$OUT/three.jsonl" || status=1
+    return $status
+}
+
 part_model() {
     local status=0
     TRITONGEMM_POLICY=own "$PYTHON" perf/train_gpt2.py --out "$OUT/model" || status=1
@@ -141,12 +160,18 @@ part_prefill32() { bench fp32-prefill.csv llm_prefill --dtype fp32 --layout nt,n
 part_tf32() {
     local status=0
     bench tf32.csv square --dtype fp32 --precision tf32 --layout nt,nn,tn,tt || status=1
-    bench tf32.csv llm_prefill --dtype fp32 --precision tf32 --layout nt || status=1
+    bench tf32.csv llm_prefill --dtype fp32 --precision tf32 --layout nt,nn || status=1
     return $status
 }
 
 part_ieee() {
     bench ieee.csv square --dtype fp32 --precision ieee --layout nt,nn,tn,tt --max-extent 8192
+}
+
+# Rounds of large ones are long, and few rounds under the power cap let the control miss its limit.
+part_complex() {
+    tg bench square --dtype c64 --layout nn --max-extent 8192 --providers torch,tritongemm --budget 10 \
+        --resume --out "$OUT/complex64.csv"
 }
 
 part_flags() {
@@ -160,9 +185,28 @@ part_accuracy() { tg accuracy --out "$OUT/accuracy/accuracy.csv"; }
 
 part_programs() { tg models --budget 2 --out "$OUT/programs.csv"; }
 
+part_invariance() { "$PYTHON" perf/bench_invariance.py --out "$OUT/batch-invariance.csv"; }
+
+part_orders() { "$PYTHON" perf/prove_sum_orders.py --out "$OUT/sum-orders.csv"; }
+
+part_firstcall() {
+    "$PYTHON" perf/bench_first_call.py "$OUT/first-call.csv" --build "$OUT/cubins" --rounds 3
+}
+
+part_tuning() { "$PYTHON" perf/bench_tuning.py "$OUT/tuning"; }
+
 part_rivals() {
-    tg bench square llm_decode llm_prefill --dtype bf16 --layout nt --resume --budget 0.25 \
-        --providers torch,tritongemm,cublaslt-tuned --out "$OUT/rivals.csv"
+    local status=0 installed words="--dtype bf16 --layout nt --resume --budget 0.25"
+    installed=$("$PYTHON" -c 'import sys; from importlib.util import find_spec as find
+from tritongemm.bench.providers import load
+print(*(x for x in sys.argv[1:] if find(getattr(load(x), "package", "torch"))), sep=",")' \
+        cublaslt-tuned deep_gemm flag_gems inductor triton_kernels quack) || return 1
+    words="$words --providers torch,tritongemm,$installed"
+    tg bench square llm_decode llm_prefill $words --out "$OUT/rivals.csv" || status=1
+    tg bench wide_k split_k aligned_random stream_k odd deepbench sources batched training low_rank \
+        --spread 20 $words --out "$OUT/rivals.csv" || status=1
+    tg report "$OUT/rivals.csv" --section rivals || status=1
+    return $status
 }
 
 part_cluster() {
@@ -173,11 +217,10 @@ part_cluster() {
 }
 
 for part in "$@"; do
-    case $part in
-        tests|random|sanitizer|ladder|bench|suites|layouts|epilogues|fresh|model|host|memory|gemv) ;;
-        float32|prefill32|tf32|ieee|accuracy|flags|programs|rivals|cluster) ;;
-        *) echo "perf/reproduce.sh: no part is named $part" >&2; exit 2 ;;
-    esac
+    declare -F "part_$part" >/dev/null || {
+        echo "perf/reproduce.sh: no part is named $part" >&2
+        exit 2
+    }
 done
 if [ -n "${GPUS:-}" ]; then
     status=0 alone=() shared=()

@@ -102,6 +102,13 @@ def test_a_missing_package_is_named_with_the_command(name, monkeypatch):
     assert "CUDA device" in provider.available(CPU)
 
 
+@pytest.mark.parametrize("cuda, extra", [("13.0", "cu13"), ("12.8", "cu12"), (None, "cu12")])
+def test_the_command_names_the_extra_of_torchs_cuda(cuda, extra, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda package: None)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    assert f"'nvmath-python[{extra}]'" in load("cublaslt-tuned").available(GPU)
+
+
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("name", RIVALS)
 def test_it_computes_the_product_of_each_operand_set(name, layout, installed):

@@ -106,7 +106,8 @@ MARKED = {
 
 
 #: Markers of other tables than the summary, and which.
-SECTIONS = {"h200-fp32-energy": ("energy", "h200-fp32"),
+SECTIONS = {"h200-rivals-faster": ("rivals", "h200-rivals"),
+            "h200-fp32-energy": ("energy", "h200-fp32"),
             "h100-fp32-energy": ("energy", "h100-fp32")}
 
 

@@ -90,6 +90,28 @@ def test_the_energy_of_a_call_is_compared_with_torchs_of_the_same_run(make_csv):
     assert "6.000" in cells and "device" not in tables.energy_table(results).heads
 
 
+def test_rivals_are_compared_on_the_problems_that_both_timed(make_csv):
+    rows = [make_row(m, provider=provider, ratio=ratio) for m, provider, ratio in (
+        (64, "torch", 1.0), (64, "tritongemm", 2.0), (64, "other", 1.0),
+        (128, "torch", 1.0), (128, "tritongemm", 0.5), (128, "other", 0.75),
+        (256, "tritongemm", 4.0), (256, "torch-control", 9.0), (512, "other", 9.0))]
+    rows.append(make_row(256, provider="other", status="wrong"))
+    results = load.load([make_csv(rows)])
+    other, torchs = aggregate.rivals(results.headline, "tritongemm").to_dict("records")
+    assert (other["provider"], other["rows"], other["behind"], other["fastest"]) == ("other", 2, 1,
+                                                                                     0)
+    assert other["geomean"] == pytest.approx((2.0 * 0.5 / 0.75) ** 0.5)
+    assert (other["min_at"], other["max"]) == ("128x64x64", pytest.approx(2.0))
+    assert (torchs["provider"], torchs["behind"], torchs["fastest"]) == ("torch", 1, 1)
+    assert tables.rivals_table(results).cells[0][-2:] == ("1", "0")
+
+
+def test_without_our_own_rows_there_are_no_rivals(make_csv):
+    results = load.load([make_csv([make_row(provider="other", ratio=1.0)])])
+    assert aggregate.rivals(results.headline, "tritongemm").empty
+    assert tables.rivals_table(results).cells == ()
+
+
 def test_the_newest_run_of_a_problem_and_provider_wins_whatever_the_file_order(make_csv):
     new, old = make_row(ratio=2.0, run=LATER), make_row(ratio=0.5, run=RUN)
     path = make_csv([new, old])

@@ -105,7 +105,8 @@ def test_an_empty_csv_gives_a_document_that_says_so(make_csv):
 def test_every_section_renders_for_a_full_csv(make_csv, tmp_path, name):
     rows = [make_row(ratio=1.1, provider="tritongemm-auto", selection_source="torch",
                      energy_mj=2.0), make_row(ratio=1.0, provider="torch", energy_mj=3.0),
-            make_row(provider="torch-control", ratio=1.0), make_row(128, status="oom", error="x")]
+            make_row(provider="torch-control", ratio=1.0), make_row(128, status="oom", error="x"),
+            make_row(ratio=1.2)]
     path = make_csv(rows)
     records.write_sidecar(tmp_path, RUN, {"torch": "2.13.0", "gpu": {"driver": "580", "n": [1, 2]}})
     text = markdown.section(load.load([path]), name)

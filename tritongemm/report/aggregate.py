@@ -153,6 +153,37 @@ def energy(headline: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     return table.reset_index()[columns]
 
 
+def rivals(headline: pd.DataFrame, one: str) -> pd.DataFrame:
+    """How provider ``one`` stands against each other provider, torch too, on the problems that both
+    timed: a line for each group and other provider, with ``rows``; ``geomean, min, max`` of the
+    other's time / that of ``one``, and the problem ``min_at``; ``behind``, the problems for which
+    the other is the faster; and ``fastest``, those for which it is the fastest of all."""
+    import numpy as np
+    import pandas as pd
+
+    by = list(GROUP)
+    columns = [*by, "rows", "geomean", "min", "min_at", "max", "behind", "fastest"]
+    timed = headline[(headline["status"] == "ok") & headline["ratio_vs_torch"].notna()
+                     & (headline["provider"] != CONTROL)]
+    problem = ["device", "suite", "dtype", "layout", "epilogue", "problem"]
+    work = _as_texts(timed[[*problem, "provider", "ratio_vs_torch"]], [*problem, "provider"])
+    work = work.drop_duplicates([*problem, "provider"], keep="last")
+    work["fastest"] = work["ratio_vs_torch"] == work.groupby(problem)["ratio_vs_torch"].transform(
+        "max")
+    ours = work[work["provider"] == one][[*problem, "ratio_vs_torch"]]
+    work = work[work["provider"] != one].merge(ours, on=problem, suffixes=("", "_one"))
+    if work.empty:
+        return pd.DataFrame(columns=columns)
+    work["ratio"] = work["ratio_vs_torch_one"] / work["ratio_vs_torch"]
+    work["log"], work["behind"] = np.log(work["ratio"]), work["ratio"] < 1
+    table = work.sort_values("ratio", kind="stable").groupby(by, sort=True).agg(
+        rows=("ratio", "size"), geomean=("log", "mean"), min=("ratio", "first"),
+        min_at=("problem", "first"), max=("ratio", "last"), behind=("behind", "sum"),
+        fastest=("fastest", "sum"))
+    table["geomean"] = np.exp(table["geomean"])
+    return table.reset_index()[columns]
+
+
 def sources(headline: pd.DataFrame) -> pd.DataFrame:
     """The number of rows of each provider and ``selection_source``."""
     rows = headline[is_contender(headline) & (headline["selection_source"] != "")]

@@ -20,6 +20,7 @@ TABLES: dict[str, Callable[[Results], tables.Table]] = {
     "slowest": tables.slowest_table,
     "failures": tables.failures_table,
     "energy": tables.energy_table,
+    "rivals": tables.rivals_table,
     "control": tables.control_table,
     "sources": tables.sources_table,
     "runs": tables.runs_table,

@@ -23,9 +23,15 @@ _CANDIDATES = 256
 class CublasLtTuned(Rival):
     """nvmath-python 1.0: ``Matmul.autotune``; some seconds a problem."""
 
-    name, package, install = "cublaslt-tuned", "nvmath", "'nvmath-python[cu12]'"
+    name, package = "cublaslt-tuned", "nvmath"
     dtypes = ("bf16", "fp16", "fp32")
     source = "every candidate timed"
+
+    def __init__(self) -> None:
+        """The extra to install is that of torch's CUDA."""
+        import torch
+
+        self.install = f"'nvmath-python[cu{(torch.version.cuda or '12').partition('.')[0]}]'"
 
     def refusal(self, problem: GemmProblem) -> str | None:
         """Also TF32, which needs another compute type. Beside products of parts it is measured in
