@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import itertools
 
 import fakes
 import pytest
@@ -12,21 +13,23 @@ from tritongemm import selection
 from tritongemm.calibration import fresh_regret
 from tritongemm.calibration.fresh_regret import (
     AGAIN,
+    HOPELESS,
     MULTIPLE,
     SIDES,
     Again,
     Wide,
     draw,
-    drawn_for,
     forecast,
     judge,
     measure,
+    unmeasured,
 )
 from tritongemm.calibration.timings import times_of
 from tritongemm.cli import main
 from tritongemm.device import device_named
 from tritongemm.errors import DeviceError, UsageError
 from tritongemm.problem import GemmProblem
+from tritongemm.selection.columns import Columns
 from tritongemm.selection.model import model_for
 from tritongemm.selection.work import class_of
 from tritongemm.workers.messages import COARSE, FINAL
@@ -37,9 +40,13 @@ FAKE = {"measurer": fakes.MEASURER, "builder": fakes.BUILDER, "compile_workers":
 SMALL = Wide(seed=3, top=4, at_random=2)
 
 
+def drawn(seed, count, **kind):
+    return list(itertools.islice(draw(seed, **kind), count))
+
+
 def test_a_seed_draws_the_same_shapes_half_of_them_aligned():
-    problems = draw(7, 60)
-    assert problems == draw(7, 60) != draw(8, 60)
+    problems = drawn(7, 60)
+    assert problems == drawn(7, 60) != drawn(8, 60)
     assert len(set(problems)) == 60
     for number, p in enumerate(problems):
         assert all(SIDES[0] <= side <= SIDES[1] for side in (p.m, p.n, p.k))
@@ -52,38 +59,38 @@ def test_a_seed_draws_the_same_shapes_half_of_them_aligned():
 
 
 def test_more_shapes_begin_with_the_same_ones():
-    assert draw(7, 60)[:20] == draw(7, 20)
+    assert drawn(7, 60)[:20] == drawn(7, 20)
 
 
-def test_what_was_measured_is_not_drawn():
-    first = draw(7, 3)
-    assert not {(p.m, p.n, p.k) for p in draw(7, 3, known=first)} & {
-        (p.m, p.n, p.k) for p in first}
-    known = {(x.problem.m, x.problem.n, x.problem.k)
-             for x in model_for(first[0], H200).section.neighbours}
-    assert not known & {(p.m, p.n, p.k) for p in drawn_for(H200, 7)}
+def test_what_was_measured_is_left_out():
+    problems = drawn(7, 3)
+    measured = model_for(problems[0], H200).section.neighbours[0].problem
+    tuned = GemmProblem.contiguous(4096, 4096, 4096, dtype="bf16", layout="nt")
+    assert list(unmeasured([measured, *problems, tuned], H200)) == problems
 
 
-def test_drawing_needs_a_calibration_and_a_count():
+def test_what_cannot_be_judged_is_not_drawn():
     with pytest.raises(UsageError, match="calibrate"):
-        drawn_for(device_named("nvidia-l40s"), 7)
-    with pytest.raises(UsageError, match="below 1"):
-        draw(7, 0)
+        next(unmeasured(draw(7), device_named("nvidia-l40s")))
 
 
 def test_the_wide_run_has_the_choice_the_best_of_each_class_and_some_at_random():
-    problem = draw(7, 1)[0]
+    problem = drawn(7, 1)[0]
     configs = SMALL(problem, H200).configs
     assert configs[0] == selection.choose(problem, H200).config
     assert configs == SMALL(problem, H200).configs  # resuming meets the same ones
     ordered = selection.candidates(problem, H200)
     assert set(ordered[:4]) <= set(configs) <= set(ordered)
+    times = dict(zip(ordered, model_for(problem, H200).times(problem, Columns(ordered)),
+                     strict=True))
+    many = Wide(3, 4, 40)(problem, H200).configs
+    assert max(times[c] for c in many) > HOPELESS * times[ordered[0]]  # what it thinks hopeless
     assert len({class_of(c) for c in configs}) > 4
     assert set(Wide(4, 4, 2)(problem, H200).configs) != set(configs)
 
 
 def test_both_runs_measure_and_the_choice_is_judged_in_the_second(tmp_path):
-    problems = draw(7, 2)
+    problems = drawn(7, 2)
     journal = tmp_path / "r.jsonl"
     measure(problems, journal, wide=SMALL, **FAKE)
     first, second = fresh_regret.journals(journal)
@@ -103,7 +110,7 @@ def test_both_runs_measure_and_the_choice_is_judged_in_the_second(tmp_path):
 
 @pytest.mark.thorough
 def test_resuming_measures_nothing_twice_and_goes_on(tmp_path):
-    problems, journal, log = draw(7, 2), tmp_path / "r.jsonl", tmp_path / "log"
+    problems, journal, log = drawn(7, 2), tmp_path / "r.jsonl", tmp_path / "log"
     options = {**FAKE, "measurer_arguments": {"log": str(log)}}
     measure(problems[:1], journal, wide=SMALL, **options)
     before = log.read_text().splitlines()
@@ -116,7 +123,7 @@ def test_resuming_measures_nothing_twice_and_goes_on(tmp_path):
 
 @pytest.mark.thorough
 def test_a_shape_that_the_wide_run_did_not_reach_is_not_judged(tmp_path):
-    problems, journal = draw(7, 2), tmp_path / "r.jsonl"
+    problems, journal = drawn(7, 2), tmp_path / "r.jsonl"
     measure(problems[:1], journal, wide=SMALL, **FAKE)
     assert [one.problem for one in judge(problems, journal, H200)] == problems[:1]
     assert Again(fresh_regret.journals(journal)[0])(problems[1], H200).configs == ()
@@ -124,7 +131,7 @@ def test_a_shape_that_the_wide_run_did_not_reach_is_not_judged(tmp_path):
 
 @pytest.mark.thorough
 def test_a_forecast_counts_configs_and_binaries():
-    problems = draw(7, 2)
+    problems = drawn(7, 2)
     found = forecast(problems, H200, SMALL)
     assert found.shapes == 2
     assert found.configs == sum(len(SMALL(p, H200).configs) for p in problems)
@@ -162,15 +169,30 @@ def test_the_plan_needs_no_gpu_and_writes_nothing(faked, tmp_path, capsys):
     assert "2 shapes" in capsys.readouterr().out and not list(tmp_path.iterdir())
 
 
+def test_the_shapes_of_a_family_can_be_drawn(faked, capsys):
+    from tritongemm.bench.fresh import draw_up_to
+    from tritongemm.cli import parser_of
+    from tritongemm.cli.regret import _drawn
+
+    args = parser_of("regret").parse_args([*FRESH[1:], "--family", "batched"])
+    problems = _drawn(args, H200)
+    assert len(problems) == 2 and all(p.batch > 1 for p in problems)
+    assert set(problems) <= {x.problem(layout="nt") for x in draw_up_to("batched", 7, 8)}
+    assert main([*FRESH, "--family", "batched", "--plan"]) == 0
+
+
 @pytest.mark.parametrize("words, says", [
-    ([*FRESH, "some.jsonl"], "leave out the journals"), (["regret"], "--fresh SEED")])
+    ([*FRESH, "some.jsonl"], "leave out the journals"), (["regret"], "--fresh SEED"),
+    ([*FRESH, "--family", "none_such"], "'none_such' is not known"),
+    ([*FRESH, "--count", "0"], "--count 0 is below 1"),
+    ([*FRESH, "--family", "wide_k", "--count", "999999"], "ask for fewer")])
 def test_wrong_arguments_are_named(words, says, faked, capsys):
     assert main(words) == 2
     assert says in capsys.readouterr().err
 
 
 def test_another_kind_can_be_drawn():
-    (one,) = draw(7, 1, dtype="fp16", layout="nn")
+    (one,) = drawn(7, 1, dtype="fp16", layout="nn")
     assert one == GemmProblem.contiguous(one.m, one.n, one.k, dtype="fp16", layout="nn")
 
 

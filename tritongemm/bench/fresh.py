@@ -39,10 +39,7 @@ def draw(family: str, seed: int, count: int | None = None) -> list[Shape]:
     Raises:
         UsageError: an unknown family, a count below 1, or a family without that many shapes.
     """
-    if family not in known_suites():
-        raise UsageError(f"family {family!r} is not known; use one of "
-                         f"{', '.join(sorted(known_suites()))}")
-    committed = read_suite(suite_path(family))
+    committed = _committed(family)
     count = len(committed) if count is None else count
     if count < 1:
         raise UsageError(f"count {count} is below 1")
@@ -54,8 +51,12 @@ def draw(family: str, seed: int, count: int | None = None) -> list[Shape]:
 
 
 def draw_up_to(family: str, seed: int, count: int) -> list[Shape]:
-    """As :func:`draw`, of a known family; fewer shapes where it has no more."""
-    committed = read_suite(suite_path(family))
+    """As :func:`draw`; fewer shapes where the family has no more.
+
+    Raises:
+        UsageError: an unknown family.
+    """
+    committed = _committed(family)
     rng = random.Random(f"{family}:{seed}")
     stream = _FAMILIES.get(family, _resampled)(committed, rng)
     taken = {_key(shape) for shape in committed}
@@ -70,6 +71,14 @@ def draw_up_to(family: str, seed: int, count: int) -> list[Shape]:
         taken.add(_key(shape))
         shapes.append(shape)
     return shapes
+
+
+def _committed(family: str) -> list[Shape]:
+    """The suite of the family. Raises UsageError: an unknown one."""
+    if family not in known_suites():
+        raise UsageError(f"family {family!r} is not known; use one of "
+                         f"{', '.join(sorted(known_suites()))}")
+    return read_suite(suite_path(family))
 
 
 def _key(shape: Shape) -> tuple[object, ...]:

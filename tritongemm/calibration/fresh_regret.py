@@ -18,7 +18,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,8 +40,8 @@ from tritongemm.tuning.sweep import sweep
 from tritongemm.workers.messages import COARSE, FINAL
 
 SHAPES, SIDES, MULTIPLE = 60, (128, 8192), 8
-#: Configs of a shape in the wide run: the best by estimate, the best of each class, random ones.
-#: The last two are taken from those whose estimate is at most HOPELESS times the best.
+#: Configs of a shape in the wide run: the best by estimate, the best of each class whose estimate
+#: is at most HOPELESS times the best, and random ones of all.
 TOP, RANDOM, HOPELESS = 48, 12, 1.6
 #: Number of the wide run's fastest configs that are measured again, and device seconds of the
 #: second run's rounds.
@@ -53,46 +53,49 @@ _CONFIG_S, _SHAPE_S = 0.016, 1.3
 _AGAIN_SHARE = 0.25
 
 
-def draw(seed: int, count: int = SHAPES, *, dtype: str = "bf16", layout: str = "nt",
-         known: Iterable[GemmProblem] = ()) -> list[GemmProblem]:
-    """Draws ``count`` problems, each side log-uniform in :data:`SIDES`. Every other problem is
-    aligned: its sides are multiples of :data:`MULTIPLE`. None has the extents of a ``known`` one.
-
-    Raises:
-        UsageError: a count below 1.
-    """
-    if count < 1:
-        raise UsageError(f"count={count} is below 1")
+def draw(seed: int, *, dtype: str = "bf16", layout: str = "nt") -> Iterator[GemmProblem]:
+    """Draws problems without end, each side log-uniform in :data:`SIDES`. Every other one is
+    aligned: its sides are multiples of :data:`MULTIPLE`. No two have the same extents."""
     rng = random.Random(f"regret:{seed}")
     low, high = map(math.log, SIDES)
-    taken = {(p.m, p.n, p.k) for p in known}
-    found: list[GemmProblem] = []
-    while len(found) < count:
-        step = MULTIPLE if len(found) % 2 == 0 else 1
+    taken: set[tuple[int, ...]] = set()
+    while True:
+        step = MULTIPLE if len(taken) % 2 == 0 else 1
         sides = tuple(round(math.exp(rng.uniform(low, high)) / step) * step for _ in range(3))
         if sides not in taken:
             taken.add(sides)
-            found.append(GemmProblem.contiguous(*sides, dtype=dtype, layout=layout))
-    return found
+            yield GemmProblem.contiguous(*sides, dtype=dtype, layout=layout)
 
 
-def drawn_for(device: DeviceSpec, seed: int, count: int = SHAPES, *, dtype: str = "bf16",
-              layout: str = "nt") -> list[GemmProblem]:
-    """Like :func:`draw`, but without problems that the device's calibration or tuned tables
-    contain.
+def unmeasured(problems: Iterable[GemmProblem], device: DeviceSpec) -> Iterator[GemmProblem]:
+    """Those of ``problems`` whose extents the device's calibration and tuned tables do not contain.
 
     Raises:
         UsageError: no calibration serves the device, so there is nothing to evaluate.
     """
-    one = GemmProblem.contiguous(1024, 1024, 1024, dtype=dtype, layout=layout)
-    section = model_for(one, device).section
+    known: dict[tuple[str, str], set[tuple[int, ...]]] = {}
+    for problem in problems:
+        kind = problem.unit, problem.layout
+        if kind not in known:
+            known[kind] = _measured_extents(problem, device)
+        if _extents(problem) not in known[kind]:
+            yield problem
+
+
+def _measured_extents(problem: GemmProblem, device: DeviceSpec) -> set[tuple[int, ...]]:
+    """The extents of all problems of this dtype, precision and layout that were measured."""
+    section = model_for(problem, device).section
     if section is None:
-        raise UsageError(f"no calibration serves {device.slug} for {dtype}, its own or a "
+        raise UsageError(f"no calibration serves {device.slug} for {problem.unit}, its own or a "
                          "sibling's; run `tritongemm calibrate` first")
-    known = [x.problem for x in section.neighbours]
-    for table in tables_for(one, device):
-        known += [row.problem(table.header) for row in table.rows.values()]
-    return draw(seed, count, dtype=dtype, layout=layout, known=known)
+    found = {_extents(x.problem) for x in section.neighbours}
+    for table in tables_for(problem, device):
+        found.update(_extents(row.problem(table.header)) for row in table.rows.values())
+    return found
+
+
+def _extents(problem: GemmProblem) -> tuple[int, ...]:
+    return problem.batch, problem.m, problem.n, problem.k
 
 
 class Wide:
@@ -110,7 +113,7 @@ class Wide:
         hopeful = [c for c, time_us in zip(ordered, times, strict=True)
                    if time_us <= HOPELESS * times[0]]
         chosen.update(dict.fromkeys({class_of(c): c for c in reversed(hopeful)}.values()))
-        rest = [config for config in hopeful if config not in chosen]
+        rest = [config for config in ordered if config not in chosen]
         rng = random.Random(f"{self._seed} {problem_key(problem)}")
         chosen.update(dict.fromkeys(rng.sample(rest, min(self._random, len(rest)))))
         return _candidates(chosen, len(ordered))

@@ -10,6 +10,7 @@ selection's choice again in the same rounds.
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -21,6 +22,8 @@ from tritongemm.errors import UsageError
 
 if TYPE_CHECKING:
     from tritongemm.calibration.regret import Regret
+    from tritongemm.device import DeviceSpec
+    from tritongemm.problem import GemmProblem
 
 _WORST_SHOWN = 8
 
@@ -47,9 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="write one row for each problem to this file")
     fresh = parser.add_argument_group(
         "fresh shapes", "bf16, layout nt; M, N and K are log-uniform from 128 to 8192, in "
-                        "every other shape multiples of 8")
+                        "every other shape multiples of 8. None was tuned or calibrated with")
     fresh.add_argument("--fresh", type=int, metavar="SEED",
                        help="draw shapes with this seed and measure them (needs a GPU)")
+    fresh.add_argument("--family", metavar="SUITE",
+                       help="draw shapes of the kind of this suite instead, as `bench --fresh` "
+                            "does, in the suite's own layouts where it has them")
     fresh.add_argument("--count", type=int, default=60, metavar="N",
                        help="number of shapes (default %(default)s)")
     fresh.add_argument("--top", type=int, default=48, metavar="N",
@@ -139,7 +145,7 @@ def _fresh(args: argparse.Namespace) -> list[Regret] | None:
     else:
         with or_named("plan or judge") if args.plan or args.judge_only else nullcontext():
             device = current_device()
-    problems = fresh_regret.drawn_for(device, args.fresh, args.count)
+    problems = _drawn(args, device)
     wide = fresh_regret.Wide(args.fresh, args.top, at_random=args.random)
     if args.plan:
         plan = fresh_regret.forecast(problems, device, wide)
@@ -155,6 +161,29 @@ def _fresh(args: argparse.Namespace) -> list[Regret] | None:
         print(f"{len(problems) - len(found)} of {len(problems)} shapes are not measured yet; "
               "continue with --resume")
     return found
+
+
+def _drawn(args: argparse.Namespace, device: DeviceSpec) -> list[GemmProblem]:
+    """The problems of --fresh, --family and --count.
+
+    Raises:
+        UsageError: a count below 1, an unknown family or one without that many such shapes.
+    """
+    from tritongemm.bench.fresh import draw_up_to
+    from tritongemm.calibration.fresh_regret import draw, unmeasured
+
+    if args.count < 1:
+        raise UsageError(f"--count {args.count} is below 1")
+    if args.family is None:
+        return list(itertools.islice(unmeasured(draw(args.fresh), device), args.count))
+    # Some of a small family are known, so more are drawn.
+    shapes = draw_up_to(args.family, args.fresh, 4 * args.count)
+    problems = [*itertools.islice(unmeasured((x.problem(layout="nt") for x in shapes), device),
+                                  args.count)]
+    if len(problems) < args.count:
+        raise UsageError(f"family {args.family!r} has no more than {len(problems)} such shapes; "
+                         "ask for fewer with --count")
+    return problems
 
 
 def _status(found: Sequence[Regret], at_least: float | None, worst: float | None) -> int:
