@@ -26,6 +26,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
@@ -740,20 +741,31 @@ bool nobody_else() {
          !at::autocast::is_autocast_enabled(at::kCPU);
 }
 
-// run(operation, a, b[, d[, beta, alpha]]): the result, False if the call goes to torch, or None if
-// the Python path must run it. `below`: the call is already below autograd, autocast and modes;
-// never False.
+// Whether a kernel may write to `object`, apart from its shape and strides (ops/dispatch.writable).
+bool writable(PyObject* object) {
+  if (!THPVariable_CheckExact(object)) return false;
+  const at::Tensor& x = THPVariable_Unpack(object);
+  return !recorded(x) && !x.requires_grad() &&
+         (!x.is_inference() || c10::InferenceMode::is_enabled());
+}
+
+// run(operation, a, b[, d[, beta, alpha[, out]]]): the result, False if the call goes to torch, or
+// None if the Python path must run it. d may be None. `below`: the call is already below autograd,
+// autocast and modes, and has no out; never False.
 template <bool below>
 PyObject* run_plain(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return translated([&]() -> PyObject* {
     auto ours = [](PyObject* x) { return below ? THPVariable_CheckExact(x) : plain(x); };
-    if (count < 3 || !ours(args[1]) || !ours(args[2]) || (count > 3 && !ours(args[3])) ||
-        torch::jit::tracer::isTracing() || (!below && !nobody_else()))
+    bool adds = count > 3 && args[3] != Py_None, into = count > 6;
+    if (count < 3 || !ours(args[1]) || !ours(args[2]) || (adds && !ours(args[3])) ||
+        (into && (below || !writable(args[6]))) || torch::jit::tracer::isTracing() ||
+        (!below && !nobody_else()))
       Py_RETURN_NONE;
     Operands x;
     x.a = &THPVariable_Unpack(args[1]);
     x.b = &THPVariable_Unpack(args[2]);
-    if (count > 3) {
+    if (into) x.out = &THPVariable_Unpack(args[6]);
+    if (adds) {
       x.d = &THPVariable_Unpack(args[3]);
       x.beta = count > 5 ? PyFloat_AsDouble(args[4]) : 1;
       x.alpha = count > 5 ? PyFloat_AsDouble(args[5]) : 1;
@@ -772,6 +784,7 @@ PyObject* run_plain(PyObject*, PyObject* const* args, Py_ssize_t count) {
     }
     if (verdict == Verdict::TORCHS && !below) Py_RETURN_FALSE;
     if (verdict != Verdict::DONE) Py_RETURN_NONE;
+    if (into) result.unsafeGetTensorImpl()->bump_version();  // autograd may have saved it
     return THPVariable_Wrap(std::move(result));
   });
 }

@@ -47,13 +47,14 @@ _transforms = torch._C._are_functorch_transforms_active
 def run_product(theirs: Callable[..., Tensor], op: Op, a: Tensor, b: Tensor,
                 out_dtype: torch.dtype | None, out: Tensor | None, strict: bool) -> Tensor:
     """A product by ``op``, or by torch's function ``theirs``."""
+    if (out_dtype is None and (find := native.run) is not None and not compiling()
+            and (known := find(op.number, a, b) if out is None
+                 else find(op.number, a, b, None, 0.0, 1.0, out)) is not None):
+        if known is not False:
+            return known
+        if not (strict or settings.current().strict):
+            return theirs(a, b, **given(None, out))
     if out is None and out_dtype is None:
-        if ((find := native.run) is not None and not compiling()
-                and (known := find(op.number, a, b)) is not None):
-            if known is not False:
-                return known
-            if not (strict or settings.current().strict):
-                return theirs(a, b)
         if not compiling() and (run := fast_path(a, b)) is not None:
             result = product(op, a, b, looked=True) if run is product else run(op, a, b)
             if not isinstance(result, Declined):
@@ -77,13 +78,14 @@ def run_sum(theirs: Callable[..., Tensor], op: Op, d: Tensor, a: Tensor, b: Tens
            out_dtype: torch.dtype | None, beta: float, alpha: float, out: Tensor | None,
            strict: bool) -> Tensor:
     """A fused sum by ``op``, or by torch's function ``theirs``."""
-    if (out is None and out_dtype is None and (find := native.run) is not None
+    if (out_dtype is None and (find := native.run) is not None
             and not compiling() and type(beta) in NUMBERS and type(alpha) in NUMBERS
-            and (known := find(op.number, a, b, d, beta, alpha)) is not None):
+            and (known := find(op.number, a, b, d, beta, alpha) if out is None
+                 else find(op.number, a, b, d, beta, alpha, out)) is not None):
         if known is not False:
             return known
         if not (strict or settings.current().strict):
-            return theirs(d, a, b, **factors(beta, alpha))
+            return theirs(d, a, b, **factors(beta, alpha), **given(None, out))
     if (out_dtype is None and not compiling() and type(beta) in NUMBERS
             and type(alpha) in NUMBERS and (run := fast_path(a, b)) and (run := adding(run, d))
             and (out is None or run is fused and writable(out))):

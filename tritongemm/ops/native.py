@@ -56,9 +56,9 @@ class Bound(NamedTuple):
     spans: tuple[int, int, int, int, bool] | None = None
 
 
-#: run(number of the op, a, b[, d[, beta, alpha]]) -> the result, False if the call goes to torch,
-#: or None if the Python path must run it. None while the native dispatcher is off, and before the
-#: first call.
+#: run(number of the op, a, b[, d[, beta, alpha[, out]]]) -> the result, False if the call goes to
+#: torch, or None if the Python path must run it. d may be None. None while the native dispatcher is
+#: off, and before the first call.
 run: Callable[..., Tensor | None | Literal[False]] | None = None
 #: The same for a call that is already below autograd, autocast and modes; never False.
 run_below: Callable[..., Tensor | None] | None = None
