@@ -14,6 +14,7 @@ from tritongemm.config import KernelConfig  # noqa: E402
 from tritongemm.device import current_device  # noqa: E402
 from tritongemm.kernels import spec_named, violation  # noqa: E402
 from tritongemm.kernels.split_fp32 import FLAGGED, exponents_in, parts_of  # noqa: E402
+from tritongemm.ops import plans  # noqa: E402
 from tritongemm.ops.flags import flagged  # noqa: E402
 from tritongemm.ops.plan import (  # noqa: E402
     bind_config,
@@ -22,6 +23,7 @@ from tritongemm.ops.plan import (  # noqa: E402
     make_plan,
 )
 from tritongemm.problem import LAYOUTS, GemmProblem  # noqa: E402
+from tritongemm.selection import Choice  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 WIDE = KernelConfig("split_product", 128, 128, 64, num_warps=8, num_stages=3)
@@ -36,6 +38,7 @@ SCALED_CONFIGS = (
     replace(SCALED, block_m=192, block_n=96, num_warps=12),
     replace(SCALED, block_m=64, block_n=72, num_warps=4), replace(SCALED, split_k=3),
     replace(SCALED, block_m=64, num_warps=4, split_k=2, cluster_m=2))
+BF16X6 = KernelConfig("tiled_bf16x6", 64, 64, 32, num_warps=4, num_stages=3)
 #: What an element of C may be off, of (|A| |B|): two parts of each operand, their product left out
 #: and a float32 sum; half of TF32's spacing for each operand.
 LIMITS = {"fp16x3": 2e-6, "tf32": 2.0**-10}
@@ -351,10 +354,51 @@ def test_results_repeat_bit_for_bit_in_a_graph(config, precision):
     first, graph = out.clone(), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         launch(a, b, out)
-    for _ in range(20):
+    for _ in range(100):
         out.fill_(float("nan"))
         graph.replay()
         assert torch.equal(first.nan_to_num(), out.nan_to_num())
+
+
+@pytest.fixture(params=(*SCALING, (replace(NARROW, split_k=3), "fp16x3"), (BF16X6, "fp16x3")),
+                ids=str)
+def forced(request, monkeypatch):
+    """Every float32 call runs one config, at its precision."""
+    config, precision = request.param
+    monkeypatch.setattr(plans, "choose", lambda *_: Choice(config, "exact"))
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", precision == "tf32")
+    return LIMITS[precision]
+
+
+def test_calls_on_several_streams_give_the_same_bits(forced):
+    a, b = torch.randn(500, 900, device="cuda"), torch.randn(900, 300, device="cuda")
+    a[3, 5], a[4, :7] = float("inf"), 1e-38  # for the guard
+    first = tg.mm(a, b, strict=True)
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    torch.cuda.synchronize()
+    results = []
+    for number in range(100):
+        with torch.cuda.stream(streams[number % len(streams)]):
+            results.append(tg.mm(a, b, strict=True))
+    torch.cuda.synchronize()
+    assert all(torch.equal(first.view(torch.int32), x.view(torch.int32)) for x in results)
+
+
+@pytest.mark.parametrize("flags", (False, True))
+def test_gradients_are_products_of_the_same_kernel(forced, flags):
+    a, b = torch.randn(500, 900, device="cuda"), torch.randn(900, 300, device="cuda")
+    if flags:  # rows that fp16 parts cannot hold, of A, B and the gradient
+        a[7] *= torch.exp2(torch.linspace(-30, 30, 900, device="cuda"))
+        b[::2, 9] *= 2.0**-40
+    a, b = a.requires_grad_(), b.requires_grad_()
+    c = tg.mm(a, b, strict=True)
+    gradient = torch.randn_like(c)
+    if flags:
+        gradient[11, ::2] *= 2.0**-40
+    c.backward(gradient)
+    assert_near(c.detach(), a.detach(), b.detach(), forced)
+    assert_near(a.grad, gradient, b.detach().mT, forced)
+    assert_near(b.grad, a.detach().mT, gradient, forced)
 
 
 def test_sgemm_is_not_more_accurate():
