@@ -1,4 +1,4 @@
-"""``out=`` of tritongemm's own functions: a repeated call is answered in C++ as by the Python path."""
+"""``out=`` of our own functions: repeated calls are answered in C++ as the Python path does."""
 
 from __future__ import annotations
 
