@@ -62,7 +62,7 @@ def time_us(call: Callable[[], object]) -> float:
 def measured(path: str) -> list[tuple[str, float]]:
     """(call, us) of each call; ``path``: torch, python or native."""
     a, b, w, d = torch.randn(8, 8), torch.randn(8, 8), torch.randn(8, 8), torch.randn(8)
-    both, doubles = torch.randn(16, 8), (a.double(), b.double())
+    both, out, doubles = torch.randn(16, 8), torch.empty(8, 8), (a.double(), b.double())
     ops = torch.ops.tritongemm
     theirs = {"torch.mm": lambda: torch.mm(a, b),
               "linear with a bias": lambda: torch.nn.functional.linear(a, w, d),
@@ -73,6 +73,7 @@ def measured(path: str) -> list[tuple[str, float]]:
         if path == "native" and native.table() is None:
             raise SystemExit("there is no native dispatcher; build it: tritongemm native")
         found = [("tg.mm", time_us(lambda: tg.mm(a, b))),
+                 ("tg.mm with out=", time_us(lambda: tg.mm(a, b, out=out))),
                  ("tg.linear with a bias", time_us(lambda: tg.linear(a, w, d))),
                  ("torch.ops.tritongemm.mm, as compiled", time_us(lambda: ops.mm.default(a, b))),
                  ("torch.ops.tritongemm.addmm, as compiled",

@@ -31,7 +31,8 @@
 #   invariance 3 min    what batch invariance costs on llm_prefill and llm_decode
 #   orders     8 min    configs of one sum order give equal bits on 10,000 problems
 #   firstcall  2 min    the first product of a process, with shipped kernels and without
-#   tuning     9 min    a sweep of a fresh shape of each of twelve families, cold and warm
+#   tuning    14 min    a sweep of a fresh shape of each of twelve families, cold and warm; tune on
+#                       a Llama program
 #   rivals    40 min    three suites and 20 shapes of each other one beside the installed ones of
 #                       autotuned cuBLASLt, DeepGEMM, FlagGems, Inductor, triton_kernels, QuACK
 #   cluster   13 min    a sweep of 64 problems on one GPU and on all of the host, 16 cores each
@@ -44,7 +45,7 @@
 # GPUS=0,1,2,3 runs as many parts at a time as it names GPUs, each on one of them and on its share
 # of the cores, but for `cluster`, which runs last and alone.
 set -uo pipefail
-if [ $# -lt 2 ]; then sed -n '2,45s/^# \{0,1\}//p' "$0" >&2; exit 2; fi
+if [ $# -lt 2 ]; then sed -n '2,46s/^# \{0,1\}//p' "$0" >&2; exit 2; fi
 mkdir -p "$1" && OUT=$(cd "$1" && pwd) || exit 1
 shift
 cd "$(dirname "$0")/.." || exit 1
@@ -193,7 +194,12 @@ part_firstcall() {
     "$PYTHON" perf/bench_first_call.py "$OUT/first-call.csv" --build "$OUT/cubins" --rounds 3
 }
 
-part_tuning() { "$PYTHON" perf/bench_tuning.py "$OUT/tuning"; }
+part_tuning() {
+    local status=0
+    "$PYTHON" perf/bench_tuning.py "$OUT/tuning" || status=1
+    "$PYTHON" perf/bench_tune.py "$OUT/tune.csv" || status=1
+    return $status
+}
 
 part_rivals() {
     local status=0 installed words="--dtype bf16 --layout nt --resume --budget 0.25"
