@@ -24,8 +24,6 @@ INSTALLED = (
     r"the interpreter of Triton \S+ does not work with numpy \S+; it needs numpy < 2\.4",
     r"this Triton brings no cuobjdump and nvdisasm",
     r"this torch is not distributed",
-    # It brings a Kubernetes client and an operator; no other test needs them.
-    r"dask-kubernetes is not installed \(extra \[kubernetes\]\)",
     r"the tests run against an installed package, not a checkout",
     r"(perf/ is|examples/ is|the documents are) not beside (the tests|the package)",
 )

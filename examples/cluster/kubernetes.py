@@ -5,7 +5,8 @@
     python examples/cluster/kubernetes.py --image REGISTRY/tritongemm:TAG --workers 4 llm_decode
 
 Each pod has one GPU and one worker. The image holds tritongemm with the extra [cluster], of the
-version that is installed here. `--show` prints the manifest, for `kubectl apply -f`.
+version that is installed here. `--show` prints the manifest, for `kubectl apply -f`, and needs
+neither package.
 """
 
 import argparse
@@ -13,20 +14,39 @@ import json
 import subprocess
 import sys
 
-from dask_kubernetes.operator import KubeCluster, make_cluster_spec
+#: The scheduler's ports, by the names under which the operator and KubeCluster find them.
+PORTS = {"tcp-comm": 8786, "http-dashboard": 8787}
 
 
 def manifest(args: argparse.Namespace) -> dict:
-    """The DaskCluster resource: a scheduler, and a pod for each GPU."""
-    gpu = {"nvidia.com/gpu": "1"}
-    resources = {"limits": {**gpu, "cpu": str(args.cores), "memory": args.memory}}
-    spec = make_cluster_spec(name=args.name, image=args.image, n_workers=args.workers,
-                             worker_command=["dask", "worker", "--nthreads", "3"])
-    worker = spec["spec"]["worker"]["spec"]["containers"][0]
-    worker["resources"] = resources
-    worker["env"] = [*(worker.get("env") or []),
-                     {"name": "TRITONGEMM_CACHE_DIR", "value": "/tmp/tritongemm"}]
-    return spec
+    """The DaskCluster resource: a scheduler, and a pod for each GPU.
+
+    https://kubernetes.dask.org/en/latest/operator_resources.html describes its fields. The operator
+    sets DASK_WORKER_NAME, and DASK_SCHEDULER_ADDRESS, to which `dask worker` connects.
+    """
+    scheduler = {
+        "name": "scheduler", "image": args.image,
+        "args": ["dask", "scheduler", "--host", "0.0.0.0"],
+        "ports": [{"name": name, "containerPort": port, "protocol": "TCP"}
+                  for name, port in PORTS.items()],
+        "readinessProbe": {"httpGet": {"port": "http-dashboard", "path": "/health"}}}
+    worker = {
+        "name": "worker", "image": args.image,
+        "args": ["dask", "worker", "--nthreads", "3", "--name", "$(DASK_WORKER_NAME)",
+                 "--no-dashboard"],
+        "env": [{"name": "TRITONGEMM_CACHE_DIR", "value": "/tmp/tritongemm"}],
+        "resources": {"limits": {"nvidia.com/gpu": "1", "cpu": str(args.cores),
+                                 "memory": args.memory}}}
+    service = {
+        "type": "ClusterIP",
+        "selector": {"dask.org/cluster-name": args.name, "dask.org/component": "scheduler"},
+        "ports": [{"name": name, "port": port, "targetPort": name, "protocol": "TCP"}
+                  for name, port in PORTS.items()]}
+    return {
+        "apiVersion": "kubernetes.dask.org/v1", "kind": "DaskCluster",
+        "metadata": {"name": args.name},
+        "spec": {"scheduler": {"spec": {"containers": [scheduler]}, "service": service},
+                 "worker": {"replicas": args.workers, "spec": {"containers": [worker]}}}}
 
 
 def arguments() -> argparse.Namespace:
@@ -50,6 +70,8 @@ def main() -> int:
     if args.show:
         print(json.dumps(manifest(args), indent=2))
         return 0
+    from dask_kubernetes.operator import KubeCluster  # the manifest is printed without it
+
     with KubeCluster(custom_cluster_spec=manifest(args)) as cluster:
         return subprocess.call(
             [sys.executable, "-m", "tritongemm", "sweep", args.suite, "--journal", args.journal,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections import Counter
@@ -11,7 +12,7 @@ import bench_fakes
 import pytest
 from test_runner import plan, rows_of, sidecar, statuses
 
-from tritongemm.errors import DeviceError
+from tritongemm.errors import DataFileError, DeviceError
 
 pytest.importorskip("distributed", reason="Dask distributed is not installed (extra [cluster])")
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tuning"))
@@ -77,3 +78,25 @@ def test_what_ends_its_process_is_a_row_and_a_scheduler_that_dies_an_error(local
         bench_on_cluster(plan(tmp_path, (128, 129, 130, 131), device="slow",
                               opener="bench_fakes:open_placed"), local.address, progress)
     assert statuses(report.out)[128, "tritongemm"] == "ok"
+
+
+@pytest.mark.thorough
+def test_a_full_disk_on_the_client_keeps_the_rows(local, tmp_path, monkeypatch):
+    local.worker("a")
+
+    def progress(event):
+        if event.stage == "row" and event.done == 2:
+            def full(descriptor):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            monkeypatch.setattr(os, "fsync", full)
+
+    says = r"out\.csv: no space left on the disk; .* The rows in the file are as they were before"
+    with pytest.raises(DataFileError, match=says):
+        bench_on_cluster(plan(tmp_path, range(64, 70)), local.address, progress)
+    monkeypatch.undo()
+    before = rows_of(tmp_path / "out.csv")
+    assert len(before) == 2 * 3  # torch, tritongemm and the control
+    report = bench_on_cluster(plan(tmp_path, range(64, 70), resume=True), local.address)
+    assert report.skipped == 2 and report.written == 4 * 3
+    assert rows_of(report.out)[:6] == before
+    assert set(statuses(report.out).values()) == {"ok"} and len(statuses(report.out)) == 6 * 3

@@ -40,13 +40,28 @@ def test_the_job_script_of_slurm_starts_a_worker_on_each_gpu_of_a_node():
 
 
 def test_the_manifest_of_kubernetes_asks_for_one_gpu_a_pod():
-    pytest.importorskip("dask_kubernetes",
-                        reason="dask-kubernetes is not installed (extra [kubernetes])")
-    found = json.loads(show("kubernetes.py", "--image", "registry/tritongemm:1", "--workers", "3"))
-    assert found["kind"] == "DaskCluster" and found["metadata"]["name"] == "tritongemm"
-    worker = found["spec"]["worker"]
+    from distributed.cli.dask_scheduler import main as dask_scheduler
+    from distributed.cli.dask_worker import main as dask_worker
+
+    from tritongemm.tuning.cluster_host import THREADS
+
+    found = json.loads(show("kubernetes.py", "--image", "registry/tritongemm:1", "--workers", "3",
+                            "--name", "mine"))
+    assert found["kind"] == "DaskCluster" and found["metadata"]["name"] == "mine"
+    scheduler, worker = found["spec"]["scheduler"], found["spec"]["worker"]
     assert worker["replicas"] == 3
-    (container,) = worker["spec"]["containers"]
-    assert container["image"] == "registry/tritongemm:1"
-    assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
-    assert container["args"][:2] == ["dask", "worker"]
+    (container,), (head,) = worker["spec"]["containers"], scheduler["spec"]["containers"]
+    assert container["image"] == head["image"] == "registry/tritongemm:1"
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "1", "cpu": "8", "memory": "32Gi"}
+    assert "resources" not in head
+    # Dask takes the arguments.
+    assert container["args"][:2] == ["dask", "worker"] and head["args"][:2] == ["dask", "scheduler"]
+    options = dask_worker.make_context("worker", container["args"][2:]).params
+    assert options["nthreads"] == THREADS and options["name"] == "$(DASK_WORKER_NAME)"
+    dask_scheduler.make_context("scheduler", head["args"][2:])
+    # The service forwards each port to the container's of the same name.
+    assert ({port["targetPort"]: port["port"] for port in scheduler["service"]["ports"]}
+            == {port["name"]: port["containerPort"] for port in head["ports"]}
+            == {"tcp-comm": 8786, "http-dashboard": 8787})
+    assert scheduler["service"]["selector"] == {"dask.org/cluster-name": "mine",
+                                                "dask.org/component": "scheduler"}

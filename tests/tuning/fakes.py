@@ -239,9 +239,17 @@ def run(journal: Path | str | RowSink, configs: Sequence[KernelConfig], *,
                  **settings)
 
 
+def wait_for_file(variable: str) -> None:
+    """Waits for the file that the environment ``variable`` names, if it does."""
+    gate = os.environ.get(variable)
+    while gate and not os.path.exists(gate):
+        time.sleep(0.02)
+
+
 class PlacedMeasurer(Measurer):
     """What the environment says: FAKE_DEVICE, FAKE_DRIVER, and FAKE_REFUSES where there is no GPU.
-    FAKE_GATE: a file that problems above 96 cubed wait for. Times are numpy's, as real ones are."""
+    FAKE_GATE: a file that problems above 96 cubed wait for; FAKE_FINAL_GATE: one that all finalists
+    wait for. Times are numpy's, as real ones are."""
 
     def __init__(self, index: int | None, seed: int, **arguments: object) -> None:
         if os.environ.get("FAKE_REFUSES"):
@@ -256,10 +264,13 @@ class PlacedMeasurer(Measurer):
                 "fingerprint": f"{device.slug} {driver}"}
 
     def open(self, problem: GemmProblem) -> dict[str, object]:
-        gate = os.environ.get("FAKE_GATE")
-        while gate and problem.m > 96 and not os.path.exists(gate):
-            time.sleep(0.02)
+        if problem.m > 96:
+            wait_for_file("FAKE_GATE")
         return super().open(problem)
+
+    def together(self, problem: GemmProblem, configs: Sequence[KernelConfig]) -> list[Outcome]:
+        wait_for_file("FAKE_FINAL_GATE")
+        return super().together(problem, configs)
 
     def one(self, problem: GemmProblem, config: KernelConfig) -> Outcome:
         import numpy

@@ -48,6 +48,11 @@ class Cluster:
             "--no-nanny", "--no-dashboard", "--host", "127.0.0.1", "--memory-limit", "0",
             **environment)
 
+    def host(self, name: str, **environment) -> None:
+        """Starts what ``tritongemm worker`` starts on a host."""
+        self._start("tritongemm", "worker", self.address, "--name", name, "--no-nanny", "--host",
+                    "127.0.0.1", "--memory-limit", "0", **environment)
+
     def close(self):
         for process in self._processes:
             if process.poll() is None:

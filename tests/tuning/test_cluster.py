@@ -11,9 +11,14 @@ import fakes
 import pytest
 from local_cluster import Cluster
 
+from tritongemm.cli import main
+from tritongemm.cli.doctor import interpreter_obstacle
+from tritongemm.config import KernelConfig
 from tritongemm.errors import DataFileError, DeviceError, MissingDependencyError
+from tritongemm.problem import GemmProblem
+from tritongemm.records.codec import problem_from_json
 from tritongemm.records.journal import read_journal
-from tritongemm.tuning.progress import Progress
+from tritongemm.tuning.progress import Progress, device_line
 
 pytest.importorskip("distributed", reason="Dask distributed is not installed (extra [cluster])")
 
@@ -49,6 +54,14 @@ def local(tmp_path):
     one.close()
 
 
+@pytest.fixture
+def another(tmp_path):
+    (tmp_path / "another").mkdir()
+    one = Cluster(tmp_path / "another")
+    yield one
+    one.close()
+
+
 def run(local, journal, problems=PROBLEMS, configs=CONFIGS, **options):
     arguments = {name: options.pop(name) for name in ("behaviour", "log", "each_s")
                  if name in options}
@@ -64,19 +77,16 @@ def winners(journal):
             for r in read_journal(journal) if r["kind"] == "winner"}
 
 
-@pytest.mark.thorough
-def test_a_killed_worker_and_a_late_one_lose_nothing(local, tmp_path):
-    gate = tmp_path / "gate"
-    for name in ("a", "b", "c"):
-        local.worker(name, FAKE_GATE=str(gate))
-
-    over = []
+def replaced(local, gate, start_late):
+    """Once a problem is over, kills worker a and starts another, whose name begins with late; makes
+    the file ``gate`` when the client has seen both."""
+    over, started = [], []
 
     def step(said):
-        if over and said.count("worker a at", "has joined") and "late" not in local.workers:
+        if over and said.count("worker a at", "has joined") and not started:
+            started.append("late")
             local.workers["a"].kill()
-            local.worker("late")
-        # Ten of the problems wait for the late worker; at most six are with others by then.
+            start_late()
         if said.count("worker late", "has joined") and said.count("worker a at", "has left"):
             gate.touch()
 
@@ -85,6 +95,16 @@ def test_a_killed_worker_and_a_late_one_lose_nothing(local, tmp_path):
         step(said)
 
     said = Said(then, step)
+    return said
+
+
+@pytest.mark.thorough
+def test_a_killed_worker_and_a_late_one_lose_nothing(local, tmp_path):
+    # Ten of the problems wait for the gate; at most six are with other workers by then.
+    gate = tmp_path / "gate"
+    for name in ("a", "b", "c"):
+        local.worker(name, FAKE_GATE=str(gate))
+    said = replaced(local, gate, lambda: local.worker("late"))
     report = run(local, tmp_path / "j.jsonl", progress=said, each_s=0.05)
     assert Counter(p.winner for p in report.problems) == {CONFIGS[0]: len(PROBLEMS)}
     assert not report.stopped and report.device == "nvidia-h200"
@@ -99,6 +119,58 @@ def test_a_killed_worker_and_a_late_one_lose_nothing(local, tmp_path):
                 if r["kind"] == "winner"}) >= 3  # b, c and the late one
     again = run(local, tmp_path / "j.jsonl", resume=True)
     assert again.measured == 0 and {p.note for p in again.problems} == {"measured before"}
+
+
+@pytest.mark.thorough
+def test_the_real_parts_in_the_interpreter_prove_a_winner_of_every_problem(local, tmp_path):
+    if obstacle := interpreter_obstacle():
+        pytest.skip(obstacle)
+    # Nine of the problems wait for the gate; at most six are with other workers by then.
+    gate, journal = tmp_path / "gate", tmp_path / "j.jsonl"
+    problems = [GemmProblem.contiguous(16, 16, 16 * n) for n in range(1, 13)]
+    place = {"TRITON_INTERPRET": "1", "FAKE_GATE": str(gate), "OMP_NUM_THREADS": "1"}
+    options = {"candidates": fakes.CandidateList(
+        [KernelConfig("tiled", 16, 16, k, num_warps=1, num_stages=1) for k in (16, 32)]),
+        "measurer": "gated_measurer:GatedMeasurer", "measurer_arguments": {"final_s": 0.05},
+        "per_config_timeout_s": 120.0}
+    for name in ("a", "b", "c"):
+        local.worker(name, **place)
+    said = replaced(local, gate, lambda: local.host("late", **place))
+    report = cluster.sweep_on_cluster(problems, journal, local.address, progress=said, **options)
+    assert {p.problem for p in report.winners} == set(problems) and report.device == "interpreter"
+    assert not report.failures and not report.stopped and report.compile_s == 0
+    assert said.count("worker a at", "has left") and said.count("worker late-cpu at", "has joined")
+    records = [r for r in read_journal(journal) if r["kind"] != "header"]
+    right = {(problem_from_json(r["problem"]), str(r["config"])) for r in records
+             if r.get("stage") == "final" and r["status"] == "ok" and r["max_err_ratio"] <= 1}
+    won = {(problem_from_json(r["problem"]), str(r["config"])) for r in records
+           if r["kind"] == "winner"}
+    assert won <= right and {problem for problem, _ in won} == set(problems)
+    assert len({r["run_id"] for r in records if r["kind"] == "winner"}) >= 3  # b, c, the late one
+    again = cluster.sweep_on_cluster(problems, journal, local.address, resume=True, **options)
+    assert again.measured == 0 and {p.note for p in again.problems} == {"measured before"}
+
+
+@pytest.mark.thorough
+def test_the_display_names_each_worker_with_its_problem_and_its_best(local, tmp_path):
+    gate = tmp_path / "gate"  # finalists wait for it: until then a state does not change
+    local.worker("a", FAKE_FINAL_GATE=str(gate))
+    local.worker("b", FAKE_FINAL_GATE=str(gate))
+    seen = {}
+
+    class Shown(Progress):
+        def update(self, snapshot):
+            seen.update({one.device: one for one in snapshot.devices
+                         if one.best_us == fakes.time_us(CONFIGS[0])})
+            if len(seen) == 2:
+                gate.touch()
+
+    report = run(local, tmp_path / "j.jsonl", PROBLEMS[:4], progress=Shown())
+    assert seen.keys() == {"worker a", "worker b"} and len(report.winners) == 4
+    assert {device_line(one).partition("best ")[2] for one in seen.values()} == {
+        "16.00 us, 6.250 of torch's speed"}
+    shown = {one.problem for one in seen.values()}
+    assert len(shown) == 2 and shown <= {str(one) for one in PROBLEMS[:4]}
 
 
 @pytest.mark.thorough
@@ -131,12 +203,19 @@ def test_each_kind_of_device_has_its_rows_and_what_does_not_fit_is_named(local, 
 
 
 @pytest.mark.thorough
-def test_a_scheduler_that_dies_leaves_the_rows_and_says_so(local, tmp_path):
+def test_a_sweep_whose_scheduler_died_is_finished_with_another_scheduler(local, another, tmp_path):
     local.worker("a")
     said = Said(lambda done: local.scheduler.kill() if done == 2 else None)
     with pytest.raises(DeviceError, match="is gone; .* continue with --resume"):
         run(local, tmp_path / "j.jsonl", progress=said, each_s=0.1)
-    assert len(winners(tmp_path / "j.jsonl")) >= 2
+    before = winners(tmp_path / "j.jsonl")
+    assert 2 <= len(before) < len(PROBLEMS)
+    another.worker("b")
+    report = run(another, tmp_path / "j.jsonl", resume=True)
+    after = winners(tmp_path / "j.jsonl")
+    assert len(after) == len(PROBLEMS) and after == {**after, **before}
+    assert {p.problem for p in report.problems} == set(PROBLEMS) and not report.stopped
+    assert sum(p.note == "measured before" for p in report.problems) >= len(before)
 
 
 @pytest.mark.thorough
@@ -190,6 +269,20 @@ def test_an_address_without_a_scheduler_is_an_error(monkeypatch, tmp_path):
     with pytest.raises(DeviceError, match="can be reached at 'nonsense://x'"):
         cluster.sweep_on_cluster(PROBLEMS, tmp_path / "j.jsonl", "nonsense://x")
     assert not (tmp_path / "j.jsonl").exists()
+
+
+@pytest.mark.parametrize("words", [["sweep", "--journal", "out"], ["bench", "--out", "out"]],
+                         ids=["sweep", "bench"])
+def test_a_command_without_a_scheduler_ends_with_2_and_writes_nothing(words, monkeypatch, tmp_path,
+                                                                      capsys):
+    monkeypatch.setattr(dask_pool, "CONNECT_TIMEOUT_S", 0.5)
+    monkeypatch.chdir(tmp_path)
+    shape = ["--m", "64", "--n", "64", "--k", "64", "--scheduler", "tcp://127.0.0.1:9"]
+    assert main([*words, *shape]) == 2
+    error = capsys.readouterr().err
+    assert f"tritongemm {words[0]}: no Dask scheduler can be reached at 'tcp://127.0.0.1:" in error
+    assert "Start one with `dask scheduler`" in error and "Traceback" not in error
+    assert not list(tmp_path.iterdir())
 
 
 def test_without_dask_the_extra_is_named(monkeypatch, tmp_path):

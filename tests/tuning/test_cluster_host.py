@@ -38,10 +38,25 @@ def test_a_host_without_a_gpu(monkeypatch, capsys):
     assert "doctor" in capsys.readouterr().err
 
 
+def test_in_the_interpreter_a_host_has_one_worker_on_the_cpu(monkeypatch, capsys):
+    places = []
+
+    def command(address, name, place, others):
+        places.append(place)
+        return [sys.executable, "-c", "import os; assert os.environ['CUDA_VISIBLE_DEVICES'] == ''"]
+
+    monkeypatch.setattr(cluster_host, "command", command)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    with settings.override(interpret=True, visible_devices=("2", "5")):
+        assert main(["worker", "tcp://a:1"]) == 0 and places == ["cpu"]
+        assert main(["worker", "tcp://a:1", "--devices", "0"]) == 2
+    assert "--devices 0 under TRITON_INTERPRET=1" in capsys.readouterr().err
+
+
 def test_cores_are_dealt_to_the_workers():
     assert shares(range(8), 4) == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert shares([1, 4], 3) == [[1], [1], [4]]
-    assert command("tcp://a:1", "node7", 2, ["--death-timeout", "60"])[3:] == [
+    assert command("tcp://a:1", "node7", "gpu2", ["--death-timeout", "60"])[3:] == [
         "tcp://a:1", "--name", "node7-gpu2", "--nthreads", str(cluster_host.THREADS),
         "--no-dashboard", "--death-timeout", "60"]
 

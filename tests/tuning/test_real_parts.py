@@ -14,12 +14,13 @@ import tritongemm.tuning.sweep as door
 from tritongemm import settings
 from tritongemm.cli.doctor import interpreter_obstacle
 from tritongemm.config import KernelConfig
-from tritongemm.device import device_named
-from tritongemm.errors import LaunchError, UsageError
+from tritongemm.device import device_named, interpreter_device
+from tritongemm.errors import ConstraintError, LaunchError, UsageError
 from tritongemm.problem import GemmProblem
 from tritongemm.records.journal import read_journal
 from tritongemm.records.suites import Shape
 from tritongemm.selection import choose, reload
+from tritongemm.workers.builder import Builder
 
 H200 = device_named("nvidia-h200")
 HERE = Path(__file__).resolve().parent
@@ -29,8 +30,6 @@ SMALL = KernelConfig("tiled", 16, 16, 32, num_warps=1, num_stages=1)
 def test_the_builder_compiles_for_a_gpu_that_is_not_there_and_then_finds_it_stored(tmp_path):
     pytest.importorskip("triton")
     with settings.override(cache_dir=tmp_path):
-        from tritongemm.workers.builder import Builder
-
         problem = GemmProblem.contiguous(64, 64, 64)
         key = Builder.key(problem, SMALL, H200)
         assert not Builder.stored(key)
@@ -41,6 +40,13 @@ def test_the_builder_compiles_for_a_gpu_that_is_not_there_and_then_finds_it_stor
         # Extents are not in the binary, where what they are divisible by is the same.
         assert Builder.key(GemmProblem.contiguous(128, 64, 64), SMALL, H200) == key
         assert Builder.key(GemmProblem.contiguous(64, 64, 65), SMALL, H200) != key
+
+
+def test_nothing_is_compiled_for_the_interpreter():
+    problem, stand_in = GemmProblem.contiguous(64, 64, 64), interpreter_device()
+    assert Builder.stored(Builder.key(problem, SMALL, stand_in))
+    with pytest.raises(ConstraintError, match="block_k=8"):
+        Builder.key(problem, KernelConfig("tiled", 16, 16, 8), stand_in)
 
 
 @pytest.mark.thorough

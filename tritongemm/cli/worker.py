@@ -15,7 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("scheduler", metavar="ADDRESS",
                         help="address of the Dask scheduler, such as tcp://10.0.0.1:8786")
     parser.add_argument("--devices", default="all", metavar="LIST",
-                        help="`all`, or CUDA indices such as 0,1 (default %(default)s)")
+                        help="`all`, or CUDA indices such as 0,1 (default %(default)s); under "
+                             "TRITON_INTERPRET=1 `all` is one worker on the CPU")
     parser.add_argument("--name", default="", metavar="NAME",
                         help="name of this host in the cluster (default: Dask names the workers)")
     handed_on = parser.add_argument_group("passed to `dask worker`")

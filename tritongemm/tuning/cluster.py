@@ -29,6 +29,7 @@ from tritongemm.records.journal import Journal, read_journal
 from tritongemm.records.run import new_run_id, utc_now
 from tritongemm.tuning import cluster_worker
 from tritongemm.tuning.candidates import PruneReport
+from tritongemm.tuning.cluster_states import WorkerStates
 from tritongemm.tuning.cluster_worker import Run, Swept
 from tritongemm.tuning.progress import Progress, Snapshot
 from tritongemm.tuning.sweep import SweepReport
@@ -125,6 +126,7 @@ class _ClusterSweep:
         self._environment: object = None  # of the header that the journal's last records follow
         self._events: queue.SimpleQueue[Mapping[str, object]] = queue.SimpleQueue()
         self._received: Counter[str] = Counter()
+        self._states = WorkerStates()
         self._kinds: dict[str, _Kind] = {}
         self._totals: dict[str, tuple[float, float, float]] = {}
         self._stopped, self._cut = "", False
@@ -140,7 +142,7 @@ class _ClusterSweep:
                 for slug in self._pool.update():
                     self._add_kind(slug)
                 self._hand_out()
-                self._write_records()
+                self._take_events()
                 self._collect()
                 self._end_of_budget()
                 self._show()
@@ -170,7 +172,7 @@ class _ClusterSweep:
                     self._client.cancel([flight.future for flight in self._pool.flights])
                     self._pool.on_workers(cluster_worker.close)
             try:
-                self._write_records()
+                self._take_events()
             finally:
                 if self._journal is not None:
                     self._journal.close()
@@ -265,16 +267,24 @@ class _ClusterSweep:
 
     def _show(self) -> None:
         elapsed, done = time.monotonic() - self._started, len(self._reports)
+        workers = self._pool.admitted
         self._progress.update(Snapshot(
-            done, self._total(), sum(r.measured for r in self._reports), self._failures, 0,
-            elapsed, elapsed * (self._total() - done) / done if done else None))
+            done, self._total(), sum(r.measured for r in self._reports), self._failures,
+            self._states.compiling(workers), elapsed,
+            elapsed * (self._total() - done) / done if done else None,
+            self._states.devices(workers)))
 
-    # -- the journal ------------------------------------------------------------------------------
+    # -- events of the workers --------------------------------------------------------------------
 
-    def _write_records(self) -> None:
-        """Writes the records received. Raises DataFileError, e.g. for a full disk."""
+    def _take_events(self) -> None:
+        """Writes the records and keeps the states received. Raises DataFileError, e.g. for a full
+        disk."""
         while not self._events.empty():
-            self._write(self._events.get())
+            message = self._events.get()
+            if "records" in message:
+                self._write(message)
+            else:
+                self._states.take(message)
 
     def _write(self, message: Mapping[str, object]) -> None:
         journal, records = self._journal, message["records"]

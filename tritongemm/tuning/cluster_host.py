@@ -1,4 +1,5 @@
-"""Starts one Dask worker for each GPU of this host. Each worker sees only its GPU."""
+"""Starts one Dask worker for each GPU of this host. Each worker sees only its GPU. Under
+TRITON_INTERPRET=1 the host has one worker, which sees none."""
 
 from __future__ import annotations
 
@@ -15,17 +16,25 @@ from tritongemm.errors import DeviceError, UsageError, missing
 
 #: Threads of a worker: one measures a problem, one compiles the next, one serves short calls.
 THREADS = 3
+#: CUDA_VISIBLE_DEVICES of a worker that measures on the CPU.
+_NO_GPU = ""
 _POLL_S = 0.2
 _END_TIMEOUT_S = 20.0
 
 
 def gpus_of(text: str) -> list[str]:
     """The GPUs that ``text`` names: ``all``, or indices or UUIDs separated by commas. If
-    CUDA_VISIBLE_DEVICES is set, as a batch system does, indices refer to that list.
+    CUDA_VISIBLE_DEVICES is set, as a batch system does, indices refer to that list. Under
+    TRITON_INTERPRET=1 ``all`` is the CPU, as one entry that names no GPU.
 
     Raises:
         UsageError: no such GPU. DeviceError: the host has none.
     """
+    if settings.current().interpret:
+        if text != "all":
+            raise UsageError(f"--devices {text} under TRITON_INTERPRET=1: the interpreter runs on "
+                             "the CPU; unset one of the two")
+        return [_NO_GPU]
     visible = list(settings.current().visible_devices)
     if not visible:
         import torch
@@ -49,14 +58,15 @@ def gpus_of(text: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def command(address: str, name: str, gpu: int, others: Sequence[str]) -> list[str]:
-    """The command line of the worker of the ``gpu``-th GPU.
+def command(address: str, name: str, place: str, others: Sequence[str]) -> list[str]:
+    """The command line of a worker.
 
     Args:
         name: of the host in the cluster; "" lets Dask name the workers.
+        place: what the worker has of the host, such as ``gpu0``.
         others: further options of ``dask worker``.
     """
-    named = ["--name", f"{name}-gpu{gpu}"] if name else []
+    named = ["--name", f"{name}-{place}"] if name else []
     return [sys.executable, "-m", "distributed.cli.dask_worker", address, *named, "--nthreads",
             str(THREADS), "--no-dashboard", *others]
 
@@ -78,7 +88,8 @@ def serve(address: str, gpus: Sequence[str], name: str = "", others: Sequence[st
     """
     if importlib.util.find_spec("distributed") is None:
         raise missing("distributed", "cluster", "tritongemm worker")
-    commands = [command(address, name, number, others) for number in range(len(gpus))]
+    commands = [command(address, name, "cpu" if gpu == _NO_GPU else f"gpu{number}", others)
+                for number, gpu in enumerate(gpus)]
     cores = sorted(os.sched_getaffinity(0))
     workers: list[subprocess.Popen[bytes]] = []
 

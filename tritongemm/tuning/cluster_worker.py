@@ -4,7 +4,7 @@ runs.
 The first call starts a thread with a :class:`~tritongemm.tuning.loop.Loop` for the worker's GPU.
 Its measuring and compiling processes serve all later problems, so no process starts per problem,
 and the next problem is compiled while the current one is timed. Records go to the client in
-batches, as events of the scheduler.
+batches, and the state of the device at intervals, as events of the scheduler.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from tritongemm.config import KernelConfig
 from tritongemm.problem import GemmProblem
 from tritongemm.records.codec import problem_from_json
 from tritongemm.records.resume import DoneKeys, done_among
+from tritongemm.tuning.cluster_states import StateSender
 from tritongemm.tuning.loop import Loop
-from tritongemm.tuning.progress import Progress
+from tritongemm.tuning.progress import Progress, Snapshot
 from tritongemm.tuning.sweep import sweep
 from tritongemm.tuning.sweep_journal import RowSink
 from tritongemm.tuning.task import ProblemReport, Task
@@ -206,8 +207,8 @@ class _FeedSink(RowSink):
         return _KnownOfFeed(self._feed)
 
 
-class _Closing(Progress):
-    """Tells the sweep when a problem is finished, and at intervals that records may be due."""
+class _Remote(Progress):
+    """Passes on finished problems and the state, and says at intervals that records may be due."""
 
     def __init__(self, here: _Sweep) -> None:
         self._here = here
@@ -215,8 +216,9 @@ class _Closing(Progress):
     def closed(self, report: ProblemReport, done: int, problems: int) -> None:
         self._here.closed(report)
 
-    def update(self, snapshot: object) -> None:
+    def update(self, snapshot: Snapshot) -> None:
         self._here.send_old()
+        self._here.states.send(snapshot)
 
 
 class _Sweep:
@@ -225,6 +227,7 @@ class _Sweep:
     def __init__(self, run: Run, address: str, emit: Callable[[object], None]) -> None:
         self.run, self.feed = run, _Feed()
         self._address, self._emit = address, emit
+        self.states = StateSender(address, emit)
         self._header: Mapping[str, object] | None = None
         self._identified = threading.Event()
         self._error: BaseException | None = None
@@ -270,7 +273,7 @@ class _Sweep:
     def _main(self) -> None:
         try:
             sweep((), _FeedSink(self._take, self.feed),
-                  devices=(None if settings.current().interpret else 0,), progress=_Closing(self),
+                  devices=(None if settings.current().interpret else 0,), progress=_Remote(self),
                   loop_type=self._make_loop, **self.run.options)  # type: ignore[arg-type]
         except BaseException as error:  # the waiting tasks raise it
             self._error = error

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from tritongemm.config import KernelConfig
-from tritongemm.device import DeviceSpec
+from tritongemm.device import INTERPRETER, DeviceSpec
 from tritongemm.kernels import compile as compiling
 from tritongemm.problem import GemmProblem
 from tritongemm.workers.messages import Outcome
@@ -34,14 +34,18 @@ class Builder:
 
     @staticmethod
     def key(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> str:
-        """Configs of equal keys share their binaries, whatever their problems."""
-        return " ".join(compiling.place_key(launch, device.arch)
-                        for launch in compiling.launches_of(problem, config, device))
+        """Configs of equal keys share their binaries, whatever their problems. Triton's interpreter
+        needs none, so all configs that are legal there have one key."""
+        launches = compiling.launches_of(problem, config, device)
+        if device.slug == INTERPRETER:
+            return INTERPRETER
+        return " ".join(compiling.place_key(launch, device.arch) for launch in launches)
 
     @staticmethod
     def stored(key: str) -> bool:
-        """Whether every binary of ``key`` is shipped, or in the store, undamaged."""
-        return all(map(compiling.holds, key.split()))
+        """Whether nothing is to be compiled for ``key``: its binaries are shipped, or in the store,
+        undamaged, or it is the interpreter's."""
+        return key == INTERPRETER or all(map(compiling.holds, key.split()))
 
 
 def build_values(report: compiling.BuildReport) -> Mapping[str, object]:

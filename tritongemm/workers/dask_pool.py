@@ -185,9 +185,14 @@ class Pool:
         """Whether a worker that joined was not admitted or refused yet."""
         return any(worker.probe for worker in self._workers.values())
 
+    @property
+    def admitted(self) -> list[PoolWorker]:
+        """The workers that take part."""
+        return [worker for worker in self._workers.values() if worker.kind]
+
     def able(self, kind: str) -> list[PoolWorker]:
         """The workers with a device of ``kind``."""
-        return [worker for worker in self._workers.values() if worker.kind == kind]
+        return [worker for worker in self.admitted if worker.kind == kind]
 
     def update(self) -> list[str]:
         """Updates the state of the cluster. Returns the kinds of device that are new.
@@ -343,6 +348,8 @@ class Pool:
         return Lost(flight, reason, fault=True)
 
     def on_workers(self, function: Callable[[str], None]) -> None:
-        """Runs ``function(topic)`` on every admitted worker."""
+        """Runs ``function(topic)`` on the admitted workers that are there now. The scheduler would
+        try for 30 s to reach one that has just died."""
+        there = self.client.scheduler_info(n_workers=-1)["workers"]
         self.client.run(function, self.topic, on_error="ignore",
-                        workers=[w.address for w in self._workers.values() if w.kind])
+                        workers=[w.address for w in self.admitted if w.address in there])
