@@ -16,6 +16,7 @@ import pytest
 from test_interrupts import wait_for
 
 import tritongemm.tuning.sweep as door
+from tritongemm import settings
 from tritongemm.cli import main
 from tritongemm.cli.sweep import add_arguments
 from tritongemm.device import device_named
@@ -177,3 +178,29 @@ def test_a_terminal_gets_the_live_display(tmp_path):
         text = screen.read()
     assert "0/1 problems" in text and "device 0" in text
     assert "[1/1] 64x64x64 bf16 nn: tiled_16x64x32" in text
+
+
+@pytest.mark.parametrize("words, devices", [([], (None,)), (["--devices", "all"], (None,))])
+def test_in_the_interpreter_the_cpu_is_the_device(faked, monkeypatch, words, devices):
+    asked = {}
+    monkeypatch.setattr(door, "sweep", lambda *_, **options: asked.update(options) or sys.exit(0))
+    with settings.override(interpret=True), pytest.raises(SystemExit):
+        main(["sweep", *SHAPE, *words])
+    assert asked["devices"] == devices
+
+
+def test_another_device_in_the_interpreter_is_refused(faked, capsys):
+    with settings.override(interpret=True):
+        assert main(["sweep", *SHAPE, "--devices", "1"]) == 2
+    assert "--devices 1 under TRITON_INTERPRET=1" in capsys.readouterr().err
+
+
+@pytest.mark.thorough
+def test_a_sweep_in_the_interpreter_ends_with_a_winner(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "tritongemm", "sweep", "--m", "16", "--n", "16", "--k", "32",
+         "--kernels", "tiled", "--search", "random", "--random", "1", "--plain", "--journal",
+         str(tmp_path / "i.jsonl")], capture_output=True, text=True, check=False, timeout=300,
+        env={**os.environ, "TRITON_INTERPRET": "1"})
+    assert done.returncode == 0, done.stderr
+    assert [r["kind"] for r in read_journal(tmp_path / "i.jsonl")].count("winner") == 1

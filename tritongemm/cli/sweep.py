@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tritongemm.cli.outputs import check_file, file_argument
-from tritongemm.cli.shapes import add_shape_arguments, integers, problems_from
+from tritongemm.cli.shapes import add_shape_arguments, problems_from
+from tritongemm.cli.where import devices_of
 from tritongemm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
 
     journal = args.journal or f"sweep-{new_run_id()}.jsonl"
     check_file(journal)
-    devices = None if args.devices == "all" else integers(args.devices, "devices")
+    devices = devices_of(args.devices)
     kernels = args.kernels.split(",") if args.kernels else None
     if args.expected is not None:
         problems = _promising(problems, args.expected, devices)
@@ -142,8 +143,8 @@ def _stale(args: argparse.Namespace) -> list[GemmProblem]:
     from tritongemm.device import cuda_device
     from tritongemm.tuning.stale import stale_problems
 
-    first = 0 if args.devices == "all" else integers(args.devices, "devices")[0]
-    found = stale_problems(cuda_device(first).slug)
+    (first, *_) = devices_of(args.devices) or (0,)
+    found = stale_problems(cuda_device(first or 0).slug)
     if not (args.suites or args.shapes or args.m or args.n or args.k or args.batch):
         return found
     named = {problem for _, problem in problems_from(args)}
@@ -151,7 +152,7 @@ def _stale(args: argparse.Namespace) -> list[GemmProblem]:
 
 
 def _promising(problems: list[GemmProblem], factor: float,
-               devices: list[int] | None) -> list[GemmProblem]:
+               devices: tuple[int | None, ...] | None) -> list[GemmProblem]:
     """The problems whose row the model expects another config to beat by ``factor``, those with the
     largest gain first, then those without a row."""
     if not factor > 0:
@@ -159,7 +160,8 @@ def _promising(problems: list[GemmProblem], factor: float,
     from tritongemm.device import cuda_device
     from tritongemm.selection import expected_gain
 
-    device = cuda_device(devices[0] if devices else 0)
+    (first, *_) = devices or (0,)
+    device = cuda_device(first or 0)
     gains = {problem: expected_gain(problem, device) for problem in problems}
     tuned = {problem: gain for problem, gain in gains.items() if gain is not None}
     kept = sorted((p for p, gain in tuned.items() if gain >= factor), key=tuned.__getitem__,

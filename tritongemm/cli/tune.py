@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING
 
 from tritongemm import settings
 from tritongemm.cli.outputs import check_file, check_folder, file_argument
-from tritongemm.cli.shapes import PRECISION_OF_CALLS, integers
+from tritongemm.cli.shapes import PRECISION_OF_CALLS
 from tritongemm.cli.sweep import progress_of
+from tritongemm.cli.where import devices_of
 from tritongemm.errors import UsageError
 from tritongemm.problem import PRECISIONS
 
@@ -133,8 +134,8 @@ def _tune(args: argparse.Namespace, folder: Path) -> int:
     from tritongemm.records.suites import read_suite, write_suite
     from tritongemm.tuning.gains import products_of
 
-    devices = None if args.devices == "all" else integers(args.devices, "devices")
-    device = cuda_device(devices[0] if devices else 0)  # before the program is run for nothing
+    devices = devices_of(args.devices)
+    device = cuda_device((devices or (0,))[0] or 0)  # before the program is run for nothing
     folder.mkdir(parents=True, exist_ok=True)
     suite = folder / "suite.csv"
     if args.suite and not args.resume:
@@ -178,7 +179,8 @@ def _record(args: argparse.Namespace, suite: Path) -> int:
 
 
 def _measure(args: argparse.Namespace, folder: Path, products: Sequence[ProgramProduct],
-             devices: tuple[int, ...] | None, device: DeviceSpec) -> tuple[list[Gain], list[str]]:
+             devices: tuple[int | None, ...] | None,
+             device: DeviceSpec) -> tuple[list[Gain], list[str]]:
     """Sweeps, compares and publishes; the gains, and lines on what was done."""
     from tritongemm import selection
     from tritongemm.tuning import sweep as sweeping

@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Iterator
 
 from tritongemm import settings
-from tritongemm.errors import DeviceError, MissingDependencyError
+from tritongemm.cli.shapes import integers
+from tritongemm.errors import DeviceError, MissingDependencyError, UsageError
 
 
 def no_gpu() -> str | None:
@@ -41,3 +42,18 @@ def or_named(purpose: str, option: str = "--device") -> Iterator[None]:
     except (DeviceError, ImportError) as error:
         raise DeviceError(f"{error}. To {purpose} for another machine's GPU, name it: {option} "
                           "nvidia-h200") from error
+
+
+def devices_of(text: str) -> tuple[int | None, ...] | None:
+    """The ``--devices`` of a sweep: CUDA indices, None for all; in the interpreter (None,), the
+    CPU.
+
+    Raises:
+        UsageError: not a list of integers, or another device than the first in the interpreter.
+    """
+    if settings.current().interpret:
+        if text not in ("0", "all"):
+            raise UsageError(f"--devices {text} under TRITON_INTERPRET=1: the interpreter runs on "
+                             "the CPU; unset one of the two")
+        return (None,)
+    return None if text == "all" else integers(text, "devices")

@@ -174,7 +174,7 @@ def compile_launch(launch: Launch, arch: int) -> Binary:
             gluon_support.refuse(str(error))
         raise CompileError(f"{launch.symbol}: {launch.module} cannot be imported with Triton "
                            f"{triton_version()}: {error}") from error
-    if not hasattr(function, "arg_names"):
+    if not hasattr(type(function), "cache_key"):  # the interpreter's functions are not cached
         raise CompileError("the kernels were loaded for Triton's interpreter; compiling needs a "
                            "process without TRITON_INTERPRET=1")
     parse_once(launch.module.rpartition(".")[0])
