@@ -145,6 +145,7 @@ def test_the_lines_of_a_report_name_rules_and_counts():
     lines = report.lines()
     assert lines[0].startswith(f"{report.kept} candidates of {report.considered} ")
     assert len(lines) == 2 + len(report.removed)
+    assert type(report)().lines() == []  # nothing was counted
     both = KernelPlanner(["tiled"])(LARGE, H200).report
     both.add(report)
     assert both.considered == 2 * report.considered

@@ -42,7 +42,10 @@ class PruneReport:
         self.kept += other.kept
 
     def lines(self) -> list[str]:
-        """One line for the total, then one for each rule, largest count first."""
+        """One line for the total, then one for each rule, largest count first. None where nothing
+        was counted, as by the client of a cluster, whose workers choose the candidates."""
+        if not self.considered:
+            return []
         lines = [f"{self.kept} candidates of {self.considered} configurations"]
         lines += [f"  {count:>7} removed by {kernel}: {rule}"
                   for (kernel, rule), count in self.removed.most_common()]
