@@ -150,15 +150,27 @@ def test_the_functions_compiled_run_kernels_and_match():
                                        atol=0.02 * theirs.abs().max().item())
 
 
-def test_many_threads_mix_calls():
-    operands = [(draw(m, 256), draw(256, n)) for m, n in ((64, 64), (100, 72), (256, 512))]
-    exact = [a.double() @ b.double() for a, b in operands]
+#: Of D, A and B, which have a batch.
+MIXED = (lambda d, a, b: torch.mm(a[0], b[0]), lambda d, a, b: torch.addmm(d[0], a[0], b[0]),
+         lambda d, a, b: torch.bmm(a, b), lambda d, a, b: torch.matmul(a, b[0]),
+         lambda d, a, b: torch.nn.functional.linear(a[0], b[0].mT, d[0, 0]))
 
-    def multiply(seed: int) -> list[tuple[int, torch.Tensor]]:
-        return [(i % 3, torch.mm(*operands[i % 3])) for i in range(seed, seed + 200)]
+
+def test_16_threads_of_1000_mixed_calls_are_right():
+    operands = [(draw(2, m, n), draw(2, m, 256), draw(2, 256, n))
+                for m, n in ((64, 64), (100, 72), (256, 512))]
+    exact = [[call(*(x.double() for x in tensors)) for call in MIXED] for tensors in operands]
+
+    def multiply(seed: int) -> None:
+        factor = 2.0 ** seed  # every thread has results of its own
+        own = [(factor * d, factor * a, b) for d, a, b in operands]
+        for i in range(1000):
+            kind, shape = (seed + i) % len(MIXED), i // len(MIXED) % len(own)
+            found = MIXED[kind](*own[shape])
+            if i % 19 == 0:  # to look at one waits for the GPU
+                near(found, factor * exact[shape][kind])
 
     with tg.override(min_flops=0), ThreadPoolExecutor(16) as pool:
         for done in [pool.submit(multiply, seed) for seed in range(16)]:
-            for i, result in done.result()[::20]:
-                near(result, exact[i])
-    assert taken() == {"mm": 3200}
+            done.result()
+    assert taken() == {"mm": 6400, "bmm": 3200, "addmm": 6400}
