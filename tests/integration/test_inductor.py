@@ -28,6 +28,7 @@ from tritongemm.activations import BY_NAME  # noqa: E402
 from tritongemm.device import device_named  # noqa: E402
 from tritongemm.errors import UsageError  # noqa: E402
 from tritongemm.integration import (  # noqa: E402
+    broadcast_batches,
     fused_factors,
     fused_gates,
     fused_sums,
@@ -57,7 +58,7 @@ def h100(monkeypatch):
 
 def torch_is_faster(monkeypatch, decide):
     """Lets ``decide`` stand for what selection says of a product."""
-    for module in (fused_sums, fused_gates, fused_factors):
+    for module in (fused_sums, fused_gates, fused_factors, broadcast_batches):
         monkeypatch.setattr(module, "torch_wins", decide)
 
 
@@ -283,8 +284,8 @@ def test_values_are_torchs(name, plans):
     assert f"bias+{name}" in epilogues(plans)
 
 
-def test_gradients_are_torchs_and_a_sum_that_backward_needs_stays(plans):
-    for activation, expected in ((F.relu, ["bias+relu"]), (F.gelu, ["dgelu"])):
+def test_gradients_are_torchs_and_a_sum_that_backward_needs_is_written_too(plans):
+    for activation, expected in ((F.relu, ["bias+relu"]), (F.gelu, ["bias+gelu+aux", "dgelu"])):
         torch.manual_seed(0)
         model, x = Layer(activation), torch.randn(3, 5, 8)
         model(x).sum().backward()
@@ -375,6 +376,7 @@ def test_another_pass_in_the_same_place_runs_first():
 def test_the_id_changes_with_whatever_changes_the_graph(monkeypatch):
     first = inductor.FusePass(1).uuid()
     assert inductor.FusePass(1).uuid() == first != inductor.FusePass(2).uuid()
+    assert inductor.FusePass(1, aux=True).uuid() != first
     with settings.override(policy="own"):
         assert inductor.FusePass(1).uuid() != first
     monkeypatch.setattr(made, "_sources", lambda: "another text")

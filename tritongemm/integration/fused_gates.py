@@ -22,12 +22,14 @@ from tritongemm.integration.graph_nodes import (
     activated,
     called,
     given,
+    given_to_caller,
     only_user,
     put_in_place,
+    reader,
     same_columns,
     value_of,
 )
-from tritongemm.integration.graph_problem import path, problem_of
+from tritongemm.integration.graph_problem import Asked, path, problem_of
 from tritongemm.ops.fused_linear import faster_apart
 from tritongemm.problem import GATES, Epilogue, epilogue_of
 from tritongemm.selection import choose, torch_wins
@@ -61,6 +63,8 @@ class Gate(NamedTuple):
         gate, other: its halves.
         activation: of the gate.
         last: the node whose value the layer has.
+        kept: whether the caller gets the product of both halves too, as a forward graph keeps it
+            for the backward.
         inner: every node from the products to ``last``.
     """
 
@@ -68,6 +72,7 @@ class Gate(NamedTuple):
     other: _Half
     activation: str
     last: fx.Node
+    kept: bool
     inner: frozenset[fx.Node]
 
 
@@ -84,13 +89,14 @@ def find(last: fx.Node) -> Gate | None:
             for name in GATES:
                 found = activated(gate.node, name)
                 if found is not None and found[0] is active and _fit(gate, other, last):
-                    return Gate(gate, other, name, last,
+                    return Gate(gate, other, name, last, _kept(gate),
                                 gate.nodes | other.nodes | found[1] | {last})
     return None
 
 
 def _half(node: fx.Node) -> _Half | None:
-    """What ``node`` is of a product that nothing else reads, or None."""
+    """What ``node`` is of a product that nothing else reads, or the caller alone where it is a
+    product of both halves; or None."""
     base, between, place = node, [], None
     if node.target is operator.getitem:
         split, place = node.args
@@ -107,11 +113,11 @@ def _half(node: fx.Node) -> _Half | None:
     if not isinstance(product, fx.Node) or product.target not in _PRODUCTS:
         return None
     if product is not base:
-        if not same_columns(base, value_of(product)) or only_user(product) is not base:
+        if not same_columns(base, value_of(product)) or reader(product) is not base:
             return None
     half = _Half(node, product, place, base, frozenset((node, *between, base, product)))
     if place is None:
-        return half
+        return None if given_to_caller(product) else half
     columns, whole = value_of(product).shape[1], value_of(base)
     if not isinstance(columns, int) or columns % 2 or place not in (0, 1):
         return None
@@ -119,13 +125,18 @@ def _half(node: fx.Node) -> _Half | None:
     if between:
         _, sizes, *dim = split.args
         even = sizes in (size, [size, size]) and dim in ([-1], [axis]) and (
-            base.users.keys() == {split})
+            reader(base) is split)
     else:
         bounds = (start or 0, columns if end is None else end)
         even = dim in (-1, axis) and step == 1 and all(type(x) is int for x in bounds) and (
             bounds == (0, size) or bounds[0] == size and bounds[1] >= columns) and (
-            len(base.users) == 2)
+            len([user for user in base.users if user.op != "output"]) == 2)
     return half if even else None
+
+
+def _kept(half: _Half) -> bool:
+    """Whether the caller gets the product, or its view."""
+    return given_to_caller(half.product) or given_to_caller(half.base)
 
 
 def _slice_of(node: fx.Node) -> tuple[Any, ...]:
@@ -163,8 +174,9 @@ def _fit(gate: _Half, other: _Half, last: fx.Node) -> bool:
     # Symbols are compared as they are written, so that no guard is added.
     if len({str((tuple(x.shape), x.dtype)) for x in values}) != 1:
         return False
-    if gate.place is not None:
-        return gate.product is other.product and gate.place != other.place
+    if gate.place is not None:  # what the caller gets has the gate's columns first
+        return gate.product is other.product and gate.place != other.place and (
+            gate.place == 0 or not _kept(gate))
     # A plan is for one distance between the two in memory, which that of tensors that the graph
     # makes anew may not be at the next call.
     weights = [half.product.args[-1] for half in (gate, other)]
@@ -179,18 +191,32 @@ def wanted(found: Gate, min_flops: float | None) -> bool:
     """Whether one launch is expected to be faster than the products and a pointwise kernel."""
     product = found.gate.product
     asked = problem_of(product, None, "none", min_flops)
-    if asked is None or _bias(product) is None and product.target is aten.addmm.default:
+    if asked is None or bias_of(product) is None and product.target is aten.addmm.default:
         return False
+    return wins_in_one_launch(asked, found.activation, gated=True, aux=found.kept,
+                              products=2 if found.gate.place is None else 1)
+
+
+def wins_in_one_launch(asked: Asked, activation: str, *, gated: bool = False, aux: bool = False,
+                       products: int = 1) -> bool:
+    """Whether so many products like ``asked`` are faster with what follows them than apart, and
+    faster than torch's.
+
+    Args:
+        gated, aux: as of :class:`tritongemm.epilogues.Epilogue`.
+
+    Raises:
+        UnsupportedError: no kernel computes it.
+    """
     addend = epilogue_of(asked.problem.epilogue).addend
-    pair = found.gate.place is None
-    gated = with_fields(asked.problem, n=asked.problem.n * (2 if pair else 1),
-                        epilogue=str(Epilogue(addend, found.activation, gated=True)))
-    choose(gated, asked.device)  # raises where no kernel computes it
-    return torch_wins(asked.problem, choose(*asked), asked.device, path()) is None and (
-        faster_apart(gated, asked.device, products=2 if pair else 1, fused=True) is None)
+    whole = with_fields(asked.problem, n=asked.problem.n * products,
+                        epilogue=str(Epilogue(addend, activation, gated, aux=aux)))
+    choose(whole, asked.device)
+    return torch_wins(asked.problem, choose(*asked), asked.device, path(not aux)) is None and (
+        faster_apart(whole, asked.device, products=products, fused=True) is None)
 
 
-def _bias(product: fx.Node) -> fx.Node | None:
+def bias_of(product: fx.Node) -> fx.Node | None:
     """The bias that ``addmm`` adds as it is; None where it adds none, or something else."""
     if product.target is not aten.addmm.default or set(product.kwargs.values()) - {1}:
         return None
@@ -208,11 +234,12 @@ def replace(graph: fx.Graph, found: Gate) -> None:
         begin = columns * (half.place or 0)
         return call(aten.slice.Tensor, weight, 0, begin, begin + columns)
 
-    with graph.inserting_before(found.last):
+    with graph.inserting_before(gate.product if found.kept else found.last):
         weight = call(aten.permute.default, gate.product.args[-1], [1, 0])
-        bias = _bias(gate.product)
+        bias = bias_of(gate.product)
         if gate.place == 0:
-            op = torch.ops.tritongemm.gated_linear.default
+            op = (torch.ops.tritongemm.gated_linear_aux if found.kept else
+                  torch.ops.tritongemm.gated_linear).default
             weights: tuple[fx.Node, ...] = (weight,)
             words: tuple[Any, ...] = (found.activation, False)
         else:
@@ -224,7 +251,11 @@ def replace(graph: fx.Graph, found: Gate) -> None:
                 if bias is not None:
                     bias = call(aten.cat.default, [rows_of(gate, bias), rows_of(other, bias)])
         new = call(op, gate.product.args[-2], *weights, bias, *words)
-        if gate.base is not gate.product:
+        if found.kept:
+            new, total = (call(operator.getitem, new, i) for i in (0, 1))
+            gate.product.replace_all_uses_with(total)
+    if gate.base is not gate.product:
+        with graph.inserting_before(found.last):  # sizes may be made behind the product
             new = graph.call_function(gate.base.target,
                                       (new, [*gate.base.args[1][:-1], columns]))
             new.meta["val"] = value_of(found.last).contiguous()

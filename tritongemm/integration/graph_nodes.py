@@ -47,6 +47,28 @@ def only_user(node: fx.Node) -> fx.Node | None:
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
+def reader(node: fx.Node) -> fx.Node | None:
+    """The node that reads ``node`` beside the caller, if that is one."""
+    users = [user for user in node.users if user.op != "output"]
+    return users[0] if len(users) == 1 else None
+
+
+def given_to_caller(node: fx.Node) -> bool:
+    """Whether ``node`` is a result of the graph, as what a forward graph keeps for the backward."""
+    return any(user.op == "output" for user in node.users)
+
+
+def readers(node: fx.Node) -> set[fx.Node]:
+    """The nodes that read ``node``, without dead code: pure, and read by nothing."""
+    return set(node.users) - dead_readers(node)
+
+
+def dead_readers(node: fx.Node) -> set[fx.Node]:
+    """The nodes that read ``node`` for nothing."""
+    return {user for user in node.users
+            if not user.users and user.op == "call_function" and not user.is_impure()}
+
+
 def same_columns(view: fx.Node, product: torch.Tensor) -> bool:
     """Whether a view of [M, N] only splits the rows, N being a known number."""
     shape = value_of(view).shape
@@ -102,9 +124,11 @@ def alike(one: torch.Tensor, other: torch.Tensor) -> bool:
     return [str(x) for x in one.shape] == [str(x) for x in other.shape]
 
 
-def activated(start: fx.Node, name: str) -> tuple[fx.Node, set[fx.Node]] | None:
-    """(its result, its nodes) where ``start`` is only read by the activation ``name``."""
-    found = _followed(start, name, derivative=False)
+def activated(start: fx.Node, name: str,
+              kept: bool = False) -> tuple[fx.Node, set[fx.Node]] | None:
+    """(its result, its nodes) where ``start`` is only read by the activation ``name``; ``kept``:
+    and by the caller."""
+    found = _followed(start, name, derivative=False, kept=kept)
     return None if found is None else (found.result, found.nodes)
 
 
@@ -128,7 +152,8 @@ class Followed(NamedTuple):
     at: fx.Node
 
 
-def _followed(start: fx.Node, name: str, derivative: bool) -> Followed | None:
+def _followed(start: fx.Node, name: str, derivative: bool,
+              kept: bool = False) -> Followed | None:
     value = value_of(start)
     if value.dtype not in NAMES:
         return None
@@ -144,7 +169,8 @@ def _followed(start: fx.Node, name: str, derivative: bool) -> Followed | None:
         # What depends on the argument of a derivative alone may be read by others too.
         nodes = {mine for theirs, mine in bound.items() if theirs not in given
                  and _depends(theirs, given[0])}
-        read = {user for one in (start, *nodes) if one is not node for user in one.users}
+        read = {user for one in (start, *nodes) if one is not node for user in one.users
+                if not (kept and one is start and user.op == "output")}
         if read <= nodes:
             return Followed(node, nodes, bound[given[-1]])
     return None
@@ -279,8 +305,15 @@ def size_of(size: Any) -> int:
 def called(graph: fx.Graph, target: Any, *args: Any) -> fx.Node:
     """A new node that calls ``target``, with its value."""
     node = graph.call_function(target, args)
-    node.meta["val"] = target(*fx.map_arg(args, value_of))
+    node.meta["val"] = target(*fx.map_arg(args, lambda one: one.meta["val"]))
     return node
+
+
+def size_in(graph: fx.Graph, node: fx.Node, axis: int) -> int | fx.Node:
+    """The size of an axis as an argument of a node: a number, or a new node where it is a
+    symbol."""
+    size = value_of(node).shape[axis]
+    return size if isinstance(size, int) else called(graph, aten.sym_size.int, node, axis)
 
 
 def product_in_place(graph: fx.Graph, new: fx.Node, product: fx.Node, view: fx.Node | None,

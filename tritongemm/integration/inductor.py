@@ -8,17 +8,25 @@ replaces
   behind that, any of them: by ``torch.ops.tritongemm.addmm`` (``fused_sums``);
 * gated layers, activation(gate) * other, of two products or of one: by
   ``torch.ops.tritongemm.gated_linear`` and ``gated_pair`` (``fused_gates``);
+* with ``aux``, ``mm`` or ``addmm`` with a bias, then gelu or silu, or a gated layer of one product
+  whose first half is the gate, where the graph returns the product too, as forward does for
+  backward: by ``torch.ops.tritongemm.linear_aux`` (``fused_kept``) and ``gated_linear_aux``
+  (``fused_gates``);
 * ``mm`` times a matrix, a row or a column, or times the derivative of an activation, as backward
   has it: by ``torch.ops.tritongemm.mulmm`` (``fused_factors``),
 
-with a view in between where ``linear`` folds its batch into the rows. A graph that has none of
-these is left as it is. So are
+with a view in between where ``linear`` folds its batch into the rows; and
+
+* ``bmm`` of copies of operands whose batches broadcast: by ``torch.ops.tritongemm.matmul`` of the
+  operands (``broadcast_batches``).
+
+A graph that has none of these is left as it is. So are
 
 * products that torch is expected to run faster, by the host and GPU times of both sides, or with
   fewer flops than ``min_flops``. Where Inductor captures CUDA graphs (``mode="reduce-overhead"``)
   host time does not count. Small products of symbolic sizes stay too, unless ``min_flops`` is
   given: sizes that change at every call would each cost a selection;
-* sums that something else reads too, such as the argument of a gelu that backward needs;
+* sums that something else in the graph reads too;
 * sums that only pointwise or reducing code reads, which Inductor fuses into its own kernel.
 """
 
@@ -39,8 +47,10 @@ import tritongemm
 from tritongemm import activations, settings
 from tritongemm.errors import TritonGemmError, UsageError
 from tritongemm.integration import (
+    broadcast_batches,
     fused_factors,
     fused_gates,
+    fused_kept,
     fused_sums,
     graph_nodes,
     graph_problem,
@@ -54,6 +64,8 @@ from tritongemm.records.revision import choices_digest
 
 _LOG = logging.getLogger("tritongemm")
 _SLOT = "post_grad_custom_pre_pass"
+#: What is replaced, in this order: what the gates leave alone may still have an epilogue.
+_KINDS = (fused_gates, fused_kept, fused_factors, fused_sums, broadcast_batches)
 
 
 class FusePass(CustomGraphPass):
@@ -64,10 +76,11 @@ class FusePass(CustomGraphPass):
         before: another pass in the same place, which runs first.
         templates: configs of Inductor's own templates that are left to it for each product, those
             with the least predicted times (``template_choices``); None: all.
+        aux: also replace products that the graph returns beside what follows them.
     """
 
     def __init__(self, min_flops: float | None = None, before: Any = None,
-                 templates: int | None = None) -> None:
+                 templates: int | None = None, aux: bool = False) -> None:
         if min_flops is not None and (
                 isinstance(min_flops, bool) or not isinstance(min_flops, (int, float))
                 or not min_flops >= 0):
@@ -76,14 +89,14 @@ class FusePass(CustomGraphPass):
                                       or not isinstance(templates, int) or templates < 1):
             raise UsageError(f"templates={templates!r} is not a number of configs, 1 or more")
         self.min_flops = None if min_flops is None else float(min_flops)
-        self.before, self.templates = before, templates
+        self.before, self.templates, self.aux = before, templates, bool(aux)
 
     def __call__(self, graph: fx.Graph) -> None:
         for one in _passes(self.before):
             one(graph)
         if self.templates is not None:
             template_choices.follow(_templates_now)
-        fuse(graph, self.min_flops)
+        fuse(graph, self.min_flops, self.aux)
 
     def uuid(self) -> Any:
         """What Inductor's cache of compiled graphs knows this pass by; None where it must not
@@ -93,7 +106,7 @@ class FusePass(CustomGraphPass):
         if None in ids:
             return None
         return ("tritongemm", tritongemm.__version__, _sources(), choices_digest(), self.min_flops,
-                self.templates, settings.current().disable, path().name, *ids)
+                self.templates, self.aux, settings.current().disable, path().name, *ids)
 
 
 def _passes(slot: Any) -> Sequence[Any]:
@@ -122,14 +135,14 @@ def _sources() -> str:
     """A digest of what decides how a graph is changed, beside the choice of configs: the files of
     the pass, and the ops that it puts there."""
     digest = hashlib.sha256()
-    modules = (graph_nodes, graph_problem, fused_sums, fused_gates, fused_factors, template_choices,
-               activations, formulas, registered, fused_linear)
+    modules = (graph_nodes, graph_problem, *_KINDS, template_choices, activations, formulas,
+               registered, fused_linear)
     for name in (__file__, *(str(module.__file__) for module in modules)):
         digest.update(Path(name).read_bytes())
     return digest.hexdigest()
 
 
-def options(*, min_flops: float | None = None, templates: int | None = None,
+def options(*, min_flops: float | None = None, templates: int | None = None, aux: bool = False,
             **others: Any) -> dict[str, Any]:
     """Options with the pass, for ``torch.compile(..., options=...)``.
 
@@ -138,6 +151,8 @@ def options(*, min_flops: float | None = None, templates: int | None = None,
         templates: under ``max_autotune``, how many configs of Inductor's own templates are left for
             it to compile and time for each product: those with the least predicted times. None:
             all. What it calls without a template stays a candidate.
+        aux: also fuse a gelu, a silu or a gated layer whose sum backward needs: the kernel writes
+            both. Not measured on a GPU yet, therefore off.
         others: further options of Inductor, passed on.
 
     Raises:
@@ -149,8 +164,8 @@ def options(*, min_flops: float | None = None, templates: int | None = None,
     for name in others:
         if name.replace("-", "_") not in config._config:
             raise UsageError(f"{name!r} is no option of torch {torch.__version__}'s Inductor, nor "
-                             "of this pass; the pass takes min_flops and templates")
-    return {**others, _SLOT: FusePass(min_flops, others.get(_SLOT), templates)}
+                             "of this pass; the pass takes min_flops, templates and aux")
+    return {**others, _SLOT: FusePass(min_flops, others.get(_SLOT), templates, aux)}
 
 
 _enabled: list[tuple[FusePass, Any]] = []
@@ -163,11 +178,12 @@ class enable:
     Args and errors: as :func:`options`.
     """
 
-    def __init__(self, *, min_flops: float | None = None, templates: int | None = None) -> None:
+    def __init__(self, *, min_flops: float | None = None, templates: int | None = None,
+                 aux: bool = False) -> None:
         from torch._inductor import config
 
         before = getattr(config, _SLOT)
-        self._pass = FusePass(min_flops, before, templates)
+        self._pass = FusePass(min_flops, before, templates, aux)
         _enabled.append((self._pass, before))
         setattr(config, _SLOT, self._pass)
 
@@ -199,7 +215,7 @@ def _remove(wanted: FusePass) -> None:
             return
 
 
-def backend_without_codegen(min_flops: float = 0.0) -> Callable[..., Any]:
+def backend_without_codegen(min_flops: float = 0.0, aux: bool = True) -> Callable[..., Any]:
     """A backend for ``torch.compile`` that traces and differentiates as Inductor does, runs the
     pass, and then the graph as it is: for trying the pass where no compiler is."""
     from torch._dynamo.backends.common import aot_autograd
@@ -208,7 +224,7 @@ def backend_without_codegen(min_flops: float = 0.0) -> Callable[..., Any]:
     from torch._inductor.decomposition import select_decomp_table
 
     def run(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        fuse(module.graph, min_flops)
+        fuse(module.graph, min_flops, aux)
         module.recompile()
         return make_boxed_func(module.forward)
 
@@ -216,23 +232,22 @@ def backend_without_codegen(min_flops: float = 0.0) -> Callable[..., Any]:
                         partition_fn=min_cut_rematerialization_partition)
 
 
-def fuse(graph: fx.Graph, min_flops: float | None) -> int:
-    """Replaces what it can in ``graph``; how many layers were. ``min_flops``: as for
+def fuse(graph: fx.Graph, min_flops: float | None, aux: bool = True) -> int:
+    """Replaces what it can in ``graph``; how many layers were. ``min_flops``, ``aux``: as for
     :class:`FusePass`."""
-    # Gates first: what they leave alone may still have an epilogue.
-    kinds = (fused_gates, fused_factors, fused_sums)
-    return sum(_fuse_all(graph, kind, min_flops) for kind in kinds)
+    return sum(_fuse_all(graph, kind, min_flops, aux) for kind in _KINDS)
 
 
-def _fuse_all(graph: fx.Graph, kind: Any, min_flops: float | None) -> int:
-    """Replaces what one of the modules ``fused_gates, fused_factors, fused_sums`` finds."""
+def _fuse_all(graph: fx.Graph, kind: Any, min_flops: float | None, aux: bool) -> int:
+    """Replaces what one of the modules :data:`_KINDS` finds."""
     count = 0
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
         try:
             found = kind.find(node)
-            if found is None or not kind.wanted(found, min_flops):
+            if found is None or (not aux and getattr(found, "kept", False)) or (
+                    not kind.wanted(found, min_flops)):
                 continue
         except (Unknown, Declined, TritonGemmError) as reason:
             _LOG.debug("%s is left to Inductor: %s", node.name, reason)
