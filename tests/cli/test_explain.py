@@ -104,3 +104,13 @@ def test_a_shipped_device_is_explained_with_no_gpu(dtype, capsys):
                  "--device-name", "nvidia-h200"]) == 0
     text = capsys.readouterr().out
     assert "4096x4096x4096" in text and "nvidia-h200" in text.lower().replace(" ", "-")
+
+
+@pytest.mark.parametrize("m, says", [(16, "A is converted from bf16 first"),
+                                     (2048, "A is read as bf16")])
+def test_16_bit_inputs_with_float32_weights_are_explained_as_mixed(m, says, capsys):
+    assert main(["explain", str(m), "4096", "4096", "--dtype", "bf16", "--dtype-b", "fp32",
+                 "--layout", "nt", "--device-name", "nvidia-h200"]) == 0
+    out = capsys.readouterr().out
+    assert f"{m}x4096x4096 fp32 nt fp16x3" in out
+    assert out.splitlines()[-1] == f"mixed      with mixed=True; {says}"

@@ -8,6 +8,7 @@ from tritongemm.cli.shapes import PRECISION_OF_CALLS, add_operand_arguments, ope
 from tritongemm.cli.where import or_named
 from tritongemm.device import current_device, device_named
 from tritongemm.errors import UsageError
+from tritongemm.kernels import SPECS
 from tritongemm.problem import DTYPES, LAYOUTS, PRECISIONS, GemmProblem
 
 
@@ -40,15 +41,27 @@ def run(args: argparse.Namespace) -> int:
     :class:`DeviceError` where there is no GPU and no ``--device-name``."""
     from tritongemm.ops.float32 import default_precision
 
-    precision = args.precision or default_precision(args.dtype)
-    problem = GemmProblem.contiguous(*_extents(args), batch=args.batch, dtype=args.dtype,
+    words, dtype = operand_words(args), args.dtype
+    mixed = (dtype in ("bf16", "fp16") and words.get("dtype_b") == "fp32"
+             and words.get("dtype_out", "fp32") == "fp32")
+    if mixed:  # a product of float32
+        dtype, words = "fp32", {name: word for name, word in words.items()
+                                if not name.startswith("dtype")}
+    precision = args.precision or default_precision(dtype)
+    problem = GemmProblem.contiguous(*_extents(args), batch=args.batch, dtype=dtype,
                                      layout=args.layout, precision=precision,
-                                     epilogue=args.epilogue, **operand_words(args))
+                                     epilogue=args.epilogue, **words)
     device = device_named(args.device_name) if args.device_name else _here()
 
     from tritongemm.ops.explain import explain_problem
 
-    print(explain_problem(problem, device))
+    found = explain_problem(problem, device)
+    print(found)
+    if mixed:
+        ours = found.config is not None and not found.torch_reason
+        reads = ours and problem.precision == "fp16x3" and SPECS[found.config.kernel].widens_a
+        print(f"mixed      with mixed=True; A is read as {args.dtype}" if reads else
+              f"mixed      with mixed=True; A is converted from {args.dtype} first")
     return 0
 
 
