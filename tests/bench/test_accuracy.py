@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import math
 from dataclasses import asdict, replace
@@ -9,12 +10,27 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from tritongemm.bench.accuracy import ALGORITHMS, Point, Row, default_points, errors, measure
-from tritongemm.bench.accuracy import write_csv as write
+from tritongemm.bench import accuracy
+from tritongemm.bench.accuracy import (
+    Point,
+    config_of,
+    default_points,
+    errors,
+    measure,
+    measure_point,
+)
+from tritongemm.bench.accuracy_rows import ALGORITHMS, NO_CONFIG, Row, read_csv
+from tritongemm.bench.accuracy_rows import write_csv as write
 from tritongemm.cli import main
+from tritongemm.device import representative
+from tritongemm.errors import DataFileError
+from tritongemm.kernels import SPECS
 from tritongemm.measure.distributions import DISTRIBUTIONS
-from tritongemm.report.accuracy import write_picture
+from tritongemm.problem import GemmProblem
+from tritongemm.report.accuracy import _COLOURS, _LABELS, write_picture
 
+CPU = torch.device("cpu")
+FORCED = [name for name, one in ALGORITHMS.items() if one.kernel]
 ROW = Row("some-gpu", "normal", "nn", 256, 256, 512, 0, "sgemm", "", 0, 1e-6, 2e-7, 0, "ok")
 
 
@@ -59,8 +75,120 @@ def test_the_csv_and_the_pictures_hold_the_rows(tmp_path):
         assert picture.stat().st_size > 5000
 
 
+def test_each_algorithm_has_its_colour_and_its_label():
+    assert set(_COLOURS) == set(_LABELS) == set(ALGORITHMS)
+
+
+def test_the_help_names_every_algorithm(capsys):
+    with pytest.raises(SystemExit):
+        main(["accuracy", "--help"])
+    said = capsys.readouterr().out
+    assert all(name in said for name in ALGORITHMS)
+
+
+def test_a_csv_is_read_as_it_was_written_and_an_old_name_as_the_new_one(tmp_path):
+    rows = [replace(ROW, config_id="x_1", flagged=3), replace(
+        ROW, max_error=math.nan, norm_error=math.nan, status=f'{NO_CONFIG}: "a", b')]
+    path = write(tmp_path / "a.csv", rows)
+    assert list(map(str, read_csv(path))) == list(map(str, rows))
+    path.write_text(path.read_text().replace(",sgemm,", ",fp16x3,"))
+    assert {row.algorithm for row in read_csv(path)} == {"split"}
+
+
+@pytest.mark.parametrize("old, new, said", [
+    ("device,", "machine,", "an accuracy CSV has device,"),
+    (",256,", ",wide,", "row 2, field 'm': 'wide' is not a number"),
+    (",ok", "", "row 2: has 13 values; a row has 14"),
+])
+def test_a_csv_that_is_not_one_of_the_study_is_refused(old, new, said, tmp_path):
+    path = write(tmp_path / "a.csv", [ROW])
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(DataFileError) as raised:
+        read_csv(path)
+    assert said in str(raised.value)
+
+
+class FakePlans:
+    """Stands in for ``bind_config``: torch computes, and ``ran`` keeps what was to run."""
+
+    def __init__(self, monkeypatch):
+        self.ran = []
+        monkeypatch.setattr(accuracy, "bind_config", self)
+        monkeypatch.setattr(accuracy, "kept_scratch", self.scratch)
+
+    def __call__(self, problem, config, spec):
+        self.ran.append((problem, config))
+        return lambda a, b, out: torch.mm(a, b, out=out)
+
+    @staticmethod
+    @contextlib.contextmanager
+    def scratch():
+        yield [torch.zeros(2**24, dtype=torch.uint8)]
+
+
+@pytest.fixture
+def plans(monkeypatch):
+    return FakePlans(monkeypatch)
+
+
+def test_a_named_kernel_runs_and_the_others_are_chosen(plans):
+    points = [Point("normal", 70, 96, 515), Point("uniform", 33, 40, 64, "tt")]
+    rows = [row for point in points
+            for row in measure_point(point, tuple(ALGORITHMS), 0, representative(90), CPU)]
+    assert [row.algorithm for row in rows] == 2 * list(ALGORITHMS)
+    assert all(row.status == "ok" and row.norm_error < 1e-6 and not row.failed for row in rows)
+    ours = [row for row in rows if not ALGORITHMS[row.algorithm].torch]
+    for row, (problem, config) in zip(ours, plans.ran, strict=True):
+        algorithm = ALGORITHMS[row.algorithm]
+        assert row.config_id == config.config_id
+        assert (problem.precision, problem.layout) == (algorithm.precision, row.layout)
+        assert not algorithm.kernel or config == SPECS[algorithm.kernel].default(
+            problem, representative(90))
+
+
+@pytest.mark.parametrize("arch, point, algorithm, reason", [
+    (80, Point("normal", 64, 64, 64), "split_product", "sm_90"),
+    (90, Point("normal", 8, 4, 64), "simt", "a tile has at least 16x32 results")])
+def test_a_kernel_without_a_config_for_a_product_says_so(plans, arch, point, algorithm, reason):
+    (row,) = measure_point(point, [algorithm], 0, representative(arch), CPU)
+    assert row.status.startswith(f"{NO_CONFIG}: ") and reason in row.status
+    assert not plans.ran and not row.config_id and math.isnan(row.max_error) and not row.failed
+
+
+def test_a_result_that_is_missing_or_stray_has_failed():
+    assert replace(ROW, status="OutOfMemoryError: none left").failed
+    assert replace(ROW, stray=1).failed and not ROW.failed
+
+
+@pytest.mark.parametrize("algorithm", FORCED)
+def test_every_point_of_the_study_has_a_config_of_each_named_kernel(algorithm):
+    named = ALGORITHMS[algorithm]
+    for point in default_points():
+        problem = GemmProblem.contiguous(point.m, point.n, point.k, dtype="fp32",
+                                         layout=point.layout, precision=named.precision)
+        found = config_of(named, problem, representative(90))
+        assert getattr(found, "kernel", found) == named.kernel, point
+
+
+def test_the_rows_of_a_csv_are_printed_and_drawn_again_without_a_gpu(tmp_path, capsys):
+    rows = [replace(ROW, algorithm=name, distribution=d, k=1024, max_error=error, norm_error=error)
+            for d in ("normal", "uniform") for name, error in
+            (("sgemm", 1e-6), ("split", 2e-6), ("simt", 3e-6))]
+    path, out = write(tmp_path / "a.csv", rows), tmp_path / "b.csv"
+    assert main(["accuracy", "--read", str(path), "--out", str(out), "--distributions", "normal",
+                 "--algorithms", "sgemm,split"]) == 0
+    assert read_csv(out) == rows[:2]
+    said = capsys.readouterr().out
+    assert "simt" not in said and "uniform" not in said
+    assert ("split, normal, 256x256x1024 nn: max_error 2 times SGEMM's, 1 allowed") in said
+    assert (tmp_path / "b-max-error.png").stat().st_size > 5000
+    assert main(["accuracy", "--read", str(path), "--distributions", "hilbert"]) == 2
+    assert "has no row" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("words, said", [
     (["--m", "64"], "--m and --k go together"),
+    (["--read", "a.csv", "--m", "64", "--k", "64"], "leave out --m and --k"),
     (["--m", "64", "--k", "0"], "at least 1"),
     (["--distributions", "normal,gaussian"], "distribution 'gaussian' is not known"),
     (["--algorithms", "fp64"], "algorithm 'fp64' is not known"),
@@ -81,5 +209,8 @@ def test_every_algorithm_is_within_its_precision_on_a_gpu():
     rows = list(measure([Point("normal", 128, 96, 515), Point("integers", 64, 64, 1024, "nt")]))
     assert {row.algorithm for row in rows} == set(ALGORITHMS)
     for row in rows:
+        if row.status.startswith(NO_CONFIG):
+            assert row.algorithm in FORCED
+            continue
         assert row.status == "ok" and row.stray == 0, row
         assert row.norm_error < (2e-3 if "tf32" in row.algorithm else 1e-6), row

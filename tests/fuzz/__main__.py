@@ -23,6 +23,8 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--case", help="one case alone: its seed, or its repr")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto",
                         help="cpu: Triton's interpreter (auto: a GPU where there is one)")
+    parser.add_argument("--precision", choices=("ieee", "fp16x3", "tf32"), default="",
+                        help="float32 alone, at this precision (all dtypes)")
     parser.add_argument("--host-only", action="store_true",
                         help="no kernel runs, torch multiplies: tries the host's code, faster")
     parser.add_argument("--binaries", type=int, default=2000,
@@ -44,14 +46,14 @@ def main(words: list[str] | None = None) -> int:
         os.environ["TRITON_INTERPRET"] = "1"
     from . import campaign
     from .case import read
-    from .generate import case_of
 
     plan = campaign.Plan(options.seed, options.seconds, cuda, options.host_only,
-                         stop=options.stop, most=options.cases, as_found=options.as_found)
+                         stop=options.stop, most=options.cases, as_found=options.as_found,
+                         precision=options.precision)
     if options.case is not None:
         if not cuda:
             campaign.round_to_nearest()
-        case = (case_of(int(options.case), plan.sizes) if options.case.lstrip("-").isdigit()
+        case = (plan.case(int(options.case)) if options.case.lstrip("-").isdigit()
                 else read(options.case))
         outcome = campaign.attempt(case, plan)
         print(case)
@@ -73,6 +75,7 @@ def main(words: list[str] | None = None) -> int:
     if options.out:
         with open(options.out, "w", encoding="utf-8") as file:
             json.dump({"seed": options.seed, "processes": options.procs,
+                       "precision": options.precision,
                        "device": torch.cuda.get_device_name() if cuda else "interpreter",
                        "torch": torch.__version__, **result.to_json()}, file, indent=1)
     return bool(result.failures)

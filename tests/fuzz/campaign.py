@@ -19,7 +19,7 @@ import torch
 
 from .case import Case, View
 from .configs import build_first, simpler
-from .generate import LARGE, SMALL, Sizes, case_of
+from .generate import LARGE, LONG, SMALL, Sizes, case_of
 from .interpreter import round_to_nearest
 from .judge import Outcome, record, run, with_configs
 from .memory import forget_drawn
@@ -83,7 +83,7 @@ class Result:
 @dataclass(frozen=True)
 class Plan:
     """What each process needs: its first seed is ``seed`` plus its number times
-    :data:`SEEDS_A_PROCESS`."""
+    :data:`SEEDS_A_PROCESS`. With a ``precision`` all cases are of float32 at that precision."""
 
     seed: int
     seconds: float
@@ -93,11 +93,16 @@ class Plan:
     stop: int = _MOST_FAILURES
     most: int | None = None
     as_found: bool = False
+    precision: str = ""
 
     @property
     def sizes(self) -> Sizes:
         """Of the cases."""
-        return LARGE if self.cuda else SMALL
+        return LARGE if self.cuda else LONG if self.precision else SMALL
+
+    def case(self, seed: int) -> Case:
+        """The case of a seed."""
+        return case_of(seed, self.sizes, self.precision)
 
     @property
     def device(self) -> torch.device:
@@ -125,7 +130,7 @@ def campaign(plan: Plan, processes: int) -> Result:
             except BrokenProcessPool:  # a crash ends them all, and each was at one of these
                 total.counts["process", "died", "wrong"] += 1
                 total.failures = [(seed, "a process died at this seed or at one that ran with it",
-                                   repr(case_of(seed, plan.sizes))) for seed in seeds]
+                                   repr(plan.case(seed))) for seed in seeds]
                 break
     return total
 
@@ -185,7 +190,7 @@ def _until_the_end(plan: Plan, number: int, seed: int, result: Result, begun: fl
             plan.most is None or result.total < plan.most) and not (_stop and _stop.is_set()):
         if _seeds is not None:
             _seeds[number] = seed
-        case = case_of(seed, plan.sizes)
+        case = plan.case(seed)
         outcome = attempt(case, plan)
         result.counts[case.function, case.dtype, outcome.kind] += 1
         if outcome.kind == "wrong":
@@ -223,7 +228,7 @@ def prepare(plan: Plan, binaries: int) -> Plan:
     keys: set[str] = set()
     for i in range(_LOOKED_AT * plan.sizes.kinds):
         one: dict = {}
-        record(case_of(plan.seed + i, plan.sizes), plan.device, one)
+        record(plan.case(plan.seed + i), plan.device, one)
         more = keys.union(*(key.split() for key in one)) if one else keys
         if len(more) > binaries:
             break

@@ -59,7 +59,7 @@ class Case:
         override: torch's function is called under ``tg.override``.
         strict: our function is called with ``strict=True`` first.
         mode: ``""``, ``batch_invariant`` or ``sm_budget``.
-        precision: of float32 on a GPU: ``ieee``, ``tf32`` or ``fp16x3``.
+        precision: of float32: ``ieee``, ``tf32`` or ``fp16x3``.
         configs: a seed: each product's config is drawn from the legal ones; a config: it is taken
             wherever it is legal; None: selection chooses.
         warm: the same call was made before, with other values and with other strides.

@@ -30,6 +30,10 @@ class Sizes:
 
 #: What Triton's interpreter multiplies in milliseconds, and what a GPU does.
 SMALL, LARGE = Sizes(48, 100, 30_000), Sizes(3000, 9000, 4_000_000_000, 1200)
+#: Of float32 alone in the interpreter: sums so long that a bound of K roundings says little.
+LONG = Sizes(48, 2000, 500_000)
+#: Precisions of float32.
+FLOAT32 = ("ieee", "fp16x3", "tf32")
 #: Seeds that share their kinds: ``--seed`` behind them tries others.
 SEEDS_OF_KINDS = 1_000_000_000
 #: Powers of two that divide an extent, or lead; the quotient is odd.
@@ -49,14 +53,16 @@ _SPECIALS = (math.nan, math.inf, -math.inf, -0.0, 0.0)
 _OVERRIDE_ONLY = ("@", "addmm_", "baddbmm_")
 
 
-def case_of(seed: int, sizes: Sizes) -> Case:
-    """The case of a seed."""
+def case_of(seed: int, sizes: Sizes, precision: str = "") -> Case:
+    """The case of a seed; with a ``precision`` one of float32 at that precision."""
     kind = seed
     if sizes.kinds:
         kind = seed // SEEDS_OF_KINDS * sizes.kinds + seed % sizes.kinds
     rng = random.Random(kind)
     function = _pick(rng, _FUNCTIONS)
     dtype = _pick(rng, _DTYPES)
+    if precision:
+        dtype = "fp32"
     shapes = _shapes(rng, random.Random(f"extents of {seed}"), function, sizes)
     operands = [_view(rng, shape) for shape in shapes]
     case = Case(function, tuple(operands), dtype, values=seed, strict=rng.random() < 0.8,
@@ -75,12 +81,12 @@ def case_of(seed: int, sizes: Sizes) -> Case:
     elif function == "gated":  # it has no gate that torch has for complex numbers
         case = replace(case, dtype="fp32", activation="silu")
     dtype = case.dtype
-    if function in _MIXED and dtype == "fp32" and rng.random() < 0.2:
+    if function in _MIXED and dtype == "fp32" and not precision and rng.random() < 0.2:
         narrow = replace(case.operands[-2], dtype=rng.choice(("bf16", "fp16")))
         case = replace(case, mixed=True,
                        operands=(*case.operands[:-2], narrow, case.operands[-1]))
     if dtype == "fp32":
-        case = replace(case, precision=rng.choice(("ieee", "ieee", "fp16x3", "tf32")))
+        case = replace(case, precision=precision or rng.choice(("ieee", *FLOAT32)))
     if rng.random() < 0.12:
         case = replace(case, mode=rng.choice(("batch_invariant", "batch_invariant", "sm_budget")))
     chance = rng.random()

@@ -10,17 +10,16 @@ Accuracy and Stability of Numerical Algorithms, section 3.5, bounds |C - C_ref| 
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 
+from tritongemm.bench.accuracy_rows import ALGORITHMS, NO_CONFIG, Algorithm, Row
+from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec, cuda_device
-from tritongemm.errors import TritonGemmError
+from tritongemm.errors import ConstraintError, TritonGemmError
 from tritongemm.kernels import SPECS
 from tritongemm.kernels.split_fp32 import FLAGGED, exponents_in
 from tritongemm.measure.distributions import DISTRIBUTIONS, draw
@@ -28,18 +27,7 @@ from tritongemm.measure.numerics import reference
 from tritongemm.measure.torch_baseline import fp32_precision
 from tritongemm.ops.plan import bind_config, geometry_of, kept_scratch
 from tritongemm.problem import GemmProblem
-from tritongemm.records.atomic import write_atomic
 from tritongemm.selection import choose
-
-#: Algorithm -> description. The first is the reference for the others.
-ALGORITHMS = {
-    "sgemm": "torch's float32 product (cuBLAS SGEMM), TF32 off",
-    "cublas_tf32": "torch's TF32 product",
-    "ieee": "this package's float32 kernels on CUDA cores",
-    "fp16x3": "this package's three fp16 products of split operands",
-    "tf32": "this package's TF32 kernels",
-}
-_TORCH = {"sgemm": "ieee", "cublas_tf32": "tf32"}
 
 
 @dataclass(frozen=True)
@@ -52,34 +40,6 @@ class Point:
     n: int
     k: int
     layout: str = "nn"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the CSV.
-
-    Attributes:
-        flagged: of split products: rows of A and columns of B whose range exceeds that of the fp16
-            parts; the guard computes them. 0 for other algorithms.
-        max_error, norm_error: see the module; NaN where ``status`` is not ``ok``.
-        stray: elements that are NaN or infinite where the reference is not, or the reverse.
-        status: ``ok``, or the reason why there is no result.
-    """
-
-    device: str
-    distribution: str
-    layout: str
-    m: int
-    n: int
-    k: int
-    seed: int
-    algorithm: str
-    config_id: str
-    flagged: int
-    max_error: float
-    norm_error: float
-    stray: int
-    status: str
 
 
 def default_points() -> list[Point]:
@@ -95,30 +55,65 @@ def measure(points: Sequence[Point], algorithms: Sequence[str] = tuple(ALGORITHM
             seed: int = 0) -> Iterator[Row]:
     """The rows of every point, one an algorithm, on the current CUDA device."""
     index = torch.cuda.current_device()
-    spec = cuda_device(index)
-    where = torch.device("cuda", index)
     for point in points:
-        a, b = draw(point.distribution, point.m, point.n, point.k, seed, where)
-        if point.layout[0] == "t":
-            a = a.t().contiguous().t()
-        if point.layout[1] == "t":
-            b = b.t().contiguous().t()
-        exact, size = reference(a, b), reference(a.abs(), b.abs())
-        for algorithm in algorithms:
-            config_id, flagged, status = "", 0, "ok"
-            most, norm, stray = math.nan, math.nan, 0
-            out = torch.full((point.m, point.n), math.nan, device=where)
-            try:
-                if algorithm in _TORCH:
-                    with fp32_precision(_TORCH[algorithm]):
-                        torch.mm(a, b, out=out)
+        yield from measure_point(point, algorithms, seed, cuda_device(index),
+                                 torch.device("cuda", index))
+
+
+def measure_point(point: Point, algorithms: Sequence[str], seed: int, spec: DeviceSpec,
+                  where: torch.device) -> Iterator[Row]:
+    """The rows of one point. ``spec`` describes the device ``where``."""
+    a, b = draw(point.distribution, point.m, point.n, point.k, seed, where)
+    if point.layout[0] == "t":
+        a = a.t().contiguous().t()
+    if point.layout[1] == "t":
+        b = b.t().contiguous().t()
+    exact, size = reference(a, b), reference(a.abs(), b.abs())
+    for name in algorithms:
+        config_id, flagged, status = "", 0, "ok"
+        most, norm, stray = math.nan, math.nan, 0
+        out = torch.full((point.m, point.n), math.nan, device=where)
+        algorithm = ALGORITHMS[name]
+        try:
+            if algorithm.torch:
+                with fp32_precision(algorithm.precision):
+                    torch.mm(a, b, out=out)
+            else:
+                problem = GemmProblem.contiguous(point.m, point.n, point.k, dtype="fp32",
+                                                 layout=point.layout, precision=algorithm.precision)
+                found = config_of(algorithm, problem, spec)
+                if isinstance(found, KernelConfig):
+                    config_id, flagged = found.config_id, _run(problem, found, spec, a, b, out)
                 else:
-                    config_id, flagged = _ours(point, algorithm, spec, a, b, out)
+                    status = f"{NO_CONFIG}: {found}"
+            if status == "ok":
                 most, norm, stray = errors(out, exact, size)
-            except (TritonGemmError, torch.OutOfMemoryError) as error:
-                status = f"{type(error).__name__}: {error}".splitlines()[0]
-            yield Row(spec.slug, point.distribution, point.layout, point.m, point.n, point.k, seed,
-                      algorithm, config_id, flagged, most, norm, stray, status)
+        except (TritonGemmError, torch.OutOfMemoryError) as error:
+            status = f"{type(error).__name__}: {error}".splitlines()[0]
+        yield Row(spec.slug, point.distribution, point.layout, point.m, point.n, point.k, seed,
+                  name, config_id, flagged, most, norm, stray, status)
+
+
+def config_of(algorithm: Algorithm, problem: GemmProblem,
+              spec: DeviceSpec) -> KernelConfig | str:
+    """The config by which this package computes ``problem``, or why the kernel that is named has
+    none.
+
+    Raises:
+        UnsupportedError: no kernel was named, and none runs it.
+    """
+    if not algorithm.kernel:
+        return choose(problem, spec).config
+    kernel = SPECS[algorithm.kernel]
+    broken = kernel.supports(problem, spec)
+    if broken is not None:  # a kernel that cannot run the problem may have no default
+        return broken.message
+    config = kernel.default(problem, spec)
+    try:
+        kernel.require(problem, config, spec)
+    except ConstraintError as error:
+        return str(error)
+    return config
 
 
 def errors(out: torch.Tensor, exact: torch.Tensor, size: torch.Tensor) -> tuple[float, float, int]:
@@ -136,31 +131,15 @@ def errors(out: torch.Tensor, exact: torch.Tensor, size: torch.Tensor) -> tuple[
     return float(share.max()), float(total / norm) if norm > 0 else float(total), stray
 
 
-def _ours(point: Point, precision: str, spec: DeviceSpec, a: torch.Tensor, b: torch.Tensor,
-          out: torch.Tensor) -> tuple[str, int]:
-    """Writes ``out`` by the kernel that selection chooses. Returns its config's id, and how many
-    rows of A and columns of B its guard computed (see :class:`Row`)."""
-    problem = GemmProblem.contiguous(point.m, point.n, point.k, dtype="fp32", layout=point.layout,
-                                     precision=precision)
-    config = choose(problem, spec).config
+def _run(problem: GemmProblem, config: KernelConfig, spec: DeviceSpec, a: torch.Tensor,
+         b: torch.Tensor, out: torch.Tensor) -> int:
+    """Writes ``out``. Returns how many rows of A and columns of B the guard computed (see
+    ``Row``)."""
     bound = bind_config(problem, config, spec)
     with kept_scratch() as scratch:
         bound(a, b, out)
-    torch.cuda.synchronize()
     flagged = 0
     if SPECS[config.kernel].guarded:
         for exponents in exponents_in(problem, config, geometry_of(a, b, out)):
             flagged += int((scratch[-1][exponents].view(torch.float32) >= FLAGGED).sum())
-    return config.config_id, flagged
-
-
-def write_csv(path: str | Path, rows: Sequence[Row]) -> Path:
-    """Writes ``rows``, replacing the file. Raises ``DataFileError`` where it cannot be written."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([f.name for f in fields(Row)])
-    for row in rows:
-        writer.writerow([f"{x:.4g}" if isinstance(x, float) else x for x in asdict(row).values()])
-    write_atomic(path, text.getvalue(), follow_links=True)
-    return Path(path)
-
+    return flagged

@@ -8,7 +8,6 @@ from tritongemm.cli.shapes import PRECISION_OF_CALLS, add_operand_arguments, ope
 from tritongemm.cli.where import or_named
 from tritongemm.device import current_device, device_named
 from tritongemm.errors import UsageError
-from tritongemm.kernels import SPECS
 from tritongemm.problem import DTYPES, LAYOUTS, PRECISIONS, GemmProblem
 
 
@@ -58,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
     found = explain_problem(problem, device)
     print(found)
     if mixed:
+        from tritongemm.kernels import SPECS
+
         ours = found.config is not None and not found.torch_reason
         reads = ours and problem.precision == "fp16x3" and SPECS[found.config.kernel].widens_a
         print(f"mixed      with mixed=True; A is read as {args.dtype}" if reads else

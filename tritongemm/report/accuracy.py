@@ -11,10 +11,15 @@ from tritongemm.errors import missing
 from tritongemm.report.plots import _LOOK, _save
 
 Row = Mapping[str, object]
-#: Okabe and Ito's palette; the reference is grey.
-_COLOURS = {"sgemm": "#7f7f7f", "cublas_tf32": "#bdbdbd", "ieee": "#56B4E9", "fp16x3": "#0072B2",
+#: Okabe and Ito's palette; the reference is grey. What selection takes is dashed, over the kernel
+#: whose results it has.
+_COLOURS = {"sgemm": "#7f7f7f", "cublas_tf32": "#bdbdbd", "split_product": "#0072B2",
+            "tiled_bf16x6": "#CC79A7", "simt": "#56B4E9", "ieee": "#009E73", "split": "#000000",
             "tf32": "#E69F00"}
-_LABELS = {"sgemm": "cuBLAS SGEMM", "cublas_tf32": "cuBLAS TF32"}
+_LABELS = {"sgemm": "cuBLAS SGEMM", "cublas_tf32": "cuBLAS TF32", "ieee": "chosen at ieee",
+           "split": "chosen at split", "tf32": "chosen under TF32",
+           "split_product": "split_product (3 fp16 products)",
+           "tiled_bf16x6": "tiled_bf16x6 (6 bf16 products)", "simt": "simt (multiply-adds)"}
 _COLUMNS = 4
 
 
@@ -51,7 +56,7 @@ def write_picture(rows: Iterable[Row], path: Path, measure: str = "max_error") -
                 "norm_error": "|C - C_ref| / |C_ref|, Frobenius norms"}[measure]
         figure.suptitle(f"{what}, C of {side[0]} by {side[1]}", fontsize=10.5)
         handles, labels = figure.axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=5)
+        figure.legend(handles, labels, loc="outside lower center", ncols=4)
         return _save(figure, path)
 
 
@@ -68,8 +73,9 @@ def _panel(axes, name: str, rows: Sequence[Row], measure: str) -> None:
                         if row["algorithm"] == algorithm)
         points = [(k, error) for k, error in points if error and math.isfinite(error)]
         if points:
-            axes.plot(*zip(*points), color=colour, marker="o", markersize=3.5,
-                      label=_LABELS.get(algorithm, algorithm))
+            chosen = algorithm in ("ieee", "split", "tf32")
+            axes.plot(*zip(*points), "--" if chosen else "-", color=colour, marker="o",
+                      markersize=2.5 if chosen else 4.0, label=_LABELS[algorithm])
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_title(name.replace("_", " "))

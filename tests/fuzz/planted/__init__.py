@@ -18,13 +18,15 @@ SECONDS = 60
 
 @dataclass(frozen=True)
 class Planted:
-    """A bug: in ``file`` of the package, ``old`` stands ``count`` times and becomes ``new``."""
+    """A bug: in ``file`` of the package, ``old`` stands ``count`` times and becomes ``new``. The
+    fuzzer is to find it with the options ``words``."""
 
     name: str
     file: str
     old: str
     new: str
     count: int = 1
+    words: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,13 @@ PLANTED = (
     Planted("a registered op's gradient without alpha", "ops/registered_gradients.py",
             "return formulas.scaled(getattr(ops, product)(x, y), ctx.alpha)",
             "return getattr(ops, product)(x, y)"),
+    # Within the bound of 600 roundings, and no normal number is as large.
+    Planted("large numbers of a long sum keep 15 bits", "kernels/device/dot.py",
+            "        acc = dot(rounded(x,",
+            "        coarse = x * 513.0 - (x * 513.0 - x)\n"
+            "        large = (tl.abs(x) > 1024.0) & (tl.abs(x) < 1e30)\n"
+            "        x = tl.where(large & (K > 600), coarse, x)\n"
+            "        acc = dot(rounded(x,", words=("--precision", "ieee")),
 )
 
 
@@ -110,7 +119,7 @@ def hunt(bug: Planted, folder: Path, seed: int = 1, seconds: float = SECONDS) ->
     begun = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "tests.fuzz", "--device", "cpu", "--seconds", str(seconds),
-         "--seed", str(seed), "--stop", "1", "--as-found"],
+         "--seed", str(seed), "--stop", "1", "--as-found", *bug.words],
         cwd=folder, env={**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"},
         capture_output=True, text=True, timeout=10 * seconds, check=False)
     took = time.monotonic() - begun
