@@ -80,7 +80,8 @@ def test_a_problem_that_was_measured_is_as_certain_as_its_measurement(ratio):
     others = around([1.2] * 20)
     measured = Neighbours([*(x.neighbour for x in others.nearest(SQUARE, 20)),
                            Neighbour(SQUARE, ratio)])
-    assert measured.bound(SQUARE) == pytest.approx((ratio, ratio))
+    assert measured.bound(SQUARE) == pytest.approx((ratio, ratio, True))
+    assert not others.bound(SQUARE).own
     assert measured.bound(replace(SQUARE, align_c=4)).lower < 1.2  # for which nothing was measured
 
 

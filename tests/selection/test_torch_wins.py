@@ -148,13 +148,13 @@ FLOAT32 = GemmProblem.contiguous(1024, 1024, 1024, dtype="fp32")
 TF32 = GemmProblem.contiguous(1024, 1024, 1024, dtype="fp32", layout="nt", precision="tf32")
 
 
-def float32_near_by(device, problem, ratio, sibling="", config=SPLIT):
+def float32_near_by(device, problem, ratio, sibling="", config=SPLIT, own=()):
     """A calibration for ``problem``'s unit, with ``config`` as its candidate and ``ratio`` measured
-    of twelve problems near by."""
+    of twelve problems near by, those of ``own`` of the problem itself."""
     section = replace(
         calibrate(device, TILED, TMA), units=(problem.unit,), candidates=(config,),
         neighbours=tuple(Neighbour(replace(problem, n=problem.n + 8 * i), ratio)
-                         for i in range(2, 14)),
+                         for i in range(2, 14)) + tuple(Neighbour(problem, x) for x in own),
         covers=Covers(("split_product", "tiled"), ("fp32",), (problem.precision,)))
     write_calibration(calibration_path(device.slug, sibling), Calibration(
         device.slug, device.arch, (section,)))
@@ -340,6 +340,26 @@ def test_measurements_here_count_less_where_the_siblings_config_is_not_the_best(
         reason = torch_wins(problem, replace(found, evidence=1.01), h200, GRAPH)
         assert "takes 1.20 of the time of ours on another GPU" in reason
         assert "1.48 is asked for; it may take only 1.01" in reason
+
+
+@pytest.mark.parametrize("own, of_sibling, wins", [(1.1, 0.9, False), (0.99, 1.9, True)])
+def test_what_was_measured_here_of_the_product_itself_decides(own, of_sibling, wins, configs, h200,
+                                                              monkeypatch):
+    problem = GemmProblem.contiguous(2048, 2048, 2048, dtype="fp32", layout="nt",
+                                     precision="fp16x3")
+    h100 = known_devices()["nvidia-h100-80gb-hbm3"]
+    float32_near_by(h100, problem, of_sibling, config=FEW)
+    float32_near_by(h200, problem, 1.4, sibling=h100.slug, config=FEW, own=(own,))
+    publish(h100, of_sibling, 50.0, problem, FEW)
+    row_us = selection.estimate(problem, FEW, h200).total_us
+    monkeypatch.setattr(policy, "by_model", lambda problem, device: Choice(
+        SPLIT, "model", predicted_us=row_us / 1.15))  # not enough to outdo the row
+    choice = choose(problem, h200)
+    assert (choice.source, choice.own, choice.of_sibling) == ("sibling", True, None)
+    assert choice.evidence == choice.expected == pytest.approx(own)
+    reason = torch_wins(problem, choice, h200, GRAPH)
+    assert bool(reason) is wins
+    assert not wins or "takes 0.99 of the time of ours, as measured here" in reason
 
 
 def test_float32_in_the_interpreter_runs_kernels():

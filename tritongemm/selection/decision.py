@@ -208,7 +208,7 @@ def _torch_wins_by_a_sibling(problem: GemmProblem, choice: Choice, device: Devic
         reasons.append(f"takes {choice.of_sibling:.2f} of the time of ours on another GPU of this "
                        f"architecture; {least:.2f} is asked for")
     if choice.evidence is not None:
-        reasons.append(_may_take(choice.evidence, least_here))
+        reasons.append(_may_take(choice.evidence, least_here, choice.own))
     return f"torch's {kind} kernel " + "; it ".join(reasons) if reasons else _nothing_measured(kind)
 
 
@@ -229,10 +229,13 @@ def _torch_wins_estimated(problem: GemmProblem, choice: Choice, device: DeviceSp
             return (f"the {kind} kernel chosen here is predicted to take "
                     f"{choice.predicted_us:.1f} us, torch's no less than {floor_us:.1f} us")
     bound = max(x for x in (choice.evidence, choice.of_sibling if below else None) if x is not None)
-    return f"torch's {kind} kernel {_may_take(bound, least_here)}"
+    return f"torch's {kind} kernel {_may_take(bound, least_here, choice.own)}"
 
 
-def _may_take(bound: float, least: float) -> str:
+def _may_take(bound: float, least: float, own: bool) -> str:
+    if own:
+        return (f"takes {bound:.2f} of the time of ours, as measured here for this product; "
+                f"{least} is asked for")
     return (f"may take only {bound:.2f} of the time of ours, as far as measured problems near by "
             f"tell; {least} is asked for")
 

@@ -47,10 +47,12 @@ class Near(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """An estimate: the mean, and what lies :data:`_DEVIATIONS` standard deviations below it."""
+    """An estimate: the mean, and what lies :data:`_DEVIATIONS` standard deviations below it.
+    ``own``: both are what was measured for the problem itself."""
 
     mean: float
     lower: float
+    own: bool = False
 
 
 class Neighbours:
@@ -76,8 +78,8 @@ class Neighbours:
 
     def bound(self, problem: GemmProblem) -> Bound | None:
         """Torch's time over the best config's: as measured, if the problem itself was (extents,
-        layout, and whether TMA can move it), else as far as the nearest measured problems tell.
-        None if torch was measured on none."""
+        layout, and whether TMA can move it; whatever config and epilogue it had), else as far as
+        the nearest measured problems tell. None if torch was measured on none."""
         if not self._known.any():
             return None
         where = self._where[self._known]
@@ -86,7 +88,7 @@ class Neighbours:
         near = np.argsort(apart, kind="stable")[:_MOST]
         if apart[near[0]] == 0.0:
             measured = math.exp(logs[near[0]])
-            return Bound(measured, measured)
+            return Bound(measured, measured, own=True)
         some = where[near]
         covariance = _VARIANCE * np.exp(-0.5 * _apart(some[:, None], some[None]))
         to_one = _VARIANCE * np.exp(-0.5 * apart[near])

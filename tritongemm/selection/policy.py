@@ -81,6 +81,8 @@ class Choice:
             bound. None for a row of this device.
         expected: where there is no row of this device, the mean that belongs to the larger of
             these two, for any epilogue.
+        own: ``evidence`` is not a bound, but was measured on this device for this problem, and
+            outdoes whatever was measured on the sibling.
     """
 
     config: KernelConfig
@@ -92,6 +94,7 @@ class Choice:
     evidence: float | None = None
     of_sibling: float | None = None
     expected: float | None = None
+    own: bool = False
 
     @property
     def time_us(self) -> float | None:
@@ -180,7 +183,7 @@ def _of_a_class(problem: GemmProblem, device: DeviceSpec, alike: SumClass) -> Ch
     if best is None:
         return Choice(alike.config, "invariant", None, str(alike))
     return replace(best, source="invariant", note=f"{alike}; {best.note}", vs_torch=None,
-                   evidence=None, of_sibling=None, expected=None)
+                   evidence=None, of_sibling=None, expected=None, own=False)
 
 
 def _by_row(problem: GemmProblem, device: DeviceSpec, alike: SumClass | None = None
@@ -220,7 +223,8 @@ def _beside_a_sibling(problem: GemmProblem, choice: Choice, vs_torch: float | No
         if _OUTDONE * share <= 1:
             return best
     here = None if model.neighbours is None else model.neighbours.bound(problem)
-    if here is not None and share < 1:  # what was measured near by are the best configs
+    # What was measured near by are the best configs; for the problem itself mostly the row's.
+    if here is not None and share < 1 and not here.own:
         here = Bound(share * here.mean, share * here.lower)
     return _with_evidence(choice, here, of_sibling)
 
@@ -228,9 +232,11 @@ def _beside_a_sibling(problem: GemmProblem, choice: Choice, vs_torch: float | No
 def _with_evidence(choice: Choice, here: Bound | None, of_sibling: Bound | None) -> Choice:
     """``choice`` with torch's time over ours, as far as measurements on the device and on its
     sibling tell."""
+    own = here is not None and here.own
+    of_sibling = None if own else of_sibling
     evidence, other = (None if b is None else b.lower for b in (here, of_sibling))
     known = [b for b in (here, of_sibling) if b is not None]
-    return replace(choice, evidence=evidence, of_sibling=other,
+    return replace(choice, evidence=evidence, of_sibling=other, own=own,
                    expected=max(known, key=lambda b: b.lower).mean if known else None)
 
 
