@@ -204,3 +204,11 @@ def test_a_sweep_in_the_interpreter_ends_with_a_winner(tmp_path):
         env={**os.environ, "TRITON_INTERPRET": "1"})
     assert done.returncode == 0, done.stderr
     assert [r["kind"] for r in read_journal(tmp_path / "i.jsonl")].count("winner") == 1
+
+
+@pytest.mark.parametrize("words", [["sweep", "--stale"], ["tune", "--suite", "square"],
+                                   ["sweep", *SHAPE, "--expected", "1.02"]], ids=" ".join)
+def test_what_needs_a_gpu_is_refused_in_the_interpreter(words, faked, capsys):
+    with settings.override(interpret=True):
+        assert main(words) == 2
+    assert "this needs a GPU, and TRITON_INTERPRET=1 is set" in capsys.readouterr().err

@@ -49,8 +49,8 @@ def test_in_the_interpreter_a_host_has_one_worker_on_the_cpu(monkeypatch, capsys
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     with settings.override(interpret=True, visible_devices=("2", "5")):
         assert main(["worker", "tcp://a:1"]) == 0 and places == ["cpu"]
-        assert main(["worker", "tcp://a:1", "--devices", "0"]) == 2
-    assert "--devices 0 under TRITON_INTERPRET=1" in capsys.readouterr().err
+        assert main(["worker", "tcp://a:1", "--devices", "1"]) == 2
+    assert "--devices 1 under TRITON_INTERPRET=1" in capsys.readouterr().err
 
 
 def test_cores_are_dealt_to_the_workers():

@@ -73,9 +73,9 @@ def unmeasured(problems: Iterable[GemmProblem], device: DeviceSpec) -> Iterator[
     Raises:
         UsageError: no calibration serves the device, so there is nothing to evaluate.
     """
-    known: dict[tuple[str, str], set[tuple[int, ...]]] = {}
+    known: dict[tuple[str, ...], set[tuple[int, ...]]] = {}
     for problem in problems:
-        kind = problem.unit, problem.layout
+        kind = problem.op, problem.dtype_a, problem.unit, problem.layout
         if kind not in known:
             known[kind] = _measured_extents(problem, device)
         if _extents(problem) not in known[kind]:

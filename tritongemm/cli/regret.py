@@ -176,10 +176,14 @@ def _drawn(args: argparse.Namespace, device: DeviceSpec) -> list[GemmProblem]:
         raise UsageError(f"--count {args.count} is below 1")
     if args.family is None:
         return list(itertools.islice(unmeasured(draw(args.fresh), device), args.count))
-    # Some of a small family are known, so more are drawn.
-    shapes = draw_up_to(args.family, args.fresh, 4 * args.count)
-    problems = [*itertools.islice(unmeasured((x.problem(layout="nt") for x in shapes), device),
-                                  args.count)]
+    problems, number = [], args.count
+    while len(problems) < args.count:  # those that were measured are left out, so more are drawn
+        number *= 2
+        shapes = draw_up_to(args.family, args.fresh, number)
+        problems = [*itertools.islice(unmeasured((x.problem(layout="nt") for x in shapes), device),
+                                      args.count)]
+        if len(shapes) < number:
+            break
     if len(problems) < args.count:
         raise UsageError(f"family {args.family!r} has no more than {len(problems)} such shapes; "
                          "ask for fewer with --count")

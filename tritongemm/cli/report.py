@@ -24,10 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                              "<!-- /tritongemm:NAME -->")
     parser.add_argument("--marker", metavar="NAME", help="the NAME of the markers in FILE")
     parser.add_argument("--section", metavar="NAMES",
-                        help="what to write into FILE or print, a comma list of summary, "
-                             "facts, correctness, slowest, failures, energy, control, "
-                             "sources, runs, environment (default: summary,facts, and correctness "
-                             "where nothing was timed)")
+                        help="what to write into FILE or print, a comma list of summary, facts, "
+                             "correctness, slowest, failures, energy, rivals, control, sources, "
+                             "runs, environment (default: summary,facts, and correctness where "
+                             "nothing was timed)")
     parser.add_argument("--plot", action="append", default=[], metavar="NAME",
                         help="with --markdown and --out: also show the plot NAME.png of DIR "
                              "(e.g. overview) between the markers; may be given again")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tritongemm.cli.outputs import check_file, file_argument
 from tritongemm.cli.shapes import add_shape_arguments, problems_from
-from tritongemm.cli.where import devices_of
+from tritongemm.cli.where import devices_of, first_gpu
 from tritongemm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     devices = devices_of(args.devices)
     kernels = args.kernels.split(",") if args.kernels else None
     if args.expected is not None:
-        problems = _promising(problems, args.expected, devices)
+        problems = _promising(problems, args.expected, first_gpu(args.devices))
         if not problems:
             return 0
     if args.rungs and args.search == "model":
@@ -143,8 +143,7 @@ def _stale(args: argparse.Namespace) -> list[GemmProblem]:
     from tritongemm.device import cuda_device
     from tritongemm.tuning.stale import stale_problems
 
-    (first, *_) = devices_of(args.devices) or (0,)
-    found = stale_problems(cuda_device(first or 0).slug)
+    found = stale_problems(cuda_device(first_gpu(args.devices)).slug)
     if not (args.suites or args.shapes or args.m or args.n or args.k or args.batch):
         return found
     named = {problem for _, problem in problems_from(args)}
@@ -152,16 +151,15 @@ def _stale(args: argparse.Namespace) -> list[GemmProblem]:
 
 
 def _promising(problems: list[GemmProblem], factor: float,
-               devices: tuple[int | None, ...] | None) -> list[GemmProblem]:
-    """The problems whose row the model expects another config to beat by ``factor``, those with the
-    largest gain first, then those without a row."""
+               first: int) -> list[GemmProblem]:
+    """The problems whose row the model expects another config to beat by ``factor`` on the GPU with
+    the index ``first``, those with the largest gain first, then those without a row."""
     if not factor > 0:
         raise UsageError(f"--expected {factor} is not a positive factor, such as 1.02")
     from tritongemm.device import cuda_device
     from tritongemm.selection import expected_gain
 
-    (first, *_) = devices or (0,)
-    device = cuda_device(first or 0)
+    device = cuda_device(first)
     gains = {problem: expected_gain(problem, device) for problem in problems}
     tuned = {problem: gain for problem, gain in gains.items() if gain is not None}
     kept = sorted((p for p, gain in tuned.items() if gain >= factor), key=tuned.__getitem__,

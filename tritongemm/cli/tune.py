@@ -24,7 +24,7 @@ from tritongemm import settings
 from tritongemm.cli.outputs import check_file, check_folder, file_argument
 from tritongemm.cli.shapes import PRECISION_OF_CALLS
 from tritongemm.cli.sweep import progress_of
-from tritongemm.cli.where import devices_of
+from tritongemm.cli.where import devices_of, first_gpu
 from tritongemm.errors import UsageError
 from tritongemm.problem import PRECISIONS
 
@@ -135,7 +135,7 @@ def _tune(args: argparse.Namespace, folder: Path) -> int:
     from tritongemm.tuning.gains import products_of
 
     devices = devices_of(args.devices)
-    device = cuda_device((devices or (0,))[0] or 0)  # before the program is run for nothing
+    device = cuda_device(first_gpu(args.devices))  # before the program is run for nothing
     folder.mkdir(parents=True, exist_ok=True)
     suite = folder / "suite.csv"
     if args.suite and not args.resume:

@@ -52,8 +52,20 @@ def devices_of(text: str) -> tuple[int | None, ...] | None:
         UsageError: not a list of integers, or another device than the first in the interpreter.
     """
     if settings.current().interpret:
-        if text not in ("0", "all"):
-            raise UsageError(f"--devices {text} under TRITON_INTERPRET=1: the interpreter runs on "
-                             "the CPU; unset one of the two")
+        from tritongemm.tuning.cluster_host import require_cpu
+
+        require_cpu(text)
         return (None,)
     return None if text == "all" else integers(text, "devices")
+
+
+def first_gpu(text: str) -> int:
+    """The first CUDA index of ``--devices``, for what needs a GPU.
+
+    Raises:
+        UsageError: as :func:`devices_of`; or the interpreter runs.
+    """
+    if settings.current().interpret:
+        raise UsageError("this needs a GPU, and TRITON_INTERPRET=1 is set; unset it")
+    (first, *_) = devices_of(text) or (0,)
+    return first or 0

@@ -25,15 +25,13 @@ _END_TIMEOUT_S = 20.0
 def gpus_of(text: str) -> list[str]:
     """The GPUs that ``text`` names: ``all``, or indices or UUIDs separated by commas. If
     CUDA_VISIBLE_DEVICES is set, as a batch system does, indices refer to that list. Under
-    TRITON_INTERPRET=1 ``all`` is the CPU, as one entry that names no GPU.
+    TRITON_INTERPRET=1 the CPU, as one entry that names no GPU.
 
     Raises:
         UsageError: no such GPU. DeviceError: the host has none.
     """
     if settings.current().interpret:
-        if text != "all":
-            raise UsageError(f"--devices {text} under TRITON_INTERPRET=1: the interpreter runs on "
-                             "the CPU; unset one of the two")
+        require_cpu(text)
         return [_NO_GPU]
     visible = list(settings.current().visible_devices)
     if not visible:
@@ -56,6 +54,17 @@ def gpus_of(text: str) -> list[str]:
                              f"{len(visible)} GPUs; give indices from 0 to {len(visible) - 1}, or "
                              "`all`")
     return list(dict.fromkeys(found))
+
+
+def require_cpu(devices: str) -> None:
+    """Refuses a ``--devices`` under TRITON_INTERPRET=1 that names more than the first.
+
+    Raises:
+        UsageError: it does.
+    """
+    if devices not in ("0", "all"):
+        raise UsageError(f"--devices {devices} under TRITON_INTERPRET=1: the interpreter runs on "
+                         "the CPU; unset one of the two")
 
 
 def command(address: str, name: str, place: str, others: Sequence[str]) -> list[str]:
