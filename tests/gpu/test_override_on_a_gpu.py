@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import tritongemm as tg  # noqa: E402
+from tritongemm import inductor  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -131,6 +132,21 @@ def test_code_made_by_inductor_is_overridden():
     with tg.override(min_flops=0):
         compiled(x).backward()
     assert tg.override_report().taken == 2
+
+
+def test_compiled_batches_that_broadcast_are_not_copied():
+    torch._dynamo.reset()
+    a, b = draw(24, 1, 256, 512), draw(1, 24, 512, 256)
+    run = torch.compile(torch.matmul, fullgraph=True, options=inductor.options(min_flops=0))
+    expected = torch.matmul(a, b)
+    for _ in range(2):
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        found = run(a, b)
+        taken_bytes = torch.cuda.max_memory_allocated() - before
+        near(found, a.double() @ b.double())
+    assert taken_bytes < found.nbytes + a.nbytes * 24 // 2  # a copy of A for each matrix of B
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.5)
 
 
 def test_the_functions_compiled_run_kernels_and_match():

@@ -187,5 +187,5 @@ def test_batch_invariance_reads_every_batch_by_one_stride(dtype):
             found = tg.matmul(a[:, :, :rows], b, strict=True)
             assert torch.equal(found, tg.matmul(a, b, strict=True)[:, :, :rows])
         operands = calls.Operands(a, b)
-        assert [form.inner for form in calls._forms(execute.MATMUL.rule, operands)] == [0]
-    assert any(form.inner for form in calls._forms(execute.MATMUL.rule, operands))
+        assert [form.inner for form in calls.forms_of(execute.MATMUL.rule, operands)] == [0]
+    assert any(form.inner for form in calls.forms_of(execute.MATMUL.rule, operands))

@@ -76,7 +76,7 @@ def problems_of_batch(product: fx.Node, a: StridedShape, b: StridedShape,
     name, device, precision = NAMES[x.dtype], device_of(x.device), _precision(x)
     return [Asked(problem_of_form(form, (0, 0, 0, 0), (name, name, name), "none", precision)[0],
                   device)
-            for form in calls._forms(execute.MATMUL.rule, calls.Operands(*operands))]
+            for form in calls.forms_of(execute.MATMUL.rule, calls.Operands(*operands))]
 
 
 def _may_be_asked(product: fx.Node, min_flops: float | None) -> bool:

@@ -58,7 +58,7 @@ from tritongemm.integration import (
 )
 from tritongemm.integration.graph_nodes import Unknown
 from tritongemm.integration.graph_problem import path
-from tritongemm.ops import formulas, fused_linear, registered
+from tritongemm.ops import calls, formulas, fused_linear, operands, registered
 from tritongemm.ops.declined import Declined
 from tritongemm.records.revision import choices_digest
 
@@ -136,7 +136,7 @@ def _sources() -> str:
     the pass, and the ops that it puts there."""
     digest = hashlib.sha256()
     modules = (graph_nodes, graph_problem, *_KINDS, template_choices, activations, formulas,
-               registered, fused_linear)
+               registered, fused_linear, calls, operands)
     for name in (__file__, *(str(module.__file__) for module in modules)):
         digest.update(Path(name).read_bytes())
     return digest.hexdigest()

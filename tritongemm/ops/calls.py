@@ -91,7 +91,7 @@ def bind(rule: Rule, x: Operands) -> Call:
     dtype_out = (x.b.dtype if rule.mixed else
                  x.a.dtype if x.dtype_out is None else x.dtype_out)
     _check(rule, x, dtype_out)
-    *others, last = _forms(rule, x)
+    *others, last = forms_of(rule, x)
     for form in others:
         try:
             return _bound(rule, x, form, dtype_out)
@@ -119,7 +119,7 @@ def problem_of(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None
     rule, x = Rule("matmul", forced=True), Operands(a, b, out)
     try:
         _check(rule, x, a.dtype)
-        return _problem(rule, x, _forms(rule, x)[0], a.dtype)[0]
+        return _problem(rule, x, forms_of(rule, x)[0], a.dtype)[0]
     except Declined as reason:
         raise UnsupportedError(str(reason)) from None
 
@@ -178,7 +178,7 @@ def dtypes_reason(a: torch.Tensor, b: torch.Tensor) -> str:
     return f"dtypes are {a.dtype} and {b.dtype}"
 
 
-def _forms(rule: Rule, x: Operands) -> list[CallForm]:
+def forms_of(rule: Rule, x: Operands) -> list[CallForm]:
     """The readings of a call, the best first. A batch of two axes is one launch with two strides an
     operand, or a few launches of kernels that take one stride. These come first in float32, where
     the kernels for two strides are the slower ones. Complex and mixed operands, which the split
