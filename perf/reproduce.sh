@@ -29,9 +29,9 @@
 #   flags      1 min    what flagged rows and columns cost a float32 product
 #   programs  20 min    whole programs in all modes
 #   invariance 3 min    what batch invariance costs on llm_prefill and llm_decode
-#   orders     8 min    configs of one sum order give equal bits on 10,000 problems
+#   orders    12 min    configs of one sum order give equal bits on 10,000 problems
 #   firstcall  2 min    the first product of a process, with shipped kernels and without
-#   tuning    14 min    a sweep of a fresh shape of each of twelve families, cold and warm; tune on
+#   tuning    25 min    a sweep of a fresh shape of each of twelve families, cold and warm; tune on
 #                       a Llama program
 #   rivals    40 min    three suites and 20 shapes of each other one beside the installed ones of
 #                       autotuned cuBLASLt, DeepGEMM, FlagGems, Inductor, triton_kernels, QuACK
@@ -188,7 +188,7 @@ part_programs() { tg models --budget 2 --out "$OUT/programs.csv"; }
 
 part_invariance() { "$PYTHON" perf/bench_invariance.py --out "$OUT/batch-invariance.csv"; }
 
-part_orders() { "$PYTHON" perf/prove_sum_orders.py --out "$OUT/sum-orders.csv"; }
+part_orders() { "$PYTHON" perf/prove_sum_orders.py --out "$OUT/sum-orders.csv" --minutes 12; }
 
 part_firstcall() {
     "$PYTHON" perf/bench_first_call.py "$OUT/first-call.csv" --build "$OUT/cubins" --rounds 3
@@ -196,7 +196,7 @@ part_firstcall() {
 
 part_tuning() {
     local status=0
-    "$PYTHON" perf/bench_tuning.py "$OUT/tuning" || status=1
+    "$PYTHON" perf/bench_tuning.py "$OUT/tuning" --budget 1500 || status=1
     "$PYTHON" perf/bench_tune.py "$OUT/tune.csv" || status=1
     return $status
 }
@@ -209,8 +209,10 @@ print(*(x for x in sys.argv[1:] if find(getattr(load(x), "package", "torch"))), 
         cublaslt-tuned deep_gemm flag_gems inductor triton_kernels quack) || return 1
     words="$words --providers torch,tritongemm,$installed"
     tg bench square llm_decode llm_prefill $words --out "$OUT/rivals.csv" || status=1
-    tg bench wide_k split_k aligned_random stream_k odd deepbench sources batched training low_rank \
-        --spread 20 $words --out "$OUT/rivals.csv" || status=1
+    local suite
+    for suite in wide_k split_k aligned_random stream_k odd deepbench sources batched training low_rank; do
+        tg bench $suite --spread 20 $words --out "$OUT/rivals.csv" || status=1
+    done
     tg report "$OUT/rivals.csv" --section rivals || status=1
     return $status
 }
