@@ -108,6 +108,10 @@ def test_a_sample_of_the_space_compiles_with_epilogues_within_its_estimate(kerne
 #: 144 and 152 columns.
 PUT_AWAY = {"warp_specialized_256x144x64_w8_s3_g4_d2": 10,
             "warp_specialized_128x152x64_w8_s5_g8_e2_p1_d2": 2}
+#: Words that a thread of six products of parts puts away in each step of K, of some 800
+#: instructions, with tiles of 128 columns (Triton 3.7): a known gap (docs/gaps.md).
+IN_EACH_STEP = {"tiled_bf16x6_64x128x32_w4_s3_g8": 8, "tiled_bf16x6_64x128x32_w4_s4_g8": 8,
+                "tiled_bf16x6_128x128x32_w8_s3_g8": 16, "tiled_bf16x6_128x128x32_w8_s4_g8": 16}
 
 
 @pytest.mark.skipif(not TABLES, reason="no tuned table is shipped in configs/tuned")
@@ -128,8 +132,9 @@ def test_a_bias_and_gelu_spill_in_no_shipped_config(name, one_of):
         if (message := fault(problem, config, device)) is not None:
             wrong.append(message)
         else:
-            words = PUT_AWAY.get(config.config_id, 0)
-            wrong += filter(None, (spill(x, words) for x in compiled(problem, config, device)))
+            words, known = (x.get(config.config_id, 0) for x in (PUT_AWAY, IN_EACH_STEP))
+            wrong += filter(None, (spill(x, words) for x in compiled(problem, config, device)
+                                   if x.spills > known))
     assert first and not wrong, "\n".join(wrong)
 
 
