@@ -108,8 +108,8 @@ def test_a_sample_of_the_space_compiles_with_epilogues_within_its_estimate(kerne
 #: 144 and 152 columns.
 PUT_AWAY = {"warp_specialized_256x144x64_w8_s3_g4_d2": 10,
             "warp_specialized_128x152x64_w8_s5_g8_e2_p1_d2": 2}
-#: Words that a thread of six products of parts puts away in each step of K, of some 800
-#: instructions, with tiles of 128 columns (Triton 3.7): a known gap (docs/gaps.md).
+#: Words that a thread of six products of parts puts away in each step of K, with tiles of 128
+#: columns (Triton 3.7): a known gap (docs/gaps.md).
 IN_EACH_STEP = {"tiled_bf16x6_64x128x32_w4_s3_g8": 8, "tiled_bf16x6_64x128x32_w4_s4_g8": 8,
                 "tiled_bf16x6_128x128x32_w8_s3_g8": 16, "tiled_bf16x6_128x128x32_w8_s4_g8": 16}
 

@@ -3,6 +3,7 @@ product, which stay, and what both compute."""
 
 from __future__ import annotations
 
+import functools
 import shutil
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "ops"))
 
 import faked  # noqa: E402
+from test_fused_gates import one_launch_is_faster  # noqa: E402, F401
 from test_inductor import (  # noqa: E402, F401
     ACTIVATIONS,
     BF16,
@@ -43,11 +45,7 @@ GATED = torch.ops.tritongemm.gated_linear_aux.default
 X, ROWS, W, BOTH, B, V = (M, K), (2, M, K), (N, K), (2 * N, K), (N,), (48, N)
 KEPT = {name: f for name, f in ACTIVATIONS.items() if name != "relu"}
 DTYPES = pytest.mark.parametrize("dtype", [BF16, torch.float16, FP32], ids=["bf16", "fp16", "fp32"])
-
-
-@pytest.fixture(autouse=True)
-def one_launch_is_faster(monkeypatch):
-    monkeypatch.setattr(fused_gates, "faster_apart", lambda *a, **k: None)
+fuse = functools.partial(made.fuse, aux=True)
 
 
 def layer(activate):
@@ -80,7 +78,7 @@ def test_both_results_are_of_one_launch(name, dtype, h100):  # noqa: F811
     function, shapes, op, activation = CASES[name]
     module = graph_of(function, *shapes, dtype=dtype)
     before = [node.meta["val"] for node in _results(module.graph)]
-    assert made.fuse(module.graph, 0.0) == 1
+    assert fuse(module.graph, 0.0) == 1
     module.graph.lint()
     call, = (node for node in module.graph.nodes if node.target is op)
     assert activation in call.args
@@ -134,7 +132,7 @@ def test_other_sums_stay(name, dtype, h100):  # noqa: F811
     function, shapes = LEFT[name]
     before = str(graph_of(function, *shapes, dtype=dtype).graph)
     module = graph_of(function, *shapes, dtype=dtype)
-    assert made.fuse(module.graph, 0.0) == 0 and str(module.graph) == before
+    assert fuse(module.graph, 0.0) == 0 and str(module.graph) == before
 
 
 def test_the_choice_is_that_of_gates(h100, monkeypatch):  # noqa: F811
@@ -144,7 +142,7 @@ def test_the_choice_is_that_of_gates(h100, monkeypatch):  # noqa: F811
                         lambda problem, device, **how: asked.append((problem, how)) or "faster")
     for name in ("gelu, a bias", "a gate, a matrix"):
         function, shapes, *_ = CASES[name]
-        assert made.fuse(graph_of(function, *shapes).graph, 0.0) == 0
+        assert fuse(graph_of(function, *shapes).graph, 0.0) == 0
     assert [(x.n, x.epilogue, how) for x, how in asked] == [
         (N, "bias+gelu+aux", {"products": 1, "fused": True}),
         (2 * N, "gated_silu+aux", {"products": 1, "fused": True})]
@@ -152,10 +150,10 @@ def test_the_choice_is_that_of_gates(h100, monkeypatch):  # noqa: F811
     paths = []
     torch_is_faster(monkeypatch, lambda *asked: paths.append(asked[-1].name) or "faster")
     function, shapes, *_ = CASES["gelu, a bias"]
-    assert made.fuse(graph_of(function, *shapes).graph, 0.0) == 0
+    assert fuse(graph_of(function, *shapes).graph, 0.0) == 0
     assert paths == ["Python"]  # the native dispatcher does not know the op
     torch_is_faster(monkeypatch, lambda *a: None)
-    assert made.fuse(graph_of(function, *shapes).graph, 2.0 * M * N * K + 1) == 0
+    assert fuse(graph_of(function, *shapes).graph, 2.0 * M * N * K + 1) == 0
 
 
 def test_a_layer_that_no_kernel_computes_stays(h100, monkeypatch):  # noqa: F811
@@ -167,7 +165,7 @@ def test_a_layer_that_no_kernel_computes_stays(h100, monkeypatch):  # noqa: F811
     monkeypatch.setattr(fused_gates, "choose", none_is_found)
     for name in ("gelu, a bias", "a gate, a matrix"):
         function, shapes, *_ = CASES[name]
-        assert made.fuse(graph_of(function, *shapes).graph, 0.0) == 0
+        assert fuse(graph_of(function, *shapes).graph, 0.0) == 0
 
 
 # -- training --------------------------------------------------------------------------------------
@@ -217,7 +215,7 @@ def test_values_and_gradients_are_torchs(name, gate, dtype, plans):
 def test_it_is_left_alone_unless_asked_for(gate, plans):
     torch.manual_seed(0)
     model, x = Layers(F.silu, gate), torch.randn(3, 5, 16)
-    run = torch.compile(model, backend=made.backend_without_codegen(aux=inductor.FusePass().aux))
+    run = torch.compile(model, backend=made.backend_without_codegen())
     for one, other in zip(step(model, run, x), step(model, model, x), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
     assert not any(epilogue.endswith("aux") for epilogue in epilogues(plans))

@@ -268,7 +268,7 @@ class Layer(torch.nn.Module):
 def compiled(model, dynamic=False):
     torch._dynamo.reset()
     return torch.compile(model, fullgraph=True, dynamic=dynamic,
-                         backend=made.backend_without_codegen())
+                         backend=made.backend_without_codegen(aux=True))
 
 
 def epilogues(plans):

@@ -129,8 +129,8 @@ def test_a_random_graph_keeps_its_values_and_gradients(seed, gradient, plans, mo
     monkeypatch.setattr(fused_gates, "faster_apart", lambda *a, **k: None)
     program = Program(seed, batch=seed % 3 == 0)
     torch._dynamo.reset()
-    run = torch.compile(program.__call__, backend=made.backend_without_codegen(), fullgraph=True,
-                        dynamic=seed % 5 == 4)
+    run = torch.compile(program.__call__, backend=made.backend_without_codegen(aux=True),
+                        fullgraph=True, dynamic=seed % 5 == 4)
     mine, theirs = leaves(program, gradient), leaves(program, gradient)
     found, wanted = run(*mine), program(*theirs)
     for one, other in zip(found, wanted, strict=True):
@@ -150,7 +150,7 @@ def test_the_graphs_have_what_the_pass_fuses(plans, monkeypatch):
     for seed in range(20):
         program = Program(seed, batch=False)
         torch._dynamo.reset()
-        run = torch.compile(program.__call__, backend=made.backend_without_codegen())
+        run = torch.compile(program.__call__, backend=made.backend_without_codegen(aux=True))
         inputs = leaves(program, True)
         sum(x.sum() for x in run(*inputs)).backward()
     words = {word for problem, _ in plans.made for word in problem.epilogue.split("+")}

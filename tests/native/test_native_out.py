@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from test_native_dispatcher import drawn
 
 import tritongemm as tg
 
 pytestmark = pytest.mark.thorough
-
-
-def drawn(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, dtype=torch.float64).float()
 
 
 CALLS = {
@@ -107,7 +104,7 @@ def test_an_out_in_the_memory_of_an_operand_is_left_to_the_python_path(driver):
     assert driver.by_native == before
 
 
-def test_a_call_with_out_under_a_mode_or_with_gradients_is_not_answered_natively(driver):
+def test_a_call_with_out_that_would_record_a_gradient_is_refused_as_by_torch(driver):
     out = torch.empty(33, 40)
     for _ in range(2):
         tg.mm(A, B, out=out)

@@ -63,9 +63,8 @@ def first_gpu(text: str) -> int:
     """The first CUDA index of ``--devices``, for what needs a GPU.
 
     Raises:
-        UsageError: as :func:`devices_of`; or the interpreter runs.
+        UsageError: not a list of integers; or the interpreter runs.
     """
     if settings.current().interpret:
         raise UsageError("this needs a GPU, and TRITON_INTERPRET=1 is set; unset it")
-    (first, *_) = devices_of(text) or (0,)
-    return first or 0
+    return 0 if text == "all" else integers(text, "devices")[0]

@@ -215,7 +215,7 @@ def _remove(wanted: FusePass) -> None:
             return
 
 
-def backend_without_codegen(min_flops: float = 0.0, aux: bool = True) -> Callable[..., Any]:
+def backend_without_codegen(min_flops: float = 0.0, aux: bool = False) -> Callable[..., Any]:
     """A backend for ``torch.compile`` that traces and differentiates as Inductor does, runs the
     pass, and then the graph as it is: for trying the pass where no compiler is."""
     from torch._dynamo.backends.common import aot_autograd
@@ -232,7 +232,7 @@ def backend_without_codegen(min_flops: float = 0.0, aux: bool = True) -> Callabl
                         partition_fn=min_cut_rematerialization_partition)
 
 
-def fuse(graph: fx.Graph, min_flops: float | None, aux: bool = True) -> int:
+def fuse(graph: fx.Graph, min_flops: float | None, aux: bool = False) -> int:
     """Replaces what it can in ``graph``; how many layers were. ``min_flops``, ``aux``: as for
     :class:`FusePass`."""
     return sum(_fuse_all(graph, kind, min_flops, aux) for kind in _KINDS)

@@ -71,7 +71,7 @@ class Stepper:
             from tritongemm.integration.inductor import backend_without_codegen
 
             forward = torch.compile(self.model, dynamic=False,
-                                    backend=backend_without_codegen(aux=False))
+                                    backend=backend_without_codegen())
         else:  # tracing and differentiation need no compiler for the CPU
             forward = torch.compile(self.model, dynamic=False, backend="aot_eager")
         return lambda: self._step(forward)
