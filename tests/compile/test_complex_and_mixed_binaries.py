@@ -56,3 +56,31 @@ def test_a_16_bit_a_is_split_in_vectors_without_spills(layout, narrow):
     # Four elements of A, or of B, at a time.
     loads = [name for name in sass(binary) if name.startswith("LDG")]
     assert loads and all("64" in name or "128" in name for name in loads)
+
+
+@pytest.mark.parametrize("narrow", ("bf16", "fp16"))
+@pytest.mark.parametrize("config", (
+    KernelConfig("gemv", 4, 16, 256, num_warps=4),
+    KernelConfig("gemv", 4, 16, 256, num_warps=4, num_stages=3),
+    KernelConfig("tiled_bf16x6", 64, 64, 32, num_warps=4, num_stages=4),
+    KernelConfig("tiled_bf16x6", 16, 32, 64, num_warps=2, num_stages=3),
+    KernelConfig("simt", 32, 64, 32, num_warps=4, num_stages=3, thread_m=4, thread_n=4)),
+    ids=lambda x: x.config_id)
+def test_kernels_for_few_rows_load_a_16_bit_a_in_vectors_without_spills(config, narrow):
+    m = config.block_m
+    problem = GemmProblem.contiguous(m, 1024, 1024, dtype="fp32", layout="nt", precision="fp16x3")
+    geometry = replace(Geometry.contiguous(problem), stored_a=narrow)
+    launches = launches_of(problem, config, H100, geometry)
+    assert {x.name: (x.dtype, x.align) for x in launches[0].arguments if x.name in ("a", "b")} == {
+        "a": (narrow, 8), "b": ("fp32", 16)}
+    (binary,), _ = build_launches(launches, 90)
+    opcodes = sass(binary)
+    assert binary.spills == 0
+    copies = [name for name in opcodes if name.startswith("LDGSTS")]
+    assert bool(copies) is (config.num_stages > 2)
+    if copies:
+        assert all("64" in name or "128" in name for name in copies)
+    else:
+        assert count(opcodes, "LDG") == sum(
+            n for name, n in opcodes.items() if name.startswith("LDG.E.64")
+            or name.startswith("LDG.E") and "128" in name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -12,8 +13,10 @@ import tritongemm as tg  # noqa: E402
 from tritongemm import settings  # noqa: E402
 from tritongemm.config import KernelConfig  # noqa: E402
 from tritongemm.device import current_device  # noqa: E402
+from tritongemm.formats import format_of_dtype  # noqa: E402
 from tritongemm.kernels import spec_named  # noqa: E402
-from tritongemm.ops.plan import bind_config  # noqa: E402
+from tritongemm.kernels.launch import Geometry  # noqa: E402
+from tritongemm.ops.plan import bind_config, make_plan  # noqa: E402
 from tritongemm.problem import LAYOUTS, GemmProblem  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -173,6 +176,43 @@ def test_mixed_products(narrow, m, n, k):
                       tg.mm(a, w.mT, mixed=True, strict=strict)):
             assert found.dtype is torch.float32
             assert ((found - expected).abs() / size).max().item() <= 4e-6
+
+
+@pytest.mark.parametrize("narrow", (torch.bfloat16, torch.float16), ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("config", (
+    KernelConfig("gemv", 8, 16, 32, num_warps=4),
+    KernelConfig("gemv", 8, 32, 32, num_warps=4, num_stages=2, split_k=3),
+    KernelConfig("simt", 32, 64, 32, num_warps=4, num_stages=3, thread_m=4, thread_n=4),
+    KernelConfig("simt", 16, 32, 16, num_warps=1, num_stages=2, thread_m=4, thread_n=4, split_k=5),
+    KernelConfig("tiled_bf16x6", 16, 64, 32, num_warps=2, num_stages=4),
+    KernelConfig("tiled_bf16x6", 64, 64, 64, num_warps=4, num_stages=3, split_k=3)),
+    ids=lambda x: x.config_id)
+def test_kernels_for_few_rows_read_16_bits_and_give_the_bits_of_the_widened(config, layout, narrow):
+    m, n, k = 8, 136, 1032
+    a, b = torch.randn(m, k, device="cuda").to(narrow), torch.randn(k, n, device="cuda")
+    a[1, 7], b[5, 3] = float("inf"), 2.0**-140
+    if layout[0] == "t":
+        a = a.t().contiguous().t()
+    if layout[1] == "t":
+        b = b.t().contiguous().t()
+    problem = GemmProblem.contiguous(m, n, k, dtype="fp32", layout=layout, precision="fp16x3")
+    geometry = Geometry.contiguous(problem)
+    results = []
+    for x, stored_a in ((a, format_of_dtype(narrow).name), (a.float(), "")):
+        if layout[0] == "t":
+            assert x.stride() == (1, m)
+        c = torch.full((m, n), 7.0, device="cuda")
+        plan = make_plan(problem, config, current_device(), replace(geometry, stored_a=stored_a),
+                         x.device)
+        plan.at((x.data_ptr(), b.data_ptr(), c.data_ptr(), 0, 1.0, 0.0))
+        results.append(c)
+    found, expected = results
+    assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
+    exact, size = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+    finite = exact.isfinite()
+    assert torch.equal(found.isfinite(), finite) and not finite.all()
+    assert ((found - exact).abs() / size)[finite].max().item() <= 4e-6
 
 
 @pytest.mark.parametrize("m", (1, 64, 1024))

@@ -13,11 +13,11 @@ from tritongemm.kernels.epilogue import NO_EPILOGUE, epilogue_of_launch
 from tritongemm.kernels.launch import (
     Geometry,
     Launch,
-    Pointer,
     Scalar,
     as_dot_multiplies,
     dependence,
     edge_mask,
+    in_memory,
     operand_strides,
     two_batch_strides,
 )
@@ -153,8 +153,8 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
     align_a = min(problem.a.elements, align_b)
     as_b = problem.align_b * problem.a.format.bits // problem.b.format.bits
     arguments = (
-        Pointer("a", names[0], problem.dtype_a, min(problem.align_a, as_b)),
-        Pointer("b", names[1], problem.dtype_b, problem.align_b),
+        in_memory("a", names[0], problem.dtype_a, min(problem.align_a, as_b), outer_geometry),
+        in_memory("b", names[1], problem.dtype_b, problem.align_b, outer_geometry),
         c.pointer,
         Scalar("M", m),
         Scalar("N", n, divisor_of(n, max(align_b if g.bn == 1 else 1, c.align))),
@@ -316,5 +316,5 @@ GEMV = KernelSpec(
         rules.Constraint("copies", _copies),
         rules.Constraint("registers", _registers),
         rules.split_k, rules.split_of_one_stride, rules.grid, rules.shared_memory(shared_bytes)),
-    by_rule=False, shared_bytes=shared_bytes, launches=launches, default=default,
+    by_rule=False, widens_a=True, shared_bytes=shared_bytes, launches=launches, default=default,
     footprint=footprint)

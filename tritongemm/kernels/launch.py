@@ -149,6 +149,14 @@ class Pointer:
     offset: int = 0
 
 
+def in_memory(name: str, operand: str, dtype: str, align: int, geometry: Geometry) -> Pointer:
+    """The pointer to A or B in the format that it has in memory. ``align``: bytes that divide its
+    address were it of ``dtype``; of a narrower format they cover as many elements."""
+    stored = format_of(operand == "a" and geometry.stored_a or dtype)
+    return Pointer(name, operand, stored.name,
+                   max(1, align * stored.bits // format_of(dtype).bits))
+
+
 @dataclass(frozen=True)
 class Descriptor:
     """A tensor map over an operand as stored: shape and strides in elements, outermost first.

@@ -11,10 +11,10 @@ from tritongemm.kernels.launch import (
     Argument,
     Geometry,
     Launch,
-    Pointer,
     Scalar,
     dependence,
     edge_mask,
+    in_memory,
     operand_strides,
 )
 from tritongemm.kernels.reduce import TileTarget, partials_bytes, reduce_launch
@@ -41,15 +41,15 @@ def tile_launches(function: str, problem: GemmProblem, config: KernelConfig, dev
 
 
 def tile_arguments(problem: GemmProblem, config: KernelConfig, geometry: Geometry,
-                   c: TileTarget) -> tuple[Pointer | Scalar, ...]:
+                   c: TileTarget) -> tuple[Argument, ...]:
     """A, B, C, the extents and the strides, in the order of the kernels' parameters."""
     m, n, k = problem.m, problem.columns, problem.k
     g, align_a, align_b = geometry, problem.a.elements, problem.b.elements
     # Elements that are contiguous and aligned along an operand's inner axis: what a vectorised
     # load may take at once, where the extent is a multiple too.
     return (
-        Pointer("a", "a", problem.dtype_a, problem.align_a),
-        Pointer("b", "b", problem.dtype_b, problem.align_b),
+        in_memory("a", "a", problem.dtype_a, problem.align_a, g),
+        in_memory("b", "b", problem.dtype_b, problem.align_b, g),
         c.pointer,
         Scalar("M", m, divisor_of(m, align_a) if g.am == 1 else 1),
         Scalar("N", n, divisor_of(n, max(align_b if g.bn == 1 else 1, c.align))),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
+from tritongemm.errors import UnsupportedError
 from tritongemm.kernels import constraints as rules
 from tritongemm.kernels import footprint as footprints
 from tritongemm.kernels.epilogue import NO_EPILOGUE, epilogue_of_launch
@@ -65,6 +66,9 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
              geometry: Geometry) -> tuple[Launch, ...]:
     """The product, and for split_k > 1 the pass that adds the parts in a fixed order."""
     problem = as_dot_multiplies(problem)
+    if geometry.stored_a and problem.a.elements == 1:
+        raise UnsupportedError(f"simt copies 4 bytes and more at a time; rows of A in "
+                               f"{geometry.stored_a} are aligned to 2. Convert A first")
     g, c = geometry, target_of(problem, config, geometry)
     batch, one_stride = two_batch_strides(
         problem, g, problem.a.elements, problem.b.elements, c.align)
@@ -166,4 +170,4 @@ SIMT = KernelSpec(
         rules.not_oversized, rules.split_k, rules.split_of_one_stride, rules.grid,
         rules.shared_memory(shared_bytes)),
     shared_bytes=shared_bytes, launches=launches, default=default, footprint=footprint,
-    by_rule=False, sum_order=sum_order)
+    by_rule=False, widens_a=True, sum_order=sum_order)

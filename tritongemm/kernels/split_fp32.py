@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import LINE_BYTES, DeviceSpec
-from tritongemm.formats import format_of
 from tritongemm.kernels.constraints import Constraint
 from tritongemm.kernels.epilogue import NO_EPILOGUE, epilogue_of_launch
 from tritongemm.kernels.launch import (
@@ -21,6 +20,7 @@ from tritongemm.kernels.launch import (
     Scalar,
     dependence,
     edge_mask,
+    in_memory,
     operand_strides,
 )
 from tritongemm.kernels.reduce import TileTarget, partials_bytes
@@ -176,11 +176,7 @@ def _block(operand: SplitOperand, strip: int, warps: int) -> tuple[int, int, boo
 
 
 def _source(problem: GemmProblem, geometry: Geometry, operand: str) -> Pointer:
-    """An operand in memory. The problem's alignment is that of elements of 4 bytes: of narrower
-    ones it covers as many."""
-    align = getattr(problem, f"align_{operand}")
-    stored = format_of(operand == "a" and geometry.stored_a or "fp32")
-    return Pointer(operand, operand, stored.name, max(1, align * stored.itemsize // 4))
+    return in_memory(operand, operand, "fp32", getattr(problem, f"align_{operand}"), geometry)
 
 
 def split_launch(problem: GemmProblem, config: KernelConfig, geometry: Geometry,

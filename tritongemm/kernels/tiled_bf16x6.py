@@ -125,4 +125,4 @@ TILED_BF16X6 = KernelSpec(
         rules.not_oversized, rules.accumulator, rules.split_k, rules.grid,
         rules.shared_memory(shared_bytes)),
     shared_bytes=shared_bytes, launches=launches, default=default, footprint=footprint,
-    by_rule=False, sum_order=sum_order)
+    by_rule=False, widens_a=True, sum_order=sum_order)

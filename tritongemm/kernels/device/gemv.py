@@ -14,7 +14,7 @@ from tritongemm.kernels.device.batch import start_of
 from tritongemm.kernels.device.dependent_launch import release, wait_after
 from tritongemm.kernels.device.edge import within
 from tritongemm.kernels.device.epilogue import finish, load_d
-from tritongemm.kernels.device.operand_types import require_operands
+from tritongemm.kernels.device.operand_types import require_type
 from tritongemm.kernels.device.symbol import symbol
 
 
@@ -64,7 +64,8 @@ def gemv(a, b, c, M, N, K, mask_n, stride_ab, stride_am, stride_ak, stride_bb, s
     this one's, so that ptxas cannot put a load off to save registers; from 3 on B goes through
     STAGES - 1 buffers in shared memory, asynchronously.
     """
-    require_operands(a.dtype.element_ty, b.dtype.element_ty, "bf16, fp16, fp32")
+    require_type("a", a.dtype.element_ty, "bf16, fp16, fp32")
+    require_type("b", b.dtype.element_ty, "bf16, fp16, fp32")
     num_n = tl.cdiv(N, BLOCK_N)
     program = tl.program_id(0)
     batch = (program // num_n).to(tl.int64)

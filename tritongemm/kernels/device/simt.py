@@ -19,7 +19,7 @@ from tritongemm.kernels.device.dependent_launch import gluon_release, gluon_wait
 from tritongemm.kernels.device.edge import gluon_within
 from tritongemm.kernels.device.epilogue import gluon_finish, gluon_load_d
 from tritongemm.kernels.device.hopper import copy_async
-from tritongemm.kernels.device.operand_types import gluon_require_operands
+from tritongemm.kernels.device.operand_types import gluon_require_type
 from tritongemm.kernels.device.order import gluon_tile_of
 from tritongemm.kernels.device.symbol import symbol
 
@@ -95,13 +95,14 @@ def simt(a, b, c, M, N, K, mask_m, mask_n, stride_ab, stride_am, stride_ak, stri
     """C[batch, M, N] = A[batch, M, K] @ B[batch, K, N] and its epilogue; with SPLIT_K > 1, C is
     [SPLIT_K, batch, M, N] and each split holds the sum over its steps of K. ``inner``,
     ``outer_*``: as of ``tiled``. A_ACROSS, B_ACROSS: whether the operand is stored across K.
-    COPY_*: elements that are copied at once."""
-    gluon_require_operands(a.dtype.element_ty, b.dtype.element_ty, "fp32")
+    COPY_*: elements that are copied at once, of 4 bytes or more. A may have 16 bits."""
+    gluon_require_type("a", a.dtype.element_ty, "bf16, fp16, fp32")
+    gluon_require_type("b", b.dtype.element_ty, "fp32")
     OF_C: gl.constexpr = result_layout([BLOCK_M, BLOCK_N], [THREAD_M, THREAD_N], WARPS,
                                        [A_ACROSS, B_ACROSS])
     OF_A: gl.constexpr = copy_layout(BLOCK_M, BLOCK_K, COPY_A, WARPS, A_ACROSS, 1)
     OF_B: gl.constexpr = copy_layout(BLOCK_N, BLOCK_K, COPY_B, WARPS, B_ACROSS, 0)
-    a_stages = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_M, BLOCK_K],
+    a_stages = gl.allocate_shared_memory(a.dtype.element_ty, [STAGES, BLOCK_M, BLOCK_K],
                                          stage_layout(BLOCK_K, A_ACROSS, 1))
     b_stages = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_K, BLOCK_N],
                                          stage_layout(BLOCK_K, B_ACROSS, 0))
@@ -153,7 +154,7 @@ def simt(a, b, c, M, N, K, mask_m, mask_n, stride_ab, stride_am, stride_ak, stri
         b_ptrs += BLOCK_K * stride_bk
         x = a_stages.index(stage).load(gl.DotOperandLayout(0, OF_C, 0))
         y = b_stages.index(stage).load(gl.DotOperandLayout(1, OF_C, 0))
-        acc = gl.dot_fma(x, y, acc)
+        acc = gl.dot_fma(x.to(gl.float32), y, acc)
         stage = gl.where(stage + 1 < STAGES, stage + 1, 0)
     wait_group(0)
     if RELEASE > 0:

@@ -12,7 +12,7 @@ from tritongemm.kernels.device.bf16x6 import parts_over_k
 from tritongemm.kernels.device.dependent_launch import release, wait_after
 from tritongemm.kernels.device.edge import within
 from tritongemm.kernels.device.epilogue import finish, load_d
-from tritongemm.kernels.device.operand_types import require_operands
+from tritongemm.kernels.device.operand_types import require_type
 from tritongemm.kernels.device.order import tile_of
 from tritongemm.kernels.device.symbol import symbol
 
@@ -26,8 +26,10 @@ def tiled_bf16x6(a, b, c, M, N, K, mask_m, mask_n, stride_ab, stride_am, stride_
                  INDEX64: tl.constexpr, INTERPRETED: tl.constexpr, ADDEND: tl.constexpr,
                  ACTIVATION: tl.constexpr, DEPENDENT: tl.constexpr, SYMBOL: tl.constexpr):
     """C[batch, M, N] = A[batch, M, K] @ B[batch, K, N] and its epilogue; with SPLIT_K > 1, C is
-    [SPLIT_K, batch, M, N] float32 and each split holds the sum over its steps of K."""
-    require_operands(a.dtype.element_ty, b.dtype.element_ty, "fp32")
+    [SPLIT_K, batch, M, N] float32 and each split holds the sum over its steps of K. A may have 16
+    bits."""
+    require_type("a", a.dtype.element_ty, "bf16, fp16, fp32")
+    require_type("b", b.dtype.element_ty, "fp32")
     num_m = tl.cdiv(M, BLOCK_M)
     num_n = tl.cdiv(N, BLOCK_N)
     program = tl.program_id(0)
