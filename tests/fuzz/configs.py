@@ -161,9 +161,11 @@ class CheckedPlan:
         for operand, x in ((self._problem.a, a), (self._problem.b, b), (self._problem.c, c)):
             outer = [s for s, n in zip(x.stride(), x.shape) if s != 1 and n > 1]
             steps = (x.data_ptr(), *(s * x.element_size() for s in outer))
-            assert all(step % operand.align == 0 for step in steps), (
-                f"an operand is said to be aligned to {operand.align} bytes; its address and "
-                f"strides are {steps}")
+            # Of an A of 16 bits in a float32 problem it is that of as many elements.
+            align = max(1, operand.align * 8 * x.element_size() // operand.format.bits)
+            assert all(step % align == 0 for step in steps), (
+                f"an operand is said to be aligned to {align} bytes; its address and strides are "
+                f"{steps}")
         self._plan(a, b, c, *others, **views)
 
 

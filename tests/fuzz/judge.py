@@ -466,11 +466,14 @@ def _truth(case: Case, world: World) -> tuple[tuple[torch.Tensor, ...], list, li
         along = alpha if case.function == "gated" else beta
         sizes.update((i, (result.numel() * parts, abs(along) * grad))
                      for i in range(len(wide) - 2))
-        # The gradient of an activation depends on its argument, whose error is that of a result;
-        # an element's gradient sums so many of them.
+        # The gradient of an activation depends on its argument, whose error is that of a result
+        # before it is rounded, in units of the gradient's rounding; an element's gradient sums so
+        # many of them.
         bent = 0.0
         if case.activation not in ("none", "relu"):
-            bent = abs(alpha) * math.sqrt(max(k, 1)) * a * b + added
+            argument = abs(alpha) * math.sqrt(max(k, 1)) * a * b
+            chain = 2.0**-23 * math.sqrt(max(k, 1)) / torch.finfo(written).eps
+            bent = argument * (1.0 + chain) + added
         for i, x in enumerate(wide):
             if x.requires_grad:
                 total, size = sizes[i]

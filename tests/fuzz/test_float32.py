@@ -12,6 +12,7 @@ import torch
 from fuzz import campaign, judge
 from fuzz.__main__ import arguments
 from fuzz.case import Case, View, read
+from fuzz.functions import ACTIVATIONS
 from fuzz.generate import FLOAT32, LARGE, LONG, SMALL, case_of
 from fuzz.memory import DISTRIBUTIONS, World
 from tritongemm.compute import PRECISIONS
@@ -229,3 +230,29 @@ def test_a_chains_error_is_found_for_every_shape_of_operands(function, shapes):
     operands = World(views, "fp32", 1, CPU, None, "log_normal").operands
     most, typical = judge._chain_error(*operands, function == "linear")
     assert 0 < typical <= most < 640 * 2.0**-24
+
+
+@pytest.mark.parametrize("activation", ("gelu", "silu", "gelu_tanh"))
+def test_the_gradient_of_an_activation_has_the_error_of_its_argument(activation):
+    """Of a layer of one row, whose argument is summed in one chain; and in TF32, as none may."""
+    k, n = 2048, 256
+    one = Case("linear", (View((k,), (1,)), View((n, k), (k, 1))), values=11,
+               activation=activation, gradients=(False, True), precision="fp16x3")
+    x, w = World(one.operands, "fp32", 11, CPU).operands
+    chain = torch.zeros(n)
+    for i in range(k):
+        chain = (chain.double() + w[:, i].double() * x[i].double()).float()
+
+    def gradient(argument: torch.Tensor) -> torch.Tensor:
+        z = argument.double().requires_grad_()
+        result = ACTIVATIONS[activation](z)
+        back, = torch.autograd.grad(result, z, judge._cotangent(one, result))
+        return (back[:, None] * x.double()).float()
+
+    rounded = [(t.view(torch.int32) + 0x1000 & -0x2000).view(torch.float32) for t in (x, w)]
+    in_tf32 = (rounded[1].double() @ rounded[0].double()).float()
+    result = torch.full((n,), torch.nan)  # torch's, which is not looked at where ours is equal
+    torchs = (result, torch.full((n, k), torch.nan))
+    judge._values(one, CPU, (result, gradient(chain)), torchs)
+    with pytest.raises(judge._Wrong, match="the gradient of operand 1"):
+        judge._values(one, CPU, (result, gradient(in_tf32)), torchs)
