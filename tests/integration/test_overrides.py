@@ -343,6 +343,42 @@ def test_another_override_below_is_chained_and_stays(products):
         library._destroy()
 
 
+def test_an_override_that_is_entered_again_is_chained_to_what_stands_then(products):
+    both, seen = tg.override(min_flops=0), []
+    original = torch.library.get_kernel("aten::mm", "CPU")
+    with both:
+        torch.mm(A.double(), B.double())
+
+    def theirs(keyset, a, b):
+        seen.append(a.dtype)
+        return original.call_boxed(keyset, a, b)
+
+    library = torch.library.Library("aten", "IMPL", "CPU")
+    library.impl("mm", theirs, "CPU", with_keyset=True, allow_override=True)
+    try:
+        with both:
+            torch.mm(A.double(), B.double())
+    finally:
+        library._destroy()
+    assert seen == [torch.float64]
+    with both:
+        torch.mm(A.double(), B.double())
+    assert seen == [torch.float64]
+
+
+def test_entries_of_a_watch_are_not_kept(products):
+    class Seen(entries.Watch):
+        def __call__(self, name, taken, run, args, kwargs):
+            return run(*args, **kwargs)
+
+    made = entries._kernel.cache_info().currsize
+    request = in_force._request(None, 0.0, False, Seen())
+    in_force.enter(request)
+    torch.mm(A, B)
+    in_force.leave(request)
+    assert taken() == {"mm": 1} and entries._kernel.cache_info().currsize == made
+
+
 def test_strict_raises_naming_operation_and_reason(products):
     with tg.override(strict=True):
         torch.mm(A, B)

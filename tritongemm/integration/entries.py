@@ -7,6 +7,9 @@ another override such as those of ``torch._native``.
 
 The dispatcher frees a Python kernel as it is taken out, even if another thread has chosen it and
 waits for the interpreter's lock to call it; so kernels are held for some time longer.
+
+A program may enter an override in each of its steps, so what needs no torch is made once for each
+policy.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from types import ModuleType
 from typing import Any
 
@@ -119,8 +122,10 @@ class Entries:
         self._native: list[tuple[ModuleType, str, object]] = []
         self._finalizer: weakref.finalize | None = None
         try:
-            for key in policy.keys:
-                self._install(op, policy, key)
+            with warnings.catch_warnings():  # overriding a kernel is what is asked for
+                warnings.filterwarnings("ignore", "Warning only once for all operators")
+                for key in policy.keys:
+                    self._install(op, policy, key)
         except BaseException:
             self.remove()
             raise
@@ -132,15 +137,14 @@ class Entries:
             original = _standing(name, key)
             if original is None:
                 continue
-            # Below this key there is nothing left to choose from.
-            keyset = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
             module = self._native_for(name)
             torchs = module and module.standing(f"aten::{name}", key)
-            kernel = _kernel(op, name, policy, module is not None,
-                             partial(original.call_boxed, keyset))
-            with warnings.catch_warnings():  # overriding a kernel is what is asked for
-                warnings.filterwarnings("ignore", "Warning only once for all operators")
-                library.impl(name, kernel, key, allow_override=True)
+            # What sees calls may hold many of them, and is not kept.
+            make = _kernel if policy.watch is None else _kernel.__wrapped__
+            kernel, below = make(op, name, key, policy, module is not None)
+            # Below this key there is nothing left to choose from.
+            below.run = partial(original.call_boxed, torch._C.DispatchKeySet(_key(key)))
+            library.impl(name, kernel, key, allow_override=True)
             _hold(_standing(name, key))
             if module:
                 self._install_native(module, op, name, key, torchs)
@@ -156,11 +160,9 @@ class Entries:
                         torchs: object) -> None:
         """Known calls are answered in C++, above the entry that stands now, which the others
         reach. ``torchs``: the kernel below both."""
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Warning only once for all operators")
-            self._native.append((module, name, module.install(
-                f"aten::{name}", key, [("none", _OPS[op].number)], _FORMS[name],
-                self.policy.products, self.policy.patient, torchs)))
+        self._native.append((module, name, module.install(
+            f"aten::{name}", key, [("none", _OPS[op].number)], _FORMS[name],
+            self.policy.products, self.policy.patient, torchs)))
         if self._finalizer is None:
             # At the end of the process before torch takes the Python kernels below them out:
             # finalizers run in the reverse order of their making.
@@ -199,22 +201,40 @@ def _hold(kernel: object) -> None:
 def _standing(name: str, key: str) -> Any | None:
     """The kernel that torch now runs for an overload on a key; None where it has none."""
     try:
-        return torch.library.get_kernel(f"aten::{name}", key)
+        return torch.library.get_kernel(f"aten::{name}", _key(key))
     except RuntimeError:  # no such overload in this torch, or no kernel for the key
         return None
+
+
+def _key(name: str) -> Any:
+    """The dispatch key. (``get_kernel`` takes 5 us to find it by its name.)"""
+    return getattr(torch._C.DispatchKey, name)
 
 
 _OPS = {"mm": execute.MM, "bmm": execute.BMM, "addmm": execute.ADDMM["none"],
         "baddbmm": execute.BADDBMM}
 
 
-def _kernel(op: str, name: str, policy: Policy, looked: bool, theirs: Kernel) -> Kernel:
-    """The Python entry. ``looked``: the native dispatcher stands above it, where it has looked the
-    call up, and where small products wait."""
+class _Below:
+    """The kernel below an entry. It is found anew whenever the entry is made."""
+
+    __slots__ = ("run",)
+    run: Kernel
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self.run(*args, **kwargs)
+
+
+@lru_cache(maxsize=256)  # of a dozen policies
+def _kernel(op: str, name: str, key: str, policy: Policy, looked: bool) -> tuple[Kernel, _Below]:
+    """The Python entry, and what it calls where it declines. ``looked``: the native dispatcher
+    stands above it, where it has looked the call up, and where small products wait."""
     ours = _OPS[op].forced if policy.strict else _OPS[op]
     make = _product_entry if op in ("mm", "bmm") else (
         _in_place_entry if name.endswith("_") else _sum_entry)
-    return untraced(make(ours, _watched(policy.watch, name, False, theirs), policy, looked, name))
+    below = _Below()
+    theirs = _watched(policy.watch, name, False, below)
+    return untraced(make(ours, theirs, policy, looked, name)), below
 
 
 def _watched(watch: Watch | None, name: str, taken: bool, run: Kernel) -> Kernel:
