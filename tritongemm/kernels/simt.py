@@ -29,6 +29,10 @@ _VECTOR = 4
 #: stored across K, and of one stored along K, of which four steps are read at once; and those for
 #: each copy of a step that it starts. As compiled for sm_90.
 _BASE_REGISTERS, _ACROSS_REGISTERS, _ALONG_REGISTERS, _COPY_REGISTERS = 8, 2.5, 7.0, 1.7
+#: Conversions of elements of a 16-bit A, each by every thread that multiplies it. On an H200,
+#: 16x4096x4096 with 2^26 takes as long as with a float32 A, 32x4096x4096 with 2^27 20 us more; a
+#: launch that converts A takes 3 us (perf/results/nvidia-h200/mixed.csv).
+_MOST_WIDENED = 2**26
 #: Products that the loop's body may unroll to: more compile for tens of seconds.
 _MAX_PRODUCTS = 4096
 
@@ -66,9 +70,8 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
              geometry: Geometry) -> tuple[Launch, ...]:
     """The product, and for split_k > 1 the pass that adds the parts in a fixed order."""
     problem = as_dot_multiplies(problem)
-    if geometry.stored_a and problem.a.elements == 1:
-        raise UnsupportedError(f"simt copies 4 bytes and more at a time; rows of A in "
-                               f"{geometry.stored_a} are aligned to 2. Convert A first")
+    if geometry.stored_a:
+        _require_worth_widening(problem, config, geometry.stored_a)
     g, c = geometry, target_of(problem, config, geometry)
     batch, one_stride = two_batch_strides(
         problem, g, problem.a.elements, problem.b.elements, c.align)
@@ -81,6 +84,17 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
         ("COPY_B", problem.b.elements), ("WAITS", device.arch >= 90), *one_stride, *epilogue)
     arguments = (*tile_arguments(problem, config, g, c), *batch, *extra)
     return tile_launches("simt", problem, config, device, g, arguments, constants, gluon=True)
+
+
+def _require_worth_widening(problem: GemmProblem, config: KernelConfig, stored: str) -> None:
+    """Raises :class:`UnsupportedError` where a 16-bit A is better converted first."""
+    if problem.a.elements == 1:
+        raise UnsupportedError(f"simt copies 4 bytes and more at a time; rows of A in {stored} are "
+                               "aligned to 2. Convert A first")
+    widened = problem.batch * problem.m * problem.n * problem.k // config.thread_n
+    if widened > _MOST_WIDENED:
+        raise UnsupportedError(f"threads of {config.config_id} would convert {widened:,} elements "
+                               f"of A, more than {_MOST_WIDENED:,}. Convert A first")
 
 
 def sum_order(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> SumOrder | None:

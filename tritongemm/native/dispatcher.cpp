@@ -252,7 +252,8 @@ bool fill(int operation, const Operands& x, Key& key, Values& values) {
     return false;
   values.number[ALPHA] = x.alpha;
   values.number[BETA] = x.beta;
-  bool fp32 = x.a->scalar_type() == at::kFloat || x.a->scalar_type() == at::kComplexFloat;
+  // B alone is float32 where A is read in 16 bits.
+  bool fp32 = x.b->scalar_type() == at::kFloat || x.b->scalar_type() == at::kComplexFloat;
   key.add(static_cast<uint64_t>(operation) | static_cast<uint64_t>(x.d != nullptr) << 16 |
           static_cast<uint64_t>(x.out != nullptr) << 17 |
           static_cast<uint64_t>(x.alpha == 1) << 18 | static_cast<uint64_t>(x.beta == 1) << 19 |

@@ -28,7 +28,7 @@ from tritongemm.ops.sights import SEEN_TOO_LITTLE, seen
 from tritongemm.ops.untraced import untraced
 from tritongemm.problem import ACTIVATIONS
 
-__all__ = ["Declined", "Op", "clear_plans", "dispatch_keys", "fused", "mixed", "product",
+__all__ = ["MIXED", "Declined", "Op", "clear_plans", "dispatch_keys", "fused", "mixed", "product",
            "product_into"]
 
 
@@ -64,7 +64,7 @@ ADDMM, LINEAR = (
 #: By the activation whose derivative at D multiplies the product; ``none``: D does.
 MULMM = {name: Op(Rule("mulmm", (2, 2), gradient_of=name)) for name in ACTIVATIONS}
 #: The same of an A of 16 bits and a float32 B.
-_MIXED = {op: Op(op.rule._replace(mixed=True)) for op in (MATMUL, MM, BMM, *LINEAR.values())}
+MIXED = {op: Op(op.rule._replace(mixed=True)) for op in (MATMUL, MM, BMM, *LINEAR.values())}
 
 
 @untraced
@@ -184,7 +184,7 @@ def mixed(op: Op, a: torch.Tensor, b: torch.Tensor,
           out: torch.Tensor | None = None) -> torch.Tensor | Declined:
     """The op's activation of A @ B, or of A @ B + D, in float32, of an A of 16 bits, which kernels
     read as it is, and a float32 B."""
-    op = _MIXED[op]
+    op = MIXED[op]
     try:
         pa, pb, pd = a.data_ptr(), b.data_ptr(), 0 if d is None else d.data_ptr()
         key = (a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, a.device, b.device,
@@ -197,11 +197,16 @@ def mixed(op: Op, a: torch.Tensor, b: torch.Tensor,
             and out.data_ptr() < _LOW) and _without_memory(a, b, d, out):
         return _NOT_IN_MEMORY
     call = op.hits.get(key)
-    if call is None:
-        call = _learn(op, key, Operands(a, b, out, d, added=d is not None))
-    if out is None:
-        return call(a, b, pa, pb, 1.0, d, pd, 1.0)
-    return call(a, b, pa, pb, 1.0, d, pd, 1.0, out)
+    if call is not None:
+        if out is None:
+            return call(a, b, pa, pb, 1.0, d, pd, 1.0)
+        return call(a, b, pa, pb, 1.0, d, pd, 1.0, out)
+    generation = native.generation()
+    call = _learn(op, key, Operands(a, b, out, d, added=d is not None))
+    result = call(a, b, pa, pb, 1.0, d, pd, 1.0, *(() if out is None else (out,)))
+    if key in op.hits and not isinstance(result, Declined):  # torch does not take the operands
+        native.offer(generation, op.number, call, result, a, b, d, out, 1.0, float(d is not None))
+    return result
 
 
 def _complex_kind(*tensors: torch.Tensor | None) -> tuple:

@@ -43,6 +43,7 @@ from tritongemm.ops.execute import (
     DOT,
     LINEAR,
     MATMUL,
+    MIXED,
     MM,
     MULMM,
     MV,
@@ -231,9 +232,12 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *,
             result. Otherwise as :func:`matmul`.
     """
     if mixed:
+        op = LINEAR.get(activation)
+        if op is not None and residual is None and (
+                known := _known_mixed(op, input, weight, bias)) is not None:
+            return known
         if not (isinstance(input, Tensor) and isinstance(weight, Tensor)):
             _tensors("linear", input=input, weight=weight)
-        op = LINEAR.get(activation)
         with _without_autocast(input):
             if op is not None and residual is None and (
                     found := _read_as_it_is(op, input, weight, bias)) is not None:
@@ -413,6 +417,8 @@ def _check_residual(input: Tensor, weight: Tensor, residual: Tensor) -> None:
 def _mixed(ours: Callable[..., Tensor], op: Op, a: Tensor, b: Tensor,
            out_dtype: torch.dtype | None, out: Tensor | None, strict: bool) -> Tensor:
     """The product of 16-bit A and float32 B by ``op``, else by ``ours`` of A as float32."""
+    if out_dtype is None and (known := _known_mixed(op, a, b, out=out)) is not None:
+        return known
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
         _tensors(ours.__name__, input=a, **{"other" if ours is matmul else "mat2": b})
     with _without_autocast(a):
@@ -420,6 +426,17 @@ def _mixed(ours: Callable[..., Tensor], op: Op, a: Tensor, b: Tensor,
         if found is not None:
             return found
         return ours(_widened(a, b), b, **given(out_dtype, out), strict=strict)
+
+
+def _known_mixed(op: Op, a: Tensor, b: Tensor, d: Tensor | None = None,
+                 out: Tensor | None = None) -> Tensor | None:
+    """The result, by the native dispatcher; None where the Python path must look at the call."""
+    if (find := native.run) is None or compiling():
+        return None
+    number = MIXED[op].number
+    known = find(number, a, b, d) if out is None else find(number, a, b, d, float(d is not None),
+                                                           1.0, out)
+    return None if known is False else known
 
 
 def _read_as_it_is(op: Op, a: Tensor, b: Tensor, d: Tensor | None = None,

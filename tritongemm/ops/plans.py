@@ -26,6 +26,7 @@ from tritongemm.problem import GemmProblem
 from tritongemm.records.failures import remember
 from tritongemm.selection import candidates, choose, sum_class, torch_wins
 from tritongemm.selection.hosttime import NATIVE, PYTHON, HostPath
+from tritongemm.selection.mixed import reading, torch_wins_converting
 
 log = logging.getLogger("tritongemm")
 
@@ -167,8 +168,13 @@ def _make(problem: GemmProblem, geometry: Geometry, where: torch.device,
     try:
         device = device_of(where)
         slug = device.slug
-        choice = choose(problem, device)
-        faster = None if forced else torch_wins(problem, choice, device, host_path())
+        choice, wins = choose(problem, device), torch_wins
+        if geometry.stored_a:
+            found = reading(problem, choice, geometry, device)
+            if found is None:
+                return Declined(f"{choice.config} does not read A as {geometry.stored_a}")
+            choice, wins = found, torch_wins_converting
+        faster = None if forced else wins(problem, choice, device, host_path())
         if faster is not None:
             _say(str(problem), slug, "torch", choice.source, faster)
             return DeclinedByChoice(faster)

@@ -11,12 +11,15 @@ import tritongemm
 from tritongemm import selection
 from tritongemm.bench.providers import Prepared
 from tritongemm.errors import TritonGemmError, UnsupportedError
+from tritongemm.kernels.launch import Geometry
 from tritongemm.measure.contender import Contender
 from tritongemm.selection.hosttime import GRAPH
+from tritongemm.selection.mixed import reading, torch_wins_converting
 
 if TYPE_CHECKING:
     from tritongemm.bench.target import Target
     from tritongemm.config import KernelConfig
+    from tritongemm.device import DeviceSpec
     from tritongemm.measure.operands import OperandSet
     from tritongemm.problem import GemmProblem
 
@@ -41,12 +44,11 @@ class Auto:
         columns: dict[str, object] = {"selection_source": "torch"}
         if target.kind != "cpu":
             try:
-                chosen = _float32_of(problem)
-                choice = selection.choose(chosen, target.spec)
+                chosen, choice, wins = _decided(problem, target.spec)
             except TritonGemmError as error:  # the call itself goes to torch then
                 columns["kernel"] = f"torch ({type(error).__name__})"
             else:
-                if selection.torch_wins(chosen, choice, target.spec, GRAPH):  # as it is timed
+                if wins(chosen, choice, target.spec, GRAPH):  # as it is timed
                     columns["kernel"] = "torch (faster)"
                 else:
                     columns = {"kernel": choice.config.kernel,
@@ -60,6 +62,19 @@ class Auto:
             return lambda: tritongemm.matmul(a, b, out=out)
 
         return Prepared(Contender(self.name, bind), columns)
+
+
+def _decided(problem: GemmProblem, device: DeviceSpec) -> tuple[
+        GemmProblem, selection.Choice, Callable[..., str | None]]:
+    """(what is multiplied, by what, what says that torch is faster)."""
+    chosen = _float32_of(problem)
+    choice = selection.choose(chosen, device)
+    if chosen is not problem:
+        geometry = replace(Geometry.contiguous(chosen), stored_a=problem.dtype_a)
+        found = reading(chosen, choice, geometry, device)
+        if found is not None and not torch_wins_converting(chosen, found, device, GRAPH):
+            return chosen, found, torch_wins_converting
+    return chosen, choice, selection.torch_wins
 
 
 def _float32_of(problem: GemmProblem) -> GemmProblem:
