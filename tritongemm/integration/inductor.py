@@ -152,7 +152,7 @@ def options(*, min_flops: float | None = None, templates: int | None = None, aux
             it to compile and time for each product: those with the least predicted times. None:
             all. What it calls without a template stays a candidate.
         aux: also fuse a gelu, a silu or a gated layer whose sum backward needs: the kernel writes
-            both. Not measured on a GPU yet, therefore off.
+            both. Off, because no program was measured with it; of its kernels see docs/programs.md.
         others: further options of Inductor, passed on.
 
     Raises:
