@@ -29,8 +29,8 @@ import numpy as np
 
 from tritongemm import selection, settings
 from tritongemm.calibration import quick
-from tritongemm.calibration.calibrate import candidates_of, corrected, fit, learned
-from tritongemm.calibration.regret import Summary, _first
+from tritongemm.calibration.calibrate import corrected, fit, learned
+from tritongemm.calibration.regret import Summary
 from tritongemm.calibration.regret import shipped as judged_as_shipped
 from tritongemm.calibration.sustained import sustained
 from tritongemm.calibration.timing_table import TimingTable
@@ -103,15 +103,12 @@ def main(out: str, journals: list[str]) -> None:
                for f in sorted(of, key=lambda f: f.coarse_us)[:quick.FINALISTS]]
         part = sustained(replace(measured, timings=tuple(measured.timings[i] for i in drawn),
                                  finals=tuple(few)))
-        training = TimingTable(part.timings, part.device)
         everything = TimingTable(part.timings + tuple(
             t for t in measured.timings if (t.problem.batch, t.problem.m, t.problem.n, t.problem.k)
             not in trained), measured.device)
         fitted = fit(everything.rows(np.arange(len(part.timings))))
         network = learned(everything.rows(np.arange(len(part.timings))), fitted)
-        candidates = candidates_of(training.columns.configs, training.behind)
         fit_s = time.monotonic() - started
-        place_of = {config: number for number, config in enumerate(candidates)}
         shares: dict = {"quick": [], "shipped": [], "usual": []}
         test = everything.rows(np.arange(len(part.timings), len(everything.log_time)))
         expected = corrected(test, fitted, network)
@@ -122,11 +119,8 @@ def main(out: str, journals: list[str]) -> None:
             problem = test.problems[number]
             times = {measured.timings[i].config: float(np.exp(truth.log_time[i]))
                      for i in rows[problem]}
-            place = np.array([place_of.get(c, -1) for _, c in own])
-            values = np.where(place < 0, np.inf, expected[[r for r, _ in own]])
-            first = _first(values, place)
             usual = min(promise[problem], key=promise[problem].__getitem__)
-            chosen = usual if first is None else own[first][1]
+            chosen = own[int(np.argmin(expected[[r for r, _ in own]]))][1]
             best = min(times.values())
             shares["quick"].append(best / times[chosen])
             shares["usual"].append(best / times[usual])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 
 import fakes
@@ -34,14 +33,15 @@ def test_whatever_the_budget_cuts_off_leaves_a_spread():
     assert max(p.flops() for p in problems) <= 2e12
 
 
-def test_configs_are_half_promising_and_half_spread_over_kernels_and_tiles():
-    tiled = [KernelConfig("tiled", m, n, 64) for m in (64, 128) for n in (64, 128, 256)]
-    others = [KernelConfig("gemv", 1, 64, 16, num_stages=1),
+def test_configs_are_half_promising_and_half_spread_over_tiles():
+    tiled = [KernelConfig("tiled", 64, 64, 64, num_stages=stages) for stages in (2, 3, 4, 5)]
+    others = [KernelConfig("tiled", 128, 64, 64), KernelConfig("gemv", 1, 64, 16, num_stages=1),
               KernelConfig("skinny", 8, 16, 512, num_stages=1)]
-    found = quick.spread([*tiled, *others], 5, "seed")
-    assert found[0] == tiled[0] and len(set(found)) == 5
-    assert Counter(c.kernel for c in found) == {"tiled": 3, "gemv": 1, "skinny": 1}
-    assert quick.spread(tiled, 99, "seed")[0] == tiled[0] and len(quick.spread(tiled, 99, "")) == 6
+    for seed in "abcdef":
+        found = quick.spread([*tiled, *others], 5, seed)
+        assert found[0] == tiled[0] and {found[2], found[4]} <= {*tiled, *others}
+        assert found[1] in others and found[3] in others and len(set(found)) == 5
+    assert quick.spread(tiled, 99, "seed")[0] == tiled[0] and len(quick.spread(tiled, 99, "")) == 4
 
 
 def test_candidates_are_legal_from_one_pool_with_what_is_in_use():
@@ -81,6 +81,7 @@ def test_a_quick_calibration_is_written_and_serves(tmp_path, monkeypatch, capsys
     assert len(given["problems"]) > 200 and isinstance(given["candidates"], quick.QuickPlanner)
     (section,) = read_calibration("new.json").sections
     assert section.units == ("bf16", "fp16") and section.problems == 8
+    assert not section.candidates
     assert sum(r["kind"] == "winner" for r in read_journal("q.jsonl")) == 8
 
 

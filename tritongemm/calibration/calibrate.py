@@ -167,8 +167,10 @@ def near_the_best(misses: np.ndarray, behind: np.ndarray) -> float:
     return round(float(np.sqrt((misses[behind < math.log(1.3)] ** 2).mean())), 4)
 
 
-def section_of(table: TimingTable, units: tuple[str, ...], measured: DeviceTimings) -> Section:
-    """The fitted section for ``units``."""
+def section_of(table: TimingTable, units: tuple[str, ...], measured: DeviceTimings,
+               listed: bool = True) -> Section:
+    """The fitted section for ``units``. ``listed``: with candidates (:func:`candidates_of`);
+    without, selection looks at all configs of the classes that were measured."""
     fitted = fit(table)
     network = learned(table, fitted)
     misses = np.log(corrected(table, fitted, network)) - table.log_time
@@ -178,16 +180,17 @@ def section_of(table: TimingTable, units: tuple[str, ...], measured: DeviceTimin
     return Section(units, measured.run_ids, measured.triton, len(table.problems),
                    len(table.log_time), near_the_best(misses, table.behind), constants,
                    {name: round(value, 4) for name, value in fitted.factors.items()},
-                   candidates_of(table.columns.configs, table.behind),
+                   candidates_of(table.columns.configs, table.behind) if listed else (),
                    neighbours_of(table.problems, measured), network,
                    Covers.of((t.problem, t.config) for t in measured.timings))
 
 
 def calibrate(journals: Iterable[str | os.PathLike[str]], device: str | None = None,
-              path: str | os.PathLike[str] | None = None) -> tuple[Path, Calibration]:
+              path: str | os.PathLike[str] | None = None, *, listed: bool = True
+              ) -> tuple[Path, Calibration]:
     """Fits every group of units in the journals, and writes the device's calibration.
 
-    Sections for other units stay as they are.
+    Sections for other units stay as they are. ``listed``: as of :func:`section_of`.
 
     Raises:
         DataFileError: a journal or calibration cannot be used, or the file is not writable.
@@ -195,7 +198,7 @@ def calibrate(journals: Iterable[str | os.PathLike[str]], device: str | None = N
     """
     measured = sustained(read_timings(journals, device))
     return write(measured.device, path or calibration_path(measured.device.slug), (
-        section_of(TimingTable(part.timings, part.device), units, part)
+        section_of(TimingTable(part.timings, part.device), units, part, listed)
         for units, part in measured.parts()))
 
 

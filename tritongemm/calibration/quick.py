@@ -2,9 +2,14 @@
 
 Problems are drawn from the families of the shipped suites and interleaved, so that the sample stays
 balanced wherever the budget ends it. For each problem, half of the configs are those that the model
-with typical constants expects to be fastest, and half are drawn over kernels and tiles. All
-problems share one pool of configs, so that differences between problems show on the same configs,
-and several problems use the same binary.
+with typical constants expects to be fastest, and half are drawn over the tiles. All problems share
+one pool of configs, so that differences between problems show on the same configs, and several
+problems use the same binary.
+
+Typical constants rank configs badly, so what a model learns grows with the number of different
+configs more than with that of problems. For the same reason the calibration lists no candidates: of
+the pool's configs even the best may be slow for a problem, and selection goes through all configs
+of the tiles that were measured.
 """
 
 from __future__ import annotations
@@ -44,11 +49,12 @@ _SEED = 1126
 _LAYOUTS = ("nt", "nn", "nt", "tn", "nt", "tt")
 #: Larger problems take seconds per config on a small device.
 _MOST_FLOPS, _MOST_BYTES = 2e12, 2**31
-#: Configs of each problem, and number of finalists that are measured again in rounds with torch.
-CONFIGS, FINALISTS = 12, 3
+#: Configs of each problem, and number of finalists that are measured again in rounds with torch. A
+#: config takes 0.02 s, what else a problem takes 1.3 s (an H200).
+CONFIGS, FINALISTS = 40, 3
 #: Size of the pool: the number of anchor problems, the configs expected fastest for each of them,
-#: and random configs of each kernel.
-_ANCHORS, _OF_ANCHOR, _OF_KERNEL = 24, 24, 24
+#: and random configs of each tile. Compiling the pool takes 16 cores most of the budget.
+_ANCHORS, _OF_ANCHOR, _OF_TILE = 24, 12, 1
 
 
 @dataclass(frozen=True)
@@ -81,22 +87,20 @@ def quick_problems(dtype: str = "bf16", seed: int = _SEED) -> list[GemmProblem]:
 
 
 def spread(by_promise: Sequence[KernelConfig], count: int, seed: str) -> list[KernelConfig]:
-    """``count`` configs: alternately the next by estimated time, and a random one from the kernels
-    and tiles that were drawn least."""
+    """``count`` configs: alternately the next by estimated time, and a random one from the tiles
+    that were drawn least."""
     rng = random.Random(seed)
     promising = list(by_promise)
     drawn = rng.sample(promising, len(promising))
-    kernels: dict[str, int] = {}
     tiles: dict[str, int] = {}
     chosen: dict[KernelConfig, None] = {}
     while len(chosen) < min(count, len(promising)):
         if len(chosen) % 2 == 0:
             config = next(c for c in promising if c not in chosen)
         else:
-            config = min((c for c in drawn if c not in chosen), key=lambda c: (
-                kernels.get(c.kernel, 0), tiles.get(class_of(c), 0)))
+            config = min((c for c in drawn if c not in chosen),
+                         key=lambda c: tiles.get(class_of(c), 0))
         chosen[config] = None
-        kernels[config.kernel] = kernels.get(config.kernel, 0) + 1
         tiles[class_of(config)] = tiles.get(class_of(config), 0) + 1
     return list(chosen)
 
@@ -134,9 +138,12 @@ class QuickPlanner(KernelPlanner):
                     pool.update(dict.fromkeys(
                         super().by_promise(anchor, device, legal)[:_OF_ANCHOR]))
             rng = random.Random(f"{_SEED} {problem.operands}")
+            of_tile: dict[str, list[KernelConfig]] = {}
             for space in self.spaces:
-                configs = self._configs(space, problem.operands)
-                pool.update(dict.fromkeys(rng.sample(configs, min(_OF_KERNEL, len(configs)))))
+                for config in self._configs(space, problem.operands):
+                    of_tile.setdefault(class_of(config), []).append(config)
+            for alike in of_tile.values():
+                pool.update(dict.fromkeys(rng.sample(alike, min(_OF_TILE, len(alike)))))
             self._pools[problem.operands] = list(pool)
         return self._pools[problem.operands]
 
@@ -179,5 +186,5 @@ def quick(journal: str | os.PathLike[str], *, budget_s: float = BUDGET_S, dtype:
     options.setdefault("candidates", QuickPlanner(wanted[:_ANCHORS]))
     options.setdefault("finalists", FINALISTS)
     swept = sweep(wanted, journal, budget_s=_FOR_SWEEPING * budget_s, **options)  # type: ignore
-    written, calibration = calibrate([journal], path=path)
+    written, calibration = calibrate([journal], path=path, listed=False)
     return QuickReport(swept, written, calibration)
