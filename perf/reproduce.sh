@@ -27,6 +27,7 @@
 #   complex    5 min    complex64: square up to 8,192
 #   accuracy   1 min    errors of float32 products by distribution
 #   flags      1 min    what flagged rows and columns cost a float32 product
+#   mixed      1 min    bf16 inputs with float32 weights, 1 to 64 rows
 #   programs  20 min    whole programs in all modes
 #   invariance 3 min    what batch invariance costs on llm_prefill and llm_decode
 #   orders    12 min    configs of one sum order give equal bits on 10,000 problems
@@ -183,6 +184,8 @@ part_flags() {
 }
 
 part_accuracy() { tg accuracy --out "$OUT/accuracy/accuracy.csv"; }
+
+part_mixed() { "$PYTHON" perf/bench_mixed.py "$OUT/mixed.csv"; }
 
 part_programs() { tg models --budget 2 --out "$OUT/programs.csv"; }
 
