@@ -6,7 +6,7 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tritongemm.cli.outputs import check_file, file_argument
@@ -19,6 +19,7 @@ from tritongemm.cli.shapes import (
 from tritongemm.cli.waiting import Waiting, starting
 from tritongemm.cli.where import cpu_instead
 from tritongemm.errors import UsageError
+from tritongemm.problem import GemmProblem
 
 DEFAULT_OUT = Path("results/bench.csv")
 _PROVIDERS, _CPU_PROVIDERS = "torch,tritongemm", "torch,numpy_blocked"
@@ -98,7 +99,7 @@ def _bench(args: argparse.Namespace, waiting: Waiting) -> int:
         tags=_tags(args.tag), resume=args.resume, processes=args.processes, seed=args.seed,
         budget_s=args.budget, timeout_s=args.timeout, device=args.device,
         compile_workers=args.compile_workers, host_time=args.host_time,
-        notes=_notes(args, {problem.precision for _, problem in work}))
+        notes=_notes(args, [problem for _, problem in work]))
     try:
         if args.scheduler:
             from tritongemm.bench.cluster import bench_on_cluster
@@ -158,12 +159,13 @@ def _tags(words: list[str]) -> str:
     return ",".join(dict.fromkeys(part for word in words for part in _words(word)))
 
 
-def _notes(args: argparse.Namespace, precisions: set[str]) -> dict[str, object]:
-    """The arguments that ``runs.json`` records; no paths."""
-    notes: dict[str, object] = {"dtypes": args.dtype, "layouts": args.layout,
-                                "precision": ",".join(sorted(precisions)),
-                                "epilogues": args.epilogue,
-                                **operand_words(args)}
+def _notes(args: argparse.Namespace, problems: Sequence[GemmProblem]) -> dict[str, object]:
+    """What ``runs.json`` records of the problems, whichever of a suite and an argument says it."""
+    notes: dict[str, object] = {
+        name: ",".join(sorted({getattr(problem, field) for problem in problems}))
+        for name, field in (("dtypes", "dtype_a"), ("layouts", "layout"),
+                            ("precision", "precision"), ("epilogues", "epilogue"))}
+    notes.update(operand_words(args))
     if args.fresh is not None:
         notes["fresh_seed"] = args.fresh
     return notes
