@@ -114,11 +114,12 @@ def test_16_bit_inputs_with_float32_weights_are_explained_as_mixed(m, says, caps
                  "--layout", "nt", "--device-name", "nvidia-h200"]) == 0
     out = capsys.readouterr().out
     assert f"{m}x4096x4096 fp32 nt fp16x3" in out
-    assert out.splitlines()[-1].startswith(f"mixed      with mixed=True; {says}")
+    assert out.splitlines()[-1].startswith(f"mixed      with mixed=True {says}")
 
 
-def test_a_product_that_is_torchs_converts_a_16_bit_input(capsys):
-    assert main(["explain", "16", "4096", "4096", "--dtype", "bf16", "--dtype-b", "fp32",
-                 "--precision", "ieee", "--device-name", "nvidia-h200"]) == 0
+@pytest.mark.parametrize("words", (["--precision", "ieee"], ["--layout", "tn", "--k", "77"]))
+def test_a_product_that_no_kernel_reads_converts_a_16_bit_input(words, capsys):
+    assert main(["explain", "--m", "17", "--n", "4096", "--k", "4096", "--dtype", "bf16",
+                 "--dtype-b", "fp32", "--device-name", "nvidia-h200", *words]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last == "mixed      with mixed=True; A is converted from bf16 first"
+    assert last == "mixed      with mixed=True A is converted from bf16 first, then as above"

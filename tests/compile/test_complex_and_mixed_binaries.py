@@ -9,6 +9,7 @@ from compiled import count, sass
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import representative
+from tritongemm.errors import UnsupportedError
 from tritongemm.kernels.compile import build_launches, launches_of
 from tritongemm.kernels.complex_product import float32_problem
 from tritongemm.kernels.launch import Geometry
@@ -84,3 +85,38 @@ def test_kernels_for_few_rows_load_a_16_bit_a_in_vectors_without_spills(config, 
         assert count(opcodes, "LDG") == sum(
             n for name, n in opcodes.items() if name.startswith("LDG.E.64")
             or name.startswith("LDG.E") and "128" in name)
+
+
+SIMT = KernelConfig("simt", 32, 64, 32, num_warps=4, num_stages=3, thread_m=4, thread_n=4)
+
+
+def mixed(m: int, k: int, letter: str, align: int = 16) -> tuple[GemmProblem, Geometry]:
+    """A float32 problem with an A of bf16 whose rows are padded to 8 elements."""
+    problem = GemmProblem(m, 64, k, 1, "fp32", "fp32", "fp32", letter + "t", align, 16, 16,
+                          precision="fp16x3")
+    lead = -(-(k if letter == "n" else m) // 8) * 8
+    strides = (lead, 1) if letter == "n" else (1, lead)
+    return problem, replace(Geometry.contiguous(problem), am=strides[0], ak=strides[1], bk=1,
+                            bn=-(-k // 8) * 8, stored_a="bf16")
+
+
+@pytest.mark.parametrize(("m", "k", "letter"), ((33, 1024, "n"), (32, 1030, "n"), (34, 101, "t")))
+def test_simt_copies_two_elements_of_16_bits_at_a_time(m, k, letter):
+    problem, geometry = mixed(m, k, letter)
+    (binary,), _ = build_launches(launches_of(problem, SIMT, H100, geometry)[:1], 90)
+    assert count(sass(binary), "LDGSTS") > 0
+
+
+@pytest.mark.parametrize(("m", "k", "letter", "align"), (
+    (32, 101, "n", 16), (32, 2049, "n", 16), (33, 1024, "t", 16), (32, 1024, "n", 4)))
+def test_simt_refuses_copies_of_2_bytes(m, k, letter, align):
+    problem, geometry = mixed(m, k, letter, align)
+    with pytest.raises(UnsupportedError, match="copies 4 bytes and more of A"):
+        launches_of(problem, SIMT, H100, geometry)
+    assert launches_of(problem, SIMT, H100, replace(geometry, stored_a=""))
+
+
+def test_simt_refuses_more_conversions_than_a_launch_takes():
+    problem, geometry = mixed(64, 2**19, "n")
+    with pytest.raises(UnsupportedError, match="would convert 536,870,912 elements of A"):
+        launches_of(problem, SIMT, H100, geometry)

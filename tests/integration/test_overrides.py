@@ -366,17 +366,29 @@ def test_an_override_that_is_entered_again_is_chained_to_what_stands_then(produc
     assert seen == [torch.float64]
 
 
+def test_an_override_that_is_entered_again_makes_no_kernel(products, monkeypatch):
+    with tg.override(min_flops=3):
+        pass
+    monkeypatch.setattr(entries, "_product_entry", None)
+    monkeypatch.setattr(entries, "_sum_entry", None)
+    with tg.override(min_flops=3):
+        torch.mm(A, B)
+    assert taken() == {"mm": 1}
+    with pytest.raises(TypeError), tg.override(min_flops=4):
+        pass
+
+
 def test_entries_of_a_watch_are_not_kept(products):
     class Seen(entries.Watch):
         def __call__(self, name, taken, run, args, kwargs):
             return run(*args, **kwargs)
 
-    made = entries._kernel.cache_info().currsize
+    made = entries._kept_kernel.cache_info().currsize
     request = in_force._request(None, 0.0, False, Seen())
     in_force.enter(request)
     torch.mm(A, B)
     in_force.leave(request)
-    assert taken() == {"mm": 1} and entries._kernel.cache_info().currsize == made
+    assert taken() == {"mm": 1} and entries._kept_kernel.cache_info().currsize == made
 
 
 def test_strict_raises_naming_operation_and_reason(products):

@@ -124,6 +124,7 @@ def test_few_columns_stream_a_of_16_bits(narrow):
 
 @pytest.mark.parametrize("narrow", (torch.bfloat16, torch.float16), ids=str)
 def test_public_calls_are_those_of_the_widened_operand(narrow):
+    """On a CPU, where A is converted first."""
     a, w, bias = torch.randn(2, 9, 40).to(narrow), torch.randn(17, 40), torch.randn(17)
     assert torch.equal(tg.linear(a, w, bias, mixed=True, activation="relu", strict=True),
                        tg.linear(a.float(), w, bias, activation="relu", strict=True))

@@ -79,9 +79,10 @@ def test_an_activation_runs_natively(driver):
 def mixed_driver(driver, monkeypatch):
     """Products of a 16-bit A and a float32 B have a plan, as on a GPU."""
     choice = Choice(KernelConfig("tiled_bf16x6", 64, 64, 32), "exact")
-    monkeypatch.setattr(plans, "reading", lambda *_: choice)
+    monkeypatch.setattr(plans, "choose", lambda *_: choice)
     monkeypatch.setattr(plans, "torch_wins_converting", lambda *_: None)
-    monkeypatch.setattr(calls, "_precision_of", lambda x: "fp16x3")
+    monkeypatch.setattr(calls, "_precision_of", lambda x: (
+        "tf32" if calls.precision_setting("cuda", "matmul") == "tf32" else "fp16x3"))
     return driver
 
 
@@ -116,6 +117,41 @@ def test_mixed_products_are_launched_natively(mixed_driver, name, narrow):
         assert MIXED[name](a, w, bias).dtype is torch.float32
     with pytest.raises(UsageError, match="mixed=True multiplies"):
         MIXED[name](a.float(), w.detach(), bias)
+    assert mixed_driver.by_native == 1
+
+
+def test_a_mixed_product_is_not_answered_under_another_precision(mixed_driver):
+    a, w = drawn(33, 17, dtype=torch.bfloat16), drawn(40, 17)
+    twice(mixed_driver, lambda: tg.linear(a, w, mixed=True))
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    try:
+        matmul.fp32_precision = "tf32"
+        tg.linear(a, w, mixed=True)
+        assert mixed_driver.by_native == 1
+        assert {plan.geometry.stored_a for plan in mixed_driver.plans[1:]} <= {""}
+    finally:
+        matmul.fp32_precision = before
+    tg.linear(a, w, mixed=True)
+    assert mixed_driver.by_native == 2
+
+
+def test_an_out_that_shares_memory_with_a_16_bit_a_is_seen(mixed_driver):
+    buffer, w = torch.zeros(4096), drawn(32, 32)
+    a = buffer.view(torch.bfloat16)[:33 * 32].view(33, 32)
+
+    def multiplied(first: int) -> None:
+        """Into 33 x 32 floats from number ``first`` on."""
+        a.copy_(drawn(33, 32, dtype=torch.bfloat16))
+        expected = a.float() @ w.T
+        out = buffer[first:first + 33 * 32].view(33, 32)
+        torch.testing.assert_close(tg.mm(a, w.T, out=out, mixed=True), expected)
+
+    multiplied(33 * 16)  # behind A, by Python
+    multiplied(33 * 16)
+    assert mixed_driver.by_native == 1
+    multiplied(0)
+    multiplied(33 * 16 - 4)  # the last 16 bytes of A
     assert mixed_driver.by_native == 1
 
 
@@ -501,7 +537,7 @@ def test_small_products_are_due_as_in_the_python_path(patience, driver, monkeypa
     """The same calls in the same order go to torch by either implementation."""
     monkeypatch.setattr(native.table(), "clear", lambda limit: 0)  # would start the counts again
     asked: list[int] = []
-    monkeypatch.setattr(entries, "_kernel", entries._kernel.__wrapped__)  # makes new ones
+    monkeypatch.setattr(entries, "_kept_kernel", entries._kernel)  # of another `product`
     monkeypatch.setattr("tritongemm.integration.entries.product", lambda op, a, b, **_: (
         asked.append(a.shape[0]), execute._SEEN_TOO_LITTLE)[1])
     operands = [(drawn(m, k), drawn(k, 4)) for m in (1, 2, 3) for k in (8, 200)]

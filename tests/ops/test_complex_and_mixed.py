@@ -155,6 +155,37 @@ def test_a_split_product_reads_a_16_bit_input_as_it_is(plans, monkeypatch):
     assert made[-1][1].stored_a == "" and made[-1][0].precision == "tf32"
 
 
+def test_under_batch_invariance_every_16_bit_input_is_converted(plans, monkeypatch):
+    made = []
+
+    def make_plan(problem, config, device, geometry, where):
+        made.append(geometry.stored_a)
+        return lambda a, b, c, *rest: c.copy_(a.float() @ b)
+
+    split_on_hopper(monkeypatch, make_plan)
+    a, w = torch.randn(130, 71).bfloat16(), torch.randn(130, 71)
+    with tg.batch_invariant():
+        assert torch.allclose(tg.linear(a, w, mixed=True), a.float() @ w.mT)
+    assert torch.allclose(tg.linear(a, w, mixed=True), a.float() @ w.mT)
+    assert made == ["", "bf16"]
+
+
+def test_without_memory_for_scratch_a_config_that_reads_a_16_bit_input_is_found():
+    from dataclasses import replace
+
+    from tritongemm.device import device_named
+    from tritongemm.kernels.compile import launches_of
+    from tritongemm.kernels.launch import Geometry
+    from tritongemm.ops.plan import scratch_of
+    from tritongemm.problem import GemmProblem
+
+    h200 = device_named("nvidia-h200")
+    problem = GemmProblem.contiguous(16, 4096, 4096, dtype="fp32", layout="nt", precision="fp16x3")
+    geometry = replace(Geometry.contiguous(problem), stored_a="bf16")
+    found = kept._without_scratch(problem, h200, geometry, SPLIT)
+    assert not scratch_of(launches_of(problem, found, h200, geometry))
+
+
 def test_a_kernel_that_does_not_convert_refuses_a_16_bit_input():
     from dataclasses import replace
 

@@ -109,7 +109,7 @@ class QuickPlanner(KernelPlanner):
     """The candidates of a quick calibration.
 
     Args:
-        anchors: problems whose best configs by estimate make up most of the pool.
+        anchors: problems whose best configs by estimate are in the pool, beside one of each tile.
     """
 
     def __init__(self, anchors: Sequence[GemmProblem], count: int = CONFIGS) -> None:

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     found = explain_problem(problem, device)
     print(found)
     if mixed:
-        print(f"mixed      with mixed=True; {_of_mixed(problem, args.dtype, device)}")
+        print(f"mixed      with mixed=True {_of_mixed(problem, args.dtype, device)}")
     return 0
 
 
@@ -67,14 +67,15 @@ def _of_mixed(problem: GemmProblem, stored: str, device: DeviceSpec) -> str:
     from tritongemm.kernels.launch import Geometry
     from tritongemm.selection import choose
     from tritongemm.selection.hosttime import usual_path
-    from tritongemm.selection.mixed import reading, torch_wins_converting
+    from tritongemm.selection.mixed import why_converted
 
     if problem.precision == "fp16x3":
+        choice = choose(problem, device)
         geometry = replace(Geometry.contiguous(problem), stored_a=stored)
-        choice = reading(problem, choose(problem, device), geometry, device)
-        if choice is not None and not torch_wins_converting(problem, choice, device, usual_path()):
-            return f"A is read as {stored}, by {choice.config.config_id}"
-    return f"A is converted from {stored} first"
+        if why_converted(problem, choice, geometry, device, usual_path()) is None:
+            return (f"A is read as {stored}, by {choice.config.config_id}; torch's side would "
+                    "convert it, which counts")
+    return f"A is converted from {stored} first, then as above"
 
 
 def _extents(args: argparse.Namespace) -> tuple[int, int, int]:

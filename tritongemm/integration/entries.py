@@ -140,7 +140,7 @@ class Entries:
             module = self._native_for(name)
             torchs = module and module.standing(f"aten::{name}", key)
             # What sees calls may hold many of them, and is not kept.
-            make = _kernel if policy.watch is None else _kernel.__wrapped__
+            make = _kept_kernel if policy.watch is None else _kernel
             kernel, below = make(op, name, key, policy, module is not None)
             # Below this key there is nothing left to choose from.
             below.run = partial(original.call_boxed, torch._C.DispatchKeySet(_key(key)))
@@ -225,7 +225,6 @@ class _Below:
         return self.run(*args, **kwargs)
 
 
-@lru_cache(maxsize=256)  # of a dozen policies
 def _kernel(op: str, name: str, key: str, policy: Policy, looked: bool) -> tuple[Kernel, _Below]:
     """The Python entry, and what it calls where it declines. ``looked``: the native dispatcher
     stands above it, where it has looked the call up, and where small products wait."""
@@ -235,6 +234,9 @@ def _kernel(op: str, name: str, key: str, policy: Policy, looked: bool) -> tuple
     below = _Below()
     theirs = _watched(policy.watch, name, False, below)
     return untraced(make(ours, theirs, policy, looked, name)), below
+
+
+_kept_kernel = lru_cache(maxsize=256)(_kernel)  # of a dozen policies
 
 
 def _watched(watch: Watch | None, name: str, taken: bool, run: Kernel) -> Kernel:

@@ -20,7 +20,7 @@ from tritongemm.kernels.reduce import split_to_fill, target_of
 from tritongemm.kernels.spec import KernelSpec
 from tritongemm.kernels.sum_order import SumOrder, order_of
 from tritongemm.kernels.takes import Takes
-from tritongemm.problem import GemmProblem
+from tritongemm.problem import GemmProblem, divisor_of
 
 _WARP = 32
 #: Numbers that a thread reads from shared memory at once.
@@ -30,8 +30,8 @@ _VECTOR = 4
 #: each copy of a step that it starts. As compiled for sm_90.
 _BASE_REGISTERS, _ACROSS_REGISTERS, _ALONG_REGISTERS, _COPY_REGISTERS = 8, 2.5, 7.0, 1.7
 #: Conversions of elements of a 16-bit A, each by every thread that multiplies it. On an H200,
-#: 16x4096x4096 with 2^26 takes as long as with a float32 A, 32x4096x4096 with 2^27 20 us more; a
-#: launch that converts A takes 3 us (perf/results/nvidia-h200/mixed.csv).
+#: 16x4096x4096 with 2^26 takes about as long as with a float32 A, 32x4096x4096 with 2^27 20 us
+#: more; a launch that converts A takes 3 us (perf/log/2026-11.md, float32 weights).
 _MOST_WIDENED = 2**26
 #: Products that the loop's body may unroll to: more compile for tens of seconds.
 _MAX_PRODUCTS = 4096
@@ -87,10 +87,13 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
 
 
 def _require_worth_widening(problem: GemmProblem, config: KernelConfig, stored: str) -> None:
-    """Raises :class:`UnsupportedError` where a 16-bit A is better converted first."""
-    if problem.a.elements == 1:
-        raise UnsupportedError(f"simt copies 4 bytes and more at a time; rows of A in {stored} are "
-                               "aligned to 2. Convert A first")
+    """Raises :class:`UnsupportedError` where a 16-bit A is better converted first, or must be: an
+    asynchronous copy moves at least 4 bytes, within the alignment of A and of its edge."""
+    m, k = problem.m, problem.k
+    edge = m if problem.layout[0] == "t" else 0 if k % config.block_k == 0 else k
+    if divisor_of(edge, problem.a.elements) == 1:
+        raise UnsupportedError(f"simt copies 4 bytes and more of A at a time; {m}x{k} of {stored}, "
+                               f"aligned to {problem.a.elements}, allow 2. Convert A first")
     widened = problem.batch * problem.m * problem.n * problem.k // config.thread_n
     if widened > _MOST_WIDENED:
         raise UnsupportedError(f"threads of {config.config_id} would convert {widened:,} elements "

@@ -54,7 +54,7 @@ class Rule(NamedTuple):
         broadcasts: whether the batches of A and B may differ.
         activation: applied to the result.
         forced: also run products that the policy gives to torch (``strict``).
-        mixed: A is of 16 bits, B and the result are float32: a float32 product of which the split
+        mixed: A is of 16 bits, B and the result are float32: a float32 product by a kernel that
             reads A as it is. Its callers know the call by torch's precision setting.
         gradient_of: D multiplies the product, or with an activation its derivative at D does;
             empty: D is added.
@@ -229,9 +229,11 @@ def _problem(rule: Rule, x: Operands, form: CallForm,
 def _widened(problem: GemmProblem, geometry: Geometry, form: CallForm,
              precision: str) -> tuple[GemmProblem, Geometry]:
     """The float32 problem of an A of 16 bits, whose alignment covers as many elements of 4 bytes.
-    Raises Declined where no split reads A."""
+    Raises Declined where A is to be converted first."""
     if precision != "fp16x3":
         raise Declined(f"at precision {precision} no kernel reads A as {problem.dtype_a}")
+    if settings.current().batch_invariant:  # some M would be read, and others converted
+        raise Declined(f"under batch invariance A is converted from {problem.dtype_a}")
     if len(form.parts) > 1:
         raise Declined("the batch has several strides")
     return (replace(problem, dtype_a="fp32", align_a=min(2 * problem.align_a, FULL_ALIGNMENT),

@@ -442,8 +442,8 @@ def _known_mixed(op: Op, a: Tensor, b: Tensor, d: Tensor | None = None,
 def _read_as_it_is(op: Op, a: Tensor, b: Tensor, d: Tensor | None = None,
                    out: Tensor | None = None) -> Tensor | None:
     """A product of 16-bit A and float32 B by kernels that read A as it is; None where A is to be
-    converted first: for a gradient, a transform or a compiler, and where the float32 product is
-    torch's or no split product."""
+    converted first: for a gradient, a transform, a compiler or batch invariance, and where the
+    float32 product is torch's or of a kernel that does not read it."""
     if compiling() or a.dtype not in _NARROW or b.dtype is not torch.float32:
         return None
     if fast_path(a, b) is not product or d is not None and adding(product, d) is not fused:

@@ -26,7 +26,7 @@ from tritongemm.problem import GemmProblem
 from tritongemm.records.failures import remember
 from tritongemm.selection import candidates, choose, sum_class, torch_wins
 from tritongemm.selection.hosttime import NATIVE, PYTHON, HostPath
-from tritongemm.selection.mixed import reading, torch_wins_converting
+from tritongemm.selection.mixed import torch_wins_converting
 
 log = logging.getLogger("tritongemm")
 
@@ -168,12 +168,8 @@ def _make(problem: GemmProblem, geometry: Geometry, where: torch.device,
     try:
         device = device_of(where)
         slug = device.slug
-        choice, wins = choose(problem, device), torch_wins
-        if geometry.stored_a:
-            found = reading(problem, choice, geometry, device)
-            if found is None:
-                return Declined(f"{choice.config} does not read A as {geometry.stored_a}")
-            choice, wins = found, torch_wins_converting
+        choice = choose(problem, device)
+        wins = torch_wins_converting if geometry.stored_a else torch_wins
         faster = None if forced else wins(problem, choice, device, host_path())
         if faster is not None:
             _say(str(problem), slug, "torch", choice.source, faster)
@@ -217,7 +213,11 @@ def _without_scratch(problem: GemmProblem, device: DeviceSpec, geometry: Geometr
         alike = sum_class(problem, device)
         others = [alike.config, *(c for c in others if alike.holds(problem, c, device))]
     for other in chain([config], others):
-        if not scratch_of(launches_of(problem, other, device, geometry)):
+        try:
+            launches = launches_of(problem, other, device, geometry)
+        except UnsupportedError:  # of an A in 16 bits
+            continue
+        if not scratch_of(launches):
             if other != config:
                 log.warning("tritongemm: %s: there is no memory for the scratch of %s; calls that "
                             "find none run %s", problem, config, other)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.errors import UnsupportedError
 from tritongemm.kernels.compile import launches_of
@@ -13,51 +12,41 @@ from tritongemm.kernels.launch import Geometry
 from tritongemm.problem import GemmProblem
 from tritongemm.selection.decision import torch_wins
 from tritongemm.selection.hosttime import HostPath
-from tritongemm.selection.model import estimate
-from tritongemm.selection.policy import Choice, candidates
+from tritongemm.selection.policy import Choice
 
-#: A launch that converts an A of up to 64 rows, which torch's kernels need: microseconds. On an
-#: H200 2.2 to 3.6 (perf/results/nvidia-h200/mixed.csv).
-CONVERSION_US = 2.2
+#: A launch that converts an A of few rows, which torch's kernels need: microseconds. On an H200 2.2
+#: and more for 70 of 72 inputs of up to 64 rows (perf/results/nvidia-h200/mixed.csv).
+_CONVERSION_US = 2.2
+#: Bytes that it reads and writes of an element.
+_CONVERTED_BYTES = 2 + 4
 
 
-def reading(problem: GemmProblem, choice: Choice, geometry: Geometry,
-            device: DeviceSpec) -> Choice | None:
-    """The ``choice`` for a float32 ``problem`` whose A is in memory as ``geometry.stored_a``. If
-    its kernel does not read that, the fastest config that does, unless it is expected to take
-    longer than converting A and the choice do; then None."""
-    if _reads(problem, choice.config, device, geometry):
-        return choice
-    expected = estimate(problem, choice.config, device).total_us
-    for config in candidates(problem, device):
-        time_us = estimate(problem, config, device).total_us
-        if time_us > expected + CONVERSION_US:
-            return None
-        if _reads(problem, config, device, geometry):
-            slower = expected / time_us
-            evidence, of_sibling, mean = (
-                x and x * slower for x in (choice.evidence, choice.of_sibling, choice.expected))
-            return Choice(config, "model", predicted_us=time_us, evidence=evidence,
-                          of_sibling=of_sibling, expected=mean,
-                          note=f"reads A as {geometry.stored_a}; {choice.config} does not")
-    return None
+def why_converted(problem: GemmProblem, choice: Choice, geometry: Geometry, device: DeviceSpec,
+                  path: HostPath) -> str | None:
+    """Why A, in memory as ``geometry.stored_a``, is converted before the float32 ``problem`` is
+    multiplied: the kernel of its ``choice`` does not read it, or torch is faster even so. None: it
+    is read as it is."""
+    try:
+        launches_of(problem, choice.config, device, geometry)
+    except UnsupportedError as error:
+        return str(error)
+    return torch_wins_converting(problem, choice, device, path)
 
 
 def torch_wins_converting(problem: GemmProblem, choice: Choice, device: DeviceSpec,
                           path: HostPath) -> str | None:
-    """:func:`torch_wins` where torch's side converts A first."""
+    """:func:`torch_wins` where torch's side converts A first. Its host time is not counted."""
     if choice.time_us:
-        longer = CONVERSION_US / choice.time_us
+        longer = conversion_us(problem, device) / choice.time_us
         evidence, of_sibling, mean = (
             x and x + longer for x in (choice.evidence, choice.of_sibling, choice.expected))
         choice = replace(choice, evidence=evidence, of_sibling=of_sibling, expected=mean)
     return torch_wins(problem, choice, device, path)
 
 
-def _reads(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
-           geometry: Geometry) -> bool:
-    try:
-        launches_of(problem, config, device, geometry)
-    except UnsupportedError:
-        return False
-    return True
+def conversion_us(problem: GemmProblem, device: DeviceSpec) -> float:
+    """Microseconds of the launch that converts A from 16 bits: at least those of its bytes."""
+    if not device.memory_gbps:
+        return _CONVERSION_US
+    converted = _CONVERTED_BYTES * problem.batch * problem.m * problem.k
+    return max(_CONVERSION_US, converted / (1e3 * device.memory_gbps))

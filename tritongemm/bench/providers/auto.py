@@ -14,7 +14,7 @@ from tritongemm.errors import TritonGemmError, UnsupportedError
 from tritongemm.kernels.launch import Geometry
 from tritongemm.measure.contender import Contender
 from tritongemm.selection.hosttime import GRAPH
-from tritongemm.selection.mixed import reading, torch_wins_converting
+from tritongemm.selection.mixed import why_converted
 
 if TYPE_CHECKING:
     from tritongemm.bench.target import Target
@@ -44,11 +44,11 @@ class Auto:
         columns: dict[str, object] = {"selection_source": "torch"}
         if target.kind != "cpu":
             try:
-                chosen, choice, wins = _decided(problem, target.spec)
+                choice, faster = _decided(problem, target.spec)
             except TritonGemmError as error:  # the call itself goes to torch then
                 columns["kernel"] = f"torch ({type(error).__name__})"
             else:
-                if wins(chosen, choice, target.spec, GRAPH):  # as it is timed
+                if faster:
                     columns["kernel"] = "torch (faster)"
                 else:
                     columns = {"kernel": choice.config.kernel,
@@ -64,17 +64,15 @@ class Auto:
         return Prepared(Contender(self.name, bind), columns)
 
 
-def _decided(problem: GemmProblem, device: DeviceSpec) -> tuple[
-        GemmProblem, selection.Choice, Callable[..., str | None]]:
-    """(what is multiplied, by what, what says that torch is faster)."""
+def _decided(problem: GemmProblem, device: DeviceSpec) -> tuple[selection.Choice, str | None]:
+    """(the choice, why torch runs the problem instead)."""
     chosen = _float32_of(problem)
     choice = selection.choose(chosen, device)
     if chosen is not problem:
         geometry = replace(Geometry.contiguous(chosen), stored_a=problem.dtype_a)
-        found = reading(chosen, choice, geometry, device)
-        if found is not None and not torch_wins_converting(chosen, found, device, GRAPH):
-            return chosen, found, torch_wins_converting
-    return chosen, choice, selection.torch_wins
+        if why_converted(chosen, choice, geometry, device, GRAPH) is None:
+            return choice, None
+    return choice, selection.torch_wins(chosen, choice, device, GRAPH)  # as it is timed
 
 
 def _float32_of(problem: GemmProblem) -> GemmProblem:
