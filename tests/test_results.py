@@ -25,7 +25,8 @@ MB = 1_000_000
 #: Calibration -> device, and the packed journals that it was made from.
 CALIBRATIONS = {
     "nvidia-h200": ("nvidia-h200", ("nvidia-h200/timings/bf16-fp16.npz",
-                                    "nvidia-h200/timings/fp32.npz")),
+                                    "nvidia-h200/timings/fp32.npz",
+                                    "nvidia-h200/timings/fresh-20261129.npz")),
     "nvidia-h100-80gb-hbm3": ("nvidia-h100-80gb-hbm3",
                               ("nvidia-h100-80gb-hbm3/timings/fp32.npz",))}
 

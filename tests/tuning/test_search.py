@@ -219,7 +219,7 @@ def test_a_device_without_a_calibration_has_wider_errors():
     problem = GemmProblem.contiguous(1024, 1024, 1024, layout="nt")
     known = model_for(problem, H200)
     unknown = model_of(Served(None, H200.name, H200), problem)
-    assert spread_of(known, H200) == pytest.approx(1.0, abs=0.03)
+    assert spread_of(known, H200) == pytest.approx(1.0, abs=0.05)
     assert spread_of(unknown, H200) > 3
     assert spread_of(known, device_named("nvidia-h100-80gb-hbm3")) > 1
 
