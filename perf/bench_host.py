@@ -153,6 +153,7 @@ def calls_of(size: int, device: str) -> dict[str, tuple[Call, Call]]:
             "mm, declined": lambda: torch.mm(wide, wide),
             "mm, declined by its shape": lambda: torch.mm(none, b)}.items():
         found[f"override: {name}"] = (call, call)
+
     def entering() -> None:
         with tg.override():
             pass
