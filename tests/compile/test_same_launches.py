@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 from compiled import compiled
+from perf_scripts import loaded
 from test_instructions import ROWS_64, shape
 
 from tritongemm.device import representative
 from tritongemm.kernels import SPECS
 
-SCRIPT = Path(__file__).resolve().parents[2] / "perf" / "same_launches.py"
-SPEC = importlib.util.spec_from_file_location("same_launches", SCRIPT)
-same_launches = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(same_launches)
+same_launches = loaded("same_launches")
 #: Of so many, drawn from the spaces and tables as they are, each kernel has some.
 PAIRS = 120
 

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 import torch
 
-from fuzz import campaign, judge
+from fuzz import campaign, judge, limits
 from fuzz.__main__ import arguments
 from fuzz.case import Case, View, read
 from fuzz.functions import ACTIVATIONS
@@ -89,7 +89,7 @@ def accepted(one: Case, found: torch.Tensor) -> bool:
     count."""
     try:
         judge._values(one, CPU, (found,), (torch.full_like(found, torch.nan),))
-    except judge._Wrong:
+    except limits.Wrong:
         return False
     return True
 
@@ -168,7 +168,7 @@ def test_multiply_adds_have_the_errors_of_float32_sums(distribution, chains, pre
 
 
 def test_a_chain_of_log_normal_numbers_is_allowed_what_a_chain_loses(monkeypatch):
-    monkeypatch.setattr(judge, "_chain_error", lambda *_: (0.0, 0.0))
+    monkeypatch.setattr(limits, "chain_error", lambda *_: (0.0, 0.0))
     assert not accepted(case("log_normal", 6000), in_chains("log_normal", 6000, 1))
 
 
@@ -188,7 +188,7 @@ def test_less_than_three_fp16_products_are_wrong(distribution, k, wrong):
 def test_the_bound_of_k_roundings_alone_would_let_tf32_pass(distribution, monkeypatch):
     found = in_tf32(*factors(distribution, 1536))
     assert not accepted(case(distribution, 1536), found)
-    monkeypatch.setattr(judge, "_as_float32_sums", lambda *_: True)
+    monkeypatch.setattr(limits, "_as_float32_sums", lambda *_: True)
     assert accepted(case(distribution, 1536), found)
 
 
@@ -228,7 +228,7 @@ def test_nan_and_infinities_are_left_to_their_own_comparison():
 def test_a_chains_error_is_found_for_every_shape_of_operands(function, shapes):
     views = [View(shape, torch.empty(shape).stride()) for shape in shapes]
     operands = World(views, "fp32", 1, CPU, None, "log_normal").operands
-    most, typical = judge._chain_error(*operands, function == "linear")
+    most, typical = limits.chain_error(*operands, function == "linear")
     assert 0 < typical <= most < 640 * 2.0**-24
 
 
@@ -246,7 +246,7 @@ def test_the_gradient_of_an_activation_has_the_error_of_its_argument(activation)
     def gradient(argument: torch.Tensor) -> torch.Tensor:
         z = argument.double().requires_grad_()
         result = ACTIVATIONS[activation](z)
-        back, = torch.autograd.grad(result, z, judge._cotangent(one, result))
+        back, = torch.autograd.grad(result, z, limits.cotangent(one, result))
         return (back[:, None] * x.double()).float()
 
     rounded = [(t.view(torch.int32) + 0x1000 & -0x2000).view(torch.float32) for t in (x, w)]
@@ -254,5 +254,5 @@ def test_the_gradient_of_an_activation_has_the_error_of_its_argument(activation)
     result = torch.full((n,), torch.nan)  # torch's, which is not looked at where ours is equal
     torchs = (result, torch.full((n, k), torch.nan))
     judge._values(one, CPU, (result, gradient(chain)), torchs)
-    with pytest.raises(judge._Wrong, match="the gradient of operand 1"):
+    with pytest.raises(limits.Wrong, match="the gradient of operand 1"):
         judge._values(one, CPU, (result, gradient(in_tf32)), torchs)

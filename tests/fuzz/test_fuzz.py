@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fuzz import campaign, judge
+from fuzz import campaign, judge, limits
 from fuzz.case import Case, View, read
 from fuzz.configs import Choices
 from fuzz.generate import LARGE, SEEDS_OF_KINDS, SMALL, case_of
@@ -107,7 +107,8 @@ def test_memory_is_drawn_alike_and_a_write_outside_is_seen():
 
 def test_a_result_has_the_dtype_of_the_memory_that_its_operands_share():
     views = (View((3, 4), (4, 1), dtype="fp16"), View((4, 2), (2, 1), shares=0))
-    _, written = judge._compute(Case("matmul", views, "fp32"), World(views, "fp32", 5, CPU))
+    _, written = limits.compute_and_dtype(Case("matmul", views, "fp32"),
+                                          World(views, "fp32", 5, CPU))
     assert written == torch.float16
 
 
@@ -119,16 +120,16 @@ def test_short_sums_and_equal_values_are_judged_by_their_terms(precision, k, str
                 values=7, gradients=(False, True), precision=precision)
     world = World(case.operands, "fp32", 7, CPU)
     a, b = (x.double() for x in world.operands)
-    grad = judge._cotangent(case, a @ b).double()
+    grad = limits.cotangent(case, a @ b).double()
     bound = k * 2.0**-24 if precision == "ieee" else 2.0**-10 + k * 2.0**-23
     for i, truth, size, terms in ((0, a @ b, a.abs() @ b.abs(), k),
                                   (1, a.mT @ grad, a.abs().mT @ grad.abs(), 40)):
         of_sum = bound + (terms - k) * (2.0**-24 if precision == "ieee" else 2.0**-23) + 2.0**-23
-        within = [judge._within_bound(case, world, i, truth + part * of_sum * size, truth, terms,
+        within = [limits.within_bound(case, world, i, truth + part * of_sum * size, truth, terms,
                                       1.5) for part in (0.9, 1.1)]
         # The gradient of B sums 40 terms: it is short.
         assert within == [judged or i == 1, False]
-    assert not judge._within_bound(case, world, 0, a @ b, a @ b, 65, 4.1)
+    assert not limits.within_bound(case, world, 0, a @ b, a @ b, 65, 4.1)
 
 
 def test_an_outer_product_behind_a_relu_is_judged_by_its_terms():
@@ -137,12 +138,12 @@ def test_an_outer_product_behind_a_relu_is_judged_by_its_terms():
     world = World(case.operands, "fp32", 3, CPU)
     x, weight = (t.double() for t in world.operands)
     result = torch.relu(weight @ x)
-    back = judge._cotangent(case, result).double() * (result > 0)
+    back = limits.cotangent(case, result).double() * (result > 0)
     truth = back[:, None] * x
     bound = 2.0**-10 + 2.0**-23 + 2.0**-23
 
     def within(found: torch.Tensor) -> bool:
-        return judge._within_bound(case, world, 1, found, truth, 1, 1.5)
+        return limits.within_bound(case, world, 1, found, truth, 1, 1.5)
 
     assert within(truth + 0.9 * bound * truth.abs())
     assert not within(truth + 1.1 * bound * truth.abs())
@@ -150,7 +151,7 @@ def test_an_outer_product_behind_a_relu_is_judged_by_its_terms():
     on_the_wrong_side = truth.clone()
     on_the_wrong_side[off] = 1e-6 * x
     assert not within(on_the_wrong_side)
-    assert not judge._within_bound(replace(case, activation="silu"), world, 1, truth, truth, 1, 1.5)
+    assert not limits.within_bound(replace(case, activation="silu"), world, 1, truth, truth, 1, 1.5)
 
 
 @pytest.mark.parametrize("activation", ["relu", "silu"])
@@ -169,14 +170,14 @@ def test_a_gated_product_of_a_short_sum_is_judged_by_its_terms(activation):
     bound = 2.0 * (2.0**-10 + 2 * 2.0**-23)
 
     def within(found: torch.Tensor) -> bool:
-        return judge._within_bound(case, world, 0, found, truth, 2, 1.5)
+        return limits.within_bound(case, world, 0, found, truth, 2, 1.5)
 
     assert within(truth + 0.9 * bound * gate * up)
     assert not within(truth + 1.3 * bound * gate * up)
     one_left_out = weight.clone()
     one_left_out[40, 1] = 0.0
     assert not within(gated(x, one_left_out))
-    assert not judge._within_bound(case, world, 0, truth, truth, 65, 1.5)
+    assert not limits.within_bound(case, world, 0, truth, truth, 65, 1.5)
 
 
 def test_an_out_over_d_that_torch_refuses_is_judged_by_the_plain_result(monkeypatch):
@@ -199,11 +200,11 @@ def test_an_out_over_d_that_torch_refuses_is_judged_by_the_plain_result(monkeypa
     monkeypatch.setattr(World, "may_be_written", lambda self, which: None)
     assert not judge._run(case, CPU, choices)
     wrong = 1.0
-    with pytest.raises(judge._Wrong, match="the result"):
+    with pytest.raises(limits.Wrong, match="the result"):
         judge._run(case, CPU, choices)
     wrong = 0.0
     made.clear()
-    with pytest.raises(judge._Wrong, match="unsupported operation"):
+    with pytest.raises(limits.Wrong, match="unsupported operation"):
         judge._run(case, CPU, choices)
 
 
@@ -217,7 +218,7 @@ def test_a_product_left_out_is_wrong_beside_a_bias_of_equal_values():
     short[:, 17] = 0
     wrong, right = (torch.nn.functional.linear(t.float(), weight.float(), bias.float()).bfloat16()
                     for t in (short, x))
-    with pytest.raises(judge._Wrong, match="the result"):
+    with pytest.raises(limits.Wrong, match="the result"):
         judge._values(case, CPU, (wrong,), (right,))
 
 
@@ -225,7 +226,7 @@ def test_an_infinity_that_a_result_rounds_to_is_no_error():
     case = Case("mm", (View((2, 1), (1, 1)), View((1, 2), (2, 1))), "fp16", values=3)
     world = World(case.operands, "fp16", 3, CPU)
     truth = torch.full((2, 2), 7e4, dtype=torch.float64)
-    assert judge._within_bound(case, world, 0, truth.half(), truth, 1, 1.5)
+    assert limits.within_bound(case, world, 0, truth.half(), truth, 1, 1.5)
 
 
 def test_out_of_memory_is_torchs_and_cublas_without_memory_is_called_again(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -322,7 +323,9 @@ def test_what_torch_refuses_to_install_leaves_nothing(products, monkeypatch):
     assert tg.override_report().active == ()
 
 
-def test_another_override_below_is_chained_and_stays(products):
+@contextlib.contextmanager
+def another_override():
+    """Of aten::mm on the CPU; yields the dtypes of the calls that reach it."""
     seen = []
     original = torch.library.get_kernel("aten::mm", "CPU")
 
@@ -333,35 +336,29 @@ def test_another_override_below_is_chained_and_stays(products):
     library = torch.library.Library("aten", "IMPL", "CPU")
     library.impl("mm", theirs, "CPU", with_keyset=True, allow_override=True)
     try:
+        yield seen
+    finally:
+        library._destroy()
+
+
+def test_another_override_below_is_chained_and_stays(products):
+    with another_override() as seen:
         with tg.override(min_flops=0):
             torch.mm(A, B)
             torch.mm(A.double(), B.double())
         assert seen == [torch.float64]
         torch.mm(A, B)
         assert seen == [torch.float64, torch.float32]
-    finally:
-        library._destroy()
 
 
 def test_an_override_that_is_entered_again_is_chained_to_what_stands_then(products):
-    both, seen = tg.override(min_flops=0), []
-    original = torch.library.get_kernel("aten::mm", "CPU")
-    with both:
+    ours = tg.override(min_flops=0)
+    with ours:
         torch.mm(A.double(), B.double())
-
-    def theirs(keyset, a, b):
-        seen.append(a.dtype)
-        return original.call_boxed(keyset, a, b)
-
-    library = torch.library.Library("aten", "IMPL", "CPU")
-    library.impl("mm", theirs, "CPU", with_keyset=True, allow_override=True)
-    try:
-        with both:
-            torch.mm(A.double(), B.double())
-    finally:
-        library._destroy()
+    with another_override() as seen, ours:
+        torch.mm(A.double(), B.double())
     assert seen == [torch.float64]
-    with both:
+    with ours:
         torch.mm(A.double(), B.double())
     assert seen == [torch.float64]
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import sys
 from pathlib import Path
 
 import pytest
+from perf_scripts import loaded
 
 torch = pytest.importorskip("torch")
 
@@ -18,12 +18,8 @@ pytestmark = pytest.mark.skipif(not SCRIPT.exists(), reason="perf/ is not beside
 
 
 @pytest.fixture
-def script(monkeypatch):
-    spec = importlib.util.spec_from_file_location("train_gpt2", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "train_gpt2", module)
-    spec.loader.exec_module(module)
-    return module
+def script():
+    return loaded("train_gpt2")
 
 
 @pytest.fixture

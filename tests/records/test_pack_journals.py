@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import json
 import sys
 from pathlib import Path
 
 import pytest
+from perf_scripts import loaded
 
 from tritongemm.calibration.timings import read_timings
 from tritongemm.records.packed import unpack
@@ -22,9 +22,7 @@ pytestmark = pytest.mark.skipif(not RESULTS.is_dir(), reason="perf/ is not besid
 @pytest.fixture
 def pack(monkeypatch, tmp_path, capsys):
     """pack(*paths) -> (exit status, the packed file, what it said)."""
-    spec = importlib.util.spec_from_file_location("pack_journals", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = loaded("pack_journals")
 
     def run(*paths: Path):
         out = tmp_path / "out.npz"

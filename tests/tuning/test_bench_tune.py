@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from perf_scripts import loaded
 
 SCRIPT = Path(__file__).resolve().parents[2] / "perf" / "bench_tune.py"
 
@@ -17,12 +17,8 @@ pytestmark = pytest.mark.skipif(not SCRIPT.exists(), reason="perf/ is not beside
 
 
 @pytest.fixture
-def module(monkeypatch):
-    spec = importlib.util.spec_from_file_location("bench_tune", SCRIPT)
-    found = importlib.util.module_from_spec(spec)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    spec.loader.exec_module(found)
-    return found
+def module():
+    return loaded("bench_tune")
 
 
 @pytest.mark.parametrize("after_ms, status", [(4.0, 0), (5.02, 0), (6.0, 1)])

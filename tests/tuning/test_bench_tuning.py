@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from perf_scripts import loaded
 
 from tritongemm.records.suites import read_suite
 from tritongemm.tuning.search import LEAST
@@ -24,12 +24,7 @@ def bench(*words: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def module():
-    spec = importlib.util.spec_from_file_location("bench_tuning", SCRIPT)
-    found = importlib.util.module_from_spec(spec)
-    before = list(sys.path)
-    spec.loader.exec_module(found)
-    sys.path[:] = before
-    return found
+    return loaded("bench_tuning")
 
 
 @pytest.mark.thorough
@@ -70,10 +65,5 @@ def test_the_summary_states_each_goal(module):
 
 
 def test_the_problems_of_a_cluster_are_of_both_families_and_as_many_as_asked_for(tmp_path):
-    spec = importlib.util.spec_from_file_location("bench_cluster", ROOT / "perf/bench_cluster.py")
-    found = importlib.util.module_from_spec(spec)
-    before = list(sys.path)
-    spec.loader.exec_module(found)
-    sys.path[:] = before
-    shapes = read_suite(found.write_problems(tmp_path, 7, 64))
+    shapes = read_suite(loaded("bench_cluster").write_problems(tmp_path, 7, 64))
     assert len(shapes) == 7 and sum("drawn model" in s.note for s in shapes) == 3

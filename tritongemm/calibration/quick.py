@@ -52,9 +52,9 @@ _MOST_FLOPS, _MOST_BYTES = 2e12, 2**31
 #: Configs of each problem, and number of finalists that are measured again in rounds with torch. A
 #: config takes 0.02 s, what else a problem takes 1.3 s (an H200).
 CONFIGS, FINALISTS = 40, 3
-#: Size of the pool: the number of anchor problems, the configs expected fastest for each of them,
-#: and random configs of each tile. Compiling the pool takes 16 cores most of the budget.
-_ANCHORS, _OF_ANCHOR, _OF_TILE = 24, 12, 1
+#: The pool has one random config of each tile, and of so many anchor problems the configs that are
+#: expected to be fastest. Compiling it takes 16 cores most of the budget, by a forecast.
+_ANCHORS, _OF_ANCHOR = 24, 12
 
 
 @dataclass(frozen=True)
@@ -142,8 +142,7 @@ class QuickPlanner(KernelPlanner):
             for space in self.spaces:
                 for config in self._configs(space, problem.operands):
                     of_tile.setdefault(class_of(config), []).append(config)
-            for alike in of_tile.values():
-                pool.update(dict.fromkeys(rng.sample(alike, min(_OF_TILE, len(alike)))))
+            pool.update(dict.fromkeys(map(rng.choice, of_tile.values())))
             self._pools[problem.operands] = list(pool)
         return self._pools[problem.operands]
 

@@ -8,8 +8,8 @@ another override such as those of ``torch._native``.
 The dispatcher frees a Python kernel as it is taken out, even if another thread has chosen it and
 waits for the interpreter's lock to call it; so kernels are held for some time longer.
 
-A program may enter an override in each of its steps, so what needs no torch is made once for each
-policy.
+A program may enter an override in each of its steps, so the functions that are registered are made
+once for each policy.
 """
 
 from __future__ import annotations
