@@ -116,6 +116,19 @@ def test_one_time_that_is_far_too_long_does_not_keep_a_search_going():
     assert follow(Search(configs, truth.predicted), spoilt) <= timed + 2 * BATCH
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_configs_far_slower_than_predicted_do_not_keep_a_search_going(seed):
+    configs = space()
+    truth = Truth(configs, seed)
+    slow = np.random.default_rng(0).random(len(configs)) < 0.2
+    spoilt = {c: t * (1.35 if bad else 1.0)
+              for (c, t), bad in zip(truth.times.items(), slow, strict=True)}
+    timed = follow(Search(configs, truth.predicted), truth.times)
+    search = Search(configs, truth.predicted)
+    assert follow(search, spoilt) <= timed + BATCH
+    assert search.best_us < 1.03 * min(spoilt.values())
+
+
 def test_each_config_is_asked_for_once_and_the_ones_in_use_first():
     configs = space(200)
     truth = Truth(configs, 2, slowest=110.0)
