@@ -329,18 +329,20 @@ def test_the_guard_rounds_to_tf32_where_that_is_allowed(precision, tf32):
     assert dict(launch.constants)["TF32"] is tf32
 
 
-@pytest.mark.parametrize(("m", "n", "sms", "programs"), (
-    (64, 64, 132, 1), (1024, 1024, 132, 128), (4096, 4096, 132, 131), (8192, 64, 132, 64),
-    (32768, 70, 132, 131), (20000, 66 * 64, 132, 131), (4096, 4096, 1, 1)))
-def test_tiles_of_a_column_fall_to_different_programs(m, n, sms, programs):
-    """Where there are more tiles than programs."""
+@pytest.mark.parametrize(("m", "n", "sms", "tile", "programs"), (
+    (64, 64, 132, 64, 1), (1024, 1024, 132, 128, 128), (4096, 4096, 132, 128, 131),
+    (8192, 64, 132, 64, 128), (8448, 64, 132, 64, 132), (8449, 64, 132, 128, 67),
+    (32768, 70, 132, 128, 131), (20000, 66 * 64, 132, 128, 131), (4096, 4096, 1, 128, 1)))
+def test_tiles_of_a_column_fall_to_different_programs(m, n, sms, tile, programs):
+    """Where there are more tiles than programs. Tiles are small where an SM has one at most."""
     problem = GemmProblem.contiguous(m, n, 64, dtype="fp32", precision="fp16x3")
     geometry, device = Geometry.contiguous(problem), replace(interpreter_device(), num_sms=sms)
     launch = guard_launch(problem, CONFIG, geometry, device,
                           split_operands(problem, CONFIG, geometry),
                           target_of(problem, CONFIG, geometry))
+    assert dict(launch.constants)["BLOCK_M"] == tile
     assert launch.grid == (programs, 1, 1)
-    assert programs == -(-m // 128) * -(-n // 64) or math.gcd(programs, -(-n // 64)) == 1
+    assert programs == -(-m // tile) * -(-n // 64) or math.gcd(programs, -(-n // 64)) == 1
 
 
 def test_where_no_number_near_fits_tiles_of_a_column_share_programs():

@@ -43,8 +43,8 @@ _STRIP, _NARROW_STRIP = 32, 16
 #: Warps of a program that splits strips; that splits rows longer than this, or shorter ones.
 _STRIP_WARPS, _NARROW_STRIP_WARPS, _ROW_WARPS, _SHORT_ROW_WARPS, _SHORT_ROW = 32, 16, 8, 4, 1024
 #: Rows and columns of a tile of the guard, its step along K, warps, stages and programs an SM, and
-#: tiles that a program looks at together.
-_GUARD = {"fp16x3": (128, 64, 32, 8, 3, 1), "tf32": (64, 64, 32, 4, 3, 2)}
+#: tiles that a program looks at together. The large one's program takes all registers of an SM.
+_SMALL_GUARD, _LARGE_GUARD = (64, 64, 32, 4, 3, 2), (128, 64, 32, 8, 3, 1)
 _LOOK = 16
 
 
@@ -227,13 +227,22 @@ def _programs(rows: int, columns: int, most: int) -> int:
     return next((x for x in range(most, most // 2, -1) if math.gcd(x, columns) == 1), most)
 
 
+def _guard_of(problem: GemmProblem, device: DeviceSpec) -> tuple[int, int, int, int, int, int]:
+    """The guard's tile: the large one where it multiplies parts and the small one's tiles are more
+    than the SMs. Beside the small one a program of the next launch fits on an SM."""
+    rows, columns, *_ = _SMALL_GUARD
+    tiles = -(-problem.m // rows) * problem.batch * -(-problem.n // columns)
+    small = problem.precision == "tf32" or tiles <= device.num_sms
+    return _SMALL_GUARD if small else _LARGE_GUARD
+
+
 def guard_launch(problem: GemmProblem, config: KernelConfig, geometry: Geometry,
                  device: DeviceSpec, split: SplitOperands, c: TileTarget) -> Launch:
     """The launch that computes flagged rows and columns into ``c``: C, or the parts of a split
     K."""
     m, n, g = problem.m, problem.n, geometry
     align_a, align_b = max(1, problem.align_a // 4), max(1, problem.align_b // 4)
-    block_m, block_n, block_k, warps, stages, an_sm = _GUARD[problem.precision]
+    block_m, block_n, block_k, warps, stages, an_sm = _guard_of(problem, device)
     vec_m = divisor_of(m, align_a) if g.am == 1 else 1
     vec_n = divisor_of(n, align_b) if g.bn == 1 else 1
     extra, epilogue = ((), NO_EPILOGUE)
