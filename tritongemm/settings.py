@@ -157,8 +157,8 @@ VARIABLES: tuple[Variable, ...] = (
              "SMs that products may fill, so that others (communication) have the rest"),
     Variable("concurrent", "TRITONGEMM_CONCURRENT", "auto", _mode,
              "other kernels run beside products, on SMs that come and go: launch a program for "
-             "each tile, which the device places as SMs are free, in place of as many as it has "
-             "SMs. auto: where FSDP2 shards modules over NCCL. 1: always. 0: never"),
+             "one tile or two, which the device places as SMs are free, in place of as many as it "
+             "has SMs. auto: where FSDP2 shards modules over NCCL. 1: always. 0: never"),
     Variable("batch_invariant", "TRITONGEMM_BATCH_INVARIANT", "0", _flag,
              "one order of summation for every M: a row's bits do not depend on the other rows"),
     Variable("fp32", "TRITONGEMM_FP32", "split", _fp32,

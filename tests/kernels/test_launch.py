@@ -15,6 +15,7 @@ from tritongemm.errors import CompileError
 from tritongemm.kernels import SPECS, violation
 from tritongemm.kernels.compile import binary_key, launches_of
 from tritongemm.kernels.driver import _fields
+from tritongemm.kernels.footprint import resident
 from tritongemm.kernels.ladder import RUNG_SPECS
 from tritongemm.kernels.launch import Descriptor, Geometry, Number, Pointer, Scalar
 from tritongemm.kernels.padding import pad_operands, padded_bytes
@@ -415,10 +416,17 @@ def test_the_grid_covers_every_tile_of_the_rule_default(kernel):
     units = -(-m // config.block_m) * -(-n // config.block_n) * problem.batch * config.split_k
     x, y, z = product.grid
     assert x * y * z == units or x * y * z in (H200.num_sms, 2 * H200.num_sms)
-    product = next(x for x in launches_of(problem, config, replace(H200, contended=True))
-                   if config.config_id in x.symbol)
-    x, y, z = product.grid
-    assert x * y * z == units
+    contended = next(x for x in launches_of(problem, config, replace(H200, contended=True))
+                     if config.config_id in x.symbol)
+    programs, (x, y, z) = x * y * z, contended.grid
+    assert programs <= x * y * z in (units, -(-units // 2))
+
+
+@pytest.mark.parametrize(("units", "contended", "wanted"), [
+    (100, False, 100), (1000, False, 132),
+    (100, True, 100), (263, True, 263), (264, True, 132), (1001, True, 501)])
+def test_programs_of_a_contended_device_have_at_most_two_units(units, contended, wanted):
+    assert resident(units, 132, replace(H200, contended=contended)) == wanted
 
 
 @pytest.mark.parametrize(("n", "changes", "geometry", "wanted"), [

@@ -88,11 +88,14 @@ def programs_that_fit(config: KernelConfig, device: DeviceSpec, shared_bytes: in
 def resident(units: int, programs: int, device: DeviceSpec) -> int:
     """Programs of a persistent launch over ``units``: as many as the device holds.
 
-    On a contended device one for each unit. A program of a persistent launch that has to wait for
-    an SM starts its whole share of the units late, while the others end; of small programs the
-    next one runs on whichever SM is free.
+    On a contended device one for each unit, or for two where that is still as many as the device
+    holds. A program of a persistent launch that has to wait for an SM starts its whole share of the
+    units late, while the others end; of small programs the next one runs on whichever SM is free.
+    With two units a program stores one while it loads the next.
     """
-    return units if device.contended else min(units, programs)
+    if device.contended:
+        return units if units < 2 * programs else -(-units // 2)
+    return min(units, programs)
 
 
 def of_threads(problem: GemmProblem, config: KernelConfig, device: DeviceSpec, *,
