@@ -15,7 +15,7 @@ from tritongemm.selection.hosttime import HostPath
 from tritongemm.selection.policy import Choice
 
 #: A launch that converts an A of few rows, which torch's kernels need: microseconds. On an H200 2.2
-#: and more for 70 of 72 inputs of up to 64 rows (perf/results/nvidia-h200/mixed.csv).
+#: and more for 69 of 72 inputs of up to 64 rows (perf/results/nvidia-h200/mixed.csv).
 _CONVERSION_US = 2.2
 #: Bytes that it reads and writes of an element.
 _CONVERTED_BYTES = 2 + 4
