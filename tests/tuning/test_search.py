@@ -129,6 +129,13 @@ def test_configs_far_slower_than_predicted_do_not_keep_a_search_going(seed):
     assert search.best_us < 1.03 * min(spoilt.values())
 
 
+def test_a_model_with_larger_errors_than_it_states_is_searched_for_longer():
+    configs = space()
+    truths = [Truth(configs, seed, scale=5.0) for seed in range(12)]
+    timed = [follow(Search(configs, truth.predicted), truth.times) for truth in truths]
+    assert max(timed) > LEAST
+
+
 def test_each_config_is_asked_for_once_and_the_ones_in_use_first():
     configs = space(200)
     truth = Truth(configs, 2, slowest=110.0)
@@ -259,7 +266,7 @@ class Some:
 def searched(journal: Path, **options):
     return sweep([PROBLEM], journal, candidates=options.pop("candidates", Some()),
                  search="model", measurer="fakes:ModelMeasurer", builder=fakes.BUILDER,
-                 compile_workers=1, per_config_timeout_s=30.0, **options)
+                 compile_workers=1, **{"per_config_timeout_s": 30.0, **options})
 
 
 def test_a_sweep_stops_where_no_gain_is_expected_and_a_resume_adds_nothing(tmp_path):
