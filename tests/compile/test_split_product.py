@@ -89,6 +89,19 @@ def test_the_guard_multiplies_parts_or_rounded_numbers(layout, precision, produc
     assert not re.search(r"FMUL.*e-4\d", text)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_both_tiles_of_the_guard_add_by_the_same_instructions(layout):
+    """So that a row has the same bits with any M (``split_product.sum_order``)."""
+    found = []
+    for m, tile in ((256, 64), (4096, 128)):
+        problem = replace(problem_of(layout), m=m, n=512)
+        *_, launch = launches_of(problem, WIDE, H100)
+        assert dict(launch.constants)["BLOCK_M"] == tile
+        *_, binary = compiled(problem, WIDE, H100)
+        found.append(re.findall(r"\bHGMMA\.\w+(?:\.\w+)*", disassembled(binary)))
+    assert found[0] and found[0] == found[1]
+
+
 @pytest.mark.parametrize(("changes", "rule"), (
     ({"block_n": 208}, "tile"), ({"block_k": 32}, "tile"), ({"block_m": 64}, "tile"),
     ({"num_stages": 4}, "shared_memory"), ({"swap_ab": 1}, "unused"), ({"num_warps": 16}, "tile")))

@@ -61,17 +61,18 @@ SPLIT = KernelConfig("split_product", 128, 128, 64, num_warps=8, num_stages=3)
     ("fp16x3", (SPLIT, replace(SPLIT, block_n=96), replace(SPLIT, block_n=64),
                 replace(SPLIT, block_m=64, block_n=64, num_warps=4)))), ids=("tf32", "fp16x3"))
 def test_configs_of_scaled_operands_add_in_one_order(precision, configs, layout):
-    """Also beside rows and columns that the guard computes, by products and by multiply-adds."""
+    """Also beside rows and columns that the guard computes, by products and by multiply-adds; with
+    1,100 rows in larger tiles."""
     device, spec = current_device(), spec_named(configs[0].kernel)
     if spec.supports(GemmProblem.contiguous(64, 64, 64, dtype="fp32", precision=precision),
                      device) is not None:
         pytest.skip("needs sm_90")
     n, k = 512, 1000
-    a, b = torch.randn(1000, k, device="cuda"), torch.randn(k, n, device="cuda")
+    a, b = torch.randn(1100, k, device="cuda"), torch.randn(k, n, device="cuda")
     a[40, 3], b[5, 7], b[9, 11] = 2.0**-70, 2.0**-140, float("inf")
     b = b.T.contiguous().T if layout == "nt" else b
     whole, order, compared = None, None, 0
-    for m in (1000, 300, 130):
+    for m in (1100, 300, 130):
         problem = GemmProblem.contiguous(m, n, k, dtype="fp32", layout=layout, precision=precision)
         for config in configs:
             if violation(problem, config, device) is None:

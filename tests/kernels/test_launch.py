@@ -424,7 +424,7 @@ def test_the_grid_covers_every_tile_of_the_rule_default(kernel):
 
 @pytest.mark.parametrize(("units", "contended", "wanted"), [
     (100, False, 100), (1000, False, 132),
-    (100, True, 100), (263, True, 263), (264, True, 132), (1001, True, 501)])
+    (100, True, 100), (264, True, 264), (395, True, 395), (396, True, 198), (1001, True, 501)])
 def test_programs_of_a_contended_device_have_at_most_two_units(units, contended, wanted):
     assert resident(units, 132, replace(H200, contended=contended)) == wanted
 

@@ -17,6 +17,10 @@ from tritongemm.problem import GemmProblem
 MAX_REGISTERS = 255
 #: Resident threads of an SM (CUDA programming guide, compute capability 8.0 and 9.0).
 _MAX_THREADS = 2048
+#: On a contended device a program takes two units where there are so many for each one that fits.
+#: With fewer, pairs can leave SMs idle at the end; all products of FSDP2's bench have more
+#: (perf/results/nvidia-h200/exploratory/fsdp-programs.txt).
+_PAIRED = 3
 
 
 class Footprint(NamedTuple):
@@ -88,13 +92,13 @@ def programs_that_fit(config: KernelConfig, device: DeviceSpec, shared_bytes: in
 def resident(units: int, programs: int, device: DeviceSpec) -> int:
     """Programs of a persistent launch over ``units``: as many as the device holds.
 
-    On a contended device one for each unit, or for two where that is still as many as the device
-    holds. A program of a persistent launch that has to wait for an SM starts its whole share of the
-    units late, while the others end; of small programs the next one runs on whichever SM is free.
-    With two units a program stores one while it loads the next.
+    On a contended device one for each unit, or for two from :data:`_PAIRED` units a program on. A
+    program of a persistent launch that has to wait for an SM starts its whole share of the units
+    late, while the others end; of small programs the next one runs on whichever SM is free. With
+    two units a program stores one while it loads the next.
     """
     if device.contended:
-        return units if units < 2 * programs else -(-units // 2)
+        return units if units < _PAIRED * programs else -(-units // 2)
     return min(units, programs)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tritongemm.config import KernelConfig
 from tritongemm.device import LINE_BYTES, DeviceSpec
@@ -42,10 +43,24 @@ _PER_THREAD, _PER_THREAD_OF_STRIP = 16, 4
 _STRIP, _NARROW_STRIP = 32, 16
 #: Warps of a program that splits strips; that splits rows longer than this, or shorter ones.
 _STRIP_WARPS, _NARROW_STRIP_WARPS, _ROW_WARPS, _SHORT_ROW_WARPS, _SHORT_ROW = 32, 16, 8, 4, 1024
-#: Rows and columns of a tile of the guard, its step along K, warps, stages and programs an SM, and
-#: tiles that a program looks at together. The large one's program takes all registers of an SM.
-_SMALL_GUARD, _LARGE_GUARD = (64, 64, 32, 4, 3, 2), (128, 64, 32, 8, 3, 1)
+#: Tiles of the guard that a program looks at together.
 _LOOK = 16
+
+
+class GuardTile(NamedTuple):
+    """The tile that the guard computes, and the programs that an SM holds."""
+
+    rows: int
+    columns: int
+    step: int
+    warps: int
+    stages: int
+    programs_per_sm: int
+
+
+_SMALL_GUARD = GuardTile(64, 64, 32, 4, 3, 2)
+#: Its program takes all registers of an SM.
+_LARGE_GUARD = GuardTile(128, 64, 32, 8, 3, 1)
 
 
 @dataclass(frozen=True)
@@ -227,13 +242,13 @@ def _programs(rows: int, columns: int, most: int) -> int:
     return next((x for x in range(most, most // 2, -1) if math.gcd(x, columns) == 1), most)
 
 
-def _guard_of(problem: GemmProblem, device: DeviceSpec) -> tuple[int, int, int, int, int, int]:
-    """The guard's tile: the large one where it multiplies parts and the small one's tiles are more
-    than the SMs. Beside the small one a program of the next launch fits on an SM."""
-    rows, columns, *_ = _SMALL_GUARD
-    tiles = -(-problem.m // rows) * problem.batch * -(-problem.n // columns)
-    small = problem.precision == "tf32" or tiles <= device.num_sms
-    return _SMALL_GUARD if small else _LARGE_GUARD
+def _guard_of(problem: GemmProblem, device: DeviceSpec) -> GuardTile:
+    """The large tile where the guard multiplies parts and small tiles are more than the SMs. Beside
+    a program with a small one a program of the next launch fits on an SM. Both add up K in equal
+    steps, by equal instructions of 64 rows and 64 columns a group of four warps."""
+    small = _SMALL_GUARD
+    tiles = -(-problem.m // small.rows) * problem.batch * -(-problem.n // small.columns)
+    return small if problem.precision == "tf32" or tiles <= device.num_sms else _LARGE_GUARD
 
 
 def guard_launch(problem: GemmProblem, config: KernelConfig, geometry: Geometry,
@@ -242,7 +257,7 @@ def guard_launch(problem: GemmProblem, config: KernelConfig, geometry: Geometry,
     K."""
     m, n, g = problem.m, problem.n, geometry
     align_a, align_b = max(1, problem.align_a // 4), max(1, problem.align_b // 4)
-    block_m, block_n, block_k, warps, stages, an_sm = _guard_of(problem, device)
+    tile = _guard_of(problem, device)
     vec_m = divisor_of(m, align_a) if g.am == 1 else 1
     vec_n = divisor_of(n, align_b) if g.bn == 1 else 1
     extra, epilogue = ((), NO_EPILOGUE)
@@ -254,17 +269,18 @@ def guard_launch(problem: GemmProblem, config: KernelConfig, geometry: Geometry,
         Scalar("M", m, vec_m), Scalar("N", n, vec_n),
         Scalar("K", problem.k, divisor_of(problem.k, max(align_a, align_b))),
         Scalar("batches", problem.batch), Scalar("mask_m", edge_mask(m)),
-        Scalar("mask_n", edge_mask(n)), *operand_strides(g, block_k, align_a, align_b),
+        Scalar("mask_n", edge_mask(n)), *operand_strides(g, tile.step, align_a, align_b),
         Scalar("stride_cb", c.batch), Scalar("stride_cm", c.row, divisor_of(c.row, c.align)),
         Scalar("stride_cn", c.column, 1, fold=True), Scalar("stride_cs", c.part))
-    programs = _programs(-(-m // block_m) * problem.batch, -(-n // block_n), an_sm * device.num_sms)
+    programs = _programs(-(-m // tile.rows) * problem.batch, -(-n // tile.columns),
+                         tile.programs_per_sm * device.num_sms)
     words = epilogue_words(problem) if config.split_k == 1 else ()
     return Launch(
         "tritongemm.kernels.device.guard", "guard", (*arguments, *extra),
-        (("VEC_M", vec_m), ("VEC_N", vec_n), ("BLOCK_M", block_m), ("BLOCK_N", block_n),
-         ("BLOCK_K", block_k), ("LOOK", _LOOK), ("SPLIT_K", config.split_k),
+        (("VEC_M", vec_m), ("VEC_N", vec_n), ("BLOCK_M", tile.rows), ("BLOCK_N", tile.columns),
+         ("BLOCK_K", tile.step), ("LOOK", _LOOK), ("SPLIT_K", config.split_k),
          ("BATCHED_A", split.a.batches > 1), ("BATCHED_B", split.b.batches > 1),
          ("TF32", problem.precision == "tf32"), ("INTERPRETED", False), *epilogue),
-        (programs, 1, 1), warps, stages,
+        (programs, 1, 1), tile.warps, tile.stages,
         "_".join(("tritongemm_guard", problem.precision, problem.layout, *words)),
         **dependence(config, device))

@@ -116,8 +116,8 @@ def launches(problem: GemmProblem, config: KernelConfig, device: DeviceSpec,
 
 def sum_order(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> SumOrder | None:
     """A step of 64 along K adds its products to float32 sums in registers; the small products have
-    sums of their own, or not. A row that the parts cannot represent is computed by one config of
-    the guard; up to K = 2^21 its elements alone decide that."""
+    sums of their own, or not. A row that the parts cannot represent is computed by the guard, whose
+    tiles all add in one order; up to K = 2^21 its elements alone decide that."""
     sums = ", small products apart" if separate(problem, config) else ""
     return order_of(f"wgmma k16 of {parts_of(problem)} fp16 parts{sums}", problem, config)
 
