@@ -17,13 +17,14 @@ import tritongemm as tg  # noqa: E402
 from tritongemm import settings  # noqa: E402
 from tritongemm.config import KernelConfig  # noqa: E402
 from tritongemm.device import representative, within_budget  # noqa: E402
-from tritongemm.errors import ConstraintError, LaunchError  # noqa: E402
+from tritongemm.errors import CompileError, ConstraintError, LaunchError  # noqa: E402
 from tritongemm.kernels.launch import Geometry, Pointer  # noqa: E402
 from tritongemm.ops import calls, execute  # noqa: E402
 from tritongemm.ops import plan as planning  # noqa: E402
 from tritongemm.ops import plans as kept  # noqa: E402
 from tritongemm.ops.declined import Declined, DeclinedByChoice  # noqa: E402
 from tritongemm.problem import GemmProblem  # noqa: E402
+from tritongemm.selection.policy import Choice  # noqa: E402
 
 
 def call(m: int = 8, n: int = 6, k: int = 4) -> None:
@@ -282,6 +283,26 @@ def test_an_illegal_config_makes_no_plan():
     with pytest.raises(ConstraintError, match="power_of_two"):
         planning.make_plan(PROBLEM, KernelConfig("tiled", 48, 16, 32), H200,
                            Geometry.contiguous(PROBLEM), torch.device("cuda", 0))
+
+
+def test_what_replaces_a_kernel_that_does_not_compile_is_compared_with_torch_too(monkeypatch):
+    choices = [Choice(SPLIT, "rule"), Choice(replace(SPLIT, kernel="simt"), "rule")]
+    compared = []
+
+    def wins(problem, choice, device, path):
+        compared.append(choice)
+        return "torch is faster" if choice is choices[1] else None
+
+    def refuse(*args):
+        raise CompileError("ptxas said no")
+
+    monkeypatch.setattr(kept, "choose", lambda *_: choices[len(compared)])
+    monkeypatch.setattr(kept, "torch_wins", wins)
+    monkeypatch.setattr(kept, "device_of", lambda _: H200)
+    monkeypatch.setattr(kept, "make_plan", refuse)
+    found = kept._make(PROBLEM, Geometry.contiguous(PROBLEM), torch.device("cpu"), True, False)
+    assert isinstance(found, DeclinedByChoice) and str(found) == "torch is faster"
+    assert compared == choices
 
 
 def test_cpu_operands_have_no_plan_unless_triton_interprets():

@@ -27,6 +27,7 @@ from tritongemm.records.failures import remember
 from tritongemm.selection import candidates, choose, sum_class, torch_wins
 from tritongemm.selection.hosttime import NATIVE, PYTHON, HostPath
 from tritongemm.selection.mixed import torch_wins_converting
+from tritongemm.selection.policy import Choice
 
 log = logging.getLogger("tritongemm")
 
@@ -155,6 +156,18 @@ def _overlaps_collectives() -> bool:
             and "nccl" in str(distributed.get_backend_config()))
 
 
+def _won_by_torch(problem: GemmProblem, geometry: Geometry, choice: Choice, device: DeviceSpec,
+                  forced: bool) -> DeclinedByChoice | None:
+    """That torch's kernel runs ``problem`` instead of ``choice``, as the log says then; None: ours
+    does, as wherever it is ``forced``."""
+    wins = torch_wins_converting if geometry.stored_a else torch_wins
+    faster = None if forced else wins(problem, choice, device, host_path())
+    if faster is None:
+        return None
+    _say(str(problem), device.slug, "torch", choice.source, faster)
+    return DeclinedByChoice(faster)
+
+
 def _make(problem: GemmProblem, geometry: Geometry, where: torch.device,
           scratch: bool, forced: bool) -> AnyPlan | Declined:
     if where.type == "cuda":
@@ -169,11 +182,8 @@ def _make(problem: GemmProblem, geometry: Geometry, where: torch.device,
         device = device_of(where)
         slug = device.slug
         choice = choose(problem, device)
-        wins = torch_wins_converting if geometry.stored_a else torch_wins
-        faster = None if forced else wins(problem, choice, device, host_path())
-        if faster is not None:
-            _say(str(problem), slug, "torch", choice.source, faster)
-            return DeclinedByChoice(faster)
+        if (declined := _won_by_torch(problem, geometry, choice, device, forced)) is not None:
+            return declined
         config = choice.config
         if not scratch:
             config = _without_scratch(problem, device, geometry, choice.config)
@@ -183,6 +193,8 @@ def _make(problem: GemmProblem, geometry: Geometry, where: torch.device,
             again = choose(problem, device)
             if again.config.kernel == config.kernel or not scratch:
                 raise
+            if (declined := _won_by_torch(problem, geometry, again, device, forced)) is not None:
+                return declined
             choice, config = again, again.config
             plan = make_plan(problem, config, contended(device), geometry, where)
     except UnsupportedError as error:
