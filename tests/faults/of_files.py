@@ -134,7 +134,7 @@ def choices_fifo(folder: Path) -> Seen:
     from tritongemm.tuning.gains import read_choices
 
     os.mkfifo(folder / "choices.json")
-    return refused(lambda: read_choices(folder / "choices.json"))
+    return refused(lambda: read_choices(folder / "choices.json", []))
 
 
 @fault("what a resumed tuning chose before is nested without end")
@@ -143,7 +143,7 @@ def choices_deep(folder: Path) -> Seen:
 
     path = folder / "choices.json"
     path.write_text('{"a":' * 20_000)
-    return refused(lambda: read_choices(path))
+    return refused(lambda: read_choices(path, []))
 
 
 @fault("failures.jsonl is a symbolic link to a large file")

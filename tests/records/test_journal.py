@@ -147,6 +147,39 @@ def test_a_winner_closes_its_problem(tmp_path):
     assert len(done) == 1
 
 
+def test_a_winner_counts_until_the_next_outcome_of_its_problem(tmp_path):
+    path = tmp_path / "a.jsonl"
+    winner = {**result(), "kind": "winner", "gain": 0.01, "space_hash": "a"}
+    write(path, result(), winner, result(CONFIGS[1], OTHER), result(stage="final"))
+    assert read_done(path, ENV).has_winner(PROBLEM)
+    write(path, result(CONFIGS[1]))
+    done = read_done(path, ENV)
+    assert not done.has_winner(PROBLEM) and done.searched_to(PROBLEM, "a") is None
+
+
+def test_a_search_counts_for_its_spaces_and_one_without_a_hash_for_all(tmp_path):
+    path = tmp_path / "a.jsonl"
+    winner = {**result(), "kind": "winner", "gain": 0.01}
+    write(path, {**winner, "space_hash": "a"}, {**winner, "space_hash": "b", "gain": 0.02})
+    done = read_done(path, ENV)
+    assert [done.searched_to(PROBLEM, name) for name in "abc"] == [0.01, 0.02, None]
+    write(tmp_path / "old.jsonl", winner)
+    assert read_done(tmp_path / "old.jsonl", ENV).searched_to(PROBLEM, "a") == 0.01
+
+
+def test_a_timeout_counts_up_to_its_limit(tmp_path):
+    path = tmp_path / "a.jsonl"
+    late = result(status="timeout", time_us=None)
+    write(path, {**late, "limit_s": 20.0}, {**late, "config": config_to_json(CONFIGS[1])})
+    done = read_done(path, ENV)
+    assert [done.has(PROBLEM, CONFIGS[0], limit_s=s) for s in (10, 20, 30)] == [True, True, False]
+    assert [done.retries(PROBLEM, CONFIGS[0], limit_s=s) for s in (20, 30)] == [False, True]
+    assert done.has(PROBLEM, CONFIGS[1], limit_s=30)  # an older journal states no limit
+    assert not done.retries(PROBLEM, CONFIGS[2], limit_s=30)
+    write(path, result())
+    assert read_done(path, ENV).has(PROBLEM, CONFIGS[0], limit_s=30)
+
+
 def test_problems_that_differ_only_in_alignment_are_two(tmp_path):
     path = tmp_path / "a.jsonl"
     gapped = GemmProblem(128, 256, 512, layout="nt", align_a=2)

@@ -99,20 +99,23 @@ class Measurer:
         behaviour: see the module.
         log: one line is appended for each begun config, over all processes.
         devices, environment, refuse: told by :meth:`info`.
+        drivers: of each device, if they differ.
     """
 
     def __init__(self, index: int | None, seed: int, behaviour: dict[str, str] | None = None,
                  log: str = "", devices: int = 1, environment: str = "fake",
-                 refuse: Sequence[int] = (), each_s: float = 0.0) -> None:
+                 refuse: Sequence[int] = (), each_s: float = 0.0,
+                 drivers: Sequence[str] = ()) -> None:
         if index in refuse:
             raise DeviceError(f"no CUDA device {index}")
         self._index, self._behaviour, self._log = index, behaviour or {}, log
         self._devices, self._environment, self._each_s = devices, environment, each_s
+        self._driver = drivers[index] if drivers else "1"
 
     def info(self) -> dict[str, object]:
         return {"device": device_named("nvidia-h200"), "device_count": self._devices,
-                "environment": {"torch": "2.13.0", "triton": "3.7.1", "driver": "1"},
-                "fingerprint": self._environment}
+                "environment": {"torch": "2.13.0", "triton": "3.7.1", "driver": self._driver},
+                "fingerprint": self._environment + self._driver.removeprefix("1")}
 
     def _note(self, *words: object) -> None:
         if self._log:
@@ -228,7 +231,8 @@ def run(journal: Path | str | RowSink, configs: Sequence[KernelConfig], *,
     from tritongemm.tuning.sweep import sweep
 
     ours = {name: options.pop(name) for name in
-            ("behaviour", "log", "devices_there", "environment", "refuse", "each_s")
+            ("behaviour", "log", "devices_there", "environment", "refuse", "each_s",
+             "drivers")
             if name in options}
     if "devices_there" in ours:
         ours["devices"] = ours.pop("devices_there")

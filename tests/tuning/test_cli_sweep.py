@@ -124,6 +124,8 @@ def test_resume_goes_on_and_says_what_was_taken_over(faked, capsys):
     ([*SHAPE, "--resume"], "--journal"), ([*SHAPE, "--dtype", "int3"], "int3"),
     ([*SHAPE, "--layout", "xx"], "xx"), (["no_such_suite"], "no_such_suite"),
     ([*SHAPE, "--kernels", "mystery"], "mystery"), ([*SHAPE, "--top", "0"], "top=0"),
+    ([*SHAPE, "--random", "0"], "subset=0"),
+    ([*SHAPE, "--search", "random", "--random", "0"], "subset=0"),
     ([*SHAPE, "--budget", "-3"], "budget_s"), ([*SHAPE, "--timeout", "0"], "timeout"),
     ([*SHAPE, "--devices", "one"], "one"), ([], "no problems named"),
     ([*SHAPE, "--expected", "-1"], "--expected -1.0 is not a positive factor"),

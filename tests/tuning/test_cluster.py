@@ -16,13 +16,14 @@ from tritongemm.cli.doctor import interpreter_obstacle
 from tritongemm.config import KernelConfig
 from tritongemm.errors import DataFileError, DeviceError, MissingDependencyError
 from tritongemm.problem import GemmProblem
-from tritongemm.records.codec import problem_from_json
-from tritongemm.records.journal import read_journal
+from tritongemm.records.codec import config_to_json, problem_from_json, problem_to_json
+from tritongemm.records.journal import Journal, read_journal
+from tritongemm.records.resume import done_among, read_done
 from tritongemm.tuning.progress import Progress, device_line
 
 pytest.importorskip("distributed", reason="Dask distributed is not installed (extra [cluster])")
 
-from tritongemm.tuning import cluster
+from tritongemm.tuning import cluster, cluster_worker
 from tritongemm.workers import dask_pool
 
 CONFIGS = [fakes.config(n) for n in (1, 2, 3)]
@@ -259,6 +260,60 @@ def test_a_budget_ends_what_was_not_begun(local, tmp_path, monkeypatch):
     report = run(local, tmp_path / "j.jsonl", each_s=0.05, budget_s=900.0,
                  progress=Said(lambda done: passed_s.append(passed_s.pop() + 500.0)))
     assert report.stopped == "budget" and 2 <= len(report.problems) < len(PROBLEMS)
+
+
+@pytest.mark.thorough
+def test_a_problem_whose_worker_dies_after_the_budget_is_reported_as_left(local, tmp_path,
+                                                                          monkeypatch):
+    passed_s = [0.0]
+    monkeypatch.setattr(cluster, "time", SimpleNamespace(
+        monotonic=lambda: time.monotonic() + passed_s[0], sleep=time.sleep))
+    local.worker("a", FAKE_GATE=str(tmp_path / "never"))
+    waiting = fakes.problem(128)  # above 96 cubed: its operands wait for the gate
+
+    class Killed(Said):
+        def update(self, snapshot):
+            if passed_s[0]:
+                local.workers["a"].kill()
+
+    report = run(local, tmp_path / "j.jsonl", [fakes.problem(16), waiting], budget_s=900.0,
+                 progress=Killed(lambda done: passed_s.append(passed_s.pop() + 1000.0)))
+    assert report.stopped == "budget"
+    assert {p.problem: p.note for p in report.problems} == {
+        fakes.problem(16): "", waiting: "no time was left: all workers that could run it have left"}
+
+
+@pytest.mark.thorough
+def test_a_config_whose_worker_was_killed_from_outside_is_tried_once_more(local, tmp_path):
+    journal, lost = tmp_path / "j.jsonl", CONFIGS[0]
+    local.worker("a")
+    first = run(local, journal, PROBLEMS[:1],
+                behaviour={f"coarse *:{lost.config_id}": "kill"})
+    assert first.failures == {"died": 1} and first.problems[0].winner == CONFIGS[1]
+    again = run(local, journal, PROBLEMS[:1], resume=True)
+    assert again.measured == 1 and again.problems[0].winner == lost
+    assert run(local, journal, PROBLEMS[:1], resume=True).problems[0].note == "measured before"
+
+
+def test_what_workers_are_told_of_a_journal_is_all_that_resuming_needs(tmp_path):
+    path, header, problem = tmp_path / "j.jsonl", {"environment": "e"}, PROBLEMS[0]
+    of = {"kind": "result", "problem": problem_to_json(problem), "stage": "coarse"}
+    killed = {"status": "died", "reason": "the worker was killed by SIGKILL"}
+    with Journal.open(path, header) as journal:
+        for config, outcome in zip(CONFIGS, (killed, {"status": "timeout", "limit_s": 2.0},
+                                             {"status": "ok", "time_us": 3.0}), strict=True):
+            journal.append({**of, **outcome, "config": config_to_json(config)})
+        journal.append({**of, "kind": "winner", "config": config_to_json(CONFIGS[2]),
+                        "gain": 0.01, "space_hash": "a"})
+    known = cluster._known(path, header)[problem]
+    told = done_among([next(read_journal(path)), *known], "e")
+    feed = cluster_worker._Feed()
+    feed.known[problem] = told
+    for done in (read_done(path, "e"), told, cluster_worker._KnownOfFeed(feed)):
+        assert [done.has(problem, c, limit_s=3.0) for c in CONFIGS] == [False, False, True]
+        assert [done.retries(problem, c, limit_s=3.0) for c in CONFIGS] == [True, True, False]
+        assert done.has(problem, CONFIGS[1], limit_s=2.0)
+        assert [done.searched_to(problem, name) for name in "ab"] == [0.01, None]
 
 
 def test_an_address_without_a_scheduler_is_an_error(monkeypatch, tmp_path):

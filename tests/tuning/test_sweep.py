@@ -240,6 +240,13 @@ def test_a_device_that_cannot_start_is_left_out_while_others_work(tmp_path):
     assert len(report.winners) == 2
 
 
+def test_devices_that_differ_are_refused_with_what_differs(tmp_path):
+    with pytest.raises(UsageError, match=r"device (.) \(NVIDIA H200\) is not like device (.) \("
+                                         r"NVIDIA H200\): driver . there and . on device \2; sw"):
+        run(tmp_path / "j.jsonl", FOUR, devices=(0, 1), each_s=0.5, drivers=["1", "2"],
+            problems=[problem(16 * n) for n in range(1, 9)])
+
+
 def test_no_usable_device_is_an_error_that_says_why(tmp_path):
     with pytest.raises(DeviceError, match="no CUDA device 5"):
         run(tmp_path / "j.jsonl", FOUR, devices=(5,), refuse=[5])
@@ -275,6 +282,42 @@ def test_a_resume_in_the_same_environment_measures_nothing_again(tmp_path):
     assert lines(log) == before
     assert (again.measured, again.resumed) == (0, 4)
     assert again.problems[0].note == "measured before"
+
+
+@pytest.mark.parametrize(("bad", "behaviour", "limit"), [
+    (FOUR[0], {f"coarse *:{FOUR[0].config_id}": "hang"}, "per_config_timeout_s"),
+    (config(1, fakes.HANGS), {}, "compile_timeout_s")], ids=["coarse", "compile"])
+def test_a_resume_with_a_higher_limit_tries_again_what_timed_out(tmp_path, bad, behaviour, limit):
+    configs = [bad, *FOUR[1:]]
+    run(tmp_path / "j.jsonl", configs, behaviour=behaviour, **{limit: 1.0})
+    assert statuses(tmp_path / "j.jsonl")[bad.config_id] == "timeout"
+    for limit_s, measured in ((1.0, 0), (1.5, 1), (1.5, 0), (1.0, 0)):
+        again = run(tmp_path / "j.jsonl", configs, behaviour=behaviour, resume=True,
+                    **{limit: limit_s})
+        assert (again.measured, again.resumed) == (measured, 4 - measured)
+
+
+def test_a_config_that_timed_out_wins_with_a_higher_limit(tmp_path):
+    run(tmp_path / "j.jsonl", FOUR, behaviour={f"coarse *:{FOUR[0].config_id}": "hang"},
+        per_config_timeout_s=1.0)
+    again = run(tmp_path / "j.jsonl", FOUR, resume=True)
+    assert again.measured == 1 and again.problems[0].winner == FOUR[0]
+    assert run(tmp_path / "j.jsonl", FOUR, resume=True).measured == 0
+
+
+def test_a_winner_that_a_later_outcome_may_beat_is_chosen_again():
+    records: list[dict] = []
+    run(RowSink(records.append), FOUR[1:])
+
+    def interrupted(record):
+        if record.get("stage") == "final":
+            raise KeyboardInterrupt
+        records.append(record)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(RowSink(interrupted, known=list(records)), FOUR)
+    again = run(RowSink(records.append, known=list(records)), FOUR)
+    assert again.measured == 0 and again.problems[0].winner == FOUR[0]
 
 
 def test_a_resume_in_another_environment_measures_again(tmp_path):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import fakes
 import pytest
@@ -19,9 +20,10 @@ from tritongemm.cli import main
 from tritongemm.config import KernelConfig
 from tritongemm.device import device_named
 from tritongemm.problem import GemmProblem
-from tritongemm.records.journal import read_journal
+from tritongemm.records.codec import config_to_json, problem_to_json
+from tritongemm.records.journal import Journal, read_journal
 from tritongemm.records.suites import Shape, read_suite, write_suite
-from tritongemm.tuning.gains import Gain, ProgramProduct, markdown, products_of
+from tritongemm.tuning.gains import Gain, ProgramProduct, markdown, products_of, write_choices
 
 HERE = Path(__file__).resolve().parent
 H200 = device_named("nvidia-h200")
@@ -132,6 +134,75 @@ class _Ended:
         return 0
 
 
+@pytest.mark.parametrize("of", ["suite", "program"])
+def test_a_resume_has_the_title_and_the_problems_of_the_first_run(faked, monkeypatch, of):
+    swept, shown = [], []
+
+    def sweep(problems, journal, **options):
+        swept.append([(p.dtype_a, p.layout, p.precision) for p in problems])
+        Path(journal).write_text("")
+        raise KeyboardInterrupt
+
+    def record(words, env):
+        write_suite(words[words.index("--out") + 1], [Shape(328, 712, 520)])
+        return _Ended()
+
+    Path("train.py").touch()
+    Path("plain.csv").write_text("m,n,k\n328,712,520\n")
+    monkeypatch.setattr("tritongemm.cli.tune.subprocess.Popen", record)
+    monkeypatch.setattr(door, "sweep", sweep)
+    named = ["--suite", "plain.csv"] if of == "suite" else ["train.py"]
+    assert main(["tune", "--dir", "work", "--dtype", "fp32", "--layout", "tn", "--precision",
+                 "tf32", *named]) == 130
+    assert main(["tune", "--dir", "work", "--resume"]) == 130
+    assert swept == [[("fp32", "tn", "tf32")]] * 2
+    monkeypatch.setattr("tritongemm.cli.tune._measure", lambda *_: ([], []))
+    monkeypatch.setattr("tritongemm.tuning.gains.markdown", lambda title, *_: shown.append(title)
+                        or "")
+    assert main(["tune", "--dir", "work", "--resume"]) == 1
+    assert shown == ["Tuned tables of " + {"suite": "a suite", "program": "train.py"}[of]]
+
+
+@pytest.mark.parametrize("text", ["7", "{}", '{"title": 1}', "no json"])
+def test_damaged_options_of_a_folder_are_named(faked, capsys, text):
+    Path("work").mkdir()
+    Path("work/suite.csv").write_text(SUITE)
+    Path("work/options.json").write_text(text)
+    assert main(["tune", "--dir", "work", "--resume"]) == 2
+    assert "options.json" in capsys.readouterr().err
+
+
+def test_a_problem_without_a_config_of_before_is_an_error(faked, capsys):
+    Path("work").mkdir()
+    Path("work/suite.csv").write_text(SUITE)
+    write_choices(Path("work/before.json"), {BIG: None})
+    assert main(["tune", "--dir", "work", "--resume"]) == 2
+    assert "before.json: does not say what ran 72x712x520" in capsys.readouterr().err
+    assert not Path("work/sweep.jsonl").exists()
+
+
+def test_the_second_run_gets_its_least_time_once_and_what_is_left_is_said(faked, monkeypatch,
+                                                                          capsys):
+    configs = [KernelConfig("tiled", m, 64, 32) for m in (64, 128)]
+    budgets = []
+
+    def sweep(problems, journal, **options):
+        budgets.append(options["budget_s"])
+        with Journal.open(journal, {"environment": "e", "device": H200.slug}) as kept:
+            for problem, config in [*zip(problems, configs, strict=True)][:3 - len(budgets)]:
+                kept.append({"kind": "winner", "problem": problem_to_json(problem),
+                             "config": config_to_json(config)})
+        return SimpleNamespace(device=H200.slug, wall_s=9.0, measured=2, stopped="")
+
+    monkeypatch.setattr(door, "sweep", sweep)
+    monkeypatch.setattr("tritongemm.tuning.publish.publish", lambda journals, to: SimpleNamespace(
+        added=1, replaced=0, kept=()))
+    main(["tune", "--suite", "mine.csv", "--dir", "work", "--budget", "2"])
+    assert budgets == [pytest.approx(1.6), 10.0]
+    assert ("1 winners are not compared and published yet; continue with tritongemm tune --resume"
+            in capsys.readouterr().out)
+
+
 def _none_found(problems, journal, **options):
     assert options["budget_s"] == pytest.approx(0.8 * 9)
     assert [p.m for p in problems] == [328]
@@ -173,6 +244,12 @@ def test_without_a_gpu_the_program_is_not_even_run(monkeypatch, tmp_path, capsys
 @pytest.mark.parametrize(("arguments", "words"), [
     ([], "name either a program or --suite"), (["--suite", "mine.csv", "x.py"], "name either"),
     (["gone.py"], "no script 'gone.py'"), (["--suite", "gone.csv"], "gone.csv"),
+    (["--resume", "--dir", "begun", "x.py"], "--resume takes no x.py"),
+    (["--resume", "--dir", "begun", "-m", "x"], "--resume takes no x or -m"),
+    (["--resume", "--dir", "begun", "--suite", "mine.csv"], "--resume takes no --suite"),
+    (["--resume", "--dir", "begun", "--dtype", "fp16"], "--resume takes no --dtype"),
+    (["--resume", "--dir", "begun", "--layout", "nt"], "--resume takes no --layout"),
+    (["--resume", "--dir", "begun", "--precision", "ieee"], "start another tuning without"),
     (["--resume"], "--resume needs --dir"), (["--resume", "--dir", "gone"], "--resume needs"),
     (["--suite", "mine.csv", "--budget", "0"], "--budget 0"),
     (["--suite", "mine.csv", "--gain", "0"], "--gain 0"),
@@ -181,6 +258,8 @@ def test_without_a_gpu_the_program_is_not_even_run(monkeypatch, tmp_path, capsys
 def test_a_wrong_argument_is_named_and_nothing_is_made(faked, tmp_path, capsys, arguments, words):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "suite.csv").write_text(SUITE)
     before = sorted(tmp_path.iterdir())
     assert main(["tune", *arguments]) == 2
     assert words in capsys.readouterr().err

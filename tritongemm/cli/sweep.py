@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                             "(default sweep-RUN.jsonl)")
     where.add_argument("--resume", action="store_true",
                        help="continue the journal; configs measured in the same environment are "
-                            "skipped")
+                            "skipped, unless they timed out at a lower limit than now")
     where.add_argument("--devices", default="0", metavar="LIST",
                        help="`all`, or CUDA indices such as 0,1; each takes the next problem "
                             "(default %(default)s)")
@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--gain {args.gain:g} is not a percentage between 0 and 100, such as 1")
     options = {
         "search": args.search, "gain": args.gain / 100, "devices": devices, "top": args.top,
-        "subset": args.random or (RANDOM if args.search == "random" else None),
+        "subset": RANDOM if args.random is None and args.search == "random" else args.random,
         "budget_s": args.budget, "resume": args.resume, "compile_workers": args.compile_workers,
         "per_config_timeout_s": args.timeout, "compile_timeout_s": args.compile_timeout,
         "finalists": args.finalists, "seed": args.seed, "progress": progress_of(args.plain)}

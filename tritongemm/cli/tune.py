@@ -2,6 +2,7 @@
 
 A folder holds every step, so that ``--resume`` goes on after whatever stopped it:
 
+    options.json    dtype, layout and precision of the suite, and the title of the page
     suite.csv       the products that were recorded
     before.json     what calls ran before
     sweep.jsonl     the sweep's journal
@@ -12,11 +13,13 @@ A folder holds every step, so that ``--resume`` goes on after whatever stopped i
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +28,7 @@ from tritongemm.cli.outputs import check_file, check_folder, file_argument
 from tritongemm.cli.shapes import PRECISION_OF_CALLS
 from tritongemm.cli.sweep import progress_of
 from tritongemm.cli.where import devices_of, first_gpu
-from tritongemm.errors import UsageError
+from tritongemm.errors import DataFileError, UsageError
 from tritongemm.problem import PRECISIONS
 
 if TYPE_CHECKING:
@@ -35,8 +38,27 @@ if TYPE_CHECKING:
 
 #: The sweep's part of the budget; the rest is for the second run.
 _SWEEP_SHARE = 0.8
-#: Seconds that the second run takes of a product at the least, whatever the sweep left.
+#: Seconds that the second run may take at the least, all products together, even if the sweep has
+#: used up the budget: a short tuning then still publishes winners. More would break the budget;
+#: --resume compares the winners that are left.
 _LEAST_S = 10.0
+_DTYPE, _LAYOUT = "bf16", "nt"
+
+
+@dataclass(frozen=True)
+class _SuiteOptions:
+    """What --resume must know of the folder's suite besides its rows, so that they are the same
+    problems as in the first run.
+
+    Attributes:
+        title: the program's name, or "a suite".
+        dtype, layout: of rows that have none; precision: of fp32 rows.
+    """
+
+    title: str
+    dtype: str
+    layout: str
+    precision: str
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,16 +79,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="`all`, or CUDA indices such as 0,1 (default %(default)s)")
     parser.add_argument("--dir", type=Path, metavar="DIR",
                         help="folder of the journals and the page (default tune-RUN)")
-    parser.add_argument("--resume", action="store_true", help="continue in --dir")
+    parser.add_argument("--resume", action="store_true",
+                        help="continue in --dir, with the products that are recorded there")
     parser.add_argument("--to", type=Path, metavar="DIR",
                         help="write DIR/tuned (default: TRITONGEMM_CONFIG_DIR, else your own "
                              "folder, which is read without a setting)")
     parser.add_argument("--out", type=file_argument, metavar="FILE.md",
                         help="write the page here too")
-    parser.add_argument("--dtype", default="bf16", help="where a suite has none (default "
-                                                        "%(default)s)")
-    parser.add_argument("--layout", default="nt", help="where a suite has none (default "
-                                                       "%(default)s)")
+    parser.add_argument("--dtype", help=f"where a suite has none (default {_DTYPE})")
+    parser.add_argument("--layout", help=f"where a suite has none (default {_LAYOUT})")
     parser.add_argument("--precision", choices=PRECISIONS,
                         help=f"precision of fp32 products (default {PRECISION_OF_CALLS})")
     parser.add_argument("--compile-workers", type=int, metavar="N",
@@ -106,6 +127,14 @@ def _check(args: argparse.Namespace) -> Path:
         if args.dir is None or not (args.dir / "suite.csv").exists():
             raise UsageError("--resume needs --dir DIR, a folder in which `tritongemm tune` has "
                              "recorded products (suite.csv)")
+        given = [name for name, value in (
+            (args.program, args.program), ("-m", args.module), ("--suite", args.suite),
+            ("--dtype", args.dtype), ("--layout", args.layout), ("--precision", args.precision),
+        ) if value]
+        if given:
+            raise UsageError(f"--resume takes no {' or '.join(given)}: it continues with the "
+                             f"products of {args.dir / 'suite.csv'}. Leave it out, or start "
+                             "another tuning without --resume and with another --dir")
     elif bool(args.suite) == bool(args.program):
         raise UsageError("name either a program or --suite: tritongemm tune train.py ARGS..., or "
                          "tritongemm tune --suite mine.csv")
@@ -137,11 +166,22 @@ def _tune(args: argparse.Namespace, folder: Path) -> int:
     devices = devices_of(args.devices)
     device = cuda_device(first_gpu(args.devices))  # before the program is run for nothing
     folder.mkdir(parents=True, exist_ok=True)
-    suite = folder / "suite.csv"
-    if args.suite and not args.resume:
+    suite, kept = folder / "suite.csv", folder / "options.json"
+    if args.resume and kept.exists():  # an older version wrote none
+        options = _read_options(kept)
+    else:
+        options = _SuiteOptions("a suite" if args.program is None else Path(args.program).name,
+                                args.dtype or _DTYPE, args.layout or _LAYOUT,
+                                args.precision or default_precision("fp32"))
+    if args.suite:
+        _write_options(kept, options)
         write_suite(suite, _suite_shapes(args.suite))
     elif not args.resume:
-        status = _record(args, suite)
+        try:
+            status = _record(args, suite)
+        finally:
+            if suite.exists():  # a program that is interrupted leaves what it has run
+                _write_options(kept, options)
         if status:
             raise UsageError(f"{args.program} ended with status {status} while it was recorded; "
                              + (f"what it had run by then is in {suite} (tritongemm tune --suite)"
@@ -149,13 +189,30 @@ def _tune(args: argparse.Namespace, folder: Path) -> int:
         if not suite.exists():
             print(f"{args.program} ran no product that can be tuned; nothing was changed")
             return 1
-    products = products_of(read_suite(suite), dtype=args.dtype, layout=args.layout,
-                           precision=args.precision or default_precision("fp32"))
+    products = products_of(read_suite(suite), dtype=options.dtype, layout=options.layout,
+                           precision=options.precision)
     if not products:
         print(f"{suite} holds no product with work to do; nothing was changed")
         return 1
     gains, lines = _measure(args, folder, products, devices, device)
-    return _present(args, folder, products, gains, lines)
+    return _present(args, folder, options.title, products, gains, lines)
+
+
+def _read_options(path: Path) -> _SuiteOptions:
+    from tritongemm.records.reading import read_json
+
+    found = read_json(path)
+    names = {field.name for field in fields(_SuiteOptions)}
+    if not (isinstance(found, dict) and found.keys() == names
+            and all(isinstance(value, str) for value in found.values())):
+        raise DataFileError(path, "does not hold the options of a tuning")
+    return _SuiteOptions(**found)
+
+
+def _write_options(path: Path, options: _SuiteOptions) -> None:
+    from tritongemm.records.atomic import write_atomic
+
+    write_atomic(path, json.dumps(asdict(options)) + "\n")
 
 
 def _suite_shapes(names: Sequence[str]) -> list[Shape]:
@@ -199,7 +256,7 @@ def _measure(args: argparse.Namespace, folder: Path, products: Sequence[ProgramP
     problems = [product.problem for product in products]
     if not kept.exists():
         write_choices(kept, choices(problems, device))
-    before = read_choices(kept)
+    before = read_choices(kept, problems)
     common = {"share_budget": False, "compile_workers": args.compile_workers}
     began = time.monotonic()
     swept = sweeping.sweep(problems, journal, devices=devices, search="model",
@@ -209,9 +266,9 @@ def _measure(args: argparse.Namespace, folder: Path, products: Sequence[ProgramP
     winners, space_hash = winners_in(journal)
     lines = [f"swept on {swept.device} in {swept.wall_s:.0f} s, {swept.measured} configs measured; "
              f"journals in {folder}"]
+    resume = f"continue with tritongemm tune --resume --dir {shlex.quote(str(folder))}"
     if swept.stopped or len(winners) < len(problems):
-        lines.append(f"{len(problems) - len(winners)} products have no winner yet; continue with "
-                     f"tritongemm tune --resume --dir {shlex.quote(str(folder))}")
+        lines.append(f"{len(problems) - len(winners)} products have no winner yet; {resume}")
     if not winners:
         return [], lines
     left = max(_LEAST_S, args.budget - (time.monotonic() - began))
@@ -221,6 +278,10 @@ def _measure(args: argparse.Namespace, folder: Path, products: Sequence[ProgramP
                    candidates=Pairs(winners, before, space_hash), finalists=2,
                    resume=second.exists(), seed=args.seed + 1,
                    progress=progress_of(args.plain), **common)
+    compared = winners_in(second)[0]
+    if len(compared) < len(winners):
+        lines.append(f"{len(winners) - len(compared)} winners are not compared and published yet; "
+                     f"{resume}")
     root = args.to
     if root is None:
         root = (settings.config_root() if settings.current().config_dir is not None
@@ -230,18 +291,18 @@ def _measure(args: argparse.Namespace, folder: Path, products: Sequence[ProgramP
     lines.append(f"published to {root / 'tuned'}: {published.added} rows added, "
                  f"{published.replaced} replaced, {len(published.kept)} kept as they were")
     after = (choices(problems, device) if root in settings.config_roots()
-             else dict(winners_in(second)[0]))
+             else dict(compared))
     return gains_in(second, products, before, after), lines
 
 
-def _present(args: argparse.Namespace, folder: Path, products: Sequence[ProgramProduct],
-             gains: Sequence[Gain], lines: Sequence[str]) -> int:
+def _present(args: argparse.Namespace, folder: Path, title: str,
+             products: Sequence[ProgramProduct], gains: Sequence[Gain], lines: Sequence[str]
+             ) -> int:
     """Prints the page, and writes it as Markdown."""
     from tritongemm.records.atomic import write_atomic
     from tritongemm.tuning.gains import COLUMNS, cells, markdown, verdict
 
-    what = "a suite" if args.program is None else Path(args.program).name
-    page = markdown(f"Tuned tables of {what}", gains, products, lines)
+    page = markdown(f"Tuned tables of {title}", gains, products, lines)
     for path in (folder / "page.md", args.out):
         if path is not None:
             write_atomic(path, page)

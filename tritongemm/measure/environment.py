@@ -65,10 +65,24 @@ def fingerprint(environment: Mapping[str, object]) -> str:
 
     The git revision is not part of it, so a commit does not invalidate earlier times.
     """
+    part = _comparable(environment)
+    return hashlib.sha256(json.dumps(part, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def _comparable(environment: Mapping[str, object]) -> dict[str, object]:
     part = {key: environment.get(key) for key in _COMPARABLE}
     if part["device"] != "cpu":
         part["cpu"] = None  # a device's times do not depend on it
-    return hashlib.sha256(json.dumps(part, sort_keys=True, default=str).encode()).hexdigest()[:12]
+    return part
+
+
+def differences(environment: Mapping[str, object], other: Mapping[str, object], place: object
+                ) -> list[str]:
+    """How two environments of unequal fingerprints differ, one phrase a field: ``driver 2 there and
+    1 on PLACE``, where ``place`` names where ``other`` was captured."""
+    theirs, ours = _comparable(environment), _comparable(other)
+    return [f"{name} {theirs[name]} there and {ours[name]} on {place}" for name in _COMPARABLE
+            if theirs[name] != ours[name]] or ["the environment"]
 
 
 def _version(package: str) -> str | None:

@@ -31,16 +31,31 @@ class DoneKeys:
 
     def __init__(self) -> None:
         self._outcomes: dict[int, float | None] = {}
-        self._winners: dict[int, float | None] = {}
+        #: Outcomes whose worker was killed from outside, once.
+        self._killed: set[int] = set()
+        #: Of outcomes that are timeouts, the limit in seconds, where the record states it.
+        self._limits: dict[int, float] = {}
+        #: Problem -> hash of the spaces -> the gain, of the winners that no later outcome may beat.
+        self._winners: dict[int, dict[object, float | None]] = {}
         self._fastest: dict[int, list[tuple[float, int, KernelConfig]]] = {}
 
     def __len__(self) -> int:
         """How many different outcomes there are."""
         return len(self._outcomes)
 
-    def has(self, problem: GemmProblem, config: KernelConfig, stage: str = "coarse") -> bool:
-        """Whether ``config`` has an outcome, good or bad, for ``problem`` at ``stage``."""
-        return _outcome_key(problem, config, stage) in self._outcomes
+    def has(self, problem: GemmProblem, config: KernelConfig, stage: str = "coarse",
+            limit_s: float = 0.0) -> bool:
+        """Whether ``config`` has an outcome, good or bad, for ``problem`` at ``stage``. A timeout
+        at a limit below ``limit_s`` does not count."""
+        key = _outcome_key(problem, config, stage)
+        return key in self._outcomes and self._limits.get(key, limit_s) >= limit_s
+
+    def retries(self, problem: GemmProblem, config: KernelConfig, stage: str = "coarse",
+                limit_s: float = 0.0) -> bool:
+        """Whether ``config`` was tried, and :meth:`has` does not count the outcome."""
+        key = _outcome_key(problem, config, stage)
+        return ((key in self._outcomes or key in self._killed)
+                and not self.has(problem, config, stage, limit_s))
 
     def time_us(self, problem: GemmProblem, config: KernelConfig, stage: str = "coarse"
                 ) -> float | None:
@@ -49,13 +64,17 @@ class DoneKeys:
         return self._outcomes.get(_outcome_key(problem, config, stage))
 
     def has_winner(self, problem: GemmProblem) -> bool:
-        """Whether the problem has a winner, so that it is finished."""
+        """Whether the problem has a winner and no later outcome, so that it is finished unless
+        there are more configs."""
         return digest(problem_key(problem)) in self._winners
 
-    def searched_to(self, problem: GemmProblem) -> float | None:
-        """The gain below which a search gave up when it found the problem's winner, 0.01 for 1 %;
-        None: no winner, or one of another way of choosing configs, or of a search cut short."""
-        return self._winners.get(digest(problem_key(problem)))
+    def searched_to(self, problem: GemmProblem, space_hash: object) -> float | None:
+        """The gain below which a search of the spaces ``space_hash`` gave up when it found the
+        problem's winner, 0.01 for 1 %; None: no such winner, or one of another way of choosing
+        configs, or of a search cut short. A winner whose record has no hash counts for all
+        spaces."""
+        found = self._winners.get(digest(problem_key(problem)), {})
+        return found.get(space_hash, found.get(None))
 
     def fastest(self, problem: GemmProblem, count: int = REMEMBERED
                 ) -> list[tuple[float, KernelConfig]]:
@@ -75,7 +94,8 @@ def read_done(path: str | os.PathLike[str], environment: object) -> DoneKeys:
     hashed once. A million rows take a few seconds and about 100 bytes each.
 
     A config whose worker was killed from outside is not done, unless that happened twice: then it
-    may be what made the system kill it.
+    may be what made the system kill it. A winner counts until the next outcome of its problem,
+    which may be of a faster config.
 
     Raises:
         DataFileError: as :func:`tritongemm.records.journal.read_journal`.
@@ -96,10 +116,10 @@ def done_among(lines: Iterable[Mapping[str, object]], environment: object) -> Do
 def _done(numbered: Iterable[tuple[int, Mapping[str, object]]], environment: object,
           path: Path) -> DoneKeys:
     done = DoneKeys()
-    outcomes, remembered = done._outcomes, done._fastest
+    outcomes, remembered, winners = done._outcomes, done._fastest, done._winners
+    killed, limits = done._killed, done._limits
     check = RecordChecker(path).check
     stages: dict[object, int] = {}
-    killed: set[int] = set()
     wanted = _canonical(environment)
     ours = False
     for line, record in numbered:
@@ -112,7 +132,8 @@ def _done(numbered: Iterable[tuple[int, Mapping[str, object]]], environment: obj
             continue
         (_, problem), (config, config_digest) = known
         if record["kind"] == "winner":
-            done._winners[problem] = record.get("gain")  # type: ignore[assignment]
+            winners.setdefault(problem, {})[record.get("space_hash")] = (
+                record.get("gain"))  # type: ignore[assignment]
             continue
         stage = str(record.get("stage", "coarse"))
         if stage not in stages:
@@ -121,6 +142,12 @@ def _done(numbered: Iterable[tuple[int, Mapping[str, object]]], environment: obj
             stages[stage] = digest(stage)
         outcome = problem ^ config_digest ^ stages[stage]
         time_us: float | None = record.get("time_us")  # type: ignore[assignment]
+        if stage != "final":
+            winners.pop(problem, None)
+        limits.pop(outcome, None)
+        limit_s = record.get("limit_s")
+        if record["status"] == "timeout" and isinstance(limit_s, (int, float)):
+            limits[outcome] = limit_s
         if (record["status"] == "died" and outcome not in killed
                 and _KILLED.search(str(record.get("reason")))):
             killed.add(outcome)

@@ -46,7 +46,8 @@ _TRIES = 3
 _RECORDS_TIMEOUT_S = 15.0
 _WAIT_S = 0.1
 #: Fields of a record that resuming needs.
-_KNOWN = ("kind", "problem", "config", "stage", "status", "time_us", "gain")
+_KNOWN = ("kind", "problem", "config", "stage", "status", "reason", "limit_s", "time_us", "gain",
+          "space_hash")
 _KEPT = "every record received so far is in the journal; continue with --resume"
 
 
@@ -235,10 +236,13 @@ class _ClusterSweep:
         assert isinstance(problem, GemmProblem)
         if not lost.fault:
             kind.tries[problem] -= 1
-        if kind.tries[problem] < _TRIES:
-            kind.pending.append(problem)
-        else:
+        if kind.tries[problem] >= _TRIES:
             self._left_out(lost.flight, f"failed {_TRIES} times: {lost.reason}")
+        elif self._cut:  # nothing is handed out any more
+            self._stopped = "budget"
+            self._report(ProblemReport(problem, note=f"no time was left: {lost.reason}"))
+        else:
+            kind.pending.append(problem)
 
     def _left_out(self, flight: Flight, reason: str) -> None:
         assert self._journal is not None and isinstance(flight.job, GemmProblem)

@@ -178,8 +178,13 @@ class _KnownOfFeed(DoneKeys):
         super().__init__()
         self._of, self._nothing = feed.known, DoneKeys()
 
-    def has(self, problem: GemmProblem, config: KernelConfig, stage: str = "coarse") -> bool:
-        return self._of.get(problem, self._nothing).has(problem, config, stage)
+    def has(self, problem: GemmProblem, config: KernelConfig, stage: str = "coarse",
+            limit_s: float = 0.0) -> bool:
+        return self._of.get(problem, self._nothing).has(problem, config, stage, limit_s)
+
+    def retries(self, problem: GemmProblem, config: KernelConfig, stage: str = "coarse",
+                limit_s: float = 0.0) -> bool:
+        return self._of.get(problem, self._nothing).retries(problem, config, stage, limit_s)
 
     def time_us(self, problem: GemmProblem, config: KernelConfig, stage: str = "coarse"
                 ) -> float | None:
@@ -188,8 +193,8 @@ class _KnownOfFeed(DoneKeys):
     def has_winner(self, problem: GemmProblem) -> bool:
         return self._of.get(problem, self._nothing).has_winner(problem)
 
-    def searched_to(self, problem: GemmProblem) -> float | None:
-        return self._of.get(problem, self._nothing).searched_to(problem)
+    def searched_to(self, problem: GemmProblem, space_hash: object) -> float | None:
+        return self._of.get(problem, self._nothing).searched_to(problem, space_hash)
 
     def fastest(self, problem: GemmProblem, count: int = 16) -> list[tuple[float, KernelConfig]]:
         return self._of.get(problem, self._nothing).fastest(problem, count)

@@ -8,6 +8,7 @@ from multiprocessing.connection import Connection
 
 from tritongemm.device import DeviceSpec
 from tritongemm.errors import DeviceError, UsageError
+from tritongemm.measure.environment import differences
 from tritongemm.tuning.task import Task
 from tritongemm.workers.messages import Outcome, one_line
 from tritongemm.workers.worker import Event, Ready, Refused, Worker
@@ -43,8 +44,10 @@ class DeviceWorker:
 
 @dataclass(frozen=True)
 class DeviceIdentity:
-    """The device that is measured, as the first ready worker reports it."""
+    """The device that is measured, as the first ready worker reports it; ``name`` is the
+    worker's."""
 
+    name: str
     spec: DeviceSpec
     environment: Mapping[str, object]
     fingerprint: str
@@ -144,13 +147,14 @@ class DeviceWorkers:
         assert isinstance(spec, DeviceSpec) and isinstance(environment, Mapping)
         fingerprint = str(info["fingerprint"])
         if self.identity is None:
-            self.identity = DeviceIdentity(spec, environment, fingerprint)
+            self.identity = DeviceIdentity(device.name, spec, environment, fingerprint)
             if self._all:
                 self._add(range(int(info["device_count"])))
         elif fingerprint != self.identity.fingerprint:
-            raise UsageError(f"{device.name} ({spec.name}) is not like the first one "
-                             f"({self.identity.spec.name}); sweep one kind at a time with "
-                             "--devices")
+            differs = differences(environment, self.identity.environment, self.identity.name)
+            raise UsageError(f"{device.name} ({spec.name}) is not like {self.identity.name} "
+                             f"({self.identity.spec.name}): {', '.join(differs)}; sweep one kind "
+                             "at a time with --devices")
 
     def _refused(self, device: DeviceWorker, event: Refused) -> None:
         device.refused += 1

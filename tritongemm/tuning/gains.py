@@ -110,14 +110,21 @@ def write_choices(path: Path, found: dict[GemmProblem, KernelConfig | None]) -> 
         for problem, config in found.items()], indent=0) + "\n")
 
 
-def read_choices(path: Path) -> dict[GemmProblem, KernelConfig | None]:
-    """Reads what :func:`write_choices` saved. Raises DataFileError for any other file."""
+def read_choices(path: Path, problems: Iterable[GemmProblem]
+                 ) -> dict[GemmProblem, KernelConfig | None]:
+    """Reads what :func:`write_choices` saved. Raises DataFileError for any other file, and for one
+    without a choice for each of ``problems``."""
     choices = read_json(path)
     try:
-        return {problem_from_json(problem): None if config is None else config_from_json(config)
-                for problem, config in choices}
+        found = {problem_from_json(problem): None if config is None else config_from_json(config)
+                 for problem, config in choices}
     except (ValueError, TypeError, ProblemError, ConfigError) as error:
         raise DataFileError(path, f"does not hold the choices of a tuning: {error}") from error
+    for problem in problems:
+        if problem not in found:  # None in its place would mean torch
+            raise DataFileError(path, f"does not say what ran {problem} before, so its gain is not "
+                                "known; start another tuning with another --dir")
+    return found
 
 
 class Pairs:
@@ -132,7 +139,7 @@ class Pairs:
 
     def __call__(self, problem: GemmProblem, device: DeviceSpec) -> Candidates:
         """One or two configs."""
-        pair = (self._winners.get(problem), self._before.get(problem))
+        pair = (self._winners.get(problem), self._before[problem])
         configs = tuple(dict.fromkeys(config for config in pair if config is not None))
         return Candidates(configs, PruneReport(considered=len(configs), kept=len(configs)))
 
@@ -201,7 +208,7 @@ def gains_in(journal: Path, products: Sequence[ProgramProduct],
         problem = product.problem
         if problem not in torch_us or problem not in after:
             continue
-        old, new = before.get(problem), after[problem]
+        old, new = before[problem], after[problem]
         old_us, new_us = (torch_us[problem] if config is None else times.get((problem, config))
                           for config in (old, new))
         if old_us is not None and new_us is not None:

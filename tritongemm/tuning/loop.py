@@ -28,7 +28,7 @@ from tritongemm.tuning.progress import OnDevice, Progress, Snapshot
 from tritongemm.tuning.sweep_journal import RowSink, SweepJournal
 from tritongemm.tuning.task import Task
 from tritongemm.workers.compile_pool import CompilePool
-from tritongemm.workers.messages import COARSE, FINAL, SETUP, Call, Outcome, Request
+from tritongemm.workers.messages import COARSE, COMPILE, FINAL, SETUP, Call, Outcome, Request
 from tritongemm.workers.worker import Event, Failed, Finished, Returned
 
 #: Configs handed to a device at once.
@@ -184,6 +184,8 @@ class Loop:
                               environment=identity.environment,
                               fingerprint=identity.fingerprint, space_hash=self._space_hash,
                               seed=options.seed,
+                              limits={COARSE: options.per_config_timeout_s,
+                                      COMPILE: options.compile_timeout_s},
                               search="full" if options.gain is None else
                               f"model, gain {options.gain:g}")
         prepared = self._pool is not None and self._spec == identity.spec

@@ -148,15 +148,18 @@ class OpenProblems:
         self.prune.add(found.report)
         todo = [c for c in found.configs if not journal.done(problem, c)]
         self.resumed += len(found.configs) - len(todo)
-        if journal.searched_to(problem, self._options.gain) or (
-                found.configs and not todo and journal.finished(problem)):
+        searched = journal.searched_to(problem, self._options.gain) and not any(
+            journal.retries(problem, config) for config in todo)
+        untouched = ready is not None and len(todo) == len(found.configs)
+        search = (None if searched or not todo else
+                  ready.search if untouched else  # type: ignore[union-attr]
+                  self._search(problem, found, set(todo)))
+        nothing_left = not todo or (search is not None and search.over)
+        if searched or (found.configs and nothing_left and journal.finished(problem)):
             self._report(ProblemReport(problem, note="measured before"))
             return
-        untouched = ready is not None and len(todo) == len(found.configs)
-        search = (ready.search if untouched else  # type: ignore[union-attr]
-                  self._search(problem, found, set(todo)) if todo else None)
         task = Task(problem, len(found.configs), coarse=journal.coarse(problem),
-                    search=search)
+                    search=search, partial=found.report.not_chosen > 0)
         self.tasks.append(task)
         if search is not None:
             for config in ready.asked if untouched else ():  # type: ignore[union-attr]
@@ -283,7 +286,7 @@ class OpenProblems:
         self.tasks.remove(task)
         report = task.report()
         if report.winner is not None:
-            searched = task.search is not None and not report.skipped
+            searched = task.search is not None and not report.skipped and not task.partial
             journal.winner(report, self._options.gain if searched else None)
         elif not report.skipped:
             journal.left_out(report)

@@ -165,7 +165,7 @@ def sweep(problems: Iterable[GemmProblem], journal: str | os.PathLike[str] | Row
     if not 0 < gain < 1:
         raise UsageError(f"gain={gain} is not a share between 0 and 1, such as 0.01 for 1 %")
     if search == "random":
-        subset = subset or RANDOM
+        subset = RANDOM if subset is None else subset
     elif search == "model" and subset is not None:
         raise UsageError("configs drawn at random are all measured; leave out the search")
     if devices is not None and not devices:

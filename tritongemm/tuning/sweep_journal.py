@@ -21,7 +21,7 @@ from tritongemm.records.journal_format import SCHEMA_VERSION
 from tritongemm.records.resume import REMEMBERED, DoneKeys, done_among
 from tritongemm.records.run import new_run_id, utc_now
 from tritongemm.tuning.task import ProblemReport
-from tritongemm.workers.messages import COARSE, COMPILE, Outcome
+from tritongemm.workers.messages import COARSE, Outcome
 
 #: The fields of the environment that a winner's row states as its provenance.
 _PROVENANCE = ("torch", "triton", "cuda", "driver")
@@ -84,6 +84,8 @@ class SweepJournal:
         device: the device that is measured.
         environment: the whole record; ``fingerprint`` is the part that makes times comparable.
         space_hash: hash of the spaces that candidates come from.
+        limits: seconds that a config may take in each stage; a config that timed out at a lower
+            limit is not done.
         search: which of the candidates are measured.
 
     Raises:
@@ -92,8 +94,9 @@ class SweepJournal:
 
     def __init__(self, where: Path | RowSink, *, device: DeviceSpec,
                  environment: Mapping[str, object], fingerprint: str, space_hash: str, seed: int,
-                 search: str = "full") -> None:
+                 limits: Mapping[str, float], search: str = "full") -> None:
         self.run_id = new_run_id()
+        self._space_hash, self._limits = space_hash, dict(limits)
         self._provenance = {"device": device.slug, "arch": device.arch,
                             "space_hash": space_hash, "environment": fingerprint,
                             **{name: environment.get(name) for name in _PROVENANCE}}
@@ -110,17 +113,23 @@ class SweepJournal:
 
     def done(self, problem: GemmProblem, config: KernelConfig) -> bool:
         """Whether ``config`` has an outcome in this environment."""
-        return (self._done.has(problem, config, COARSE)
-                or self._done.has(problem, config, COMPILE))
+        return any(self._done.has(problem, config, stage, limit_s)
+                   for stage, limit_s in self._limits.items())
+
+    def retries(self, problem: GemmProblem, config: KernelConfig) -> bool:
+        """Whether an earlier run tried ``config`` without an outcome that counts: its worker was
+        killed from outside, or the limit was lower."""
+        return any(self._done.retries(problem, config, stage, limit_s)
+                   for stage, limit_s in self._limits.items())
 
     def finished(self, problem: GemmProblem) -> bool:
-        """Whether the problem has a winner in this environment."""
+        """Whether the problem has a winner in this environment, and no outcome after it."""
         return self._done.has_winner(problem)
 
     def searched_to(self, problem: GemmProblem, gain: float | None) -> bool:
-        """Whether an earlier run's search found the winner and ended with an expected gain below
-        ``gain``."""
-        before = self._done.searched_to(problem)
+        """Whether an earlier run's search of the same spaces found the winner and ended with an
+        expected gain below ``gain``."""
+        before = self._done.searched_to(problem, self._space_hash)
         return gain is not None and before is not None and before <= gain
 
     def time_us(self, problem: GemmProblem, config: KernelConfig) -> float | None:
@@ -134,10 +143,12 @@ class SweepJournal:
     def result(self, problem: GemmProblem, config: KernelConfig, stage: str,
                outcome: Outcome) -> None:
         """Writes one outcome. Raises DataFileError, e.g. for a full disk."""
+        limit_s = self._limits.get(stage) if outcome.status == "timeout" else None
         self._journal.append({
             "kind": "result", "problem": problem_to_json(problem),
             "config": config_to_json(config), "stage": stage, "status": outcome.status,
-            **({"reason": outcome.reason} if outcome.reason else {}), **outcome.values,
+            **({"reason": outcome.reason} if outcome.reason else {}),
+            **({} if limit_s is None else {"limit_s": limit_s}), **outcome.values,
             "run_id": self.run_id, "utc": utc_now()})
 
     def winner(self, report: ProblemReport, gain: float | None = None) -> None:

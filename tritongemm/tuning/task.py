@@ -63,6 +63,8 @@ class Task:
         search: requests more configs as long as it expects a gain; None: all configs were requested
             at once.
         ended: the search must not request more configs, whatever it expects.
+        partial: legal configs of the spaces are not among the candidates (``top``), so that the end
+            of the search says nothing of the spaces.
     """
 
     problem: GemmProblem
@@ -84,6 +86,7 @@ class Task:
     note: str = ""
     search: Search | None = None
     ended: bool = False
+    partial: bool = False
 
     @property
     def busy(self) -> bool:

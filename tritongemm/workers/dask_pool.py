@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from tritongemm import __version__, settings
 from tritongemm.device import INTERPRETER
 from tritongemm.errors import DeviceError, TritonGemmError, missing
+from tritongemm.measure.environment import differences
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -29,8 +30,6 @@ WORKER_TIMEOUT_S = 300.0
 #: Jobs that a worker has at once.
 AT_ONCE = 2
 _LOOK_EVERY_S = 1.0
-#: The fields of an environment that an error compares if two environments differ.
-_NAMED = ("device", "driver", "cuda", "torch", "triton", "cpu")
 
 
 class WorkerFault(DeviceError):
@@ -267,10 +266,7 @@ class Pool:
                    if found.software.get(name) != version]
         known = self.kinds.get(found.kind)
         if known is not None and found.fingerprint != known.fingerprint:
-            theirs, ours = found.environment, known.environment
-            differs += [f"{name} {theirs.get(name)} there and {ours.get(name)} on "
-                        f"{self._first[found.kind]}" for name in _NAMED
-                        if theirs.get(name) != ours.get(name)] or ["the environment"]
+            differs += differences(found.environment, known.environment, self._first[found.kind])
         if differs:
             self._refuse(worker, "versions differ: " + ", ".join(differs)
                          + "; install the same ones on every host")
