@@ -79,9 +79,10 @@ class Planner(ABC):
 
     def __init__(self, *, top: int | None = None, subset: int | None = None, seed: int = 0
                  ) -> None:
-        for name, count in (("top", top), ("subset", subset)):
+        for name, count, option in (("top", top, "--top"), ("subset", subset, "--random")):
             if count is not None and count < 1:
-                raise UsageError(f"{name}={count} is below 1; at least one config is needed")
+                raise UsageError(f"{name}={count} ({option}) is below 1; at least one config is "
+                                 "needed")
         self._top, self._subset, self._seed = top, subset, seed
 
     @property
