@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_native_dispatcher import drawn
+from answers import drawn
 
 import tritongemm as tg
 

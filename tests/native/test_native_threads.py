@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import pytest
 import torch
-from test_native_dispatcher import PRODUCTS
+from answers import PRODUCTS
 
 import tritongemm as tg
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 import torch.fx.experimental.proxy_tensor
-from test_native_dispatcher import drawn, twice
+from answers import drawn, twice
 
 from tritongemm import settings
 from tritongemm.activations import BY_NAME
