@@ -146,7 +146,7 @@ def _finite(factor: float) -> float:
 
 
 def within_bound(case: Case, world: World, i: int, found: torch.Tensor, truth: torch.Tensor,
-                  terms: int, excess: float) -> bool:
+                 terms: int, excess: float) -> bool:
     """Whether each element of result ``i``, whose largest or RMS error is ``excess`` times its
     limit, is within the rounding of its own terms: the bound of a compute mode on |C - exact|, and
     the rounding of C, both times |A| |B|.

@@ -419,7 +419,8 @@ def test_the_grid_covers_every_tile_of_the_rule_default(kernel):
     contended = next(x for x in launches_of(problem, config, replace(H200, contended=True))
                      if config.config_id in x.symbol)
     programs, (x, y, z) = x * y * z, contended.grid
-    assert programs <= x * y * z in (units, -(-units // 2))
+    assert x * y * z == (units if programs == units else
+                         resident(units, programs, replace(H200, contended=True)))
 
 
 @pytest.mark.parametrize(("units", "contended", "wanted"), [

@@ -35,14 +35,15 @@ def why_converted(problem: GemmProblem, choice: Choice, geometry: Geometry, devi
 
 def torch_wins_converting(problem: GemmProblem, choice: Choice, device: DeviceSpec,
                           path: HostPath) -> str | None:
-    """:func:`torch_wins` where torch's side converts A first. Its host time is not counted. The
-    reason says that the conversion is."""
-    if choice.time_us:
-        longer = conversion_us(problem, device) / choice.time_us
-        evidence, of_sibling, mean = (
-            x and x + longer for x in (choice.evidence, choice.of_sibling, choice.expected))
-        choice = replace(choice, evidence=evidence, of_sibling=of_sibling, expected=mean)
-    reason = torch_wins(problem, choice, device, path)
+    """:func:`torch_wins` where torch's side converts A first, which counts where the time of the
+    choice is known; the reason says so then. Its host time is not counted."""
+    if not choice.time_us:
+        return torch_wins(problem, choice, device, path)
+    longer = conversion_us(problem, device) / choice.time_us
+    evidence, of_sibling, mean = (
+        x and x + longer for x in (choice.evidence, choice.of_sibling, choice.expected))
+    reason = torch_wins(problem, replace(choice, evidence=evidence, of_sibling=of_sibling,
+                                         expected=mean), device, path)
     return reason and f"{reason} (torch's time includes a launch that converts A)"
 
 
