@@ -1,6 +1,6 @@
 """Replays the sweep's search over full journals: predict, take a batch, reveal its times, go on.
 
-    python perf/search_replay.py CACHE.gz --out search-replay.csv
+    python perf/search_replay.py CACHE.gz --out search-replay.csv [--cold JOURNAL]
 
 Needs no GPU: journals of whole spaces hold the time of every config that a search could ask for.
 Each problem is replayed with two sets of predictions:
@@ -8,6 +8,9 @@ Each problem is replayed with two sets of predictions:
     left-out    the shipped constants and a network that is trained anew, on the problems of all
                 other extents (minutes; CACHE.gz keeps what it predicts)
     rules       the constants that serve a device without a calibration
+
+``--cold`` adds a journal that a search has made, which holds only what that search asked for: its
+problems are replayed by the shipped model (``shipped``).
 
 A loss is the best coarse time that the search has seen over the journal's best, minus 1; ``random``
 and ``order`` are the losses of as many configs at random (mean of 20 draws) and of as many of the
@@ -20,7 +23,7 @@ import argparse
 import csv
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +42,7 @@ from tritongemm.records.codec import (
 )
 from tritongemm.selection.columns import Columns
 from tritongemm.selection.inputs import NAMES
-from tritongemm.selection.model import Served, model_for, model_of
+from tritongemm.selection.model import Model, Served, model_for, model_of
 from tritongemm.tuning.search import GAIN, Search, follow, spread_of
 
 DEVICE = "nvidia-h200"
@@ -61,7 +64,12 @@ Problems = dict[GemmProblem, dict[KernelConfig, tuple[float, float]]]
 
 def timings_of(name: str) -> dict[GemmProblem, dict[KernelConfig, float]]:
     """problem -> config -> time in us, of the coarse stage of one journal."""
-    found = times_of(TIMINGS, sweep=name)
+    return with_choices(times_of(TIMINGS, sweep=name))
+
+
+def with_choices(found: dict[GemmProblem, dict[KernelConfig, float]]
+                 ) -> dict[GemmProblem, dict[KernelConfig, float]]:
+    """The problems with at least :data:`LEAST` timed configs."""
     return {p: times for p, times in found.items() if len(times) >= LEAST}
 
 
@@ -106,19 +114,35 @@ def predictions(cache: Path) -> dict[str, Problems]:
     return found
 
 
-def replay(name: str, problem: GemmProblem, times: dict[KernelConfig, tuple[float, float]],
-           gain: float) -> Iterator[dict[str, object]]:
+def replay_full(name: str, problem: GemmProblem, times: dict[KernelConfig, tuple[float, float]],
+                gain: float) -> Iterator[dict[str, object]]:
     """A row for each set of predictions."""
     device = device_named(DEVICE)
-    configs = list(times)
-    measured = np.array([times[c][0] for c in configs])
-    best = measured.min()
     rules = model_of(Served(None, device.name, device), problem)
-    for which, predicted, model in (
-            ("left-out", np.array([times[c][1] for c in configs]), model_for(problem, device)),
-            ("rules", rules.times(problem, Columns(configs)), rules)):
+    yield from replay(name, problem, {c: t for c, (t, _) in times.items()}, gain, (
+        ("left-out", np.array([left_out for _, left_out in times.values()]),
+         model_for(problem, device)),
+        ("rules", rules.times(problem, Columns(list(times))), rules)))
+
+
+def replay_cold(journal: Path, gain: float) -> Iterator[dict[str, object]]:
+    """A row for each problem of a search's journal."""
+    for problem, times in with_choices(times_of(journal)).items():
+        model = model_for(problem, device_named(DEVICE))
+        predicted = model.times(problem, Columns(list(times)))
+        yield from replay(journal.stem, problem, times, gain, (("shipped", predicted, model),))
+
+
+def replay(name: str, problem: GemmProblem, times: dict[KernelConfig, float], gain: float,
+           predictions: Iterable[tuple[str, np.ndarray, Model]]) -> Iterator[dict[str, object]]:
+    """A row for each of ``predictions``: their name, the time of each config, and the model whose
+    errors the search reckons with."""
+    device = device_named(DEVICE)
+    configs, measured = list(times), np.array(list(times.values()))
+    best = measured.min()
+    for which, predicted, model in predictions:
         search = Search(configs, predicted, spread=spread_of(model, device), gain=gain)
-        timed = follow(search, {c: t for c, (t, _) in times.items()})
+        timed = follow(search, times)
         rng = np.random.default_rng(0)
         drawn = [rng.permutation(measured)[:timed].min() / best - 1 for _ in range(DRAWS)]
         first = measured[np.argsort(predicted, kind="stable")[:timed]].min() / best - 1
@@ -135,8 +159,8 @@ def summary(rows: list[dict[str, object]]) -> list[str]:
     lines = ["| predictions | journal | problems | configs | timed: median, most | loss: median, "
              "worst | above 1 %, 3 % | random: mean, worst | order: mean, worst |",
              "|---|---|---:|---:|---:|---:|---:|---:|---:|"]
-    for which in ("left-out", "rules"):
-        for name in (*FULL, "all"):
+    for which in ("left-out", "rules", "shipped"):
+        for name in (*dict.fromkeys(str(r["journal"]) for r in rows), "all"):
             some = [r for r in rows if r["model"] == which and name in (r["journal"], "all")]
             if not some:
                 continue
@@ -160,11 +184,15 @@ def main() -> None:
     parser.add_argument("cache", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--gain", type=float, default=GAIN)
+    parser.add_argument("--cold", type=Path, metavar="JOURNAL", help="of a search")
     args = parser.parse_args()
     if not args.cache.exists():
         predict(args.cache)
     rows = [row for name, found in predictions(args.cache).items()
-            for problem, times in found.items() for row in replay(name, problem, times, args.gain)]
+            for problem, times in found.items()
+            for row in replay_full(name, problem, times, args.gain)]
+    if args.cold:
+        rows += replay_cold(args.cold, args.gain)
     with open(args.out, "w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
