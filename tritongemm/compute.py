@@ -120,19 +120,25 @@ def compute_of(precision: str, operand: Format) -> Compute:
 
 def precision_for(precision: str, operand: Format) -> str:
     """``precision`` where it is for such operands, else ``ieee``: what a list of several formats
-    means by one precision."""
-    taken = any(c.precision == precision and c.takes(operand) for c in COMPUTES.values())
-    return precision if taken else "ieee"
+    means by one precision. Raises :class:`ProblemError` for an unknown one."""
+    modes = [c for c in COMPUTES.values() if c.precision == precision]
+    if not modes:
+        raise _unknown(precision)
+    return precision if any(mode.takes(operand) for mode in modes) else "ieee"
 
 
 _of: dict[tuple[str, Format], Compute] = {}
 
 
+def _unknown(precision: str) -> ProblemError:
+    return ProblemError(f"precision {precision!r} is not known; use one of "
+                        f"{', '.join(PRECISIONS)}")
+
+
 def _look_up(precision: str, operand: Format) -> Compute:
     modes = [c for c in COMPUTES.values() if c.precision == precision]
     if not modes:
-        raise ProblemError(f"precision {precision!r} is not known; use one of "
-                           f"{', '.join(PRECISIONS)}")
+        raise _unknown(precision)
     for mode in modes:
         if mode.takes(operand):
             return mode

@@ -13,7 +13,9 @@ torch = pytest.importorskip("torch")
 import tritongemm as tg  # noqa: E402
 from tritongemm.cli import main  # noqa: E402
 from tritongemm.integration.record import recording  # noqa: E402
+from tritongemm.measure.torch_baseline import fp32_precision  # noqa: E402
 from tritongemm.records.suites import Shape, read_suite  # noqa: E402
+from tritongemm.tuning.gains import products_of  # noqa: E402
 
 ROOT = Path(tg.__file__).resolve().parent.parent
 
@@ -41,6 +43,21 @@ def test_problems_are_told_apart_and_counted():
         (1, 8, 32, 16, "nt", "bf16", "scale", 1, "addmm"),
         (1, 8, 32, 16, "nt", "bf16", "", 1, "addmm"), (3, 8, 8, 16, "nt", "fp32", "", 1, "bmm")}
     assert seen.others == 2
+
+
+def test_products_under_tf32_say_so_and_others_follow_calls():
+    a, half = torch.randn(8, 8), torch.randn(8, 8, dtype=torch.bfloat16)
+    with recording() as seen:
+        torch.mm(a, a)
+        with fp32_precision("tf32"):
+            torch.mm(a, a)
+            torch.mm(half, half)
+        with tg.fp32_compute("ieee"):
+            torch.mm(a, a)
+    rows = {(s.dtype, s.precision, s.count) for s in seen.shapes()}
+    assert rows == {("fp32", "", 1), ("fp32", "tf32", 1), ("fp32", "ieee", 1), ("bf16", "", 1)}
+    products = products_of(seen.shapes(), precision="fp16x3")
+    assert {p.problem.precision for p in products} == {"fp16x3", "tf32", "ieee"}
 
 
 def test_kernels_part_is_noted(products):

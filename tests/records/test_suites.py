@@ -44,6 +44,15 @@ def test_what_the_suite_says_wins_over_the_arguments():
     assert (problem.layout, problem.dtype_a, problem.precision) == ("tn", "fp32", "tf32")
 
 
+def test_a_precision_of_the_command_is_for_the_dtypes_that_have_it_and_one_of_the_suite_for_all():
+    assert Shape(8, 16, 32, dtype="bf16").problem("fp32", "nn", "tf32").precision == "ieee"
+    assert Shape(8, 16, 32, precision="tf32").problem("fp32", "nn", "fp16x3").precision == "tf32"
+    with pytest.raises(ProblemError, match="precision tf32 is for fp32, c64 operands, not bf16"):
+        Shape(8, 16, 32, precision="tf32").problem("bf16")
+    with pytest.raises(ProblemError, match="precision 'tf23' is not known"):
+        Shape(8, 16, 32).problem("bf16", precision="tf23")
+
+
 def test_alignment_follows_the_extents():
     problem = Shape(8, 9, 10).problem("bf16", "nn")
     assert (problem.align_a, problem.align_b, problem.align_c) == (4, 2, 2)
@@ -59,7 +68,7 @@ SHAPES = st.builds(
     st.integers(1, 2**31 - 1), st.sampled_from(("", *LAYOUTS)), st.sampled_from(("", "bf16")),
     st.sampled_from(("", "bias+gelu")), st.integers(1, 1000),
     st.text(max_size=100).map(lambda t: " ".join(t.replace("\0", "").split())),
-    st.sampled_from(("odd", "llm_x")))
+    st.sampled_from(("odd", "llm_x")), st.sampled_from(("", "tf32")))
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
@@ -113,6 +122,7 @@ def test_no_space_left_leaves_the_old_suite(tmp_path, monkeypatch):
     ("m,n,k,count\n1,2,3,-4\n", 2, "count", "outside 1"),
     ("m,n,k,layout\n1,2,3,tt\n1,2,3,row\n", 3, "layout", "one of nn, nt, tn, tt"),
     ("m,n,k,dtype\n1,2,3,float\n", 2, "dtype", "use one of bf16"),
+    ("m,n,k,precision\n1,2,3,high\n", 2, "precision", "'high' is not a precision; use one of"),
     ("m,n,k,epilogue\n1,2,3,a;b\n", 2, "epilogue", "'a;b' is not known; use none"),
     ("m,n,k,epilogue\n1,2,3,gelu+bias\n", 2, "epilogue", r"joined by \+ \(bias\+gelu\)"),
     ("m,n,k,suite\n1,2,3,../../x\n", 2, "suite", "not a name"),

@@ -143,17 +143,19 @@ def test_a_resume_has_the_title_and_the_problems_of_the_first_run(faked, monkeyp
         Path(journal).write_text("")
         raise KeyboardInterrupt
 
+    own = {"dtype": "fp32", "layout": "tn", "precision": "tf32"}
+
     def record(words, env):
-        write_suite(words[words.index("--out") + 1], [Shape(328, 712, 520)])
+        write_suite(words[words.index("--out") + 1], [Shape(328, 712, 520, **own)])
         return _Ended()
 
     Path("train.py").touch()
     Path("plain.csv").write_text("m,n,k\n328,712,520\n")
     monkeypatch.setattr("tritongemm.cli.tune.subprocess.Popen", record)
     monkeypatch.setattr(door, "sweep", sweep)
-    named = ["--suite", "plain.csv"] if of == "suite" else ["train.py"]
-    assert main(["tune", "--dir", "work", "--dtype", "fp32", "--layout", "tn", "--precision",
-                 "tf32", *named]) == 130
+    named = (["--suite", "plain.csv", *(f"--{name}={value}" for name, value in own.items())]
+             if of == "suite" else ["train.py"])
+    assert main(["tune", "--dir", "work", *named]) == 130
     assert main(["tune", "--dir", "work", "--resume"]) == 130
     assert swept == [[("fp32", "tn", "tf32")]] * 2
     monkeypatch.setattr("tritongemm.cli.tune._measure", lambda *_: ([], []))
@@ -254,12 +256,19 @@ def test_without_a_gpu_the_program_is_not_even_run(monkeypatch, tmp_path, capsys
     (["--suite", "mine.csv", "--budget", "0"], "--budget 0"),
     (["--suite", "mine.csv", "--gain", "0"], "--gain 0"),
     (["--suite", "mine.csv", "--dir", "full"], "holds files; use --resume"),
+    (["--suite", "mine.csv", "--dir", "mine.csv"], "--dir mine.csv is a file"),
+    (["--suite", "mine.csv", "--dtype", "bf1"], "'bf1' is not known"),
+    (["--suite", "bare.csv", "--layout", "zz"], "'zz' is not known"),
+    (["--dtype", "fp16", "--layout", "nn", "train.py"],
+     "--dtype, --layout without --suite would have no effect"),
 ])
 def test_a_wrong_argument_is_named_and_nothing_is_made(faked, tmp_path, capsys, arguments, words):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun" / "suite.csv").write_text(SUITE)
+    (tmp_path / "bare.csv").write_text("m,n,k\n1,2,3\n")
+    (tmp_path / "train.py").touch()
     before = sorted(tmp_path.iterdir())
     assert main(["tune", *arguments]) == 2
     assert words in capsys.readouterr().err

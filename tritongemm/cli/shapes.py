@@ -19,9 +19,7 @@ from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING
 
-from tritongemm.compute import precision_for
 from tritongemm.errors import UsageError
-from tritongemm.formats import format_of
 from tritongemm.problem import (
     ACTIVATIONS,
     ADDENDS,
@@ -79,9 +77,14 @@ def _part(part: str, text: str, name: str) -> Iterable[int]:
     return range(start, stop + 1, step)
 
 
+def listed(text: str) -> tuple[str, ...]:
+    """The names of a comma list, without repeats."""
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+
+
 def names(text: str, known: Sequence[str], what: str) -> tuple[str, ...]:
     """A comma list of ``known`` names, without repeats. Raises :class:`UsageError`."""
-    chosen = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    chosen = listed(text)
     for name in chosen:
         if name not in known:
             raise UsageError(f"{what} {name!r} is not known; use one of {', '.join(known)}")
@@ -100,8 +103,8 @@ def add_shape_arguments(parser: argparse.ArgumentParser, *, dtype: str | None = 
     group.add_argument("suites", nargs="*", metavar="SUITE",
                        help="a suite by name (perf/suites) or a CSV by path")
     group.add_argument("--shapes", action="append", default=[], metavar="FILE.csv",
-                       help="a CSV with columns m,n,k (optional: batch, layout, dtype, epilogue, "
-                            "count, note, suite); may be repeated")
+                       help="a CSV with columns m,n,k (optional: batch, layout, dtype, "
+                            "precision, epilogue, count, note, suite); may be repeated")
     for axis in ("m", "n", "k"):
         group.add_argument(f"--{axis}", metavar="LIST", help="e.g. 4096 or 64,128 or "
                            "1024:4096:512 (with --m, --n, --k: their product)")
@@ -119,7 +122,8 @@ def add_shape_arguments(parser: argparse.ArgumentParser, *, dtype: str | None = 
                             "(gated_silu), or followed by +residual or +aux; or a factor, one of "
                             f"{', '.join(FACTORS)}; where the suite has none (default %(default)s)")
     group.add_argument("--precision", choices=PRECISIONS,
-                       help=f"precision of fp32 products (default {PRECISION_OF_CALLS})")
+                       help="precision of fp32 products, where the suite has none (default "
+                            f"{PRECISION_OF_CALLS})")
     add_operand_arguments(group)
     group.add_argument("--max-extent", type=int, metavar="N",
                        help="leave out shapes with m, n or k above N")
@@ -201,10 +205,8 @@ def problems_of(shapes: Sequence[Shape], args: argparse.Namespace,
     found: dict[tuple[str, GemmProblem], Shape] = {}
     for dtype, layout, epilogue in product(dtypes, layouts, epilogues):
         for shape in shapes:
-            own = shape.dtype or dtype
             problem = shape.problem(dtype=dtype, layout=layout, epilogue=epilogue,
-                                    precision=precision_for(args.precision, format_of(own)),
-                                    **operand_words(args))
+                                    precision=args.precision, **operand_words(args))
             found.setdefault((shape.suite, problem), shape)
     if not found:
         raise UsageError("no shape is left; --max-extent or the suite itself leaves none")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tritongemm.cli.outputs import check_file, file_argument
-from tritongemm.cli.shapes import add_shape_arguments, problems_from
+from tritongemm.cli.shapes import add_shape_arguments, listed, problems_from
 from tritongemm.cli.where import devices_of, first_gpu
 from tritongemm.errors import UsageError
 
@@ -51,10 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                            "needs --dtype fp32; writes a journal each; their winners go to "
                            "separate tables")
     what.add_argument("--top", type=int, metavar="N",
-                      help="only the N configs of each problem that the model ranks first")
+                      help="only the N configs of each problem that the model ranks first, and "
+                           "the one in use")
     what.add_argument("--random", type=int, metavar="N",
-                      help="only N random configs of each problem, drawn with --seed "
-                           "(--search random: 150)")
+                      help="only N random configs of each problem, drawn with --seed, and the "
+                           "one in use (--search random: 150)")
     what.add_argument("--search", choices=("model", "full", "random"),
                       help="which configs are measured: model, in the order that the model expects "
                            "until the rest is expected to gain less than --gain; full, all; "
@@ -101,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     journal = args.journal or f"sweep-{new_run_id()}.jsonl"
     check_file(journal)
     devices = devices_of(args.devices)
-    kernels = args.kernels.split(",") if args.kernels else None
+    kernels = None if args.kernels is None else listed(args.kernels)
     if args.expected is not None:
         problems = _promising(problems, args.expected, first_gpu(args.devices))
         if not problems:
@@ -177,7 +178,7 @@ def _sweep_rungs(text: str, problems: list, journal: str, kernels: object,
 
     if kernels:
         raise UsageError("--kernels and --rungs exclude each other")
-    rungs = sweepable() if text == "all" else text.split(",")
+    rungs = sweepable() if text == "all" else listed(text)
     reports = sweep_rungs(problems, Path(journal), rungs, **options)  # type: ignore[arg-type]
     for report in reports:
         _summarise(report)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tritongemm import settings
+from tritongemm.cli.options import only_with
 from tritongemm.cli.outputs import check_file, check_folder, file_argument
 from tritongemm.cli.shapes import PRECISION_OF_CALLS
 from tritongemm.cli.sweep import progress_of
@@ -89,7 +90,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", help=f"where a suite has none (default {_DTYPE})")
     parser.add_argument("--layout", help=f"where a suite has none (default {_LAYOUT})")
     parser.add_argument("--precision", choices=PRECISIONS,
-                        help=f"precision of fp32 products (default {PRECISION_OF_CALLS})")
+                        help="precision of fp32 products, where a suite has none (default "
+                             f"{PRECISION_OF_CALLS})")
     parser.add_argument("--compile-workers", type=int, metavar="N",
                         help="compiling processes (default one a core)")
     parser.add_argument("--seed", type=int, default=0, help="seed of operands and orders")
@@ -123,14 +125,14 @@ def _check(args: argparse.Namespace) -> Path:
     """The folder to work in; nothing is made yet."""
     from tritongemm.records.run import new_run_id
 
+    of_suites = {f"--{name}": getattr(args, name) for name in ("dtype", "layout", "precision")}
     if args.resume:
         if args.dir is None or not (args.dir / "suite.csv").exists():
             raise UsageError("--resume needs --dir DIR, a folder in which `tritongemm tune` has "
                              "recorded products (suite.csv)")
         given = [name for name, value in (
             (args.program, args.program), ("-m", args.module), ("--suite", args.suite),
-            ("--dtype", args.dtype), ("--layout", args.layout), ("--precision", args.precision),
-        ) if value]
+            *of_suites.items()) if value]
         if given:
             raise UsageError(f"--resume takes no {' or '.join(given)}: it continues with the "
                              f"products of {args.dir / 'suite.csv'}. Leave it out, or start "
@@ -140,11 +142,15 @@ def _check(args: argparse.Namespace) -> Path:
                          "tritongemm tune --suite mine.csv")
     elif args.program and not args.module and not Path(args.program).exists():
         raise UsageError(f"there is no script {args.program!r}; for a module say -m")
+    if args.program:  # its products have their own
+        only_with("--suite", of_suites)
     if not 0 < args.budget < float("inf"):
         raise UsageError(f"--budget {args.budget:g} is not a positive number of seconds")
     if not 0 < args.gain < 100:
         raise UsageError(f"--gain {args.gain:g} is not a percentage between 0 and 100, such as 1")
     folder = args.dir or Path(f"tune-{new_run_id()}")
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--dir {folder} is a file; name a folder")
     if not args.resume and folder.exists() and any(folder.iterdir()):
         raise UsageError(f"{folder} holds files; use --resume to continue there, or another --dir")
     for path in (folder, args.to):
@@ -152,8 +158,9 @@ def _check(args: argparse.Namespace) -> Path:
             check_folder(path)
     if args.out is not None:
         check_file(args.out)
-    if args.suite:
-        _suite_shapes(args.suite)  # refused before anything is made
+    if args.suite:  # refused before anything is made
+        for shape in _suite_shapes(args.suite):
+            shape.problem(args.dtype or _DTYPE, args.layout or _LAYOUT)
     return folder.absolute()
 
 

@@ -17,11 +17,9 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from tritongemm.bench.fresh import draw_up_to
-from tritongemm.compute import precision_for
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec, device_named, known_devices
 from tritongemm.errors import DataFileError, UnsupportedError, UsageError
-from tritongemm.formats import format_of
 from tritongemm.kernels.compile import launch_key, launches_of
 from tritongemm.kernels.revision import device_code_digest
 from tritongemm.ops.float32 import default_precision
@@ -84,7 +82,6 @@ def drawn(count: int, seed: int, dtype: str = "bf16") -> list[GemmProblem]:
     """
     if count < 1:
         raise UsageError(f"count {count} is below 1")
-    precision = precision_for(default_precision(dtype), format_of(dtype))
     families = sorted({*known_suites()} - _NO_FAMILY)
     found: dict[GemmProblem, None] = {}
     # Small families first: what they lack, the others give.
@@ -94,7 +91,7 @@ def drawn(count: int, seed: int, dtype: str = "bf16") -> list[GemmProblem]:
         rng = random.Random(f"{family}:{seed}:layouts")
         for shape in shapes[family][:share]:
             found[shape.problem(dtype=dtype, layout=shape.layout or rng.choice(_LAYOUTS),
-                                precision=precision)] = None
+                                precision=default_precision(dtype))] = None
     return list(found)
 
 

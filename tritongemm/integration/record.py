@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tritongemm import settings
 from tritongemm.integration.entries import OPS, Policy, Watch
 from tritongemm.integration.override import OverrideRequest, enter, leave
-from tritongemm.ops.calls import NAMES
+from tritongemm.ops.calls import NAMES, precision_setting
 from tritongemm.ops.declined import Declined
 from tritongemm.ops.execute import dispatch_keys
 from tritongemm.ops.operands import StridedShape, form_of, problem_of_form
@@ -42,6 +43,7 @@ class _Kind(NamedTuple):
     dtype: str
     dtype_out: str
     epilogue: str
+    precision: str
 
 
 @dataclass
@@ -118,7 +120,7 @@ class Recording(Watch):
             rows = sorted(self.seen.items(), key=_weight, reverse=True)
         return [Shape(k.m, k.n, k.k, k.batch, k.layout, k.dtype,
                       "" if k.epilogue == "none" else k.epilogue, s.taken + s.left,
-                      _note(k, s), suite) for k, s in rows]
+                      _note(k, s), suite, k.precision) for k, s in rows]
 
 
 @contextmanager
@@ -163,7 +165,17 @@ def _kind(op: str, args: tuple, kwargs: dict, result: Tensor) -> _Kind | None:
     problem, _ = problem_of_form(form, (0, 0, 0, 0), (dtype, dtype, NAMES[result.dtype]),
                                  str(Epilogue(addend, "none")), "ieee")
     return _Kind(op, problem.m, problem.n, problem.k, problem.batch, problem.layout, dtype,
-                 problem.dtype_out, problem.epilogue)
+                 problem.dtype_out, problem.epilogue, _precision(dtype))
+
+
+def _precision(dtype: str) -> str:
+    """What a call on CUDA tensors takes as its precision now; "" where that is the default of calls
+    or the dtype has but one."""
+    if dtype not in ("fp32", "c64"):
+        return ""
+    if precision_setting("cuda", "matmul") == "tf32":
+        return "tf32"
+    return "ieee" if settings.current().fp32 == "ieee" else ""
 
 
 def _weight(item: tuple[_Kind, Seen]) -> tuple[float, float]:

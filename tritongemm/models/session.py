@@ -149,7 +149,7 @@ class _Run:
         if not shapes:
             raise UnsupportedError(f"{program.name} makes no matrix product that a suite can hold")
         self.problem: dict[str, object] = dict(problem_columns(shapes[0].problem(
-            precision=program.precision if shapes[0].dtype == "fp32" else "ieee")))
+            precision=program.precision)))
 
     def columns(self, mode: str) -> Columns:
         """Rows of one mode: torch, its control and this package."""

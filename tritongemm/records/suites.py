@@ -1,7 +1,7 @@
 """Suites: lists of shapes to sweep or bench, one CSV a family.
 
-Required columns ``m,n,k``; optional ``batch, layout, dtype, epilogue, count, note, suite``. The
-command line sets what a suite does not.
+Required columns ``m,n,k``; optional ``batch, layout, dtype, precision, epilogue, count, note,
+suite``. The command line sets what a suite does not.
 """
 
 from __future__ import annotations
@@ -14,8 +14,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from tritongemm.compute import precision_for
 from tritongemm.errors import DataFileError, ProblemError, UsageError
-from tritongemm.problem import LAYOUTS, MAX_EXTENT, GemmProblem, dtype_of, epilogue_of
+from tritongemm.problem import (
+    LAYOUTS,
+    MAX_EXTENT,
+    PRECISIONS,
+    GemmProblem,
+    dtype_of,
+    epilogue_of,
+)
 from tritongemm.records import atomic, reading
 
 REQUIRED = ("m", "n", "k")
@@ -31,7 +39,7 @@ class Shape:
     Attributes:
         m, n, k: extents, >= 0.
         batch: >= 1.
-        layout, dtype, epilogue: empty where the suite does not set them.
+        layout, dtype, epilogue, precision: empty where the suite does not set them.
         count: how often a model runs this shape, for weighting.
         note: where the shape comes from.
         suite: the family's name.
@@ -47,19 +55,25 @@ class Shape:
     count: int = 1
     note: str = ""
     suite: str = ""
+    precision: str = ""
 
     def problem(self, dtype: str = "bf16", layout: str = "nn", precision: str = "ieee",
                 epilogue: str = "none", **words: str) -> GemmProblem:
         """The problem of contiguous operands; the suite's values override the arguments. ``words``:
         further ones of :meth:`GemmProblem.contiguous`, e.g. ``scale_a``.
 
+        Args:
+            precision: of the dtypes that it is for; ``ieee`` for the others.
+
         Raises:
-            ProblemError: an unknown dtype, layout, precision, epilogue or scale.
+            ProblemError: an unknown dtype, layout, precision, epilogue or scale, or a precision of
+                the suite that is not for the dtype.
         """
+        own = self.dtype or dtype
         return GemmProblem.contiguous(
-            self.m, self.n, self.k, batch=self.batch, dtype=self.dtype or dtype,
-            layout=self.layout or layout, epilogue=self.epilogue or epilogue, precision=precision,
-            **words)
+            self.m, self.n, self.k, batch=self.batch, dtype=own, layout=self.layout or layout,
+            epilogue=self.epilogue or epilogue,
+            precision=self.precision or precision_for(precision, dtype_of(own)), **words)
 
 
 COLUMNS = tuple(field.name for field in fields(Shape))
@@ -82,6 +96,12 @@ def _integer(low: int, default: int | None) -> Callable[[str], int]:
 def _layout(text: str) -> str:
     if text and text not in LAYOUTS:
         raise ValueError(f"{text[:40]!r} is not a layout; use one of {', '.join(LAYOUTS)}")
+    return text
+
+
+def _precision(text: str) -> str:
+    if text and text not in PRECISIONS:
+        raise ValueError(f"{text[:40]!r} is not a precision; use one of {', '.join(PRECISIONS)}")
     return text
 
 
@@ -114,7 +134,7 @@ def _note(text: str) -> str:
 _PARSERS: dict[str, Callable[[str], object]] = {
     "m": _integer(0, None), "n": _integer(0, None), "k": _integer(0, None),
     "batch": _integer(1, 1), "layout": _layout, "dtype": _known(dtype_of),
-    "epilogue": _known(epilogue_of), "count": _integer(1, 1),
+    "epilogue": _known(epilogue_of), "precision": _precision, "count": _integer(1, 1),
     "note": _note, "suite": _name(_SUITE)}
 
 
@@ -193,7 +213,8 @@ def write_suite(path: str | os.PathLike[str], shapes: Iterable[Shape]) -> None:
     if not shapes:
         raise DataFileError(path, "a suite needs at least one shape")
     defaults = Shape(0, 0, 0)
-    order = ("suite", "batch", "m", "n", "k", "layout", "dtype", "epilogue", "count", "note")
+    order = ("suite", "batch", "m", "n", "k", "layout", "dtype", "precision", "epilogue", "count",
+             "note")
     used = [name for name in order if name in REQUIRED
             or any(getattr(s, name) != getattr(defaults, name) for s in shapes)]
     text = io.StringIO()

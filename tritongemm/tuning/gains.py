@@ -14,11 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tritongemm import selection
-from tritongemm.compute import precision_for
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.errors import ConfigError, DataFileError, ProblemError, UnsupportedError
-from tritongemm.formats import format_of
 from tritongemm.problem import GemmProblem
 from tritongemm.records.atomic import write_atomic
 from tritongemm.records.codec import (
@@ -69,8 +67,7 @@ def products_of(shapes: Iterable[Shape], *, dtype: str = "bf16", layout: str = "
     counts: dict[GemmProblem, int] = {}
     spent: dict[GemmProblem, float | None] = {}
     for shape in shapes:
-        problem = shape.problem(dtype=dtype, layout=layout, precision=precision_for(
-            precision, format_of(shape.dtype or dtype)))
+        problem = shape.problem(dtype=dtype, layout=layout, precision=precision)
         if problem.batch * problem.m * problem.n * problem.k == 0:
             continue
         noted = _TIME_US.search(shape.note)

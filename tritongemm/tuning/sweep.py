@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tritongemm import selection, settings
-from tritongemm.compute import precision_for
 from tritongemm.device import DeviceSpec
 from tritongemm.errors import UsageError
-from tritongemm.formats import format_named, format_of
+from tritongemm.formats import format_named
 from tritongemm.notebook import table
 from tritongemm.ops.float32 import default_precision
 from tritongemm.problem import GemmProblem
@@ -204,7 +203,7 @@ def tune(problems: Iterable[GemmProblem | Shape | tuple[int, ...]], *,
         dtype, layout: for items that do not state their own; ``dtype`` may be torch's.
         precision: of float32 products; None: that of calls while torch's own setting is ``ieee``.
         publish: whether to write the winners to the tuned tables, which ``tritongemm.matmul`` uses
-            from the next call on. A slower row never replaces a faster one.
+            from the next call on. A row of another config is replaced by a faster one only.
         journal: by default a new file in the cache folder.
         options: of :func:`sweep`, e.g. ``top=60, budget_s=120, devices=None``.
 
@@ -236,12 +235,9 @@ def problem_of_item(item: object, dtype: str, layout: str, precision: str) -> Ge
     """A problem, a shape of a suite or a tuple as a problem. Raises :class:`UsageError`."""
     if isinstance(item, GemmProblem):
         return item
-    own = getattr(item, "dtype", "") or dtype
-    precision = precision_for(precision, format_of(own))
-    if isinstance(item, Shape):
-        return item.problem(dtype=dtype, layout=layout, precision=precision)
     if isinstance(item, (tuple, list)) and len(item) in (3, 4):
         batch, m, n, k = item if len(item) == 4 else (1, *item)
-        return GemmProblem.contiguous(m, n, k, batch=batch, dtype=dtype, layout=layout,
-                                      precision=precision)
+        item = Shape(m, n, k, batch)
+    if isinstance(item, Shape):
+        return item.problem(dtype=dtype, layout=layout, precision=precision)
     raise UsageError(f"{item!r} is no problem; use a GemmProblem, (m, n, k) or (batch, m, n, k)")
