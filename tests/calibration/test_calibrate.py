@@ -17,7 +17,11 @@ from tritongemm.config import KernelConfig
 from tritongemm.device import device_named
 from tritongemm.errors import DataFileError, UsageError
 from tritongemm.problem import GemmProblem
-from tritongemm.records.calibration import read_calibration, write_calibration
+from tritongemm.records.calibration import (
+    calibration_path,
+    read_calibration,
+    write_calibration,
+)
 from tritongemm.records.codec import config_to_json, problem_to_json
 from tritongemm.records.journal import Journal
 from tritongemm.selection.model import Rates, keys_of, predict, scales
@@ -81,6 +85,21 @@ def test_fitting_twice_gives_the_same_file(journal, tmp_path):
     first, _ = calibrate([journal], path=tmp_path / "a.json")
     second, _ = calibrate([journal], path=tmp_path / "b.json")
     assert first.read_bytes() == second.read_bytes()
+
+
+def test_a_new_file_keeps_the_sections_of_the_one_that_it_hides(tmp_path):
+    shipped = read_calibration(calibration_path(H200.slug))
+    fp32 = [GemmProblem.contiguous(p.m, p.n, p.k, dtype="fp32", layout="nt")
+            for p in PROBLEMS]
+    journal = sweep(tmp_path / "j.jsonl", problems=fp32)
+    new = tmp_path / "new"
+    new.mkdir()
+    with settings.override(config_dir=new):
+        path, made = calibrate([journal])
+        assert path.parent.parent == new
+        assert {s.units for s in made.sections} == {s.units for s in shipped.sections}
+        (kept,) = (s for s in made.sections if "bf16" in s.units)
+        assert kept == shipped.section("bf16") and made.section("fp32") != shipped.section("fp32")
 
 
 def test_sections_of_other_units_stay(journal, tmp_path):

@@ -171,11 +171,9 @@ def test_the_plan_needs_no_gpu_and_writes_nothing(faked, tmp_path, capsys):
 
 def test_the_shapes_of_a_family_can_be_drawn(faked, capsys):
     from tritongemm.bench.fresh import draw_up_to
-    from tritongemm.cli import parser_of
     from tritongemm.cli.regret import _drawn
 
-    args = parser_of("regret").parse_args([*FRESH[1:], "--family", "batched"])
-    problems = _drawn(args, H200)
+    problems = _drawn(7, "batched", 2, H200)
     assert len(problems) == 2 and all(p.batch > 1 for p in problems)
     assert set(problems) <= {x.problem(layout="nt") for x in draw_up_to("batched", 7, 8)}
     assert main([*FRESH, "--family", "batched", "--plan"]) == 0
@@ -185,6 +183,9 @@ def test_the_shapes_of_a_family_can_be_drawn(faked, capsys):
     ([*FRESH, "some.jsonl"], "leave out the journals"), (["regret"], "--fresh SEED"),
     ([*FRESH, "--family", "none_such"], "'none_such' is not known"),
     ([*FRESH, "--count", "0"], "--count 0 is below 1"),
+    ([*FRESH, "--top", "-1"], "--top -1 is below 1"),
+    ([*FRESH, "--random", "-1"], "--random -1 is below 0"),
+    (["regret", "j.jsonl", "--count", "5", "--resume"], "--count, --resume without --fresh"),
     ([*FRESH, "--family", "wide_k", "--count", "999999"], "ask for fewer")])
 def test_wrong_arguments_are_named(words, says, faked, capsys):
     assert main(words) == 2

@@ -13,11 +13,16 @@ from tritongemm.cli import main
 from tritongemm.config import KernelConfig
 from tritongemm.device import device_named
 from tritongemm.errors import DeviceError, UsageError
-from tritongemm.records.calibration import read_calibration
+from tritongemm.records.calibration import (
+    Calibration,
+    calibration_path,
+    read_calibration,
+    write_calibration,
+)
 from tritongemm.records.journal import read_journal
 from tritongemm.tuning.candidates import PruneReport
 
-L40S = device_named("nvidia-l40s")
+L40S, H200 = device_named("nvidia-l40s"), device_named("nvidia-h200")
 
 
 def test_whatever_the_budget_cuts_off_leaves_a_spread():
@@ -94,6 +99,39 @@ def test_what_was_made_of_more_is_not_replaced(monkeypatch, capsys):
     assert "--quick measures by itself" in capsys.readouterr().err
     with pytest.raises(UsageError, match="budget_s=0"):
         quick.quick("j.jsonl", budget_s=0)
+
+
+def test_float32_is_measured_at_the_precision_of_calls():
+    for precision, expected in ((None, "fp16x3"), ("tf32", "tf32"), ("ieee", "ieee")):
+        problems = quick.quick_problems("fp32", precision=precision)
+        assert {(p.dtype_a, p.precision) for p in problems} == {("fp32", expected)}
+    with settings.override(fp32="ieee"):
+        assert quick.quick_problems("fp32")[0].precision == "ieee"
+    assert quick.quick_problems("fp16", precision="tf32")[0].precision == "ieee"
+
+
+def test_a_unit_without_a_section_is_measured_and_the_other_sections_are_kept(
+        tmp_path, monkeypatch, capsys):
+    problems = [p for p in quick.quick_problems("fp32") if p.batch == 1][:8]
+    monkeypatch.setattr(quick, "sweep", lambda wanted, journal, **options: fakes.run(
+        journal, CONFIGS, problems=problems))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tritongemm.device.cuda_device", lambda index: H200)
+    bf16 = read_calibration(calibration_path(H200.slug)).section("bf16")
+    with settings.override(config_dir=tmp_path, config_only=True):
+        write_calibration(calibration_path(H200.slug), Calibration(H200.slug, 90, (bf16,)))
+        assert main(["calibrate", "--quick", "--plain"]) == 2
+        assert "nvidia-h200 has a calibration for bf16" in capsys.readouterr().err
+        assert main(["calibrate", "--quick", "--plain", "--dtype", "fp32"]) == 0
+        made = read_calibration(calibration_path(H200.slug))
+        assert [s.units for s in made.sections] == [bf16.units, ("fp16x3",)]
+        assert main(["calibrate", "--quick", "--plain", "--dtype", "fp32"]) == 2
+        assert "has a calibration for fp16x3" in capsys.readouterr().err
+
+
+def test_options_of_quick_are_refused_without_it(capsys):
+    assert main(["calibrate", "j.jsonl", "--budget", "5", "--dtype", "fp32"]) == 2
+    assert "--budget, --dtype without --quick would have no effect" in capsys.readouterr().err
 
 
 def test_a_device_without_a_file_gets_one_with_the_driver_s_limits(tmp_path):

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tritongemm import settings
 from tritongemm.calibration.sustained import sustained
 from tritongemm.calibration.timing_table import STEP, Fit, TimingTable
 from tritongemm.calibration.timings import DeviceTimings, read_timings
@@ -202,17 +203,25 @@ def calibrate(journals: Iterable[str | os.PathLike[str]], device: str | None = N
         for units, part in measured.parts()))
 
 
+def _other_sections(path: Path) -> tuple[Section, ...]:
+    places = [path]
+    if path.parent == settings.config_root() / "calibration":
+        places += [root / "calibration" / path.name for root in settings.config_roots()]
+    found = next((place for place in places if place.exists()), None)
+    return () if found is None else read_calibration(found).sections
+
+
 def write(device: DeviceSpec, path: str | os.PathLike[str], sections: Iterable[Section]
           ) -> tuple[Path, Calibration]:
-    """Writes a calibration with ``sections``; other sections of the file stay."""
+    """Writes a calibration with ``sections``; other sections of the file stay, or of the one that
+    a new file hides from selection."""
     path = Path(path)
-    if path.exists():
-        read_calibration(path)  # an unusable file is refused before minutes of fitting
+    with atomic.locked(path):  # what cannot be used or written is refused before minutes of fitting
+        _other_sections(path)
     made = list(sections)
     with atomic.locked(path):
-        if path.exists():
-            known = {unit for section in made for unit in section.units}
-            made += [s for s in read_calibration(path).sections if not known & {*s.units}]
+        known = {unit for section in made for unit in section.units}
+        made += [s for s in _other_sections(path) if not known & {*s.units}]
         made.sort(key=lambda s: s.units)
         result = Calibration(device.slug, device.arch, tuple(made))
         write_calibration(path, result)

@@ -28,6 +28,7 @@ from tritongemm.calibration.calibrate import calibrate
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
 from tritongemm.errors import UsageError
+from tritongemm.ops.float32 import default_precision
 from tritongemm.problem import GemmProblem
 from tritongemm.records.atomic import write_atomic
 from tritongemm.records.calibration import Calibration
@@ -67,8 +68,11 @@ class QuickReport:
     calibration: Calibration
 
 
-def quick_problems(dtype: str = "bf16", seed: int = _SEED) -> list[GemmProblem]:
-    """The problems, with each family spread evenly over the list."""
+def quick_problems(dtype: str = "bf16", seed: int = _SEED, precision: str | None = None
+                   ) -> list[GemmProblem]:
+    """The problems, with each family spread evenly over the list. ``precision``: of fp32; None:
+    that of calls."""
+    precision = precision or default_precision("fp32")
     placed: list[tuple[float, GemmProblem]] = []
     for family, count in FAMILIES.items():
         # Neighbours in a family share a model or a row, so an evenly spaced subset is taken.
@@ -77,7 +81,8 @@ def quick_problems(dtype: str = "bf16", seed: int = _SEED) -> list[GemmProblem]:
         found = 0
         for shape in shapes:
             problem = shape.problem(dtype=shape.dtype or dtype,
-                                    layout=_LAYOUTS[found % len(_LAYOUTS)])
+                                    layout=_LAYOUTS[found % len(_LAYOUTS)],
+                                    precision=precision)
             if problem.flops() <= _MOST_FLOPS and problem.bytes() <= _MOST_BYTES:
                 placed.append(((found + 0.5) / count, problem))
                 found += 1

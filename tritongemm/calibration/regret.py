@@ -250,7 +250,7 @@ def _nearest(problem: GemmProblem, device: DeviceSpec, measured: list[Timing],
 def summaries(found: Sequence[Regret]) -> dict[str, tuple[Summary, Summary]]:
     """Kind of problem -> (model, nearest row), ``all`` last.
 
-    Both cover the problems for which both ways select a config, so that they are comparable.
+    The nearest row's covers the problems that have one, so its count may be smaller.
     """
     kinds: dict[str, list[Regret]] = {}
     for one in found:

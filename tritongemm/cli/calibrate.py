@@ -6,9 +6,11 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tritongemm.cli.options import only_with
 from tritongemm.cli.outputs import check_file, file_argument
+from tritongemm.cli.shapes import PRECISION_OF_CALLS
 from tritongemm.errors import UsageError
-from tritongemm.problem import DTYPES
+from tritongemm.problem import PRECISIONS
 
 if TYPE_CHECKING:
     from tritongemm.device import DeviceSpec
@@ -40,10 +42,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                        help="with --quick: for everything (default 480)")
     quick.add_argument("--journal", type=file_argument, metavar="FILE.jsonl",
                        help="with --quick: the sweep's journal (default quick-RUN.jsonl)")
-    quick.add_argument("--cuda-device", type=int, default=0, metavar="INDEX",
-                       help="with --quick: the GPU (default %(default)s)")
-    quick.add_argument("--dtype", choices=tuple(DTYPES), default="bf16",
-                       help="with --quick: dtype of the problems (default %(default)s)")
+    quick.add_argument("--cuda-device", type=int, metavar="INDEX",
+                       help="with --quick: the GPU (default 0)")
+    quick.add_argument("--dtype", choices=("bf16", "fp16", "fp32"),
+                       help="with --quick: dtype of the problems (default bf16); bf16 serves fp16 "
+                            "too")
+    quick.add_argument("--precision", choices=PRECISIONS,
+                       help=f"with --quick: precision of fp32 problems (default "
+                            f"{PRECISION_OF_CALLS})")
     quick.add_argument("--plain", action="store_true",
                        help="with --quick: print lines instead of the live display")
 
@@ -57,16 +63,11 @@ def run(args: argparse.Namespace) -> int:
     elif not args.journals:
         raise UsageError("no journal is given; name those that `tritongemm sweep` wrote, or "
                          "--quick to measure now")
-    elif args.with_sibling:
-        from tritongemm.calibration.transfer import calibrate_with_sibling
-
-        if args.device is None:
-            raise UsageError("--with-sibling: name the device that it is for with --device")
-        path, calibration = calibrate_with_sibling(args.journals, args.device, args.out)
     else:
-        from tritongemm.calibration.calibrate import calibrate
-
-        path, calibration = calibrate(args.journals, args.device, args.out)
+        only_with("--quick", {"--budget": args.budget, "--journal": args.journal,
+                              "--cuda-device": args.cuda_device, "--dtype": args.dtype,
+                              "--precision": args.precision, "--plain": args.plain})
+        path, calibration = _of_journals(args)
     for section in calibration.sections:
         print(f"{'+'.join(section.units)}: {section.problems} problems, {section.results} timings, "
               f"rms log error {section.rms_log_error:.3f} near the best")
@@ -74,42 +75,56 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _of_journals(args: argparse.Namespace) -> tuple[Path, Calibration]:
+    if args.with_sibling:
+        from tritongemm.calibration.transfer import calibrate_with_sibling
+
+        if args.device is None:
+            raise UsageError("--with-sibling: name the device that it is for with --device")
+        return calibrate_with_sibling(args.journals, args.device, args.out)
+    from tritongemm.calibration.calibrate import calibrate
+
+    return calibrate(args.journals, args.device, args.out)
+
+
 def _quick(args: argparse.Namespace) -> tuple[Path, Calibration]:
     """Measures and fits. A calibration that was made of more is not replaced."""
     if args.journals or args.with_sibling or args.device:
         raise UsageError("--quick measures by itself: give no JOURNAL, --device or "
                          "--with-sibling; its journal may be among those of a later `calibrate`")
-    from tritongemm.calibration.quick import BUDGET_S, quick, remember
+    from tritongemm.calibration.quick import BUDGET_S, quick, quick_problems, remember
     from tritongemm.cli.sweep import progress_of
     from tritongemm.device import cuda_device
     from tritongemm.records.run import new_run_id
 
-    device = cuda_device(args.cuda_device)
+    device = cuda_device(args.cuda_device or 0)
+    problems = quick_problems(args.dtype or "bf16", precision=args.precision)
     if args.out is None:
-        _check_not_calibrated(device)
+        _check_not_calibrated(device, problems[0].unit)
     if (path := remember(device)) is not None:
         print(f"wrote {path} with the driver's limits. With peaks and bandwidth from the datasheet "
               "in it, fit again: `tritongemm calibrate` on the journal")
     journal = args.journal or f"quick-{new_run_id()}.jsonl"
     check_file(journal)
     found = quick(journal, budget_s=BUDGET_S if args.budget is None else args.budget,
-                  dtype=args.dtype, path=args.out, devices=(args.cuda_device,),
+                  problems=problems, path=args.out, devices=(args.cuda_device or 0,),
                   progress=progress_of(args.plain))
     print(f"{found.sweep.measured} configs of {len(found.sweep.winners)} problems measured in "
           f"{found.sweep.wall_s:.0f} s on {found.sweep.device}; journal: {journal}")
     return found.path, found.calibration
 
 
-def _check_not_calibrated(device: DeviceSpec) -> None:
-    from tritongemm.records.calibration import find_calibration
+def _check_not_calibrated(device: DeviceSpec, unit: str) -> None:
+    from tritongemm.records.calibration import find_calibration, read_calibration
     from tritongemm.selection.sibling import sibling_of
 
     sibling = sibling_of(device)
-    known = find_calibration(device.slug) or (
-        sibling and find_calibration(device.slug, sibling.slug))
-    if known:
-        raise UsageError(f"{device.slug} has a calibration: {known}. --quick would replace what "
-                         "was made of more measurements; write elsewhere with --out PATH")
+    for known in (find_calibration(device.slug),
+                  sibling and find_calibration(device.slug, sibling.slug)):
+        if known and read_calibration(known).section(unit):
+            raise UsageError(f"{device.slug} has a calibration for {unit}: {known}. --quick would "
+                             "replace what was made of more measurements; write elsewhere with "
+                             "--out PATH")
     if sibling:
         print(f"until now the model of {sibling.slug} has served {device.slug}; "
               "`tritongemm regret --shipped` on journals of your shapes tells which is better")

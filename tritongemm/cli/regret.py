@@ -14,8 +14,10 @@ import itertools
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tritongemm.cli.options import only_with
 from tritongemm.cli.outputs import check_file, file_argument
 from tritongemm.cli.where import or_named
 from tritongemm.errors import UsageError
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from tritongemm.problem import GemmProblem
 
 _WORST_SHOWN = 8
+_COUNT, _TOP, _RANDOM, _JOURNAL = 60, 48, 12, Path("regret.jsonl")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,17 +59,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     fresh.add_argument("--family", metavar="SUITE",
                        help="draw shapes of the kind of this suite instead, as `bench --fresh` "
                             "does, in the suite's own layouts where it has them")
-    fresh.add_argument("--count", type=int, default=60, metavar="N",
-                       help="number of shapes (default %(default)s)")
-    fresh.add_argument("--top", type=int, default=48, metavar="N",
+    fresh.add_argument("--count", type=int, metavar="N",
+                       help=f"number of shapes (default {_COUNT})")
+    fresh.add_argument("--top", type=int, metavar="N",
                        help="configs for each shape that the model ranks first; the best of "
-                            "each tile class and --random others are added (default %(default)s)")
-    fresh.add_argument("--random", type=int, default=12, metavar="N",
-                       help="configs for each shape drawn from all others (default "
-                            "%(default)s)")
-    fresh.add_argument("--journal", metavar="FILE.jsonl", default="regret.jsonl",
+                            f"each tile class and --random others are added (default {_TOP})")
+    fresh.add_argument("--random", type=int, metavar="N",
+                       help=f"configs for each shape drawn from all others (default {_RANDOM})")
+    fresh.add_argument("--journal", type=file_argument, metavar="FILE.jsonl",
                        help="base name of the journals of the two runs: FILE-wide.jsonl and "
-                            "FILE-again.jsonl (default %(default)s)")
+                            f"FILE-again.jsonl (default {_JOURNAL})")
     fresh.add_argument("--budget", type=float, metavar="SECONDS",
                        help="stop measuring after this long")
     fresh.add_argument("--resume", action="store_true",
@@ -96,6 +98,10 @@ def run(args: argparse.Namespace) -> int:
     if args.with_sibling and (args.shipped or args.fresh is not None or args.device is None):
         raise UsageError("--with-sibling needs --device and journals of two devices, and cannot "
                          "be combined with --shipped or --fresh")
+    if args.fresh is None:
+        only_with("--fresh", {f"--{name.replace('_', '-')}": getattr(args, name) for name in (
+            "family", "count", "top", "random", "journal", "budget", "resume", "judge_only",
+            "plan")})
     if args.fresh is not None:
         if args.journals:
             raise UsageError("--fresh measures its own shapes; leave out the journals")
@@ -125,7 +131,8 @@ def _show(found: Sequence[Regret]) -> None:
     print(f"{'problems':<18}{'count':>6}{'model':>9}{'worst':>8}{'nearest':>10}{'worst':>8}")
     for kind, (model, nearest) in summaries(found).items():
         print(f"{kind:<18}{model.count:>6}{model.mean:>9.4f}{model.worst:>8.3f}"
-              + (f"{nearest.mean:>10.4f}{nearest.worst:>8.3f}" if nearest.count else ""))
+              + (f"{nearest.mean:>10.4f}{nearest.worst:>8.3f}" if nearest.count else "")
+              + (f" of {nearest.count}" if 0 < nearest.count < model.count else ""))
     judged = [(share, one) for one in found if (share := one.share(one.model)) is not None]
     print("worst choices of the model:")
     for share, one in sorted(judged, key=lambda x: x[0])[:_WORST_SHOWN]:
@@ -140,52 +147,61 @@ def _fresh(args: argparse.Namespace) -> list[Regret] | None:
     from tritongemm.cli.sweep import progress_of
     from tritongemm.device import current_device, device_named
 
+    top, at_random = _or(args.top, _TOP), _or(args.random, _RANDOM)
+    for name, value, least in (("count", args.count, 1), ("top", top, 1), ("random", at_random, 0)):
+        if value is not None and value < least:
+            raise UsageError(f"--{name} {value} is below {least}")
+    journal = args.journal or _JOURNAL
+    for path in fresh_regret.journals(journal):
+        check_file(path)
     if args.device:
         device = device_named(args.device)
     else:
         with or_named("plan or judge") if args.plan or args.judge_only else nullcontext():
             device = current_device()
-    problems = _drawn(args, device)
-    wide = fresh_regret.Wide(args.fresh, args.top, at_random=args.random)
+    problems = _drawn(args.fresh, args.family, _or(args.count, _COUNT), device)
+    wide = fresh_regret.Wide(args.fresh, top, at_random=at_random)
     if args.plan:
         plan = fresh_regret.forecast(problems, device, wide)
         print(f"{plan.shapes} shapes, {plan.configs} configs, {plan.binaries} binaries to compile "
               f"unless cached; about {plan.seconds:.0f} s of measuring on an H200, and compiling")
         return None
     if not args.judge_only:
-        fresh_regret.measure(problems, args.journal, wide=wide, budget_s=args.budget,
+        fresh_regret.measure(problems, journal, wide=wide, budget_s=args.budget,
                              resume=args.resume, seed=args.fresh,
                              progress=lambda: progress_of(plain=True))
-    found = fresh_regret.judge(problems, args.journal, device)
+    found = fresh_regret.judge(problems, journal, device)
     if len(found) < len(problems):
         print(f"{len(problems) - len(found)} of {len(problems)} shapes are not measured yet; "
               "continue with --resume")
     return found
 
 
-def _drawn(args: argparse.Namespace, device: DeviceSpec) -> list[GemmProblem]:
+def _or(value: int | None, default: int) -> int:
+    return default if value is None else value
+
+
+def _drawn(seed: int, family: str | None, count: int, device: DeviceSpec) -> list[GemmProblem]:
     """The problems of --fresh, --family and --count.
 
     Raises:
-        UsageError: a count below 1, an unknown family or one without that many such shapes.
+        UsageError: an unknown family or one without that many such shapes.
     """
     from tritongemm.bench.fresh import draw_up_to
     from tritongemm.calibration.fresh_regret import draw, unmeasured
 
-    if args.count < 1:
-        raise UsageError(f"--count {args.count} is below 1")
-    if args.family is None:
-        return list(itertools.islice(unmeasured(draw(args.fresh), device), args.count))
-    problems, number = [], args.count
-    while len(problems) < args.count:  # those that were measured are left out, so more are drawn
+    if family is None:
+        return list(itertools.islice(unmeasured(draw(seed), device), count))
+    problems, number = [], count
+    while len(problems) < count:  # those that were measured are left out, so more are drawn
         number *= 2
-        shapes = draw_up_to(args.family, args.fresh, number)
+        shapes = draw_up_to(family, seed, number)
         problems = [*itertools.islice(unmeasured((x.problem(layout="nt") for x in shapes), device),
-                                      args.count)]
+                                      count)]
         if len(shapes) < number:
             break
-    if len(problems) < args.count:
-        raise UsageError(f"family {args.family!r} has no more than {len(problems)} such shapes; "
+    if len(problems) < count:
+        raise UsageError(f"family {family!r} has no more than {len(problems)} such shapes; "
                          "ask for fewer with --count")
     return problems
 
