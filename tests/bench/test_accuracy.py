@@ -186,9 +186,44 @@ def test_the_rows_of_a_csv_are_printed_and_drawn_again_without_a_gpu(tmp_path, c
     assert "has no row" in capsys.readouterr().err
 
 
+def test_the_csv_that_is_read_is_not_replaced(tmp_path, capsys):
+    path = write(tmp_path / "a.csv", [ROW, replace(ROW, algorithm="simt")])
+    before = path.read_bytes()
+    (tmp_path / "link.csv").symlink_to(path)
+    for out in (path, tmp_path / "link.csv"):
+        assert main(["accuracy", "--read", str(path), "--out", str(out), "--algorithms",
+                     "sgemm"]) == 2
+        assert "is the file that --read reads" in capsys.readouterr().err
+    assert path.read_bytes() == before
+
+
+def test_what_was_measured_is_written_however_the_measuring_ends(tmp_path, monkeypatch, capsys):
+    def interrupted(*_):
+        yield ROW
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(accuracy, "measure", interrupted)
+    assert main(["accuracy", "--out", str(tmp_path / "a.csv")]) == 130
+    assert read_csv(tmp_path / "a.csv") == [ROW] and "interrupted" in capsys.readouterr().err
+
+
+def test_a_point_that_the_memory_has_no_room_for_says_so(monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(accuracy, "reference", full)
+    rows = list(measure_point(Point("normal", 8, 8, 8), ("sgemm", "split"), 0, representative(90),
+                              CPU))
+    assert [row.status for row in rows] == 2 * ["OutOfMemoryError: CUDA out of memory"]
+    assert all(row.failed for row in rows)
+
+
 @pytest.mark.parametrize("words, said", [
     (["--m", "64"], "--m and --k go together"),
-    (["--read", "a.csv", "--m", "64", "--k", "64"], "leave out --m and --k"),
+    (["--read", "a.csv", "--m", "64", "--k", "64"], "leave out --m, --k and --seed"),
+    (["--read", "a.csv", "--seed", "5"], "leave out --m, --k and --seed"),
+    (["--layout", "tn"], "--layout without --m and --k would have no effect"),
     (["--m", "64", "--k", "0"], "at least 1"),
     (["--distributions", "normal,gaussian"], "distribution 'gaussian' is not known"),
     (["--algorithms", "fp64"], "algorithm 'fp64' is not known"),

@@ -26,7 +26,8 @@ def unused(monkeypatch):
 @pytest.mark.parametrize("words", [
     ["bench", *SHAPE, "--out"], ["ladder", "--out"], ["record", "script.py", "--out"],
     ["regret", "j.jsonl", "--out"], ["calibrate", "j.jsonl", "--out"],
-    ["sweep", *SHAPE, "--journal"], ["profile", "1", "1", "1", "--kernel", "x", "--out"],
+    ["sweep", *SHAPE, "--journal"], ["accuracy", "--out"],
+    ["regret", "--fresh", "1", "--journal"], ["profile", "1", "1", "1", "--kernel", "x", "--out"],
 ], ids=lambda words: words[0])
 def test_a_folder_is_not_taken_for_a_file(tmp_path, monkeypatch, capsys, words):
     monkeypatch.chdir(tmp_path)
@@ -43,6 +44,7 @@ def test_a_folder_is_not_taken_for_a_file(tmp_path, monkeypatch, capsys, words):
     ["bench", *SHAPE, "--out", "{}"], ["bench", *SHAPE, "--device", "cpu", "--out", "{}"],
     ["ladder", "--out", "{}"], ["regret", "j.jsonl", "--out", "{}"],
     ["calibrate", "j.jsonl", "--out", "{}"], ["sweep", *SHAPE, "--journal", "{}"],
+    ["accuracy", "--out", "{}"],
     ["record", "--out", "{}", "script.py"],
     ["report", "rows.csv", "--out", "{}"]], ids=lambda words: " ".join(words[::4]))
 def test_unwritable_outputs_are_reported_first(tmp_path, monkeypatch, capsys, unused, words):

@@ -62,19 +62,18 @@ def measure(points: Sequence[Point], algorithms: Sequence[str] = tuple(ALGORITHM
 
 def measure_point(point: Point, algorithms: Sequence[str], seed: int, spec: DeviceSpec,
                   where: torch.device) -> Iterator[Row]:
-    """The rows of one point. ``spec`` describes the device ``where``."""
-    a, b = draw(point.distribution, point.m, point.n, point.k, seed, where)
-    if point.layout[0] == "t":
-        a = a.t().contiguous().t()
-    if point.layout[1] == "t":
-        b = b.t().contiguous().t()
-    exact, size = reference(a, b), reference(a.abs(), b.abs())
+    """The rows of one point. ``spec`` describes the device ``where``. Where its memory is too small
+    they say so."""
+    drawn: list[torch.Tensor] = []
     for name in algorithms:
         config_id, flagged, status = "", 0, "ok"
         most, norm, stray = math.nan, math.nan, 0
-        out = torch.full((point.m, point.n), math.nan, device=where)
         algorithm = ALGORITHMS[name]
         try:
+            if not drawn:
+                drawn += _operands(point, seed, where)
+            a, b, exact, size = drawn
+            out = torch.full((point.m, point.n), math.nan, device=where)
             if algorithm.torch:
                 with fp32_precision(algorithm.precision):
                     torch.mm(a, b, out=out)
@@ -92,6 +91,16 @@ def measure_point(point: Point, algorithms: Sequence[str], seed: int, spec: Devi
             status = f"{type(error).__name__}: {error}".splitlines()[0]
         yield Row(spec.slug, point.distribution, point.layout, point.m, point.n, point.k, seed,
                   name, config_id, flagged, most, norm, stray, status)
+
+
+def _operands(point: Point, seed: int, where: torch.device) -> tuple[torch.Tensor, ...]:
+    """(A [M, K], B [K, N], A @ B, |A| @ |B|), the products in float64."""
+    a, b = draw(point.distribution, point.m, point.n, point.k, seed, where)
+    if point.layout[0] == "t":
+        a = a.t().contiguous().t()
+    if point.layout[1] == "t":
+        b = b.t().contiguous().t()
+    return a, b, reference(a, b), reference(a.abs(), b.abs())
 
 
 def config_of(algorithm: Algorithm, problem: GemmProblem,
