@@ -321,8 +321,8 @@ def test_an_address_without_a_scheduler_is_an_error(monkeypatch, tmp_path):
     with pytest.raises(DeviceError, match="no Dask scheduler can be reached at "
                                           "'tcp://127.0.0.1:9'.*dask scheduler"):
         cluster.sweep_on_cluster(PROBLEMS, tmp_path / "j.jsonl", "tcp://127.0.0.1:9")
-    with pytest.raises(DeviceError, match="can be reached at 'nonsense://x'"):
-        cluster.sweep_on_cluster(PROBLEMS, tmp_path / "j.jsonl", "nonsense://x")
+    with pytest.raises(DeviceError, match="can be reached at 'nonsense://x:1'"):
+        cluster.sweep_on_cluster(PROBLEMS, tmp_path / "j.jsonl", "nonsense://x:1")
     assert not (tmp_path / "j.jsonl").exists()
 
 

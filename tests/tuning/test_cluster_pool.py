@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from tritongemm.workers.dask_pool import Pool, WorkerIdentity
+import pytest
+
+from tritongemm.errors import UsageError
+from tritongemm.workers.dask_pool import Pool, WorkerIdentity, connect
 
 
 class FakeClient:
@@ -25,6 +28,14 @@ class FakeClient:
 
     def run(self, function, topic, on_error, workers):
         self.ran.append((function, topic, workers))
+
+
+@pytest.mark.parametrize("address", ["foo", "tcp://10.0.0.1", "10.0.0.1:", "tcp://[::1]", ":8786",
+                                     "tcp://a b:1"])
+def test_a_word_that_is_no_address_is_refused_at_once(address):
+    pytest.importorskip("distributed")
+    with pytest.raises(UsageError, match="is not the address of a Dask scheduler"):
+        connect(address)
 
 
 def test_a_worker_that_died_since_the_last_look_is_not_waited_for():

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tritongemm import settings
 from tritongemm.cli import main
+from tritongemm.config import KernelConfig
 from tritongemm.errors import DataFileError
 from tritongemm.problem import GemmProblem
 from tritongemm.records.codec import config_to_json, problem_to_json
@@ -74,6 +75,21 @@ def test_a_faster_row_replaces_a_slower_one(tmp_path):
     report = publish([journal(tmp_path / "b.jsonl", {"time_us": 9.0}, run=2)])
     assert (report.replaced, report.kept) == (1, [])
     assert row().time_us == 9.0 and row().run_id == RUN.format(2)
+
+
+def test_each_rung_of_a_ladder_is_judged_by_what_it_beat(tmp_path):
+    old = {rung: KernelConfig(rung, 16, 16, 16) for rung in ("naive", "padded")}
+    new = {rung: KernelConfig(rung, 32, 32, 16) for rung in old}
+    publish([journal(tmp_path / "a.jsonl", *(
+        {"op": "ladder", "config": config, "vs_torch": 0.5} for config in old.values()))])
+    # In the same rounds, so that naive's new config replaces it whatever the ratios say.
+    beaten = {"kind": "result", "status": "ok", "stage": "final", "config": old["naive"]}
+    later = {rung: {"op": "ladder", "config": config, "vs_torch": 0.49}
+             for rung, config in new.items()}
+    report = publish([journal(tmp_path / "b.jsonl", beaten, later["naive"], run=2),
+                      journal(tmp_path / "c.jsonl", later["padded"], run=3)])
+    assert report.replaced == 1
+    assert [kept.row.config for kept in report.kept] == [old["padded"]]
 
 
 @pytest.mark.parametrize(("offered", "reason"), [

@@ -162,5 +162,6 @@ class DeviceWorkers:
             return  # the next start() tries again
         device.lost = one_line(event.reason)
         if all(d.lost for d in self._devices):
-            raise DeviceError(f"{device.name} cannot be used: {device.lost}")
+            others = "; name the other devices with --devices" if self._all else ""
+            raise DeviceError(f"{device.name} cannot be used: {device.lost}{others}")
         self._say(f"{device.name} is left out: {device.lost}")

@@ -124,12 +124,13 @@ def publish(journals: Iterable[str | os.PathLike[str]], *, force: bool = False,
 
 def _merge(report: PublishReport, path: Path, header: TableHeader, group: list[_Winner],
            force: bool) -> None:
-    offered = {winner.row.key: winner for winner in group}
+    # The kernel too: a ladder's group has a winner for each rung of a problem.
+    offered = {(winner.row.key, winner.row.config.kernel): winner for winner in group}
 
     def replaces(old: TunedRow, new: TunedRow) -> bool:
         if force:
             return True
-        winner = offered[new.key]
+        winner = offered[new.key, new.config.kernel]
         reason = _why_keep(old, new, winner.beaten)
         if reason is not None:
             report.kept.append(Kept(path, winner.problem, old, new, reason))

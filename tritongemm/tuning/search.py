@@ -160,7 +160,6 @@ class Search:
         if time_us is not None:
             self._timed.append(index)
             self._log_us.append(math.log(time_us))
-        self._stale = True
 
     def next(self, count: int = BATCH) -> list[KernelConfig]:
         """At most ``count`` configs to time now; none once the search is over, or if it will be

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.metadata
 import math
 import platform
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from tritongemm import __version__, settings
 from tritongemm.device import INTERPRETER
-from tritongemm.errors import DeviceError, TritonGemmError, missing
+from tritongemm.errors import DeviceError, TritonGemmError, UsageError, missing
 from tritongemm.measure.environment import differences
 
 if TYPE_CHECKING:
@@ -86,17 +87,26 @@ def software() -> dict[str, str]:
     return found
 
 
+#: A host and a port after the protocol, or a scheduler in this process. ``Client`` waits for any
+#: other word until its time limit.
+_ADDRESS = re.compile(r"(?:[a-z]+://)?[^\s:/]+:\d+|[a-z]+://\[[^\s\]]+\]:\d+|inproc://\S+")
+
+
 def connect(address: str) -> Client:
     """Connects to the scheduler at ``address``.
 
     Raises:
         MissingDependencyError: Dask distributed is not installed.
+        UsageError: not an address.
         DeviceError: no scheduler answers there.
     """
     try:
         from distributed import Client
     except ImportError as error:
         raise missing("distributed", "cluster", "--scheduler") from error
+    if not _ADDRESS.fullmatch(address):
+        raise UsageError(f"{address!r} is not the address of a Dask scheduler; give what `dask "
+                         "scheduler` prints, such as tcp://10.0.0.1:8786")
     try:
         return Client(address, timeout=CONNECT_TIMEOUT_S, set_as_default=False,
                       name="tritongemm")
