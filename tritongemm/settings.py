@@ -162,9 +162,9 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("batch_invariant", "TRITONGEMM_BATCH_INVARIANT", "0", _flag,
              "one order of summation for every M: a row's bits do not depend on the other rows"),
     Variable("fp32", "TRITONGEMM_FP32", "split", _fp32,
-             "float32 products where torch's precision is ieee: split: as three fp16 products of "
-             "split operands, or on CUDA cores where that is faster; ieee: on CUDA cores only, and "
-             "under TF32 none by scaled fp16 copies"),
+             "float32 products where torch's precision is ieee: split: as three fp16 or six bf16 "
+             "products of split operands, or on CUDA cores, whichever is faster; ieee: on CUDA "
+             "cores only, and under TF32 none by scaled fp16 copies"),
     Variable("native", "TRITONGEMM_NATIVE", "auto", _mode,
              "find and launch repeated products in C++. auto: where there is a GPU; the library "
              "comes with the package, or is compiled once for each torch, in the background, if "

@@ -19,6 +19,7 @@ from tritongemm.cli import doctor, main
 from tritongemm.cli.config_check import damaged
 from tritongemm.cli.doctor import Check, Diagnosis, interpreter_obstacle, release
 from tritongemm.device import device_named
+from tritongemm.errors import UsageError
 from tritongemm.records.installed import TESTED
 
 CHECKOUT = Path(tritongemm.__file__).resolve().parent.parent
@@ -135,6 +136,15 @@ def test_no_configs_folder_is_said(monkeypatch, tmp_path):
     settings.reload()
     (check,) = doctor._configs()
     assert not check.ok and "nowhere" in check.detail
+    assert check.fix == "correct or unset TRITONGEMM_CONFIG_DIR and TRITONGEMM_CONFIG_ONLY"
+
+
+def test_a_package_without_its_configs_is_reinstalled(monkeypatch):
+    def gone():
+        raise UsageError("no configs/ folder")
+
+    monkeypatch.setattr(settings, "config_roots", gone)
+    assert "--force-reinstall tritongemm" in doctor._configs()[0].fix
 
 
 @pytest.mark.parametrize("slug, sms, says", [

@@ -199,6 +199,13 @@ def test_a_kernel_that_does_not_convert_refuses_a_16_bit_input():
         launches_of(problem, KernelConfig("tiled", 64, 64, 32), representative(90), geometry)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_bias_that_is_not_float32_is_named(dtype):
+    a, w = torch.randn(4, 7).bfloat16(), torch.randn(3, 7)
+    with pytest.raises(UsageError, match=f"bias is float32, .* not {dtype}; convert it"):
+        tg.linear(a, w, torch.ones(3, dtype=dtype), mixed=True)
+
+
 def test_mixed_stays_float32_under_autocast(plans):
     a, w = torch.randn(4, 7).bfloat16(), torch.randn(3, 7)
     with torch.autocast("cpu", dtype=torch.bfloat16):

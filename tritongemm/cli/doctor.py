@@ -244,8 +244,11 @@ def _configs() -> list[Check]:
     try:
         roots, written = settings.config_roots(), settings.config_root()
     except TritonGemmError as error:
-        return [Check("configs", False, str(error),
-                      f"{sys.executable} -m pip install --force-reinstall tritongemm")]
+        values = settings.current()
+        asked = values.config_dir is not None or values.config_only
+        return [Check("configs", False, str(error), (
+            "correct or unset TRITONGEMM_CONFIG_DIR and TRITONGEMM_CONFIG_ONLY" if asked
+            else f"{sys.executable} -m pip install --force-reinstall tritongemm"))]
 
     def tables(slug: str, *among: Path) -> int:
         return len({path.name for root in among for path in (root / "tuned" / slug).glob("*.json")})

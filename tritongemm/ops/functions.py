@@ -229,7 +229,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *,
 
     Raises:
         UsageError: an unknown activation; a residual of another shape, dtype or device than the
-            result. Otherwise as :func:`matmul`.
+            result; with ``mixed`` a bias that is not float32. Otherwise as :func:`matmul`.
     """
     if mixed:
         op = LINEAR.get(activation)
@@ -242,8 +242,12 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *,
             if op is not None and residual is None and (
                     found := _read_as_it_is(op, input, weight, bias)) is not None:
                 return found
-            return linear(_widened(input, weight), weight, bias, activation=activation,
-                          residual=residual, strict=strict)
+            widened = _widened(input, weight)
+            if isinstance(bias, Tensor) and bias.dtype is not torch.float32:
+                raise UsageError("with mixed=True bias is float32, as the weight and the result, "
+                                 f"not {bias.dtype}; convert it")
+            return linear(widened, weight, bias, activation=activation, residual=residual,
+                          strict=strict)
     op = LINEAR.get(activation)
     if op is None:
         raise UsageError(f"activation={activation!r} is not known; use one of "

@@ -72,10 +72,10 @@ class fp32_compute(_Mode):
     """How float32 products run.
 
     ``split``, the default: as three fp16 tensor-core products of operands that are split into two
-    fp16 parts each, or on CUDA cores where that is faster. The error of each element of C is at
-    most (K + 4) 2^-23 times the element of |A| |B|, twice the bound of K float32 multiply-adds;
-    docs/accuracy.md has the measured errors. Results differ in bits from cuBLAS SGEMM's. ``ieee``:
-    on CUDA cores only.
+    fp16 parts each, as six bf16 ones of three parts each, or on CUDA cores, whichever is faster.
+    The error of each element of C is at most (K + 4) 2^-23 times the element of |A| |B|, twice the
+    bound of K float32 multiply-adds; docs/accuracy.md has the measured errors. Results differ in
+    bits from cuBLAS SGEMM's. ``ieee``: on CUDA cores only.
 
     Where torch allows TF32, TF32 runs. ``ieee`` then rules out kernels that multiply scaled fp16
     copies, which are slow where rows span more than fp16 holds: products for which one would be
