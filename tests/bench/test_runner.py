@@ -108,19 +108,38 @@ def test_resume_measures_only_what_is_missing(tmp_path):
     assert bench(plan(tmp_path, (64, 65, 66), resume=True)).written == 0
 
 
-def test_resume_adds_a_provider_without_repeating_the_others(tmp_path):
-    bench(plan(tmp_path))
-    bench(plan(tmp_path, providers=("tritongemm", "tritongemm-auto"), resume=True))
-    names = [r["provider"] for r in rows_of(tmp_path / "out.csv")]
-    assert sorted(names) == sorted(["torch", "tritongemm", "tritongemm-auto", "torch-control"] * 2)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_resume_adds_a_provider_with_torch_of_the_same_rounds(tmp_path, processes):
+    first = bench(plan(tmp_path, processes=processes))
+    second = bench(plan(tmp_path, providers=("tritongemm", "tritongemm-auto"), resume=True,
+                        processes=processes))
+    names = {run: sorted(r["provider"] for r in rows_of(tmp_path / "out.csv") if r["run_id"] == run)
+             for run in (first.run_ids["square"], second.run_ids["square"])}
+    assert list(names.values()) == [sorted(["torch", "tritongemm", "torch-control"] * 2),
+                                    sorted(["torch", "tritongemm-auto", "torch-control"] * 2)]
+    assert second.controls["square"].count == 2
+
+
+def test_resume_measures_again_what_timed_out_at_a_lower_limit(tmp_path):
+    slow = {"sizes": (64, bench_fakes.HANGS), "resume": True}
+    bench(plan(tmp_path, timeout_s=1.0, **slow))
+    assert statuses(tmp_path / "out.csv")[bench_fakes.HANGS, "tritongemm"] == "timeout"
+    assert bench(plan(tmp_path, timeout_s=1.0, **slow)).written == 0
+    again = bench(plan(tmp_path, timeout_s=1.5, **slow))
+    assert again.skipped == 1 and again.written > 0
 
 
 @pytest.mark.parametrize("before", [{"tags": "other"}, {"device": "other-environment"},
                                     {"device": "drifting"}])
-def test_resume_counts_neither_other_tags_nor_environments_nor_void_runs(tmp_path, before):
-    bench(plan(tmp_path, **before))
+@pytest.mark.parametrize("processes", [1, 2])
+def test_resume_counts_neither_other_tags_nor_environments_nor_void_runs(tmp_path, before,
+                                                                         processes):
+    bench(plan(tmp_path, processes=processes, **before))
     after = {"device": before["device"]} if before.get("device") == "drifting" else {}
-    assert bench(plan(tmp_path, resume=True, **after)).skipped == 0
+    measured = []
+    report = bench(plan(tmp_path, resume=True, processes=processes, **after),
+                   lambda event: measured.append(event.stage == "row"))
+    assert report.skipped == 0 and sum(measured) == 2 * processes
 
 
 def test_without_resume_everything_is_appended_again(tmp_path):
@@ -176,6 +195,8 @@ def test_what_is_not_timed_has_no_time_and_one_pass(tmp_path):
 @pytest.mark.parametrize(("change", "says"), [
     ({"work": []}, "no problems"), ({"processes": 0}, "processes=0"),
     ({"timeout_s": 0.0}, "timeout_s"), ({"budget_s": -1.0}, "budget_s"),
+    ({"timeout_s": float("nan")}, "timeout_s=nan"), ({"budget_s": float("inf")}, "budget_s=inf"),
+    ({"seed": -1}, "seed=-1"), ({"compile_workers": -1}, "compile_workers=-1"),
     ({"providers": ("no_such",)}, "use some of torch, tritongemm"),
 ])
 def test_a_plan_that_makes_no_sense_is_refused(tmp_path, change, says):

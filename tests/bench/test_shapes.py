@@ -13,7 +13,9 @@ from tritongemm.errors import DataFileError, UsageError
 def problems(*words):
     parser = argparse.ArgumentParser()
     add_shape_arguments(parser)
-    return problems_from(parser.parse_args(list(words)))
+    args = parser.parse_args(list(words))
+    args.precision = args.precision or "ieee"
+    return problems_from(args)
 
 
 def sizes(*words):

@@ -12,6 +12,7 @@ loses nothing: ``resume`` continues in the middle of a pass.
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -87,13 +88,21 @@ class BenchPlan:
         object.__setattr__(self, "providers", check_names(self.providers))
         if not self.work:
             raise UsageError("no problems to bench")
-        for name in ("processes", "timeout_s"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name}={getattr(self, name)} is below 1")
-        if self.budget_s is not None and not self.budget_s > 0:
-            raise UsageError(f"budget_s={self.budget_s} is not positive")
+        check_limits(self.processes, self.timeout_s, self.seed, self.budget_s)
+        if self.compile_workers is not None and self.compile_workers < 0:
+            raise UsageError(f"compile_workers={self.compile_workers} is below 0")
         if self.out.is_dir():
             raise UsageError(f"{self.out} is a folder; name the CSV in it")
+
+
+def check_limits(processes: int, timeout_s: float, seed: int, budget_s: float | None) -> None:
+    """Raises :class:`UsageError` where a number is not one that a run can have."""
+    for name, value, least in (("processes", processes, 1), ("timeout_s", timeout_s, 1),
+                               ("seed", seed, 0)):
+        if value < least or math.isnan(value):
+            raise UsageError(f"{name}={value} is not a number of at least {least}")
+    if budget_s is not None and not 0 < budget_s < math.inf:
+        raise UsageError(f"budget_s={budget_s} is not a positive number of seconds")
 
 
 @dataclass(frozen=True)
@@ -178,6 +187,15 @@ def measure_apart(process: MeasuringProcess, job: Job, timeout_s: float,
     return measured
 
 
+#: Providers that every run has rows of, so that it has a control of its own, and torch's energy.
+_OF_EVERY_RUN = (BASELINE, CONTROL)
+
+
+def _passes_of(out: Path) -> Path:
+    """The folder of the rows of single processes."""
+    return out.parent / "passes"
+
+
 class BenchRun:
     """One call of :func:`bench`. ``process`` measures; a cluster's bench has others, and none
     here."""
@@ -212,6 +230,8 @@ class BenchRun:
         controls = {suite: combine.control_of(r for r in rows if r["suite"] == suite)
                     for suite in self.suites}
         self._sidecars(plan.out.parent, controls)
+        if self.passes > 1:  # the rows of a void run do not count as measured there either
+            self._sidecars(_passes_of(plan.out), controls)
         named = [row for row in rows if row["provider"] != CONTROL]
         return BenchReport(plan.out, len(rows), skipped,
                            Counter(str(row["status"]) for row in named), controls,
@@ -221,7 +241,7 @@ class BenchRun:
 
     def _median_of_passes(self, work: Sequence[Work], finished: set[tuple]
                           ) -> list[dict[str, object]]:
-        folder = self.plan.out.parent / "passes"
+        folder = _passes_of(self.plan.out)
         self._sidecars(folder, {})
         found = []
         for index in range(self.passes):
@@ -235,8 +255,9 @@ class BenchRun:
             for group in self._pass(index, path, todo, done):
                 rows.update((row_key(row), row) for row in group)
             found.append(rows)
-        wanted = {row_key(self._base(one, provider))
-                  for one in work for provider in (*self.plan.providers, CONTROL)} - finished
+        wanted = {key for one in work for provider in (*self.plan.providers, CONTROL)
+                  if (key := row_key(self._base(one, provider))) not in finished
+                  or provider in _OF_EVERY_RUN}
         medians = combine.median_rows(
             [{key: row for key, row in rows.items() if key in wanted} for rows in found])
         # The median row belongs to this run, even if an earlier run began its pass.
@@ -244,11 +265,13 @@ class BenchRun:
 
     def _pass(self, index: int, path: Path, work: Sequence[Work], done: set[tuple]
               ) -> Iterator[list[dict[str, object]]]:
-        """Measures ``work`` and appends to ``path`` what ``done`` has not; yields those rows."""
+        """Measures ``work`` and appends to ``path`` what ``done`` has not, with torch's rows of the
+        same rounds; yields those rows."""
         for count, (one, measured) in enumerate(self._measure_all(index, work), 1):
             order = [*self.plan.providers, CONTROL]
             rows = [self._row(one, name, measured[name]) for name in order if name in measured]
-            rows = [row for row in rows if row_key(row) not in done]
+            rows = [row for row in rows
+                    if row_key(row) not in done or row["provider"] in _OF_EVERY_RUN]
             append_rows(path, rows)
             self.progress(BenchEvent("row", count, len(work), index, self.passes, one[1], rows))
             yield rows
@@ -321,12 +344,16 @@ class BenchRun:
         return any(row_key(self._base(work, name)) not in done for name in self.plan.providers)
 
     def _rows_of(self, path: Path) -> dict[tuple, dict[str, object]]:
-        """Rows of ``path`` that were made in this environment, by key, the last one of each."""
+        """Rows of ``path`` that were made in this environment, by key, the last one of each; those
+        that timed out where the limit was no lower than now."""
         if not path.exists():
             return {}
-        good = {run_id for run_id, meta in read_sidecars(path.parent).items()
+        good = {run_id: meta.get("timeout_s", DEFAULT_TIMEOUT_S)
+                for run_id, meta in read_sidecars(path.parent).items()
                 if meta.get("fingerprint") == self.hello.fingerprint and not meta.get("void")}
-        return {row_key(row): row for row in read_rows(path) if row["run_id"] in good}
+        found = {row_key(row): row for row in read_rows(path) if row["run_id"] in good}
+        return {key: row for key, row in found.items() if row["status"] != "timeout"
+                or not good[row["run_id"]] < self.plan.timeout_s}  # type: ignore[operator, index]
 
     def _finished(self, path: Path, enough: int) -> set[tuple]:
         return {key for key, row in self._rows_of(path).items()
@@ -339,6 +366,7 @@ class BenchRun:
                 "fingerprint": self.hello.fingerprint, "suite": suite, "tags": self.plan.tags,
                 "providers": list(self.plan.providers), "processes": self.passes,
                 "seed": self.plan.seed, "budget_s": self.plan.budget_s,
+                "timeout_s": self.plan.timeout_s,
                 "started_utc": self.started, "complete": suite in controls}
             control = controls.get(suite)
             if control is not None:
