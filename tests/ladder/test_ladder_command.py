@@ -30,6 +30,9 @@ def test_list_tells_every_rung_and_experiment(capsys):
     (["--size", "-4"], "outside 0"), (["--m", "3"], "together"),
     (["--rungs", "naive+block_m=x"], "block_m=x"), (["--rungs", "naive"], "CUDA device"),
     (["--ablate", "--rungs", "triton_tiled"], "leave out --rungs"),
+    (["--ablate", "--tuned"], "leave out --tuned"), (["--profile"], "leave out --device cpu"),
+    (["--list", "--draw", "x"], "exclude each other"), (["--draw", "x", "--size", "64"],
+     "--draw measures nothing; leave out --size"), (["--from", "x.csv", "--resume"], "--resume"),
     (["--size", "64", "--m", "3", "--n", "3", "--k", "3"], "give --size, or")])
 def test_wrong_words_are_one_line_and_status_2(words, says, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -142,6 +145,55 @@ def page_of(tmp_path, *markers):
     page.write_text("".join(f"<!-- tritongemm:{m} -->\n<!-- /tritongemm:{m} -->\n"
                             for m in markers))
     return page
+
+
+def test_a_void_run_is_said_and_kept_out_of_the_page(measured, tmp_path, capsys):
+    from tritongemm.records.rows import write_sidecar
+
+    write_sidecar(tmp_path, "20261121T052300Z-1a2b3c", {"void": True, "void_reason": "off by 2 %"})
+    page = page_of(tmp_path, "ladder-64")
+    before = page.read_text()
+    words = ["ladder", "--size", "64", "--rungs", "padded", "--no-pictures", "--markdown",
+             str(page)]
+    assert main([*words, "--device", "cuda", "--out", str(tmp_path / "l.csv")]) == 1
+    assert "VOID, run 20261121T052300Z-1a2b3c: off by 2 %" in capsys.readouterr().out
+    assert main([*words, "--from", str(tmp_path / "l.csv")]) == 1
+    assert page.read_text() == before
+
+
+def test_the_rows_of_one_device_make_a_table(measured, tmp_path, capsys):
+    from tritongemm.records.rows import append_rows, read_rows
+
+    out = tmp_path / "l.csv"
+    words = ["--size", "64", "--rungs", "naive,padded", "--no-pictures"]
+    assert main(["ladder", "--device", "cuda", "--out", str(out), *words]) == 0
+    rows = list(read_rows(out))
+    append_rows(out, [{**row, "device": "nvidia-l40s", "time_us_p50": 7.0} for row in rows
+                      if row["provider"] != "padded"])
+    capsys.readouterr()
+    assert main(["ladder", "--from", str(out), *words]) == 0
+    said = capsys.readouterr().out
+    assert "those of nvidia-l40s" in said and "padded" not in said and "100 us" not in said
+
+
+def test_two_words_of_a_tag_are_found_again(measured, tmp_path, capsys):
+    assert main(["ladder", "--device", "cuda", "--size", "64", "--rungs", "padded", "--tag",
+                 "two  words", "--no-pictures", "--out", str(tmp_path / "l.csv")]) == 0
+    assert "padded" in capsys.readouterr().out
+
+
+def test_without_ncu_nothing_is_measured(measured, tmp_path, monkeypatch, capsys):
+    from tritongemm.bench import counters
+    from tritongemm.errors import MissingDependencyError
+
+    def missing():
+        raise MissingDependencyError("profiling needs Nsight Compute")
+
+    monkeypatch.setattr(counters, "find_ncu", missing)
+    assert main(["ladder", "--device", "cuda", "--size", "64", "--rungs", "padded", "--profile",
+                 "--out", str(tmp_path / "l.csv")]) == 2
+    assert "needs Nsight Compute" in capsys.readouterr().err
+    assert not (tmp_path / "l.csv").exists()
 
 
 def test_profile_adds_the_counters_of_the_main_launch(measured, tmp_path, capsys):

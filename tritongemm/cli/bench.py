@@ -96,7 +96,7 @@ def _bench(args: argparse.Namespace, waiting: Waiting) -> int:
     work = _work(args)
     plan = runner.BenchPlan(
         work=work, providers=_words(args.providers), out=args.out,
-        tags=_tags(args.tag), resume=args.resume, processes=args.processes, seed=args.seed,
+        tags=joined_tags(args.tag), resume=args.resume, processes=args.processes, seed=args.seed,
         budget_s=args.budget, timeout_s=args.timeout, device=args.device,
         compile_workers=args.compile_workers, host_time=args.host_time,
         notes=_notes(args, [problem for _, problem in work]))
@@ -120,6 +120,9 @@ def _choose_defaults(args: argparse.Namespace) -> None:
 
     if args.scheduler and args.device != "auto":
         raise UsageError("--scheduler excludes --device: each worker of the cluster has its own")
+    if args.scheduler and args.compile_workers is not None:
+        raise UsageError("--scheduler excludes --compile-workers: the workers' measuring processes "
+                         "compile")
     reason = None if args.scheduler else cpu_instead(args.device)
     if reason is not None and args.device == "auto" and args.providers is None:
         args.device = "cpu"
@@ -155,8 +158,10 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(word for part in text.split(",") if (word := part.strip()))
 
 
-def _tags(words: list[str]) -> str:
-    return ",".join(dict.fromkeys(part for word in words for part in _words(word)))
+def joined_tags(words: Sequence[str]) -> str:
+    """The tags of all ``words``, comma-separated, as the CSV keeps them."""
+    return ",".join(dict.fromkeys(" ".join(part.split()) for word in words
+                                  for part in _words(word)))
 
 
 def _notes(args: argparse.Namespace, problems: Sequence[GemmProblem]) -> dict[str, object]:

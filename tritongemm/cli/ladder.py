@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tritongemm import settings
+from tritongemm.cli.bench import joined_tags
 from tritongemm.cli.doctor import interpreter_obstacle
 from tritongemm.cli.outputs import check_file, file_argument
 from tritongemm.cli.shapes import integers
@@ -99,7 +100,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns 0; 1 where a result was wrong or nothing ran; 130 when interrupted."""
+    """Returns 0; 1 where a result was wrong, nothing ran or torch against torch voids a run on a
+    GPU; 130 when interrupted."""
+    _check(args)
     if args.list:
         return _list()
     if args.draw:
@@ -118,6 +121,10 @@ def run(args: argparse.Namespace) -> int:
     if args.markdown:
         _check_markers(args.markdown, [marker for marker, _, _ in _tables(
             args, plan, chosen, (), {})])
+    if args.profile:
+        from tritongemm.bench.counters import find_ncu
+
+        find_ncu()  # now rather than after the measuring
     waiting = starting()
     try:
         if args.source is None:
@@ -138,25 +145,52 @@ def run(args: argparse.Namespace) -> int:
     return _report(args, plan, chosen, rows, counters)
 
 
+def _check(args: argparse.Namespace) -> None:
+    """Refuses options that what was asked for would ignore."""
+    for name in ("list", "draw"):
+        others = [f"--{other}" for other in (
+            "size", "m", "n", "k", "rungs", "tuned", "ablate", "experiment", "profile", "resume")
+            if getattr(args, other)]
+        if args.source:
+            others.append("--from")
+        if getattr(args, name) and others:
+            raise UsageError(f"--{name} measures nothing; leave out {', '.join(others)}")
+    if args.list and args.draw:
+        raise UsageError("--list and --draw exclude each other")
+    if args.source and args.resume:
+        raise UsageError("--from measures nothing; leave out --resume")
+    if args.tuned and args.ablate:
+        raise UsageError("--ablate has configs of its own; leave out --tuned")
+
+
 def _report(args: argparse.Namespace, plan: LadderPlan, chosen: Experiment | None,
             rows: Sequence[Row], counters: Mapping[tuple, Mapping[str, float]]) -> int:
-    """Prints and writes the results. Returns the exit status."""
+    """Prints and writes the results; those of a void run on a GPU are not written into a page.
+    Returns the exit status."""
+    from tritongemm.ladder.climbing import void_runs
+
+    void = void_runs(rows, plan.out)
     floor = _floor(chosen, rows) if chosen is not None and chosen.floor and rows else ""
     for marker, title, (heads, cells) in _tables(args, plan, chosen, rows, counters):
         print()
         show(title, heads, cells)
-        if args.markdown:
+        if args.markdown and (plan.cpu or not void):
             _markdown(args.markdown, marker, title, heads, cells, note=floor)
     if floor:
         print(floor)
-    print(f"\nrows: {plan.out}")
+    print(f"\nrows: {plan.out}" + (f", those of {rows[0]['device']}" if rows else ""))
     if not args.no_pictures:
         _pictures(rows, plan, plan.out.parent)
     named = [row for row in rows if row["provider"] != "torch"]
     wrong = [row for row in named if row["status"] == "wrong"]
     for row in wrong:
         print(f"! {row['provider']} is WRONG at {row['m']}x{row['n']}x{row['k']}: {row['error']}")
-    return 1 if wrong or not any(row["status"] == "ok" for row in named) else 0
+    for run_id, reason in void.items():
+        print(f"! VOID, run {run_id}: {reason}"
+              + (f"; {args.markdown} stays as it is" if args.markdown and not plan.cpu else ""))
+    # The host's clock on a CPU at work is no reason to fail.
+    bad = wrong or void and not plan.cpu or not any(row["status"] == "ok" for row in named)
+    return 1 if bad else 0
 
 
 # -- what to run ----------------------------------------------------------------------------------
@@ -199,6 +233,8 @@ def _plan(args: argparse.Namespace, cpu: bool, chosen: Experiment | None) -> Lad
     from tritongemm.ladder.climbing import Climb, LadderPlan
     from tritongemm.ladder.experiments import ablation
 
+    if args.profile and cpu:
+        raise UsageError("--profile reads the counters of a GPU; leave out --device cpu")
     if args.source and args.profile:
         raise UsageError("--from measures nothing; leave out --profile (stored counters in the "
                          "CSV's folder are shown)")
@@ -215,7 +251,7 @@ def _plan(args: argparse.Namespace, cpu: bool, chosen: Experiment | None) -> Lad
     else:
         climbs = (Climb(_sizes(args, cpu), _rungs(args, cpu)),)
     return LadderPlan(climbs, args.source or args.out, dtype=args.dtype, cpu=cpu,
-                      device=args.device, tags=args.tag, budget_s=args.budget,
+                      device=args.device, tags=joined_tags([args.tag]), budget_s=args.budget,
                       processes=args.processes, resume=args.resume, seed=args.seed,
                       timeout_s=args.timeout,
                       notes={"dtypes": args.dtype, "experiment": args.experiment or ""})

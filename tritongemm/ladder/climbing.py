@@ -17,7 +17,7 @@ from tritongemm.ladder import catalog
 from tritongemm.ladder.provider import parse
 from tritongemm.problem import GemmProblem
 from tritongemm.records.control import BASELINE
-from tritongemm.records.rows import read_rows
+from tritongemm.records.rows import read_rows, read_sidecars
 from tritongemm.records.suites import Shape
 
 SUITE = "ladder"
@@ -109,18 +109,32 @@ def climb(plan: LadderPlan, progress: Callable[[BenchEvent], None] = lambda even
 
 
 def rows_of(plan: LadderPlan) -> list[Row]:
-    """The plan's rows in its CSV, the last of each rung and size, torch's among them."""
+    """The plan's rows in its CSV, the last of each rung and size, torch's among them: those of the
+    device that was measured last."""
     if not plan.out.exists():
         return []
     wanted = {(size, plan.dtype_of(text), provider)
               for one in plan.climbs for size in one.sizes for text in one.rungs
               for provider in (text, BASELINE)}
-    found: dict[tuple, Row] = {}
+    found: dict[object, dict[tuple, Row]] = {}
+    device: object = None
     for row in read_rows(plan.out):
         key = ((row["m"], row["n"], row["k"]), row["dtype_a"], row["provider"])
         if row["suite"] == SUITE and (row["tags"] or "") == plan.tags and key in wanted:
-            found[key] = row
-    return list(found.values())
+            device = row["device"]
+            found.setdefault(device, {})[key] = row
+    return list(found.get(device, {}).values())
+
+
+def void_runs(rows: Iterable[Row], out: Path) -> dict[str, str]:
+    """The runs of ``rows`` that torch against torch voids -> why, by the records beside ``out``.
+
+    Raises:
+        DataFileError: the records cannot be read.
+    """
+    found = {str(row["run_id"]) for row in rows}
+    return {run_id: str(meta.get("void_reason", "")) for run_id, meta in
+            read_sidecars(out.parent).items() if run_id in found and meta.get("void")}
 
 
 def sizes_in(path: Path) -> tuple[Size, ...]:
