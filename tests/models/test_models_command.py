@@ -84,6 +84,8 @@ def test_a_lost_process_costs_the_mode_that_it_was_on(tmp_path, capsys):
     first, _ = run(tmp_path / "other", "sac", modes=("compiled",))  # its problem is not known yet
     assert not first.rows and first.left_out[0][:2] == ("sac-critics", "compiled")
     assert command._summary(first) == 1
+    beside, _ = run(tmp_path / "beside", "sac", "siglip", modes=("compiled",))
+    assert len(beside.rows) == 3 and command._summary(beside) == 1
 
 
 @pytest.mark.thorough
@@ -130,7 +132,12 @@ def test_full_sizes_need_a_gpu(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(("words", "expected"), [
     (["nosuch"], "gpt2-train-50257"), (["mlp", "--modes", "slow"], "eager, compiled"),
     (["mlp", "--modes", ","], "names nothing"), (["pinn", "--modes", "compiled"], "none of these"),
-    (["mlp", "--processes", "0"], "below 1"), (["mlp", "--budget", "0"], "not positive")],
+    (["mlp", "--processes", "0"], "processes=0 is not a number of at least 1"),
+    (["mlp", "--budget", "0"], "not a positive number of seconds"),
+    (["mlp", "--budget", "inf"], "not a positive number of seconds"),
+    (["mlp", "--timeout", "nan"], "timeout_s=nan"), (["mlp", "--seed", "-1"], "seed=-1"),
+    (["mlp", "--min-flops", "nan"], "min_flops=nan"),
+    (["mlp", "--min-flops", "-5"], "min_flops=-5")],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "")
 def test_a_wrong_argument_says_what_is_right(words, expected, capsys, tmp_path):
     assert main(["models", *words, "--out", str(tmp_path / "m.csv")]) == 2

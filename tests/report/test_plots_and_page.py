@@ -360,7 +360,9 @@ def test_the_command_draws_a_journal_alone(maps, tmp_path, capsys):
     ([], "at least one CSV"), (["{csv}", "--marker", "x"], "go together"),
     (["{csv}", "--markdown", "x.md"], "go together"), (["{csv}", "--section", "all"], "not known"),
     (["{csv}", "--section", ","], "not known"), (["{csv}", "--plot", "overview"], "--plot needs"),
-    (["absent.csv"], "does not exist"), (["{csv}", "--heatmaps", "-1"], "negative"),
+    (["absent.csv"], "does not exist"), (["{csv}", "--heatmaps", "-1", "--out", "x"], "negative"),
+    (["{csv}", "--title", "mine"], "--title without --out would have no effect"),
+    (["--journal", "j.jsonl", "--section", "summary"], "--section without a CSV would have"),
     (["{csv}", "--journal", "absent.jsonl"], "absent.jsonl"),
 ])
 def test_the_command_refuses_what_it_cannot_use(results, tmp_path, capsys, arguments, says):

@@ -53,8 +53,8 @@ def run(args: argparse.Namespace) -> int:
     from tritongemm.models.runner import ModelsPlan, measure_programs
 
     report = measure_programs(ModelsPlan(
-        programs, args.out, _modes(args.modes), args.tag, args.tiny, args.processes, args.seed,
-        args.budget, args.timeout, args.device, args.min_flops), _line)
+        programs, args.out, _modes(args.modes), " ".join(args.tag.split()), args.tiny,
+        args.processes, args.seed, args.budget, args.timeout, args.device, args.min_flops), _line)
     return _summary(report, args.tiny)
 
 
@@ -117,7 +117,7 @@ def _summary(report, tiny: bool = False) -> int:
     print(f"{len(report.rows)} rows appended to {report.out}")
     for program, mode, reason in report.left_out:
         print(f"  ! {program} {mode} was left out: {reason}")
-    bad = any(row["status"] != "ok" for row in ours) or not ours
+    bad = report.failed or any(row["status"] != "ok" for row in ours) or not ours
     if report.control.mean_ratio is not None:
         if not report.control.void:
             print(f"torch against torch {report.control.mean_ratio:.4f}, within its limit")

@@ -7,9 +7,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from tritongemm.cli.options import only_with
 from tritongemm.cli.outputs import check_folder
 from tritongemm.cli.waiting import Waiting
 from tritongemm.errors import MissingDependencyError, UsageError, printable
+
+_HEATMAPS, _TITLE = 6, "tritongemm report"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,13 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--journal", action="append", type=Path, default=[], metavar="J",
                         help="a sweep's journal, for heat maps over block sizes; may be given "
                              "again, and without any CSV")
-    parser.add_argument("--heatmaps", type=int, default=6, metavar="N",
-                        help="draw the heat maps of at most N problems, spread by size (default 6)")
+    parser.add_argument("--heatmaps", type=int, metavar="N",
+                        help="with --out: draw the heat maps of at most N problems, spread by size "
+                             f"(default {_HEATMAPS})")
     parser.add_argument("--tag", default="", help="only rows that carry this tag")
     parser.add_argument("--all-runs", action="store_true",
                         help="count every run's row, not only the newest of each problem and "
                              "provider")
-    parser.add_argument("--title", default="tritongemm report", help="the page's title")
+    parser.add_argument("--title", help=f"with --out: the page's title (default {_TITLE!r})")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -95,7 +99,12 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError("--markdown writes tables of a CSV; name one")
     if args.plot and (args.out is None or args.markdown is None):
         raise UsageError("--plot needs --out DIR, where the plot is, and --markdown FILE")
-    if args.heatmaps < 0:
+    if args.out is None:
+        only_with("--out", {"--title": args.title, "--heatmaps": args.heatmaps})
+    if not args.csv:
+        only_with("a CSV", {"--tag": args.tag or None, "--all-runs": args.all_runs,
+                            "--section": args.section})
+    if args.heatmaps is not None and args.heatmaps < 0:
         raise UsageError(f"--heatmaps {args.heatmaps} is negative")
     unknown = [name for name in _sections(args) if name not in markdown.SECTIONS]
     if unknown or (args.section is not None and not _sections(args)):
@@ -112,17 +121,18 @@ def _write(args: argparse.Namespace, results, maps, waiting: Waiting | None
     from tritongemm.records.atomic import write_atomic
     from tritongemm.report import heat, markdown, page, plots
 
-    chosen = heat.spread(maps, args.heatmaps)
+    chosen = heat.spread(maps, _HEATMAPS if args.heatmaps is None else args.heatmaps)
+    title = args.title or _TITLE
     try:
         drawn, missing = plots.write_plots(results, args.out, maps=chosen, mean_of=maps), ""
     except MissingDependencyError as error:  # the page and the tables do not need matplotlib
         drawn, missing = [], f"no PNG plots: {error}"
     every = heat.spread(maps, page.MAX_MAPS)
-    html = page.write_page(args.out / "report.html", results, title=args.title, maps=every,
+    html = page.write_page(args.out / "report.html", results, title=title, maps=every,
                            mean_of=maps)
     images = [(caption, path.name) for caption, path in drawn]
     text = markdown.document(results, sections=markdown.SECTIONS, images=images, heading=True)
-    write_atomic(args.out / "summary.md", f"# {' '.join(args.title.split())}\n\n{text}")
+    write_atomic(args.out / "summary.md", f"# {' '.join(title.split())}\n\n{text}")
     if waiting is not None:
         waiting.stop()
     if missing:

@@ -7,6 +7,7 @@ provider is appended to the CSV. Each pass writes its rows to ``passes/`` in the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from tritongemm.bench.combine import Control, control_of, median_rows
 from tritongemm.bench.measuring import MeasuringProcess, ProcessLost
+from tritongemm.bench.runner import check_limits
 from tritongemm.bench.session import Hello, SessionSpec
 from tritongemm.errors import UsageError
 from tritongemm.models.job import ProgramJob
@@ -62,11 +64,9 @@ class ModelsPlan:
     opener: str = OPENER
 
     def __post_init__(self) -> None:
-        for name in ("processes", "timeout_s"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name}={getattr(self, name)} is below 1")
-        if not self.budget_s > 0:
-            raise UsageError(f"budget_s={self.budget_s} is not positive")
+        check_limits(self.processes, self.timeout_s, self.seed, self.budget_s)
+        if self.min_flops is not None and not 0 <= self.min_flops < math.inf:
+            raise UsageError(f"min_flops={self.min_flops} is not a number of at least 0")
         if not self.work():
             raise UsageError(f"none of these programs runs in {' or '.join(self.modes)}")
 
@@ -96,6 +96,7 @@ class ModelsReport:
     Attributes:
         rows: the median rows, as in the CSV.
         left_out: (program, mode, reason) for each mode without a row.
+        failed: whether one of those failed, rather than does not run on this machine.
         control: the comparison of torch with torch.
     """
 
@@ -103,6 +104,7 @@ class ModelsReport:
     run_id: str
     rows: Sequence[Row]
     left_out: Sequence[tuple[str, str, str]]
+    failed: bool
     control: Control
 
 
@@ -116,6 +118,7 @@ class _Run:
     progress: Callable[[Event], None]
     run_id: str = field(default_factory=new_run_id)
     left_out: list[tuple[str, str, str]] = field(default_factory=list)
+    failed: bool = False
     #: Program -> the columns of its problem, for rows of a mode whose process was lost.
     problems: dict[str, dict[str, object]] = field(default_factory=dict)
 
@@ -142,7 +145,7 @@ class _Run:
         control = control_of(rows)
         self._sidecar(plan.out.parent, started, control)
         return ModelsReport(plan.out, self.run_id, rows, tuple(dict.fromkeys(self.left_out)),
-                            control)
+                            self.failed, control)
 
     def _pass(self, index: int, path: Path) -> list[Row]:
         """Rows are in the file as soon as they are measured."""
@@ -165,6 +168,7 @@ class _Run:
             problem = self.problems.get(program)
             if problem is None:
                 self.left_out.append((program, mode, lost.reason))
+                self.failed = True
                 return [], lost.reason
             columns = {(mode, OURS): {**problem, "status": lost.status, "error": lost.reason}}
         rows, message = [], ""
@@ -172,6 +176,7 @@ class _Run:
             if "m" not in values:  # it did not run at all
                 message = str(values["error"])
                 self.left_out.append((program, mode, message))
+                self.failed |= values["status"] != "constraint"
                 continue
             self.problems[program] = {name: values[name] for name in PROBLEM_COLUMNS
                                       if name in values}

@@ -1,8 +1,8 @@
 """CSV rows, one problem x provider each: appending, and the sidecar of each run.
 
 The schema is in :mod:`tritongemm.records.columns`, reading in :mod:`tritongemm.records.row_reader`;
-their names are here too. Versions, revision and driver of a run go into ``<run_id>.meta.json``
-beside the CSV.
+their names are here too. Versions, revision and driver of a run go into ``runs.json`` beside
+the CSV; older folders have a ``<run_id>.meta.json`` for each run, which is read too.
 """
 
 from __future__ import annotations
