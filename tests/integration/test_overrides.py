@@ -164,6 +164,13 @@ def test_small_products_are_torchs_until_they_were_repeated(products):
         assert declined() == {SEEN_TOO_LITTLE: EARLY_SIGHTS - 1}
 
 
+def test_under_batch_invariance_no_product_waits(products):
+    with tg.override(), tg.batch_invariant():
+        first = torch.mm(A, B)
+        assert torch.equal(torch.mm(A, B), first)
+    assert taken() == {"mm": 2} and declined() == {}
+
+
 def test_a_small_product_that_was_decided_stays_so_when_the_dispatcher_is_ready(products):
     """The program may be about to capture a CUDA graph."""
     with tg.override():

@@ -221,4 +221,5 @@ def automatic(compiler, monkeypatch):
         Popen=builder, DEVNULL=subprocess.DEVNULL))
     with settings.override(native="auto"):
         monkeypatch.setattr(background, "_begun", False)
+        monkeypatch.setattr(background, "_builder", None)
         yield builder

@@ -152,6 +152,21 @@ def test_small_products_are_due_as_in_the_python_path(patience, driver, monkeypa
         native.forget()
 
 
+def test_under_batch_invariance_no_product_waits(driver):
+    def declined():
+        return {reason for call in tg.override_report(clear=True).calls for reason in call.declined}
+
+    a, b = drawn(33, 17), drawn(17, 40)
+    declined()
+    with tg.override():
+        with tg.batch_invariant():
+            torch.mm(a, b)
+            torch.mm(a, b)
+            assert SEEN_TOO_LITTLE not in declined()
+        torch.mm(a, b)
+        assert SEEN_TOO_LITTLE in declined()
+
+
 def test_a_call_that_is_not_known_is_looked_up_once(driver, monkeypatch):
     """Under override and by the package's functions: the Python path does not ask again."""
     asked = []

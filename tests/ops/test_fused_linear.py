@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
 import tritongemm as tg  # noqa: E402
+from tritongemm import settings  # noqa: E402
 from tritongemm.device import device_named, interpreter_device  # noqa: E402
 from tritongemm.errors import LaunchError, UnsupportedError, UsageError  # noqa: E402
 from tritongemm.ops.fused_linear import faster_apart  # noqa: E402
@@ -230,6 +231,8 @@ def test_few_rows_are_computed_apart_where_that_is_predicted_to_be_faster():
     assert reason(1, "bias") is None  # every kernel has it
     assert faster_apart(GemmProblem.contiguous(1, 64, 64, epilogue="gated_silu"),
                         interpreter_device()) is None
+    with settings.override(batch_invariant=True):  # bits must not depend on the number of rows
+        assert all(reason(m, "gated_silu") is None for m in (1, 64, 512, 1024))
 
 
 @pytest.mark.parametrize("shape", ((3, 5, 8), (8,), (0, 8)), ids=str)

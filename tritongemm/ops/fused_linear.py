@@ -280,10 +280,11 @@ def faster_apart(problem: GemmProblem, device: DeviceSpec, products: int = 1,
         fused: what follows is one pointwise kernel, as ``torch.compile`` makes it.
 
     With few rows the kernels that only the product can take, such as those for a matrix that is
-    read once, are faster by more than the passes cost.
+    read once, are faster by more than the passes cost. Under batch invariance it is always one
+    launch: two round the product in between, and times depend on the number of rows.
     """
     epilogue = epilogue_of(problem.epilogue)
-    if epilogue.plain:
+    if epilogue.plain or settings.current().batch_invariant:
         return None
     activation = epilogue.activation if epilogue.residual else "none"
     product = replace(problem, n=problem.n // products,

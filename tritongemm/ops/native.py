@@ -20,7 +20,7 @@ from tritongemm import settings
 from tritongemm.errors import LaunchError, UsageError
 from tritongemm.native import load
 from tritongemm.ops.declined import Declined
-from tritongemm.ops.sights import PATIENCE, SEEN_TOO_LITTLE
+from tritongemm.ops.sights import PATIENCE, SEEN_TOO_LITTLE, Patience
 from tritongemm.problem import NOTHING_TO_MULTIPLY
 from tritongemm.selection.hosttime import NATIVE
 
@@ -124,16 +124,17 @@ def forget(sights: bool = False) -> None:
     """Empties the table, and follows TRITONGEMM_NATIVE. ``sights``: small products wait again."""
     global _looked, _module, _generation, run, run_below
     with _lock:
-        before, limit = _module, 1
+        before, limit, invariant = _module, 1, False
         try:
             _module, limit = load(_ready), settings.current().plan_cache_size
+            invariant = settings.current().batch_invariant  # no call waits: see execute.py
         except UsageError:  # a variable that cannot be parsed; the call that reads it says so
             _module = None
         run, run_below = (None, None) if _module is None else (_module.run, _module.run_below)
         for native in dict.fromkeys((before, _module)):  # an override may use the first
             if native is not None:
                 native.set_reasons(_REASONS)
-                native.set_patience(*PATIENCE[NATIVE])
+                native.set_patience(*(Patience(1) if invariant else PATIENCE[NATIVE]))
                 _generation = native.clear(limit)
                 if sights:
                     native.forget_sights()

@@ -19,6 +19,7 @@ from tritongemm.device import DeviceSpec, cuda_device, interpreter_device, withi
 from tritongemm.errors import CompileError, LaunchError, TritonGemmError, UnsupportedError
 from tritongemm.kernels.compile import launches_of
 from tritongemm.kernels.launch import Geometry
+from tritongemm.native.background import begun
 from tritongemm.ops import native
 from tritongemm.ops.declined import Declined, DeclinedByChoice, DeclinedNow
 from tritongemm.ops.plan import InterpretedPlan, Plan, make_plan, scratch_of
@@ -43,7 +44,6 @@ class Plans:
 
     def __init__(self) -> None:
         self._plans: OrderedDict[tuple, AnyPlan | Declined] = OrderedDict()
-        self._decided = 0
         self._lock = threading.Lock()
         self._building = threading.Lock()
 
@@ -64,10 +64,8 @@ class Plans:
             with self._building:  # one compile at a time; a waiting thread then finds the plan
                 found = known.get(place)
                 if found is None:
-                    decided = self._decided
                     found = _make(*key, scratch, forced)
-                    if not isinstance(found, DeclinedByChoice) or decided == self._decided:
-                        self._keep(known, place, found)
+                    self._keep(known, place, found)
         if isinstance(found, Declined):
             raise found.fresh()
         return found
@@ -93,15 +91,6 @@ class Plans:
         """Drops all plans."""
         self._plans = OrderedDict()
 
-    def decide_again(self) -> None:
-        """Drops the answers that sent a problem to torch by choice: calls cost the host less now.
-        Plans stay, so that a program that has warmed up can still be captured."""
-        with self._lock:
-            self._decided += 1  # a decision that is being made is not kept
-            for place, plan in list(self._plans.items()):
-                if isinstance(plan, DeclinedByChoice):
-                    del self._plans[place]
-
     def after_fork(self) -> None:
         """Starts empty, with new locks, in a child process: the parent's locks may be held."""
         self.__init__()  # type: ignore[misc]
@@ -119,8 +108,10 @@ def alone() -> bool:
 
 
 def host_path() -> HostPath:
-    """The path of repeated calls; the native dispatcher knows only one device."""
-    return NATIVE if native.table() is not None and alone() else PYTHON
+    """The path of repeated calls, once a library that is being built is there; the native
+    dispatcher knows only one device."""
+    expected = native.table() is not None or begun()
+    return NATIVE if expected and alone() else PYTHON
 
 
 def device_of(where: torch.device) -> DeviceSpec:
@@ -261,6 +252,5 @@ def forget() -> None:
 
 
 settings.when_changed(forget)
-native.on_ready.append(plans.decide_again)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=plans.after_fork)
