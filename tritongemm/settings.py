@@ -282,8 +282,8 @@ def override(**values: object) -> Iterator[Settings]:
     current()
     before = _base
     assert before is not None
-    _put(replace(before, **values))  # type: ignore[arg-type]
     try:
+        _put(replace(before, **values))  # type: ignore[arg-type]
         yield current()
     finally:
         _put(before)
@@ -315,9 +315,13 @@ def request(asked: dict[str, object]) -> None:
     ``fp32`` the one made last. They stand in place of what the environment says.
     """
     current()
-    with _lock:
-        _requests.append(asked)
-    _put(_base)
+    try:
+        with _lock:
+            _requests.append(asked)
+        _put(_base)
+    except BaseException:  # Ctrl-C too: nobody would withdraw it
+        withdraw(asked)
+        raise
 
 
 def withdraw(asked: dict[str, object]) -> None:

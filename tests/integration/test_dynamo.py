@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch._dynamo.testing import CompileCounter  # noqa: E402
 from torch._dynamo.utils import (  # noqa: E402
     clear_compilation_metrics,
     counters,
@@ -17,7 +18,7 @@ from torch._dynamo.utils import (  # noqa: E402
 from torch.func import grad, jacrev, jvp, vjp, vmap  # noqa: E402
 
 import tritongemm as tg  # noqa: E402
-from tritongemm.ops import execute  # noqa: E402
+from tritongemm.ops import execute, native  # noqa: E402
 
 PACKAGE = Path(tg.__file__).parent
 PUBLIC = {"matmul", "mm"}
@@ -67,6 +68,18 @@ CALLS: dict[str, tuple[Callable, Callable]] = {
                lambda: torch.ones(8, 16) @ B.t()),
     "vmap": (lambda: vmap(lambda x: compiled(tg.matmul)(x, B))(A[None])[0], lambda: A @ B),
 }
+
+
+@pytest.mark.parametrize("call", [lambda: tg.mm(A, B), lambda: tg.linear(A, B.t(), A[0, :16]),
+                                  lambda: tg.addmm(A[:, :16], A, B)], ids=["mm", "linear", "addmm"])
+def test_a_native_dispatcher_that_comes_later_compiles_nothing_again(call, products, monkeypatch):
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    run = torch.compile(call, backend=counter, fullgraph=True)
+    run()
+    monkeypatch.setattr(native, "run", lambda *operands: None)
+    run()
+    assert counter.frame_count == 1
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -41,6 +41,24 @@ def test_coroutines_that_overlap_leave_nothing_behind():
     assert seen == [(None, True, "split")] and in_force() == before
 
 
+@pytest.mark.parametrize("ask", [lambda: tg.batch_invariant(),
+                                 lambda: settings.override(batch_invariant=True)],
+                         ids=["block", "override"])
+def test_an_interruption_on_entry_leaves_nothing_behind(monkeypatch, ask):
+    def interrupted():
+        if settings.current().batch_invariant:
+            raise KeyboardInterrupt
+
+    before = in_force()
+    settings.when_changed(interrupted)
+    try:
+        with pytest.raises(KeyboardInterrupt), ask():
+            raise AssertionError("entered")
+        assert in_force() == before
+    finally:
+        settings._listeners.remove(interrupted)
+
+
 def test_the_smallest_budget_and_any_invariance_hold_whatever_ends_first():
     first, second = ExitStack(), ExitStack()
     first.enter_context(tg.sm_budget(7))

@@ -13,17 +13,20 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
 import tritongemm as tg  # noqa: E402
 from tritongemm import settings  # noqa: E402
 from tritongemm.config import KernelConfig  # noqa: E402
 from tritongemm.device import representative, within_budget  # noqa: E402
-from tritongemm.errors import CompileError, ConstraintError, LaunchError  # noqa: E402
+from tritongemm.errors import CompileError, ConstraintError, DeviceError, LaunchError  # noqa: E402
 from tritongemm.kernels.launch import Geometry, Pointer  # noqa: E402
-from tritongemm.ops import calls, execute  # noqa: E402
+from tritongemm.ops import calls, execute, native  # noqa: E402
 from tritongemm.ops import plan as planning  # noqa: E402
 from tritongemm.ops import plans as kept  # noqa: E402
 from tritongemm.ops.declined import Declined, DeclinedByChoice  # noqa: E402
 from tritongemm.problem import GemmProblem  # noqa: E402
+from tritongemm.selection.hosttime import NATIVE, PYTHON  # noqa: E402
 from tritongemm.selection.policy import Choice  # noqa: E402
 
 
@@ -100,34 +103,28 @@ def test_threads_that_meet_make_one_plan(plans):
     assert not errors and len(plans.made) == 3
 
 
-def test_a_plan_that_is_made_while_choices_are_dropped_is_kept(plans, monkeypatch):
-    make = kept._make
+def test_no_answer_changes_when_a_library_that_is_being_built_is_there(plans, monkeypatch):
+    """Else a checkpoint would multiply otherwise the second time, and save other tensors."""
+    library: list = []
+    monkeypatch.setattr(kept, "alone", lambda: True)
+    monkeypatch.setattr(kept, "begun", lambda: True)
+    monkeypatch.setattr(kept.native, "table", lambda: library[0] if library else None)
+    monkeypatch.setattr(kept, "torch_wins", lambda problem, choice, device, path: (
+        "torch's call is shorter" if path is PYTHON else None))
+    x, w = torch.randn(2, 8, 4, requires_grad=True), torch.randn(6, 4, requires_grad=True)
+    y = checkpoint(lambda x: tg.linear(x, w).sin(), x, use_reentrant=False)
+    library.append(SimpleNamespace(refuse=lambda *call: None, offer=lambda *call: None))
+    for call in native.on_ready:
+        call()
+    y.sum().backward()
+    assert kept.host_path() is NATIVE and len(plans.made) >= 1
 
-    def interrupted(*args):
-        plan = make(*args)
-        kept.plans.decide_again()
-        return plan
 
-    monkeypatch.setattr(kept, "_make", interrupted)
-    call()
-    call()
-    assert len(plans.made) == 1 and len(kept.plans) == 1
-
-
-def test_a_choice_that_was_being_made_is_made_again(plans, monkeypatch):
-    made = []
-
-    def interrupted(*args):
-        made.append(args)
-        if len(made) == 1:
-            kept.plans.decide_again()
-        return DeclinedByChoice("torch's call is shorter")
-
-    monkeypatch.setattr(kept, "_make", interrupted)
-    for count in (1, 2, 2):
-        tg.matmul(torch.ones(8, 4), torch.ones(4, 6))
-        execute._forget_calls()
-        assert len(made) == count
+def test_without_a_library_and_a_build_calls_take_the_python_path(monkeypatch):
+    monkeypatch.setattr(kept, "alone", lambda: True)
+    monkeypatch.setattr(kept.native, "table", lambda: None)
+    monkeypatch.setattr(kept, "begun", lambda: False)
+    assert kept.host_path() is PYTHON
 
 
 def test_a_plan_keeps_no_operand_alive(plans):
@@ -243,6 +240,23 @@ def test_what_a_launch_declares_beyond_a_product_is_packed_by_its_name(scaled):
     assert one == two and len(one) == 9
     assert one[:8] == [a.data_ptr(), b.data_ptr(), c.data_ptr(), 0, 1.0, 1.0,
                        more["scale_a"].data_ptr(), more["offsets"].data_ptr()]
+
+
+def test_a_sum_in_place_whose_later_launch_is_refused_is_an_error(on_a_gpu, monkeypatch):
+    """Its addend may be overwritten, so torch cannot run it in the place of the kernel."""
+    plan, launched = on_a_gpu(), FakeLauncher.__call__
+
+    def second_is_refused(self, *arguments):
+        launched(self, *arguments)
+        if len(FakeLauncher.calls) % 2 == 0:
+            raise LaunchError("no")
+
+    monkeypatch.setattr(FakeLauncher, "__call__", second_is_refused)
+    assert len(plan._launchers) == 2
+    with pytest.raises(LaunchError, match="^no$"):
+        plan.at((16, 32, 48, 64, 1.0, 1.0))
+    with pytest.raises(DeviceError, match="refused launch 2 of 2 of a sum in place"):
+        plan.at((16, 32, 48, 48, 1.0, 1.0))
 
 
 def test_a_call_without_an_operand_that_a_launch_reads_is_refused(scaled):

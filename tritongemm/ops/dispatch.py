@@ -47,7 +47,8 @@ _transforms = torch._C._are_functorch_transforms_active
 def run_product(theirs: Callable[..., Tensor], op: Op, a: Tensor, b: Tensor,
                 out_dtype: torch.dtype | None, out: Tensor | None, strict: bool) -> Tensor:
     """A product by ``op``, or by torch's function ``theirs``."""
-    if (out_dtype is None and (find := native.run) is not None and not compiling()
+    # Not compiling first: Dynamo would guard on native.run, and compile again when it is set.
+    if (out_dtype is None and not compiling() and (find := native.run) is not None
             and (known := find(op.number, a, b) if out is None
                  else find(op.number, a, b, None, 0.0, 1.0, out)) is not None):
         if known is not False:
@@ -78,8 +79,8 @@ def run_sum(theirs: Callable[..., Tensor], op: Op, d: Tensor, a: Tensor, b: Tens
            out_dtype: torch.dtype | None, beta: float, alpha: float, out: Tensor | None,
            strict: bool) -> Tensor:
     """A fused sum by ``op``, or by torch's function ``theirs``."""
-    if (out_dtype is None and (find := native.run) is not None
-            and not compiling() and type(beta) in NUMBERS and type(alpha) in NUMBERS
+    if (out_dtype is None and not compiling() and (find := native.run) is not None
+            and type(beta) in NUMBERS and type(alpha) in NUMBERS
             and (known := find(op.number, a, b, d, beta, alpha) if out is None
                  else find(op.number, a, b, d, beta, alpha, out)) is not None):
         if known is not False:

@@ -260,7 +260,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *,
         _activated_linear, activation)
     if bias is None:
         return run_product(theirs, op, input, weight, None, None, strict)
-    if ((find := native.run) is not None and not compiling()
+    if (not compiling() and (find := native.run) is not None
             and (known := find(op.number, input, weight, bias)) is not None):
         if known is not False:
             return known
@@ -435,7 +435,7 @@ def _mixed(ours: Callable[..., Tensor], op: Op, a: Tensor, b: Tensor,
 def _known_mixed(op: Op, a: Tensor, b: Tensor, d: Tensor | None = None,
                  out: Tensor | None = None) -> Tensor | None:
     """The result, by the native dispatcher; None where the Python path must look at the call."""
-    if (find := native.run) is None or compiling():
+    if compiling() or (find := native.run) is None:
         return None
     number = MIXED[op].number
     known = find(number, a, b, d) if out is None else find(number, a, b, d, float(d is not None),

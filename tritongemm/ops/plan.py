@@ -16,7 +16,7 @@ import torch
 from tritongemm import settings
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec
-from tritongemm.errors import LaunchError
+from tritongemm.errors import DeviceError, LaunchError
 from tritongemm.kernels.compile import BuildReport, build_launches, launches_of
 from tritongemm.kernels.launch import SCRATCH, Geometry, Launch, View
 from tritongemm.problem import GemmProblem, divisor_of, epilogue_of
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 Values = tuple[int | float, ...]
 #: What every call of a product passes, in order: addresses (0 for a missing D) and two numbers.
 PRODUCT = ("a", "b", "c", "d", "alpha", "beta")
+_C, _D = PRODUCT.index("c"), PRODUCT.index("d")
 
 
 def _operands(launches: Sequence[Launch]) -> tuple[str, ...]:
@@ -121,8 +122,17 @@ def _launching(launchers: Sequence[Launcher], scratch_bytes: int,
         scratch = _scratch(scratch_bytes, index)
         values = (*values, scratch.data_ptr())
         stream = stream_of(index)
-        for launcher in launchers:
-            launcher(values, stream)
+        done = 0
+        try:
+            for launcher in launchers:
+                launcher(values, stream)
+                done += 1
+        except LaunchError as error:
+            if done and values[_C] == values[_D]:  # torch cannot start from D any more
+                raise DeviceError(f"the CUDA driver refused launch {done + 1} of {len(launchers)} "
+                                  "of a sum in place, whose addend may be overwritten: "
+                                  f"{error}") from error
+            raise
     return with_scratch
 
 
