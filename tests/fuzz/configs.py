@@ -13,13 +13,14 @@ from typing import Any
 import torch
 
 from tritongemm import settings
+from tritongemm.activations import BY_NAME
 from tritongemm.config import KernelConfig
 from tritongemm.device import INTERPRETER, DeviceSpec
 from tritongemm.errors import ConstraintError, UnsupportedError
 from tritongemm.kernels import SPECS
 from tritongemm.kernels.compile import launches_of
 from tritongemm.kernels.launch import Geometry
-from tritongemm.measure.torch_epilogue import ACTIVATIONS, factor_of
+from tritongemm.measure.torch_epilogue import ACTIVATIONS
 from tritongemm.ops import plans
 from tritongemm.ops.execute import clear_plans
 from tritongemm.ops.plan import InterpretedPlan
@@ -208,7 +209,9 @@ class TorchPlan:
         if bias is not None:
             result = result + bias
         if kind.multiplies:
-            result = result * factor_of(kind)(d)
+            # By torch's own backward: NaN times a derivative of 0 is 0.
+            result = (result * d if kind.gradient_of == "none"
+                      else BY_NAME[kind.gradient_of].gradient(result, d))
         elif kind.reads_d and not kind.residual:
             result = result + beta * d
         if aux is not None:
