@@ -134,6 +134,19 @@ def test_one_class_serves_every_m(n, k, layout):
     assert (alike.config.split_k, alike.config.pad_operands) == (1, 0)
 
 
+@pytest.mark.parametrize("n, k", [(2, 300), (10, 50), (30, 9), (2, 9)])
+@pytest.mark.parametrize("kind", [
+    {"dtype": "fp32", "precision": "tf32", "layout": "nn"},
+    {"dtype": "fp32", "precision": "tf32", "layout": "nt"},
+    {"layout": "nt", "epilogue": "gated_silu"}], ids=["tf32 nn", "tf32 nt", "gated"])
+def test_what_is_chosen_for_a_narrow_product_can_be_launched(n, k, kind):
+    """A tile that is too wide for N hides no rule that every M breaks."""
+    with tg.batch_invariant():
+        for m in (1, 48, 512):
+            problem = GemmProblem.contiguous(m, n, k, **kind)
+            assert launches_of(problem, choose(problem, H200).config, H200)
+
+
 def test_each_m_takes_a_fast_config_of_the_class():
     with tg.batch_invariant():
         found = {m: choose(GemmProblem.contiguous(m, 4096, 4096, layout="nt"), H200)

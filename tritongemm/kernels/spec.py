@@ -87,6 +87,10 @@ class KernelSpec:
                 return Violation(constraint.rule, message)
         return None
 
+    def runs(self, problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> bool:
+        """Whether ``config`` is legal, or merely wasteful."""
+        return self._first(problem, config, device, of_problem=False, waste=True) is None
+
     def require(self, problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> None:
         """Raises :class:`ConstraintError` for a ``config`` that cannot run; one that is merely
         wasteful can."""

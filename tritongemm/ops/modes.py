@@ -55,7 +55,9 @@ class batch_invariant(_Mode):
 
     All M and batches of an N, K, dtype, layout, alignment and epilogue take configs that add the
     products of an element of C in one order; each M takes the fastest of them. It holds for ``a``
-    stored row by row; a call that goes to torch is not bound by it, which ``strict`` rules out.
+    stored row by row, without gaps or with rows that begin a multiple of 16 bytes apart, and except
+    in float32 for batches with two strides. A call that goes to torch is not bound by it, which
+    ``strict`` rules out.
 
     Raises:
         UsageError: neither True nor False, such as the function of a decorator without brackets.

@@ -24,7 +24,6 @@ from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec, whole
 from tritongemm.errors import UnsupportedError
 from tritongemm.kernels import SPECS, gluon_support, violation
-from tritongemm.kernels.constraints import WASTE
 from tritongemm.kernels.sum_order import SumOrder
 from tritongemm.problem import GemmProblem, divisor_of
 from tritongemm.selection import shipped
@@ -196,6 +195,4 @@ def _is_legal(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) ->
 
 
 def _runs(problem: GemmProblem, config: KernelConfig, device: DeviceSpec) -> bool:
-    """Whether the config is legal, or violates only the rule against wasteful tiles."""
-    broken = violation(problem, config, device)
-    return broken is None or broken.rule == WASTE
+    return SPECS[config.kernel].runs(problem, config, device)
