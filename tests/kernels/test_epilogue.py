@@ -15,7 +15,7 @@ from tritongemm.kernels import SPECS, shared_bytes, violation
 from tritongemm.kernels.compile import launches_of
 from tritongemm.kernels.epilogue import NO_EPILOGUE, epilogue_of_launch
 from tritongemm.kernels.ladder import RUNG_SPECS
-from tritongemm.kernels.launch import Geometry, Launch, Number, Pointer, Scalar
+from tritongemm.kernels.launch import Geometry, Launch, Number, Pointer, Scalar, View
 from tritongemm.problem import PLAIN_EPILOGUES, GemmProblem, epilogue_of
 
 H200 = representative(90)
@@ -129,6 +129,15 @@ def test_offsets_in_d_count_for_the_width_of_indices():
     launch, = launches_of(fused("add"), config, H200, far)
     assert constants(launch)["INDEX64"] is True
     assert not constants(launches_of(fused("add"), config, H200)[0])["INDEX64"]
+
+
+def test_so_do_offsets_in_a_bias_beside_a_residual():
+    problem = fused("bias+gelu+residual")
+    geometry = Geometry.contiguous(problem)
+    far = replace(geometry, others=(("bias", View((2**27,))),))
+    assert far.max_offset(problem) == (problem.n - 1) * 2**27
+    assert constants(launches_of(problem, CONFIGS["tiled"], H200, far)[0])["INDEX64"] is True
+    assert not constants(launches_of(problem, CONFIGS["tiled"], H200, geometry)[0])["INDEX64"]
 
 
 @given(st.sampled_from(tuple(PLAIN_EPILOGUES)), st.sampled_from(tuple(SPECS)),

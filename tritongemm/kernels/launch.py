@@ -102,7 +102,9 @@ class Geometry:
         product's B."""
         m, n, k = problem.m - 1, problem.columns - 1, problem.k - 1
         other_half = problem.gated * abs(self.bb)
-        return max(m * self.am + k * self.ak, k * self.bk + n * self.bn + other_half,
+        beside = max((n * abs(view.strides[-1]) for name, view in self.others if name == "bias"),
+                     default=0)
+        return max(beside, m * self.am + k * self.ak, k * self.bk + n * self.bn + other_half,
                    m * self.cm + n * self.cn, m * self.dm + n * self.dn, 0)
 
 
