@@ -386,6 +386,21 @@ def test_the_id_changes_with_whatever_changes_the_graph(monkeypatch):
     assert inductor.FusePass(1).uuid() != first
 
 
+@pytest.mark.parametrize("number", [
+    lambda x: x * 1e39, lambda x: x / 1e-39, lambda x: x / 1e-320, lambda x: x * float("inf")])
+def test_a_factor_that_float32_does_not_hold_stays(number, h100):
+    assert not fused(lambda x, w: number(x @ w.t()), X, W)[0]
+    calls, _ = fused(lambda x, w: F.relu(number(x @ w.t())), X, W)
+    assert all(call.kwargs.get("alpha", 1) == 1 for call in calls)
+
+
+@pytest.mark.parametrize("function", [lambda x, w, r: r.t() * (x @ w.t()),
+                                      lambda x, w, r: r.t() + (x @ w.t())], ids=["times", "plus"])
+def test_a_result_that_would_lie_otherwise_in_memory_stays(function, h100):
+    assert not fused(function, X, W, (N, M))[0]
+    assert len(fused(lambda x, w, r: function(x, w, r.t()), X, W, (M, N))[0]) == 1
+
+
 def test_training_fuses_the_gradient_of_an_activation(plans):
     for activation in (F.relu, F.gelu, F.silu):
         torch.manual_seed(0)

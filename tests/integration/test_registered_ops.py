@@ -121,6 +121,11 @@ def test_the_op_of_a_derivative_says_that_its_argument_has_no_gradient():
         ops.mulmm(x, torch.ones(3, 4), torch.ones(4, 5), gradient_of="silu").sum().backward()
 
 
+def test_the_results_of_an_op_share_no_memory():
+    done, total = ops.linear_aux(torch.ones(3, 4), torch.ones(5, 4), None, "none")
+    assert torch.equal(done, total) and done.data_ptr() != total.data_ptr()
+
+
 def test_under_the_strict_setting_an_op_runs_what_is_torchs_by_choice(monkeypatch, products):
     made = []
 

@@ -13,6 +13,7 @@ from tritongemm.integration.graph_nodes import (
     alike,
     called,
     differentiated,
+    laid_out_alike,
     materialized,
     only_user,
     product_in_place,
@@ -90,7 +91,8 @@ def _factor(other: fx.Node, result: fx.Node, current: fx.Node) -> bool:
 
 def wanted(found: Match, min_flops: float | None) -> bool:
     """Whether the fused product is one that this package's kernels should run."""
-    if not materialized(found.last):
+    if not materialized(found.last) or not laid_out_alike(
+            value_of(found.last), value_of(found.view or found.product)):
         return False
     asked = problem_of(found.product, found.factor, "none", min_flops, found.number,
                        found.gradient_of)

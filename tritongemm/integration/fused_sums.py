@@ -13,6 +13,7 @@ from tritongemm.integration.graph_nodes import (
     activated,
     alike,
     called,
+    laid_out_alike,
     materialized,
     only_user,
     product_in_place,
@@ -93,7 +94,8 @@ def _addend_of(node: fx.Node, current: fx.Node, product: torch.Tensor) -> fx.Nod
 
 def wanted(found: Match, min_flops: float | None) -> bool:
     """Whether the fused product is one that this package's kernels should run."""
-    if not materialized(found.last):
+    if not materialized(found.last) or not laid_out_alike(
+            value_of(found.last), value_of(found.view or found.product)):
         return False
     asked = problem_of(found.product, found.addend, found.activation, min_flops, found.factor)
     return asked is not None and torch_wins(

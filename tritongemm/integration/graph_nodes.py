@@ -107,7 +107,8 @@ def scaled(product: fx.Node) -> Scaled:
 
 
 def _number(node: fx.Node) -> float:
-    """The number that ``node`` multiplies something by; 1 where it does not."""
+    """The number that ``node`` multiplies something by; 1 where it does not, or where float32 does
+    not hold the number."""
     if node.target not in (aten.mul.Tensor, aten.div.Tensor) or node.kwargs:
         return 1.0
     number = node.args[1]
@@ -115,13 +116,24 @@ def _number(node: fx.Node) -> float:
         return 1.0
     if value_of(node).dtype != value_of(node.args[0]).dtype:
         return 1.0
-    return float(number) if node.target is aten.mul.Tensor else 1.0 / number
+    try:
+        factor = float(number) if node.target is aten.mul.Tensor else 1.0 / number
+    except OverflowError:
+        return 1.0
+    return factor if abs(factor) <= torch.finfo(torch.float32).max else 1.0
 
 
 def alike(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two values are of one shape. Symbols are compared as they are written, so that no
     guard is added."""
     return [str(x) for x in one.shape] == [str(x) for x in other.shape]
+
+
+def laid_out_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two values of one shape have the same strides along axes longer than 1, compared as
+    :func:`alike` does: a fused product lies in memory as the product, whatever is added to it."""
+    return all(str(size) == "1" or str(x) == str(y)
+               for size, x, y in zip(one.shape, one.stride(), other.stride(), strict=True))
 
 
 def activated(start: fx.Node, name: str,

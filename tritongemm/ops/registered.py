@@ -179,6 +179,8 @@ def _layer(layer: LinearLayer, x: Tensor, w: Tensor, bias: Tensor | None,
                 total = torch.cat(fused_linear.halves(total, True), -1)
         else:
             done = activate(total)
+            if layer.aux and done is total:  # the results of an op must not share memory
+                done = total.clone()
         if residual is not None:
             done = done + residual
         return (done, total) if layer.aux else (done,)
