@@ -34,8 +34,13 @@ def test_a_large_problem_is_checked_by_rows_with_the_first_and_the_last(monkeypa
     proof = Proof(problem, operands, seed=0)
     assert proof.sampled_rows == 10 and proof.sets == [0]
     assert proof.check("torch").ok
+    kept = operands[0].out.clone()
     operands[0].out[..., -1, :] += 1
     assert not proof.check("torch").ok
+    operands[0].out.copy_(kept)
+    spare = next(i for i in range(64) if i not in proof._sets[0].rows)
+    operands[0].out[..., spare, 3] = float("nan")  # of a row that has no reference
+    assert f"{batch} outputs are NaN or were not written" in proof.check("torch").message
 
 
 @pytest.mark.parametrize(("m", "rows"), [(2, 1), (5, 2), (5, 4), (100, 7)])

@@ -189,6 +189,12 @@ class OperandSets(Sequence[OperandSet]):
         for pool in self._outputs:
             pool.poison()
 
+    def unwritten(self, index: int) -> int:
+        """Counts the output elements of one set that are still poison. Synchronizes."""
+        one = self._sets[index]
+        outputs = [x for x in (one.out, one.aux) if x is not None]
+        return sum(int(pool.poisoned(x)) for pool, x in zip(self._outputs, outputs, strict=True))
+
     def blemishes(self) -> tuple[int, int]:
         """Counts, since :meth:`poison`, output elements that are still poison and elements that
         were written outside an output.

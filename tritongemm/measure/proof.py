@@ -132,6 +132,8 @@ class Proof:
         for one in self._sets:
             if sets is not None and one.index not in sets:
                 continue
+            if one.rows is not None and (missing := self._operands.unwritten(one.index)):
+                return _wrong(f"{what}: {missing} outputs are NaN or were not written")
             factor = abs(scale) ** (2 if one.gated else 1)
             allowed = Limit(one.allowed.maximum * factor, one.allowed.rms * factor)
             worst = worse(worst, numerics.judge(one.error(self._operands, scale), allowed, what))
