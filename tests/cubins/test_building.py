@@ -96,7 +96,13 @@ def test_the_wheel_holds_the_pack_and_is_found_when_it_is_installed(compiled, tm
     built = building.build(wanted, wanted, tmp_path / "out", 90, max_bytes=10**6, workers=1)
     wheel = building.wheel(tmp_path / "out")
     assert wheel.name == f"tritongemm_cubins_sm90-{__version__}-py3-none-any.whl"
+    for old in ("tritongemm_cubins_sm90/old.bin", "tritongemm_cubins_sm80/x.py"):
+        made = tmp_path / "out" / "build" / "lib" / old  # of a build before
+        made.parent.mkdir(parents=True, exist_ok=True)
+        made.touch()
+    wheel = building.wheel(tmp_path / "out")
     names = zipfile.ZipFile(wheel).namelist()
+    assert not any("old" in name or "sm80" in name for name in names)
     assert {f"tritongemm_cubins_sm90/{x}" for x in ("__init__.py", pack.MANIFEST, pack.CUBINS)
             } <= {*names} and any("/prepared/calibration-" in name for name in names)
     done = subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps",

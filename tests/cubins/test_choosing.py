@@ -89,6 +89,30 @@ def test_an_interrupted_run_goes_on(tmp_path, monkeypatch):
     assert [x.keys for x in again] == [(str(p.m),) for p in problems]
 
 
+def test_an_empty_journal_is_begun(tmp_path, monkeypatch):
+    monkeypatch.setattr(choosing, "chosen", lambda problem, device: PackChoice(
+        device.slug, problem, CONFIG, ("key",)))
+    journal = tmp_path / "choices.jsonl"
+    journal.touch()  # of a full disk
+    first = choosing.choices([PROBLEM], [H200], journal=journal, workers=1)
+    assert choosing.choices([PROBLEM], [H200], journal=journal, workers=1) == first
+
+
+@pytest.mark.parametrize("damage", [lambda text: text.replace('"m": 64', '"m": -64'),
+                                    lambda text: text.replace("bf16", "\udcff")])
+def test_a_damaged_line_of_a_journal_is_named(tmp_path, monkeypatch, damage):
+    problem = GemmProblem.contiguous(64, 64, 64)
+    monkeypatch.setattr(choosing, "chosen", lambda problem, device: PackChoice(
+        device.slug, problem, CONFIG, ("key",)))
+    journal = tmp_path / "choices.jsonl"
+    choosing.choices([problem], [H200], journal=journal, workers=1)
+    text = journal.read_text()
+    assert damage(text) != text
+    journal.write_bytes(damage(text).encode(errors="surrogateescape"))
+    with pytest.raises(DataFileError, match=r"choices\.jsonl.* row 2"):
+        choosing.choices([problem], [H200], journal=journal, workers=1)
+
+
 def test_a_journal_of_another_revision_or_a_damaged_one_is_an_error(tmp_path):
     journal = tmp_path / "choices.jsonl"
     journal.write_text(json.dumps({"device_code": "0" * 64}) + "\n")

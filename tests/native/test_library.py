@@ -222,12 +222,28 @@ def test_a_build_that_fails_is_not_begun_again_by_later_processes(automatic, com
     assert failure() is None
 
 
-@pytest.mark.parametrize("status", (-9, 1))
-def test_a_compiler_that_was_killed_is_tried_again(compiler, status):
-    compiler.status = status
+@pytest.mark.parametrize(("status", "said", "passing"), (
+    (-9, "", True), (1, "no such flag", False),
+    (1, "c++: fatal error: Killed signal terminated program cc1plus", True),
+    (1, "as: No space left on device", True)))
+def test_a_compiler_that_was_killed_is_tried_again(compiler, status, said, passing):
+    compiler.status, compiler.said = status, said
     with pytest.raises(CompileError):
         build()
-    assert (failure() is None) == (status < 0)
+    assert (failure() is None) == passing
+
+
+@pytest.mark.parametrize(("error", "raised", "says"), [
+    (PermissionError(13, "Permission denied"), DataFileError, "permission"),
+    (NotImplementedError("no locks"), CompileError, "TRITONGEMM_CACHE_DIR")])
+def test_a_folder_that_cannot_be_used_is_one_clear_error(compiler, monkeypatch, error, raised,
+                                                         says):
+    def refused(*_, **__):
+        raise error
+
+    monkeypatch.setattr("filelock.FileLock.acquire", refused)
+    with pytest.raises(raised, match=f"(?i){says}"):
+        build()
 
 
 def test_a_child_of_a_fork_waits_for_the_library_itself(automatic):

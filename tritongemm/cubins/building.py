@@ -5,6 +5,7 @@ Binaries go through the store (the cache folder), so that an interrupted build g
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -188,6 +189,8 @@ def wheel(folder: Path) -> Path:
     """Builds the wheel of a project that :func:`build` wrote, into ``folder/dist``, with this
     Python's setuptools; nothing is downloaded. Raises :class:`CompileError`."""
     into = folder / "dist"
+    for made in (folder / "build", *folder.glob("*.egg-info")):  # pip packs what lies there, too
+        shutil.rmtree(made, ignore_errors=True)
     words = (sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet",
              "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", str(into),
              str(folder))

@@ -19,7 +19,13 @@ from pathlib import Path
 from tritongemm.bench.fresh import draw_up_to
 from tritongemm.config import KernelConfig
 from tritongemm.device import DeviceSpec, device_named, known_devices
-from tritongemm.errors import DataFileError, UnsupportedError, UsageError
+from tritongemm.errors import (
+    ConfigError,
+    DataFileError,
+    ProblemError,
+    UnsupportedError,
+    UsageError,
+)
 from tritongemm.kernels.compile import launch_key, launches_of
 from tritongemm.kernels.revision import device_code_digest
 from tritongemm.ops.float32 import default_precision
@@ -154,7 +160,8 @@ def _part(part: Sequence[tuple[str, GemmProblem]]) -> list[PackChoice]:
 
 
 def _append(path: Path, part: Iterable[PackChoice]) -> None:
-    text = "" if path.exists() else json.dumps(_made_by()) + "\n"
+    begun = path.exists() and path.stat().st_size > 0  # a full disk leaves an empty one
+    text = "" if begun else json.dumps(_made_by()) + "\n"
     text += "".join(json.dumps({
         "device": x.device, "problem": problem_to_json(x.problem),
         "config": None if x.config is None else config_to_json(x.config),
@@ -193,7 +200,7 @@ def _read(path: Path) -> dict[tuple[str, str], PackChoice]:
         for number, line in lines(file, path):
             if not line.endswith(b"\n"):
                 raise DataFileError(path, "is cut short; delete the last line", row=number)
-            values = parse_json(path, line.decode(), number)
+            values = parse_json(path, line.decode(errors="replace"), number)
             try:
                 if number == 1:
                     _check_made_by(path, values)
@@ -203,7 +210,7 @@ def _read(path: Path) -> dict[tuple[str, str], PackChoice]:
                     values["device"], problem_from_json(values["problem"]),  # type: ignore
                     None if config is None else config_from_json(config),
                     tuple(values["keys"]))  # type: ignore[index,call-overload]
-            except (KeyError, TypeError) as error:
+            except (KeyError, TypeError, ConfigError, ProblemError) as error:
                 raise DataFileError(path, f"is no choice of a problem: {error}",
                                     row=number) from error
             found[choice.device, problem_key(choice.problem)] = choice

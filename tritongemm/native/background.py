@@ -39,7 +39,11 @@ def build_once(ready: Callable[[], None]) -> None:
         if _begun:
             return
         _begun = True
-    if not sys.executable or compiler_path() is None or failure() is not None:
+    if not sys.executable or compiler_path() is None:
+        return
+    if (reason := failure()) is not None:
+        log.info("tritongemm: the native dispatcher is not built, since an earlier build failed; "
+                 "`tritongemm native` tries again: %s", reason)
         return
     nice = shutil.which("nice")
     # -I: without the working folder on the path, in which others may have put a module.

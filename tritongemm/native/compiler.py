@@ -24,6 +24,10 @@ from tritongemm.records.reading import read_text
 
 COMPILERS = ("c++", "g++", "clang++")
 _SECONDS = 600
+#: What a compiler says of failures that may pass: a part of it was killed, a disk or the memory is
+#: full.
+_PASSING = ("Killed signal terminated", "No space left on device", "annot allocate memory",
+            "out of memory")
 
 
 @functools.cache
@@ -94,25 +98,36 @@ def build(*, again: bool = False) -> Stored:
         raise write_error(place, error) from error
     if foreign is not None:
         raise DataFileError(foreign, stored.FOREIGN)
-    with filelock.FileLock(place / "lock"), tempfile.TemporaryDirectory(dir=place) as temporary:
-        if not again and (found := _built()):  # another process has built it meanwhile
-            return found
-        made = Path(temporary, "library.so")
-        try:
-            done = subprocess.run(command(compiler, made), capture_output=True, text=True,
-                                  timeout=_SECONDS)
-        except subprocess.TimeoutExpired as error:
-            reason = f"{compiler} took more than {_SECONDS} s for {SOURCE.name}"
+    try:
+        with filelock.FileLock(place / "lock", timeout=_SECONDS), tempfile.TemporaryDirectory(
+                dir=place) as temporary:
+            if not again and (found := _built()):  # another process has built it meanwhile
+                return found
+            return _compiled(compiler, place, Path(temporary, "library.so"))
+    except (filelock.Timeout, NotImplementedError) as error:
+        raise CompileError(f"{place / 'lock'} cannot be had within {_SECONDS} s: another process "
+                           "holds it, or the file system has no locks; choose another folder with "
+                           "TRITONGEMM_CACHE_DIR") from error
+    except OSError as error:
+        raise write_error(place, error) from error
+
+
+def _compiled(compiler: str, place: Path, made: Path) -> Stored:
+    """Compiles to ``made``, and stores it in the folder ``place``."""
+    try:
+        done = subprocess.run(command(compiler, made), capture_output=True, text=True,
+                              timeout=_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        raise CompileError(f"{compiler} took more than {_SECONDS} s for {SOURCE.name}") from error
+    if done.returncode:
+        last = "\n".join(done.stderr.strip().splitlines()[-12:])
+        reason = f"{compiler} could not compile {SOURCE.name}:\n{last}"
+        # A compiler that was killed, itself or a part of it, may succeed next time.
+        if done.returncode > 0 and not any(said in done.stderr for said in _PASSING):
             write_atomic(_failure_file(), reason)
-            raise CompileError(reason) from error
-        if done.returncode:
-            last = "\n".join(done.stderr.strip().splitlines()[-12:])
-            reason = f"{compiler} could not compile {SOURCE.name}:\n{last}"
-            if done.returncode > 0:  # a compiler that was killed may succeed next time
-                write_atomic(_failure_file(), reason)
-            raise CompileError(reason)
-        _failure_file().unlink(missing_ok=True)
-        return stored.write(place, made.read_bytes(), present(headers=True))
+        raise CompileError(reason)
+    _failure_file().unlink(missing_ok=True)
+    return stored.write(place, made.read_bytes(), present(headers=True))
 
 
 def _built() -> Stored | None:

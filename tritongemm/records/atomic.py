@@ -209,6 +209,9 @@ def locked(path: str | os.PathLike[str], timeout_s: float = LOCK_TIMEOUT_S) -> I
         raise DataFileError(
             path, f"is in use: another process has held {target.name}.lock for {timeout_s:g} s; "
             "wait for it or choose another path") from error
+    except NotImplementedError as error:
+        raise DataFileError(path, "is on a file system without locks; choose another path"
+                            ) from error
     except OSError as error:
         if error.errno == errno.ELOOP and named is not path:
             raise DataFileError(named, "is a symbolic link; remove it, or choose another path for "
@@ -225,6 +228,16 @@ def _mode(path: Path) -> int:
     try:
         return path.stat().st_mode & 0o777
     except FileNotFoundError:
-        mask = os.umask(0)
+        return 0o666 & ~_umask()
+
+
+def _umask() -> int:
+    """Of this process. It is set to be read only where the system does not tell it: what another
+    thread makes meanwhile would have other rights."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+        return int(re.search(r"^Umask:\s*([0-7]+)$", status, re.MULTILINE)[1], 8)  # type: ignore
+    except (OSError, TypeError):
+        mask = os.umask(0o077)
         os.umask(mask)
-        return 0o666 & ~mask
+        return mask
