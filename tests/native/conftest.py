@@ -221,5 +221,4 @@ def automatic(compiler, monkeypatch):
         Popen=builder, DEVNULL=subprocess.DEVNULL))
     with settings.override(native="auto"):
         monkeypatch.setattr(background, "_begun", False)
-        monkeypatch.setattr(background, "_builder", None)
         yield builder

@@ -103,28 +103,23 @@ def test_threads_that_meet_make_one_plan(plans):
     assert not errors and len(plans.made) == 3
 
 
-def test_no_answer_changes_when_a_library_that_is_being_built_is_there(plans, monkeypatch):
+@pytest.mark.parametrize("first", [PYTHON, NATIVE], ids=["torch", "ours"])
+def test_no_answer_changes_when_the_library_is_built(plans, monkeypatch, first):
     """Else a checkpoint would multiply otherwise the second time, and save other tensors."""
     library: list = []
     monkeypatch.setattr(kept, "alone", lambda: True)
-    monkeypatch.setattr(kept, "begun", lambda: True)
     monkeypatch.setattr(kept.native, "table", lambda: library[0] if library else None)
     monkeypatch.setattr(kept, "torch_wins", lambda problem, choice, device, path: (
-        "torch's call is shorter" if path is PYTHON else None))
+        "torch's call is shorter" if path is first else None))
     x, w = torch.randn(2, 8, 4, requires_grad=True), torch.randn(6, 4, requires_grad=True)
+    assert kept.host_path() is PYTHON
     y = checkpoint(lambda x: tg.linear(x, w).sin(), x, use_reentrant=False)
     library.append(SimpleNamespace(refuse=lambda *call: None, offer=lambda *call: None))
     for call in native.on_ready:
         call()
+    assert kept.host_path() is NATIVE
     y.sum().backward()
-    assert kept.host_path() is NATIVE and len(plans.made) >= 1
-
-
-def test_without_a_library_and_a_build_calls_take_the_python_path(monkeypatch):
-    monkeypatch.setattr(kept, "alone", lambda: True)
-    monkeypatch.setattr(kept.native, "table", lambda: None)
-    monkeypatch.setattr(kept, "begun", lambda: False)
-    assert kept.host_path() is PYTHON
+    assert any(p.m == 16 and p.n == 6 for p, _ in plans.made) == (first is NATIVE)
 
 
 def test_a_plan_keeps_no_operand_alive(plans):

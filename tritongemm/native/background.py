@@ -21,7 +21,6 @@ _BUILDER = ("import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
             "from tritongemm.native import build; build()")
 _lock = threading.Lock()
 _begun = False
-_builder: subprocess.Popen | None = None
 
 
 def build_once(ready: Callable[[], None]) -> None:
@@ -34,7 +33,7 @@ def build_once(ready: Callable[[], None]) -> None:
     Args:
         ready: called by another thread once the library is there.
     """
-    global _begun, _builder
+    global _begun
     with _lock:
         if _begun:
             return
@@ -53,7 +52,7 @@ def build_once(ready: Callable[[], None]) -> None:
         TRITONGEMM_CACHE_DIR=str(settings.cache_root()), TRITONGEMM_NATIVE="0",
         CUDA_VISIBLE_DEVICES="")
     try:
-        builder = _builder = subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL,
+        builder = subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL,
                                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                                    start_new_session=True)
     except OSError as error:
@@ -72,18 +71,11 @@ def build_once(ready: Callable[[], None]) -> None:
     threading.Thread(target=wait, name="tritongemm-native-build", daemon=True).start()
 
 
-def begun() -> bool:
-    """Whether this process builds, or has built, a library. Products are judged by the host time
-    that calls have with it, so that no answer changes when it is there: a training step that is
-    run again for its gradients must multiply as the first time."""
-    return _builder is not None
-
-
 def _after_fork() -> None:
     """A child has not the thread that waits: it begins again, and its builder waits for the first
     one's library."""
-    global _lock, _begun, _builder
-    _lock, _begun, _builder = threading.Lock(), False, None
+    global _lock, _begun
+    _lock, _begun = threading.Lock(), False
 
 
 if hasattr(os, "register_at_fork"):

@@ -19,7 +19,6 @@ from tritongemm.device import DeviceSpec, cuda_device, interpreter_device, withi
 from tritongemm.errors import CompileError, LaunchError, TritonGemmError, UnsupportedError
 from tritongemm.kernels.compile import launches_of
 from tritongemm.kernels.launch import Geometry
-from tritongemm.native.background import begun
 from tritongemm.ops import native
 from tritongemm.ops.declined import Declined, DeclinedByChoice, DeclinedNow
 from tritongemm.ops.plan import InterpretedPlan, Plan, make_plan, scratch_of
@@ -108,10 +107,10 @@ def alone() -> bool:
 
 
 def host_path() -> HostPath:
-    """The path of repeated calls, once a library that is being built is there; the native
-    dispatcher knows only one device."""
-    expected = native.table() is not None or begun()
-    return NATIVE if expected and alone() else PYTHON
+    """The path of repeated calls; the native dispatcher knows only one device. What was decided
+    by the Python path stays when a library is built: a training step that is run again for its
+    gradients must multiply as the first time."""
+    return NATIVE if native.table() is not None and alone() else PYTHON
 
 
 def device_of(where: torch.device) -> DeviceSpec:
