@@ -13,9 +13,7 @@ from tritongemm.errors import DataFileError, UsageError
 def problems(*words):
     parser = argparse.ArgumentParser()
     add_shape_arguments(parser)
-    args = parser.parse_args(list(words))
-    args.precision = args.precision or "ieee"
-    return problems_from(args)
+    return problems_from(parser.parse_args(list(words)))
 
 
 def sizes(*words):

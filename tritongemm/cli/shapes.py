@@ -206,7 +206,7 @@ def problems_of(shapes: Sequence[Shape], args: argparse.Namespace,
     for dtype, layout, epilogue in product(dtypes, layouts, epilogues):
         for shape in shapes:
             problem = shape.problem(dtype=dtype, layout=layout, epilogue=epilogue,
-                                    precision=args.precision, **operand_words(args))
+                                    precision=args.precision or "ieee", **operand_words(args))
             found.setdefault((shape.suite, problem), shape)
     if not found:
         raise UsageError("no shape is left; --max-extent or the suite itself leaves none")
