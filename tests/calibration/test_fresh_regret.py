@@ -192,6 +192,14 @@ def test_wrong_arguments_are_named(words, says, faked, capsys):
     assert says in capsys.readouterr().err
 
 
+def test_the_help_names_the_defaults(capsys):
+    with pytest.raises(SystemExit):
+        main(["regret", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    for count in (fresh_regret.SHAPES, fresh_regret.TOP, fresh_regret.RANDOM):
+        assert f"(default {count})" in said
+
+
 def test_another_kind_can_be_drawn():
     (one,) = drawn(7, 1, dtype="fp16", layout="nn")
     assert one == GemmProblem.contiguous(one.m, one.n, one.k, dtype="fp16", layout="nn")

@@ -204,10 +204,10 @@ def calibrate(journals: Iterable[str | os.PathLike[str]], device: str | None = N
 
 
 def _other_sections(path: Path) -> tuple[Section, ...]:
-    places = [path]
-    if path.parent == settings.config_root() / "calibration":
-        places += [root / "calibration" / path.name for root in settings.config_roots()]
-    found = next((place for place in places if place.exists()), None)
+    """Those of the file at ``path``, else of the one that it would hide. Raises DataFileError."""
+    hidden = (settings.config_files("calibration").get(path.stem, [])
+              if path.parent == settings.config_root() / "calibration" else [])
+    found = path if path.exists() else next(iter(hidden), None)
     return () if found is None else read_calibration(found).sections
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tritongemm.cli.options import joined_tags
 from tritongemm.cli.outputs import check_file, file_argument
 from tritongemm.cli.shapes import (
     add_shape_arguments,
@@ -156,12 +157,6 @@ def _work(args: argparse.Namespace):
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(word for part in text.split(",") if (word := part.strip()))
-
-
-def joined_tags(words: Sequence[str]) -> str:
-    """The tags of all ``words``, comma-separated, as the CSV keeps them."""
-    return ",".join(dict.fromkeys(" ".join(part.split()) for word in words
-                                  for part in _words(word)))
 
 
 def _notes(args: argparse.Namespace, problems: Sequence[GemmProblem]) -> dict[str, object]:

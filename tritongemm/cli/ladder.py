@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tritongemm import settings
-from tritongemm.cli.bench import joined_tags
 from tritongemm.cli.doctor import interpreter_obstacle
+from tritongemm.cli.options import joined_tags
 from tritongemm.cli.outputs import check_file, file_argument
 from tritongemm.cli.shapes import integers
 from tritongemm.cli.waiting import Waiting, starting
@@ -147,16 +147,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """Refuses options that what was asked for would ignore."""
-    for name in ("list", "draw"):
-        others = [f"--{other}" for other in (
-            "size", "m", "n", "k", "rungs", "tuned", "ablate", "experiment", "profile", "resume")
-            if getattr(args, other)]
-        if args.source:
-            others.append("--from")
-        if getattr(args, name) and others:
-            raise UsageError(f"--{name} measures nothing; leave out {', '.join(others)}")
     if args.list and args.draw:
         raise UsageError("--list and --draw exclude each other")
+    if args.list or args.draw:
+        given = [f"--{name}" for name in ("size", "m", "n", "k", "rungs", "tuned", "ablate",
+                                          "experiment", "profile", "resume") if getattr(args, name)]
+        if given := [*given, *(["--from"] if args.source else [])]:
+            raise UsageError(f"--{'list' if args.list else 'draw'} measures nothing; leave out "
+                             f"{', '.join(given)}")
     if args.source and args.resume:
         raise UsageError("--from measures nothing; leave out --resume")
     if args.tuned and args.ablate:

@@ -6,6 +6,7 @@ import argparse
 import math
 from pathlib import Path
 
+from tritongemm.cli.options import joined_tags
 from tritongemm.cli.outputs import check_file, file_argument
 from tritongemm.errors import UsageError
 
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from tritongemm.models.runner import ModelsPlan, measure_programs
 
     report = measure_programs(ModelsPlan(
-        programs, args.out, _modes(args.modes), " ".join(args.tag.split()), args.tiny,
+        programs, args.out, _modes(args.modes), joined_tags([args.tag]), args.tiny,
         args.processes, args.seed, args.budget, args.timeout, args.device, args.min_flops), _line)
     return _summary(report, args.tiny)
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tritongemm.problem import GemmProblem
 
 _WORST_SHOWN = 8
-_COUNT, _TOP, _RANDOM, _JOURNAL = 60, 48, 12, Path("regret.jsonl")
+_JOURNAL = Path("regret.jsonl")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,13 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     fresh.add_argument("--family", metavar="SUITE",
                        help="draw shapes of the kind of this suite instead, as `bench --fresh` "
                             "does, in the suite's own layouts where it has them")
-    fresh.add_argument("--count", type=int, metavar="N",
-                       help=f"number of shapes (default {_COUNT})")
+    fresh.add_argument("--count", type=int, metavar="N", help="number of shapes (default 60)")
     fresh.add_argument("--top", type=int, metavar="N",
                        help="configs for each shape that the model ranks first; the best of "
-                            f"each tile class and --random others are added (default {_TOP})")
+                            "each tile class and --random others are added (default 48)")
     fresh.add_argument("--random", type=int, metavar="N",
-                       help=f"configs for each shape drawn from all others (default {_RANDOM})")
+                       help="configs for each shape drawn from all others (default 12)")
     fresh.add_argument("--journal", type=file_argument, metavar="FILE.jsonl",
                        help="base name of the journals of the two runs: FILE-wide.jsonl and "
                             f"FILE-again.jsonl (default {_JOURNAL})")
@@ -147,10 +146,13 @@ def _fresh(args: argparse.Namespace) -> list[Regret] | None:
     from tritongemm.cli.sweep import progress_of
     from tritongemm.device import current_device, device_named
 
-    top, at_random = _or(args.top, _TOP), _or(args.random, _RANDOM)
-    for name, value, least in (("count", args.count, 1), ("top", top, 1), ("random", at_random, 0)):
-        if value is not None and value < least:
-            raise UsageError(f"--{name} {value} is below {least}")
+    counts = {}
+    for name, default, least in (("count", fresh_regret.SHAPES, 1), ("top", fresh_regret.TOP, 1),
+                                 ("random", fresh_regret.RANDOM, 0)):
+        given = getattr(args, name)
+        counts[name] = default if given is None else given
+        if counts[name] < least:
+            raise UsageError(f"--{name} {given} is below {least}")
     journal = args.journal or _JOURNAL
     for path in fresh_regret.journals(journal):
         check_file(path)
@@ -159,8 +161,8 @@ def _fresh(args: argparse.Namespace) -> list[Regret] | None:
     else:
         with or_named("plan or judge") if args.plan or args.judge_only else nullcontext():
             device = current_device()
-    problems = _drawn(args.fresh, args.family, _or(args.count, _COUNT), device)
-    wide = fresh_regret.Wide(args.fresh, top, at_random=at_random)
+    problems = _drawn(args.fresh, args.family, counts["count"], device)
+    wide = fresh_regret.Wide(args.fresh, counts["top"], at_random=counts["random"])
     if args.plan:
         plan = fresh_regret.forecast(problems, device, wide)
         print(f"{plan.shapes} shapes, {plan.configs} configs, {plan.binaries} binaries to compile "
@@ -175,10 +177,6 @@ def _fresh(args: argparse.Namespace) -> list[Regret] | None:
         print(f"{len(problems) - len(found)} of {len(problems)} shapes are not measured yet; "
               "continue with --resume")
     return found
-
-
-def _or(value: int | None, default: int) -> int:
-    return default if value is None else value
 
 
 def _drawn(seed: int, family: str | None, count: int, device: DeviceSpec) -> list[GemmProblem]:
