@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import configparser
 import importlib
+import itertools
 import re
 import textwrap
 from pathlib import Path
@@ -168,6 +169,33 @@ def test_absolute_links_of_the_readme_lead_into_the_repository():
     assert len(links) > 10 and [link for link in links if not (ROOT / link).exists()] == []
     relative = [target for target in re.findall(r"\]\(([^)#\s]+)\)", text) if "://" not in target]
     assert relative == []  # they would lead nowhere from the package's page
+
+
+def anchors(page: Path) -> set[str]:
+    """A page's anchors: of its headings by GitHub's rule, which mkdocs.yml asks for too, and of
+    the names that it takes from docstrings."""
+    text = re.sub(r"(?ms)^```.*?^```$", "", page.read_text(encoding="utf-8"))
+    found = set(re.findall(r"^::: (\S+)$", text, re.MULTILINE))
+    for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
+        name = re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+        repeated = (f"{name}-{number}" for number in itertools.count(1))
+        found.add(next(each for each in itertools.chain([name], repeated) if each not in found))
+    return found
+
+
+def test_every_link_to_a_heading_leads_to_one():
+    pages = [path for folder in (".", "docs", "perf", "configs", "examples")
+             for path in (ROOT / folder).glob("*.md" if folder == "." else "**/*.md")]
+    links = []
+    for page in pages:
+        for target, anchor in re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", page.read_text("utf-8")):
+            if "://" not in target:
+                links.append((page, page.parent / target if target else page, anchor))
+            elif target.startswith(f"{repo_url()}/blob/main/") and target.endswith(".md"):
+                links.append((page, ROOT / target.split("/blob/main/")[1], anchor))
+    assert len(links) > 50
+    assert [(page.name, where.name, anchor) for page, where, anchor in links
+            if where.suffix == ".md" and anchor not in anchors(where)] == []
 
 
 def test_each_rung_of_the_ladder_page_shows_its_inner_loop(tool, capsys):
