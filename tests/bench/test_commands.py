@@ -30,7 +30,7 @@ def test_list_names_suites_and_providers(capsys):
     (["square", "--dtype", "int4"], "dtype 'int4' is not known"),
     (["square", "--layout", "nx"], "layout 'nx' is not known"),
     (["square", "--device", "tpu"], "device 'tpu' is not known"),
-    (["square", "--processes", "0"], "processes=0"),
+    (["square", "--processes", "0"], "--processes 0 is below 1"),
     (["--fresh", "1"], "needs --family"), (["square", "--family", "odd"], "go with --fresh"),
     (["--fresh", "1", "--family", "nope"], "family 'nope' is not known"),
 ])

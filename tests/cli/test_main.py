@@ -62,6 +62,24 @@ def test_an_interrupt_is_status_130(verb, capsys):
     assert "interrupted" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words, says", [
+    ("compare a.csv b.csv --tolerance 5", "--tolerance 5 is outside 0 to 1"),
+    ("compare a.csv b.csv --limit -1", "--limit -1 is below 0"),
+    ("sweep square --budget 0", "--budget 0 is not a positive number of seconds"),
+    ("tune --suite s.csv --compile-workers 0", "--compile-workers 0 is below 1"),
+    ("bench square --timeout 0.5", "--timeout 0.5 is not a number of seconds of at least 1"),
+    ("bench square --compile-workers -1", "--compile-workers -1 is below 0"),
+    ("ladder --processes 0", "--processes 0 is below 1"),
+    ("calibrate --quick --budget inf", "--budget inf is not a positive number of seconds"),
+    ("regret j.jsonl --folds 1", "--folds 1 is below 2"),
+    ("warmup square --max-extent 0", "--max-extent 0 is below 1"),
+    ("cubins count f --problems 0", "--problems 0 is below 1")])
+def test_a_number_outside_its_limits_names_the_option_and_the_limit(words, says, capsys):
+    assert main(words.split()) == 2
+    error = capsys.readouterr().err
+    assert f"tritongemm {words.split()[0]}: {says}" in error and len(error.splitlines()) == 1
+
+
 def test_unexpected_errors_keep_their_traceback(verb):
     verb(raises(ZeroDivisionError("a mistake of ours")))
     with pytest.raises(ZeroDivisionError):

@@ -132,12 +132,13 @@ def test_full_sizes_need_a_gpu(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(("words", "expected"), [
     (["nosuch"], "gpt2-train-50257"), (["mlp", "--modes", "slow"], "eager, compiled"),
     (["mlp", "--modes", ","], "names nothing"), (["pinn", "--modes", "compiled"], "none of these"),
-    (["mlp", "--processes", "0"], "processes=0 is not a number of at least 1"),
+    (["mlp", "--processes", "0"], "--processes 0 is below 1"),
     (["mlp", "--budget", "0"], "not a positive number of seconds"),
     (["mlp", "--budget", "inf"], "not a positive number of seconds"),
-    (["mlp", "--timeout", "nan"], "timeout_s=nan"), (["mlp", "--seed", "-1"], "seed=-1"),
-    (["mlp", "--min-flops", "nan"], "min_flops=nan"),
-    (["mlp", "--min-flops", "-5"], "min_flops=-5")],
+    (["mlp", "--timeout", "nan"], "--timeout nan is not a number of seconds of at least 1"),
+    (["mlp", "--seed", "-1"], "--seed -1 is below 0"),
+    (["mlp", "--min-flops", "nan"], "--min-flops nan"),
+    (["mlp", "--min-flops", "-5"], "--min-flops -5 is not a number of at least 0")],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "")
 def test_a_wrong_argument_says_what_is_right(words, expected, capsys, tmp_path):
     assert main(["models", *words, "--out", str(tmp_path / "m.csv")]) == 2

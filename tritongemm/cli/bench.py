@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tritongemm.cli.options import joined_tags
+from tritongemm.cli.options import add_count, add_seconds, joined_tags
 from tritongemm.cli.outputs import check_file, file_argument
 from tritongemm.cli.shapes import (
     add_shape_arguments,
@@ -38,8 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                        help="draw new shapes like those of --family with this seed; no shape of "
                             "the suite itself is among them")
     fresh.add_argument("--family", metavar="NAMES", help="suites to draw from, a comma list")
-    fresh.add_argument("--count", type=int, metavar="N",
-                       help="shapes for each family (default: as many as the suite has)")
+    add_count(fresh, "--count", help="shapes for each family (default: as many as the suite has)")
     group = parser.add_argument_group("measuring")
     group.add_argument("--providers", metavar="LIST",
                        help="a comma list; torch, the baseline, is always there. --list names "
@@ -52,17 +51,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--scheduler", metavar="ADDRESS",
                        help="measure on the workers of a Dask cluster, such as "
                             "tcp://10.0.0.1:8786; needs the extra [cluster]")
-    group.add_argument("--processes", type=int, default=1, metavar="N",
-                       help="measure the whole list in N fresh processes and keep the median row "
-                            "of each shape (default 1; published figures use 3)")
-    group.add_argument("--budget", type=float, metavar="SECONDS",
-                       help="device time of one problem's rounds (default: the protocol's)")
-    group.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS",
-                       help="kill the process of a problem that takes longer (default %(default)g)")
-    group.add_argument("--seed", type=int, default=0,
-                       help="seed of the operands and the order of rounds (default 0)")
-    group.add_argument("--compile-workers", type=int, metavar="N",
-                       help="processes that compile kernels first (default: one a core; 0: none)")
+    add_count(group, "--processes", default=1,
+              help="measure the whole list in N fresh processes and keep the median row "
+                   "of each shape (default 1; published figures use 3)")
+    add_seconds(group, "--budget",
+                help="device time of one problem's rounds (default: the protocol's)")
+    add_seconds(group, "--timeout", least=1, default=600.0,
+                help="kill the process of a problem that takes longer (default %(default)g)")
+    add_count(group, "--seed", least=0, metavar="SEED", default=0,
+              help="seed of the operands and the order of rounds (default 0)")
+    add_count(group, "--compile-workers", least=0,
+              help="processes that compile kernels first (default: one a core; 0: none)")
     group.add_argument("--host-time", action="store_true",
                        help="also measure the host time of a call, for small problems")
     output = parser.add_argument_group("output")

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tritongemm.cli.options import only_with
+from tritongemm.cli.options import add_seconds, only_with
 from tritongemm.cli.outputs import check_file, file_argument
 from tritongemm.cli.shapes import PRECISION_OF_CALLS
 from tritongemm.errors import UsageError
@@ -38,8 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     quick.add_argument("--quick", action="store_true",
                        help="for a GPU that was never measured: sweep a spread of problems and "
                             "configs on it, then fit; no JOURNAL is given")
-    quick.add_argument("--budget", type=float, metavar="SECONDS",
-                       help="with --quick: for everything (default 480)")
+    add_seconds(quick, "--budget", help="with --quick: for everything (default 480)")
     quick.add_argument("--journal", type=file_argument, metavar="FILE.jsonl",
                        help="with --quick: the sweep's journal (default quick-RUN.jsonl)")
     quick.add_argument("--cuda-device", type=int, metavar="INDEX",

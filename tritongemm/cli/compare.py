@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from tritongemm.errors import UsageError, printable
+from tritongemm.cli.options import add_count, add_number
+from tritongemm.errors import printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,22 +17,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--by", choices=("ratio", "time"), default="ratio",
                         help="ratio: to torch, paired within each run (default); "
                              "time: the medians, torch's own included")
-    parser.add_argument("--tolerance", type=float, metavar="X",
-                        help="changes up to X are the same (default 0.01: one per cent)")
+    add_number(parser, "--tolerance", lambda value: 0 <= value < 1,
+               "is outside 0 to 1 (0.01 is one per cent)",
+               help="changes up to X are the same (default 0.01: one per cent)")
     parser.add_argument("--provider", default="", metavar="NAMES",
                         help="only these providers, a comma list")
     parser.add_argument("--all", action="store_true",
                         help="list every row (default: SLOWER, BROKEN, MISSING, FASTER)")
-    parser.add_argument("--limit", type=int, default=40, metavar="N",
-                        help="list at most N rows of each verdict (default 40)")
+    add_count(parser, "--limit", least=0, default=40,
+              help="list at most N rows of each verdict (default 40)")
     parser.epilog = ("exit status: 0 nothing SLOWER or BROKEN, 1 something is, 2 unusable input "
                      "or nothing in common")
 
 
 def run(args: argparse.Namespace) -> int:
     """Returns 0, or 1 if a row is SLOWER or BROKEN. Raises :class:`TritonGemmError`."""
-    if args.limit < 0:
-        raise UsageError(f"--limit {args.limit} is negative")
     from tritongemm.report import compare, style
     from tritongemm.report.load import load
 

@@ -8,6 +8,7 @@ import re
 import sys
 from pathlib import Path
 
+from tritongemm.cli.options import add_count
 from tritongemm.errors import UsageError
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
@@ -47,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="a device of configs/devices, whose tables and model choose; may be "
                              "repeated (default all of the architecture that have "
                              "measurements)")
-    parser.add_argument("--problems", type=int, default=20_000, metavar="N",
-                        help="number of random problems (default %(default)s)")
+    add_count(parser, "--problems", default=20_000,
+              help="number of random problems (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, metavar="N",
                         help="seed of the random problems (default %(default)s)")
     parser.add_argument("--dtype", default="bf16", metavar="LIST",
@@ -57,16 +58,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="share of the problems to serve (default %(default)s)")
     parser.add_argument("--max-size", type=size_argument, default="100MB", metavar="SIZE",
                         help="largest size of the pack (default %(default)s)")
-    parser.add_argument("--workers", type=int, metavar="N",
-                        help="compiling processes (default one a core)")
+    add_count(parser, "--workers", help="compiling processes (default one a core)")
     parser.add_argument("--wheel", action="store_true",
                         help="build: also make the wheel, in FOLDER/dist, with setuptools")
 
 
 def run(args: argparse.Namespace) -> int:
     """Builds or counts. Returns 0, or 1 if a build failed or less than --cover is served."""
-    if args.workers is not None and args.workers < 1:
-        raise UsageError(f"--workers {args.workers} is below 1")
     from tritongemm.cubins import choosing
     from tritongemm.device import device_named
 

@@ -9,7 +9,6 @@ timed against ``torch.matmul`` on the CPU.
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import shlex
 import shutil
@@ -20,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tritongemm import settings
+from tritongemm.cli.options import add_seconds
 from tritongemm.cli.where import no_gpu
 from tritongemm.errors import TritonGemmError, UsageError
 
@@ -44,8 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("demo-output"), metavar="DIR",
                         help="where everything goes; an earlier demo's folder is cleared "
                              "(default %(default)s)")
-    parser.add_argument("--budget", type=float, default=90.0, metavar="SECONDS",
-                        help="budget of the sweep, with a GPU (default %(default)g)")
+    add_seconds(parser, "--budget", default=90.0,
+                help="budget of the sweep, with a GPU (default %(default)g)")
     parser.add_argument("--no-gpu", action="store_true", help="as if there were no GPU")
 
 
@@ -53,8 +53,6 @@ def run(args: argparse.Namespace) -> int:
     """Returns 0, or 1 if a result was wrong. Raises :class:`TritonGemmError` for a step that cannot
     run."""
     began = time.monotonic()
-    if not 0 < args.budget < math.inf:
-        raise UsageError(f"--budget {args.budget:g} is not a positive number of seconds")
     _clear(args.out)
     reason = "--no-gpu was given" if args.no_gpu else no_gpu()
     try:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tritongemm import settings
 from tritongemm.cli.doctor import interpreter_obstacle
-from tritongemm.cli.options import joined_tags
+from tritongemm.cli.options import add_count, add_seconds, joined_tags
 from tritongemm.cli.outputs import check_file, file_argument
 from tritongemm.cli.shapes import integers
 from tritongemm.cli.waiting import Waiting, starting
@@ -72,16 +72,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--profile", action="store_true",
                      help="also read hardware counters with ncu: memory, DRAM and cache "
                           "throughput, bank conflicts, stall reasons")
-    how.add_argument("--budget", type=float, metavar="SECONDS",
-                     help="GPU time to spend on the timed rounds of each size (default: as "
-                          "perf/README.md says)")
-    how.add_argument("--processes", type=int, default=1, metavar="N",
-                     help="measure in N new processes and keep the median row of each rung "
-                          "(default 1)")
-    how.add_argument("--timeout", type=float, default=1800.0, metavar="SECONDS",
-                     help="time limit for one size, all rungs together (default %(default)g)")
-    how.add_argument("--seed", type=int, default=0,
-                     help="seed of the operands and of the order of the rungs (default 0)")
+    add_seconds(how, "--budget",
+                help="GPU time to spend on the timed rounds of each size (default: as "
+                     "perf/README.md says)")
+    add_count(how, "--processes", default=1,
+              help="measure in N new processes and keep the median row of each rung "
+                   "(default 1)")
+    add_seconds(how, "--timeout", least=1, default=1800.0,
+                help="time limit for one size, all rungs together (default %(default)g)")
+    add_count(how, "--seed", least=0, metavar="SEED", default=0,
+              help="seed of the operands and of the order of the rungs (default 0)")
     out = parser.add_argument_group("output")
     out.add_argument("--out", type=file_argument, default=DEFAULT_OUT, metavar="FILE.csv",
                      help="append rows to this CSV; runs.json, counters and charts go into its "

@@ -6,7 +6,7 @@ import argparse
 import math
 from pathlib import Path
 
-from tritongemm.cli.options import joined_tags
+from tritongemm.cli.options import add_count, add_number, add_seconds, joined_tags
 from tritongemm.cli.outputs import check_file, file_argument
 from tritongemm.errors import UsageError
 
@@ -25,16 +25,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                              "nothing")
     parser.add_argument("--device", default="auto", metavar="NAME",
                         help="as for bench: cuda, cuda:INDEX or cpu (default %(default)s)")
-    parser.add_argument("--processes", type=int, default=1, metavar="N",
-                        help="measure everything in N fresh processes and keep the median rows "
-                             "(default 1; published figures use 3)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of weights, inputs and orders")
-    parser.add_argument("--budget", type=float, default=10.0, metavar="SECONDS",
-                        help="time of one program's rounds in one mode (default %(default)g)")
-    parser.add_argument("--timeout", type=float, default=1800.0, metavar="SECONDS",
-                        help="end the process of a mode that takes longer (default %(default)g)")
-    parser.add_argument("--min-flops", type=float, metavar="FLOPS",
-                        help="as for tritongemm.override (default: its own; 0 with --tiny)")
+    add_count(parser, "--processes", default=1,
+              help="measure everything in N fresh processes and keep the median rows "
+                   "(default 1; published figures use 3)")
+    add_count(parser, "--seed", least=0, metavar="SEED", default=0,
+              help="seed of weights, inputs and orders")
+    add_seconds(parser, "--budget", default=10.0,
+                help="time of one program's rounds in one mode (default %(default)g)")
+    add_seconds(parser, "--timeout", least=1, default=1800.0,
+                help="end the process of a mode that takes longer (default %(default)g)")
+    add_number(parser, "--min-flops", lambda value: 0 <= value < math.inf,
+               "is not a number of at least 0", metavar="FLOPS",
+               help="as for tritongemm.override (default: its own; 0 with --tiny)")
     parser.add_argument("--out", type=file_argument, default=DEFAULT_OUT, metavar="FILE.csv",
                         help="append rows to this CSV (default %(default)s)")
     parser.add_argument("--tag", default="", metavar="WORD", help="a word of your own in each row")

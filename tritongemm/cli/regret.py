@@ -17,7 +17,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tritongemm.cli.options import only_with
+from tritongemm.cli.options import add_count, add_seconds, only_with
 from tritongemm.cli.outputs import check_file, file_argument
 from tritongemm.cli.where import or_named
 from tritongemm.errors import UsageError
@@ -39,10 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", metavar="SLUG",
                         help="use only the timings of this device, e.g. nvidia-h200; with --plan "
                              "and --judge-only the GPU that fresh shapes are for")
-    parser.add_argument("--folds", type=int, metavar="N",
-                        help="N-fold cross-validation instead of leaving out one problem at a "
-                             "time; for thousands of problems, 5 folds take half an hour, "
-                             "single ones days")
+    add_count(parser, "--folds", least=2,
+              help="N-fold cross-validation instead of leaving out one problem at a "
+                   "time; for thousands of problems, 5 folds take half an hour, "
+                   "single ones days")
     parser.add_argument("--shipped", action="store_true",
                         help="fit nothing: evaluate the calibration that the device uses, its own "
                              "or its sibling's; give journals that it was not fitted to")
@@ -59,17 +59,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     fresh.add_argument("--family", metavar="SUITE",
                        help="draw shapes of the kind of this suite instead, as `bench --fresh` "
                             "does, in the suite's own layouts where it has them")
-    fresh.add_argument("--count", type=int, metavar="N", help="number of shapes (default 60)")
-    fresh.add_argument("--top", type=int, metavar="N",
-                       help="configs for each shape that the model ranks first; the best of "
-                            "each tile class and --random others are added (default 48)")
-    fresh.add_argument("--random", type=int, metavar="N",
-                       help="configs for each shape drawn from all others (default 12)")
+    add_count(fresh, "--count", help="number of shapes (default 60)")
+    add_count(fresh, "--top",
+              help="configs for each shape that the model ranks first; the best of "
+                   "each tile class and --random others are added (default 48)")
+    add_count(fresh, "--random", least=0,
+              help="configs for each shape drawn from all others (default 12)")
     fresh.add_argument("--journal", type=file_argument, metavar="FILE.jsonl",
                        help="base name of the journals of the two runs: FILE-wide.jsonl and "
                             f"FILE-again.jsonl (default {_JOURNAL})")
-    fresh.add_argument("--budget", type=float, metavar="SECONDS",
-                       help="stop measuring after this long")
+    add_seconds(fresh, "--budget", help="stop measuring after this long")
     fresh.add_argument("--resume", action="store_true",
                        help="continue the journals; skip what they already have")
     fresh.add_argument("--judge-only", action="store_true",
@@ -146,13 +145,10 @@ def _fresh(args: argparse.Namespace) -> list[Regret] | None:
     from tritongemm.cli.sweep import progress_of
     from tritongemm.device import current_device, device_named
 
-    counts = {}
-    for name, default, least in (("count", fresh_regret.SHAPES, 1), ("top", fresh_regret.TOP, 1),
-                                 ("random", fresh_regret.RANDOM, 0)):
-        given = getattr(args, name)
-        counts[name] = default if given is None else given
-        if counts[name] < least:
-            raise UsageError(f"--{name} {given} is below {least}")
+    defaults = {"count": fresh_regret.SHAPES, "top": fresh_regret.TOP,
+                "random": fresh_regret.RANDOM}
+    counts = {name: default if (given := getattr(args, name)) is None else given
+              for name, default in defaults.items()}
     journal = args.journal or _JOURNAL
     for path in fresh_regret.journals(journal):
         check_file(path)

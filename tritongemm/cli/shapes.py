@@ -19,6 +19,7 @@ from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING
 
+from tritongemm.cli.options import add_count
 from tritongemm.errors import UsageError
 from tritongemm.problem import (
     ACTIVATIONS,
@@ -125,10 +126,8 @@ def add_shape_arguments(parser: argparse.ArgumentParser, *, dtype: str | None = 
                        help="precision of fp32 products, where the suite has none (default "
                             f"{PRECISION_OF_CALLS})")
     add_operand_arguments(group)
-    group.add_argument("--max-extent", type=int, metavar="N",
-                       help="leave out shapes with m, n or k above N")
-    group.add_argument("--spread", type=int, metavar="N",
-                       help="take N shapes only, evenly spread over all that were named")
+    add_count(group, "--max-extent", help="leave out shapes with m, n or k above N")
+    add_count(group, "--spread", help="take N shapes only, evenly spread over all that were named")
 
 
 #: Default of a ``--precision`` that follows calls.
@@ -223,8 +222,6 @@ def problems_from(args: argparse.Namespace) -> list[tuple[Shape, GemmProblem]]:
 
 
 def _spread(shapes: Sequence[Shape], count: int) -> list[Shape]:
-    if count < 1:
-        raise UsageError(f"--spread {count} is below 1")
     if count >= len(shapes):
         return list(shapes)
     # The middle of each of `count` equal parts: no suite's first or last row is favoured.

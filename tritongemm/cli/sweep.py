@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tritongemm.cli.options import add_count, add_seconds
 from tritongemm.cli.outputs import check_file, file_argument
 from tritongemm.cli.shapes import add_shape_arguments, listed, problems_from
 from tritongemm.cli.where import devices_of, first_gpu
@@ -35,14 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--scheduler", metavar="ADDRESS",
                        help="sweep on the workers of a Dask cluster, such as tcp://10.0.0.1:8786; "
                             "`tritongemm worker ADDRESS` starts them; needs the extra [cluster]")
-    where.add_argument("--budget", type=float, metavar="SECONDS",
-                       help="stop after that long; each problem gets an equal share")
-    where.add_argument("--timeout", type=float, default=20.0, metavar="SECONDS",
-                       help="limit for checking and timing one config (default %(default)s)")
-    where.add_argument("--compile-timeout", type=float, default=120.0, metavar="SECONDS",
-                       help="limit for compiling one config (default %(default)s)")
-    where.add_argument("--compile-workers", type=int, metavar="N",
-                       help="compiling processes (default one a core)")
+    add_seconds(where, "--budget", help="stop after that long; each problem gets an equal share")
+    add_seconds(where, "--timeout", default=20.0,
+                help="limit for checking and timing one config (default %(default)s)")
+    add_seconds(where, "--compile-timeout", default=120.0,
+                help="limit for compiling one config (default %(default)s)")
+    add_count(where, "--compile-workers", help="compiling processes (default one a core)")
     what = parser.add_argument_group("which configs")
     what.add_argument("--kernels", metavar="LIST",
                       help="kernels of configs/spaces, comma separated (default all)")
@@ -50,12 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                       help="CUDA rungs of the ladder instead (configs/spaces/ladder), or `all`; "
                            "needs --dtype fp32; writes a journal each; their winners go to "
                            "separate tables")
-    what.add_argument("--top", type=int, metavar="N",
-                      help="only the N configs of each problem that the model ranks first, and "
-                           "the one in use")
-    what.add_argument("--random", type=int, metavar="N",
-                      help="only N random configs of each problem, drawn with --seed, and the "
-                           "one in use (--search random: 150)")
+    add_count(what, "--top",
+              help="only the N configs of each problem that the model ranks first, and "
+                   "the one in use")
+    add_count(what, "--random",
+              help="only N random configs of each problem, drawn with --seed, and the "
+                   "one in use (--search random: 150)")
     what.add_argument("--search", choices=("model", "full", "random"),
                       help="which configs are measured: model, in the order that the model expects "
                            "until the rest is expected to gain less than --gain; full, all; "
@@ -71,8 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--stale", action="store_true",
                       help="only problems whose tuned row was made with another Triton, driver or "
                            "kernel revision, the oldest first; with no problems named: all of them")
-    what.add_argument("--finalists", type=int, default=9, metavar="N",
-                      help="configs measured again, interleaved with torch (default %(default)s)")
+    add_count(what, "--finalists", default=9,
+              help="configs measured again, interleaved with torch (default %(default)s)")
     what.add_argument("--seed", type=int, default=0,
                       help="seed of the operands, the order of rounds and --random")
     parser.add_argument("--plain", action="store_true",

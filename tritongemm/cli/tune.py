@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tritongemm import settings
-from tritongemm.cli.options import only_with
+from tritongemm.cli.options import add_count, add_seconds, only_with
 from tritongemm.cli.outputs import check_file, check_folder, file_argument
 from tritongemm.cli.shapes import PRECISION_OF_CALLS
 from tritongemm.cli.sweep import progress_of
@@ -69,10 +69,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                              "repeated")
     parser.add_argument("-m", dest="module", action="store_true",
                         help="the program is a module, as for python -m")
-    parser.add_argument("--budget", type=float, default=240.0, metavar="SECONDS",
-                        help="for the sweep and the comparison after it, without the program's own "
-                             "time; products that take most time come first (default "
-                             "%(default)g)")
+    add_seconds(parser, "--budget", default=240.0,
+                help="for the sweep and the comparison after it, without the program's own "
+                     "time; products that take most time come first (default "
+                     "%(default)g)")
     parser.add_argument("--gain", type=float, default=1.0, metavar="PERCENT",
                         help="stop a product when the rest of its configs is expected to gain less "
                              "(default %(default)s %%)")
@@ -92,8 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", choices=PRECISIONS,
                         help="precision of fp32 products, where a suite has none (default "
                              f"{PRECISION_OF_CALLS})")
-    parser.add_argument("--compile-workers", type=int, metavar="N",
-                        help="compiling processes (default one a core)")
+    add_count(parser, "--compile-workers", help="compiling processes (default one a core)")
     parser.add_argument("--seed", type=int, default=0, help="seed of operands and orders")
     parser.add_argument("--plain", action="store_true",
                         help="print lines instead of the live display")
@@ -144,8 +143,6 @@ def _check(args: argparse.Namespace) -> Path:
         raise UsageError(f"there is no script {args.program!r}; for a module say -m")
     if args.program:  # its products have their own
         only_with("--suite", of_suites)
-    if not 0 < args.budget < float("inf"):
-        raise UsageError(f"--budget {args.budget:g} is not a positive number of seconds")
     if not 0 < args.gain < 100:
         raise UsageError(f"--gain {args.gain:g} is not a percentage between 0 and 100, such as 1")
     folder = args.dir or Path(f"tune-{new_run_id()}")

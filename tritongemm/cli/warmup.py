@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 
+from tritongemm.cli.options import add_count
 from tritongemm.cli.shapes import add_shape_arguments, problems_from
 from tritongemm.cli.where import or_named
 from tritongemm.device import current_device
-from tritongemm.errors import UsageError
 
 _SHOWN = 8
 
@@ -19,8 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", metavar="SLUG",
                         help="a device of configs/devices, e.g. nvidia-h200: compile without "
                              "a GPU here (default: the current CUDA device)")
-    parser.add_argument("--workers", type=int, metavar="N",
-                        help="compiling processes (default one a core)")
+    add_count(parser, "--workers", help="compiling processes (default one a core)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -29,8 +28,6 @@ def run(args: argparse.Namespace) -> int:
 
     args.precision = args.precision or default_precision("fp32")
     problems = [problem for _, problem in problems_from(args)]
-    if args.workers is not None and args.workers < 1:
-        raise UsageError(f"--workers {args.workers} is below 1")
     from tritongemm.tuning.warmup import warmup
 
     shown = sys.stderr.isatty()
