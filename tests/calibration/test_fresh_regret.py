@@ -148,7 +148,7 @@ def _faked(real, *args, **options):
     return real(*args, **{**options, **FAKE})
 
 
-FRESH = ["regret", "--fresh", "7", "--device", "nvidia-h200", "--count", "2", "--top", "4",
+FRESH = ["regret", "--fresh", "7", "--device-name", "nvidia-h200", "--count", "2", "--top", "4",
          "--random", "2"]
 
 
@@ -212,4 +212,4 @@ def test_a_plan_without_a_gpu_asks_for_the_device(capsys, monkeypatch):
     monkeypatch.setattr("tritongemm.device.current_device", no_device)
     for word in ("--plan", "--judge-only"):
         assert main(["regret", "--fresh", "5", word]) == 2
-        assert "name it: --device nvidia-h200" in capsys.readouterr().err
+        assert "name it: --device-name nvidia-h200" in capsys.readouterr().err

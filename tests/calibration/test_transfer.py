@@ -84,7 +84,8 @@ def test_what_is_otherwise_here_is_learned_and_the_sibling_stays(configs, journa
     deep, thin = (GemmProblem.contiguous(2560, 2560, k, layout="nt") for k in (2048, 64))
     assert {chosen(p, d) for p in (deep, thin) for d in (H200, H100)} == {FAST}
     before = calibration_path(H200.slug).read_bytes()
-    assert main(["calibrate", *map(str, journals), "--device", H100.slug, "--with-sibling"]) == 0
+    assert main(["calibrate", *map(str, journals), "--device-name", H100.slug,
+                 "--with-sibling"]) == 0
     path = calibration_path(H100.slug, H200.slug)
     assert f"wrote {path}" in capsys.readouterr().out and path.name == (
         "nvidia-h100-80gb-hbm3-and-nvidia-h200.json")
@@ -158,7 +159,7 @@ def test_problems_left_out_are_chosen_for_better_than_by_the_sibling(configs, jo
     beside = summaries(found)["all"][0]
     assert {one.problem for one in found} == {*THIN}
     assert alone.mean < 0.7 and beside.mean > 0.95
-    assert main(["regret", *map(str, journals), "--device", H100.slug, "--folds", "2",
+    assert main(["regret", *map(str, journals), "--device-name", H100.slug, "--folds", "2",
                  "--with-sibling"]) == 0
     assert "bf16 other" in capsys.readouterr().out
 
@@ -182,7 +183,7 @@ def test_problems_of_the_same_extents_are_left_out_of_the_siblings_too(
 def test_what_cannot_be_learned_from_is_said(configs, journals, tmp_path, capsys):
     source, target = map(str, journals)
     assert main(["calibrate", source, target, "--with-sibling"]) == 2
-    assert "--device" in capsys.readouterr().err
+    assert "--device-name" in capsys.readouterr().err
     l40s = str(sweep(tmp_path / "l40s.jsonl", device="nvidia-l40s", problems=THIN[:1]))
     assert main(["calibrate", source, l40s, "--device", "nvidia-l40s", "--with-sibling"]) == 2
     assert "nvidia-l40s has no sibling" in capsys.readouterr().err
@@ -191,9 +192,9 @@ def test_what_cannot_be_learned_from_is_said(configs, journals, tmp_path, capsys
     fp32 = sweep(tmp_path / "fp32.jsonl", device=H100.slug,
                  problems=[GemmProblem.contiguous(512, 512, 512, dtype="fp32")],
                  configs=[replace(CONFIGS[0], block_k=8)])
-    assert main(["calibrate", source, str(fp32), "--device", H100.slug, "--with-sibling"]) == 2
+    assert main(["calibrate", source, str(fp32), "--device-name", H100.slug, "--with-sibling"]) == 2
     assert "of what nvidia-h100-80gb-hbm3 measured" in capsys.readouterr().err
-    named = ["--device", H100.slug]
+    named = ["--device-name", H100.slug]
     for words in (["--shipped", *named], ["--fresh", "1", *named], []):
         files = [] if "--fresh" in words else [source, target]
         assert main(["regret", *files, "--with-sibling", *words]) == 2

@@ -168,3 +168,15 @@ def test_help_loads_neither_torch_nor_pandas(words):
 def test_only_the_asked_verb_is_imported():
     loaded = _loaded_by(["explain", "--help"])
     assert {name for name in VERBS if f"tritongemm.cli.{name}" in loaded} == {"explain"}
+
+
+@pytest.mark.parametrize("words", [
+    "warmup square", "cubins count folder", "calibrate j.jsonl", "regret j.jsonl", "tables",
+    "explain 1 2 3"])
+def test_a_device_is_named_by_one_option_and_the_old_one_is_hidden(words, capsys):
+    verb, *rest = words.split()
+    taken = [cli.parser_of(verb).parse_args([*rest, option, "h200"]).device_name
+             for option in ("--device-name", "--device")]
+    assert taken in ([["h200"]] * 2, ["h200"] * 2)
+    text = cli.parser_of(verb).format_help()
+    assert "--device-name SLUG" in text and "--device SLUG" not in text

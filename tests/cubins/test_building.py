@@ -135,7 +135,7 @@ def test_the_command_builds_and_says_what_other_problems_it_serves(compiled, tmp
 
     monkeypatch.setattr(choosing, "chosen", chosen)
     folder = str(tmp_path / "out")
-    words = ["--device", "nvidia-h200", "--workers", "1"]
+    words = ["--device-name", "nvidia-h200", "--workers", "1"]
     assert main(["cubins", "count", folder, "--problems", "30", *words]) == 0
     count = int(re.search(r"(\d+) distinct binaries", capsys.readouterr().out)[1])
     assert 5 < count < 30
@@ -153,7 +153,7 @@ def test_the_command_builds_and_says_what_other_problems_it_serves(compiled, tmp
 
 @pytest.mark.parametrize(("words", "said"), [
     (["--max-size", "many"], "no size"), (["--cover", "2"], "no share"),
-    (["--workers", "0"], "below 1"), (["--device", "nvidia-b200"], "not sm_90"),
+    (["--workers", "0"], "below 1"), (["--device-name", "nvidia-b200"], "not sm_90"),
     (["--dtype", ","], "names none")])
 def test_wrong_arguments(words, said, tmp_path, capsys):
     try:

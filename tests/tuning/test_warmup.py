@@ -80,7 +80,7 @@ def test_float32_has_the_precision_of_calls(faked, monkeypatch, command, fp32, p
     with settings.override(fp32=fp32):
         if command:
             main(["warmup", "--m", "2048", "--n", "2048", "--k", "2048", "--dtype", "fp32",
-                  "--device", "nvidia-h100-80gb-hbm3"])
+                  "--device-name", "nvidia-h100-80gb-hbm3"])
         else:
             tg.warmup((2048, 2048, 2048), dtype="fp32", device="nvidia-h100-80gb-hbm3")
     assert [problem.precision for problem in chosen] == [precision]
@@ -159,7 +159,7 @@ def test_wrong_arguments_are_named(what, options, error, says):
 
 
 def test_the_command_says_what_it_did(faked, capsys):
-    words = ["warmup", "--m", "64,128", "--n", "512", "--k", "512", "--device", "nvidia-h200"]
+    words = ["warmup", "--m", "64,128", "--n", "512", "--k", "512", "--device-name", "nvidia-h200"]
     assert main(words) == 0
     assert "2 problems for nvidia-h200" in capsys.readouterr().out
     faked.refuses.add(GemmProblem.contiguous(72, 512, 512))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tritongemm.cli.options import add_seconds, only_with
 from tritongemm.cli.outputs import check_file, file_argument
 from tritongemm.cli.shapes import PRECISION_OF_CALLS
+from tritongemm.cli.where import add_device_name
 from tritongemm.errors import UsageError
 from tritongemm.problem import PRECISIONS
 
@@ -22,8 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("journals", nargs="*", metavar="JOURNAL",
                         help="journals that `tritongemm sweep` wrote, or packed journals "
                              "(.npz); all of one device, or with --with-sibling of two")
-    parser.add_argument("--device", metavar="SLUG",
-                        help="use only the timings of this device, e.g. nvidia-h200")
+    add_device_name(parser, "use only the timings of this device, e.g. nvidia-h200")
     parser.add_argument("--with-sibling", action="store_true",
                         help="for a device with few timings: keep the constants of its sibling "
                              "(another GPU of the architecture), or its own where it is "
@@ -78,18 +78,18 @@ def _of_journals(args: argparse.Namespace) -> tuple[Path, Calibration]:
     if args.with_sibling:
         from tritongemm.calibration.transfer import calibrate_with_sibling
 
-        if args.device is None:
-            raise UsageError("--with-sibling: name the device that it is for with --device")
-        return calibrate_with_sibling(args.journals, args.device, args.out)
+        if args.device_name is None:
+            raise UsageError("--with-sibling: name the device that it is for with --device-name")
+        return calibrate_with_sibling(args.journals, args.device_name, args.out)
     from tritongemm.calibration.calibrate import calibrate
 
-    return calibrate(args.journals, args.device, args.out)
+    return calibrate(args.journals, args.device_name, args.out)
 
 
 def _quick(args: argparse.Namespace) -> tuple[Path, Calibration]:
     """Measures and fits. A calibration that was made of more is not replaced."""
-    if args.journals or args.with_sibling or args.device:
-        raise UsageError("--quick measures by itself: give no JOURNAL, --device or "
+    if args.journals or args.with_sibling or args.device_name:
+        raise UsageError("--quick measures by itself: give no JOURNAL, --device-name or "
                          "--with-sibling; its journal may be among those of a later `calibrate`")
     from tritongemm.calibration.quick import BUDGET_S, quick, quick_problems, remember
     from tritongemm.cli.sweep import progress_of

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from tritongemm.cli.options import add_count
+from tritongemm.cli.where import add_device_name
 from tritongemm.errors import UsageError
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
@@ -44,10 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="folder of the package's project; build continues an interrupted one")
     parser.add_argument("--arch", type=int, default=90, metavar="SM",
                         help="architecture (default %(default)s)")
-    parser.add_argument("--device", action="append", metavar="SLUG",
-                        help="a device of configs/devices, whose tables and model choose; may be "
-                             "repeated (default all of the architecture that have "
-                             "measurements)")
+    add_device_name(parser, "a device of configs/devices, whose tables and model choose; may be "
+                            "repeated (default all of the architecture that have measurements)",
+                    action="append")
     add_count(parser, "--problems", default=20_000,
               help="number of random problems (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, metavar="N",
@@ -68,7 +68,8 @@ def run(args: argparse.Namespace) -> int:
     from tritongemm.cubins import choosing
     from tritongemm.device import device_named
 
-    devices = [device_named(slug) for slug in args.device or ()] or choosing.measured(args.arch)
+    devices = ([device_named(slug) for slug in args.device_name or ()]
+               or choosing.measured(args.arch))
     if wrong := [device.slug for device in devices if device.arch != args.arch]:
         raise UsageError(f"{', '.join(wrong)} is not sm_{args.arch}; use --arch")
     dtypes = [word.strip() for word in args.dtype.split(",") if word.strip()]

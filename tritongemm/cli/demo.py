@@ -78,7 +78,7 @@ def _without_gpu(out: Path, reason: str) -> bool:
         print()
     _heading("3. Warm-up: the kernels of these shapes compiled for an H100, without one")
     shapes = _suite(out / "shapes" / "explained.csv", [(1, *size) for size in _EXPLAINED])
-    _step(["warmup", shapes, "--layout", "nt", "--device", _H100])
+    _step(["warmup", shapes, "--layout", "nt", "--device-name", _H100])
     rows, good, proved = out / "demo.csv", True, False
     obstacle = interpreter_obstacle()
     _heading("4. Triton kernels in the interpreter: right or wrong, no times")

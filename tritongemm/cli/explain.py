@@ -6,7 +6,7 @@ import argparse
 from dataclasses import replace
 
 from tritongemm.cli.shapes import PRECISION_OF_CALLS, add_operand_arguments, operand_words
-from tritongemm.cli.where import or_named
+from tritongemm.cli.where import add_device_name, or_named
 from tritongemm.device import DeviceSpec, current_device, device_named
 from tritongemm.errors import UsageError
 from tritongemm.problem import DTYPES, LAYOUTS, PRECISIONS, GemmProblem
@@ -31,9 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", choices=PRECISIONS,
                         help=f"precision of fp32 products (default {PRECISION_OF_CALLS})")
     add_operand_arguments(parser)
-    parser.add_argument("--device-name", metavar="SLUG",
-                        help="a device of configs/devices, e.g. nvidia-h200; needs no GPU "
-                             "(default: the GPU of this machine)")
+    add_device_name(parser, "a device of configs/devices, e.g. nvidia-h200; needs no GPU "
+                            "(default: the GPU of this machine)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -92,5 +91,5 @@ def _extents(args: argparse.Namespace) -> tuple[int, int, int]:
 
 
 def _here():
-    with or_named("explain a choice", "--device-name"):
+    with or_named("explain a choice"):
         return current_device()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from tritongemm.cli.options import add_count, add_seconds, only_with
 from tritongemm.cli.outputs import check_file, file_argument
-from tritongemm.cli.where import or_named
+from tritongemm.cli.where import add_device_name, or_named
 from tritongemm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -36,9 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("journals", nargs="*", metavar="JOURNAL",
                         help="sweep journals or packed journals (.npz), of one device; they should "
                              "come from sweeps of all configs")
-    parser.add_argument("--device", metavar="SLUG",
-                        help="use only the timings of this device, e.g. nvidia-h200; with --plan "
-                             "and --judge-only the GPU that fresh shapes are for")
+    add_device_name(parser, "use only the timings of this device, e.g. nvidia-h200; with --plan "
+                            "and --judge-only the GPU that fresh shapes are for")
     add_count(parser, "--folds", least=2,
               help="N-fold cross-validation instead of leaving out one problem at a "
                    "time; for thousands of problems, 5 folds take half an hour, "
@@ -47,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="fit nothing: evaluate the calibration that the device uses, its own "
                              "or its sibling's; give journals that it was not fitted to")
     parser.add_argument("--with-sibling", action="store_true",
-                        help="evaluate what `calibrate --with-sibling` fits for --device; give "
-                             "journals of both devices")
+                        help="evaluate what `calibrate --with-sibling` fits for --device-name; "
+                             "give journals of both devices")
     parser.add_argument("--out", type=file_argument, metavar="CSV",
                         help="write one row for each problem to this file")
     fresh = parser.add_argument_group(
@@ -93,9 +92,9 @@ def run(args: argparse.Namespace) -> int:
     if args.shipped and (args.fresh is not None or args.folds is not None):
         raise UsageError("--shipped evaluates the shipped calibration on journals; leave out "
                          + ("--fresh" if args.fresh is not None else "--folds"))
-    if args.with_sibling and (args.shipped or args.fresh is not None or args.device is None):
-        raise UsageError("--with-sibling needs --device and journals of two devices, and cannot "
-                         "be combined with --shipped or --fresh")
+    if args.with_sibling and (args.shipped or args.fresh is not None or args.device_name is None):
+        raise UsageError("--with-sibling needs --device-name and journals of two devices, and "
+                         "cannot be combined with --shipped or --fresh")
     if args.fresh is None:
         only_with("--fresh", {f"--{name.replace('_', '-')}": getattr(args, name) for name in (
             "family", "count", "top", "random", "journal", "budget", "resume", "judge_only",
@@ -108,11 +107,11 @@ def run(args: argparse.Namespace) -> int:
             return 0
         print("best time / chosen time, measured in the rounds of the second run")
     elif args.journals and args.shipped:
-        found = shipped(args.journals, args.device)
+        found = shipped(args.journals, args.device_name)
         print("best time / chosen time; the shipped calibration chooses")
     elif args.journals:
         found = (regret_with_sibling if args.with_sibling else regret)(
-            args.journals, args.device, args.folds)
+            args.journals, args.device_name, args.folds)
         print("best time / chosen time; each problem's timings are left out of the model that "
               "chooses for it")
     else:
@@ -152,8 +151,8 @@ def _fresh(args: argparse.Namespace) -> list[Regret] | None:
     journal = args.journal or _JOURNAL
     for path in fresh_regret.journals(journal):
         check_file(path)
-    if args.device:
-        device = device_named(args.device)
+    if args.device_name:
+        device = device_named(args.device_name)
     else:
         with or_named("plan or judge") if args.plan or args.judge_only else nullcontext():
             device = current_device()

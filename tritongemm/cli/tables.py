@@ -7,14 +7,15 @@ from collections import Counter
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
+from tritongemm.cli.where import add_device_name
+
 if TYPE_CHECKING:
     from tritongemm.tuning.stale import Listed, Present
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb."""
-    parser.add_argument("--device-name", metavar="SLUG",
-                        help="only the tables of this device, e.g. nvidia-h200 (default: all)")
+    add_device_name(parser, "only the tables of this device, e.g. nvidia-h200 (default: all)")
     parser.add_argument("--rows", action="store_true", help="list every row, the oldest first")
     parser.add_argument("--stale", action="store_true",
                         help="list only stale rows: made with another Triton, driver or kernel "

@@ -7,7 +7,7 @@ import sys
 
 from tritongemm.cli.options import add_count
 from tritongemm.cli.shapes import add_shape_arguments, problems_from
-from tritongemm.cli.where import or_named
+from tritongemm.cli.where import add_device_name, or_named
 from tritongemm.device import current_device
 
 _SHOWN = 8
@@ -16,9 +16,8 @@ _SHOWN = 8
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb."""
     add_shape_arguments(parser)
-    parser.add_argument("--device", metavar="SLUG",
-                        help="a device of configs/devices, e.g. nvidia-h200: compile without "
-                             "a GPU here (default: the current CUDA device)")
+    add_device_name(parser, "a device of configs/devices, e.g. nvidia-h200: compile without a GPU "
+                            "here (default: the current CUDA device)")
     add_count(parser, "--workers", help="compiling processes (default one a core)")
 
 
@@ -37,10 +36,10 @@ def run(args: argparse.Namespace) -> int:
             print(f"\r{done} of {total}", end="\n" if done == total else "", file=sys.stderr,
                   flush=True)
 
-    if args.device is None:
+    if args.device_name is None:
         with or_named("compile"):
             current_device()
-    report = warmup(problems, device=args.device, workers=args.workers, progress=progress)
+    report = warmup(problems, device=args.device_name, workers=args.workers, progress=progress)
     print(report)
     for title, entries in (("goes to torch", report.torchs), ("failed", report.failed)):
         for problem, reason in entries[:_SHOWN]:

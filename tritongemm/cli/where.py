@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 from collections.abc import Iterator
 
@@ -33,15 +34,23 @@ def cpu_instead(device: str) -> str | None:
     return "--device cpu was given" if device == "cpu" else None
 
 
+def add_device_name(parser: argparse._ActionsContainer, help: str, **words) -> None:
+    """Adds ``--device-name SLUG``, a device of ``configs/devices``. ``--device`` of `bench`,
+    `models` and `ladder` is another thing, a device of this machine; other verbs took the name by
+    that option once and still do, which their help leaves out."""
+    parser.add_argument("--device-name", metavar="SLUG", help=help, **words)
+    parser.add_argument("--device", dest="device_name", help=argparse.SUPPRESS, **words)
+
+
 @contextlib.contextmanager
-def or_named(purpose: str, option: str = "--device") -> Iterator[None]:
-    """Where there is no GPU here, says that ``option`` names another machine's. ``purpose``: what
-    for, as in "to compile"."""
+def or_named(purpose: str) -> Iterator[None]:
+    """Where there is no GPU here, says how to name another machine's. ``purpose``: what for, as in
+    "to compile"."""
     try:
         yield
     except (DeviceError, ImportError) as error:
-        raise DeviceError(f"{error}. To {purpose} for another machine's GPU, name it: {option} "
-                          "nvidia-h200") from error
+        raise DeviceError(f"{error}. To {purpose} for another machine's GPU, name it: "
+                          "--device-name nvidia-h200") from error
 
 
 def devices_of(text: str) -> tuple[int | None, ...] | None:
