@@ -177,6 +177,16 @@ def representative(arch: int) -> DeviceSpec:
                       + ", ".join(f"sm_{a}" for a in archs))
 
 
+def check_index(index: int) -> None:
+    """Raises :class:`DeviceError` where there is no CUDA device ``index``."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise DeviceError("torch sees no CUDA device; `tritongemm doctor` says what is missing")
+    if not 0 <= index < torch.cuda.device_count():
+        raise DeviceError(f"CUDA device {index} is outside 0 to {torch.cuda.device_count() - 1}")
+
+
 @functools.cache
 def cuda_device(index: int) -> DeviceSpec:
     """The CUDA device ``index``: limits as the driver reports them, peaks from configs/devices.
@@ -188,10 +198,7 @@ def cuda_device(index: int) -> DeviceSpec:
     """
     import torch
 
-    if not torch.cuda.is_available():
-        raise DeviceError("torch sees no CUDA device; `tritongemm doctor` says what is missing")
-    if not 0 <= index < torch.cuda.device_count():
-        raise DeviceError(f"CUDA device {index} is outside 0 to {torch.cuda.device_count() - 1}")
+    check_index(index)
     p = torch.cuda.get_device_properties(index)
     return reported(
         p.name, arch=p.major * 10 + p.minor, num_sms=p.multi_processor_count,

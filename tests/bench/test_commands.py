@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import types
@@ -30,6 +31,7 @@ def test_list_names_suites_and_providers(capsys):
     (["square", "--dtype", "int4"], "dtype 'int4' is not known"),
     (["square", "--layout", "nx"], "layout 'nx' is not known"),
     (["square", "--device", "tpu"], "device 'tpu' is not known"),
+    (["square", "--device", "nvidia-h200"], "is for `explain`, `warmup` and `regret`"),
     (["square", "--processes", "0"], "--processes 0 is below 1"),
     (["--fresh", "1"], "needs --family"), (["square", "--family", "odd"], "go with --fresh"),
     (["--fresh", "1", "--family", "nope"], "family 'nope' is not known"),
@@ -37,8 +39,9 @@ def test_list_names_suites_and_providers(capsys):
 def test_a_wrong_argument_is_one_line_and_status_2(tmp_path, monkeypatch, capsys, words, says):
     monkeypatch.chdir(tmp_path)
     assert main(["bench", *words]) == 2
-    said = capsys.readouterr().err
+    out, said = capsys.readouterr()
     assert says in said and said.count("\n") == 1 and "Traceback" not in said
+    assert "starting" not in out  # the arguments are checked first
     assert list(tmp_path.iterdir()) == []
 
 
@@ -70,6 +73,21 @@ def test_without_a_gpu_bench_chooses_what_can_run(planned, no_gpu, capsys):
     said = capsys.readouterr().out
     assert "torch sees no CUDA device: the host providers are measured on the CPU" in said
     assert "up to 2048 (--max-extent)" in said
+
+
+def test_a_cpu_s_limit_that_leaves_no_shape_is_named_with_the_way_out(planned, no_gpu, capsys):
+    assert main(["bench", "llm_decode"]) == 2
+    said = capsys.readouterr().err
+    assert "--max-extent is 2048 (the default on a CPU" in said
+    least = re.search(r"Give --max-extent (\d+) or more", said)[1]
+    assert main(["bench", "llm_decode", "--max-extent", least]) == 2 and len(planned) == 1
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:99"])
+def test_a_gpu_that_is_not_there_is_told_before_a_process_starts(no_gpu, capsys, device):
+    assert main(["bench", "square", "--device", device]) == 2
+    out, said = capsys.readouterr()
+    assert "sees no CUDA device" in said and out == ""
 
 
 def test_on_the_cpu_bench_chooses_what_can_run(planned):
@@ -234,7 +252,7 @@ def test_the_demo_without_a_gpu_ends_by_naming_files_that_are_there(tmp_path):
 def test_warmup_without_a_gpu_says_to_name_one(no_gpu, capsys):
     assert main(["warmup", "square"]) == 2
     error = capsys.readouterr().err
-    assert "torch sees no CUDA device" in error and "--device nvidia-h200" in error
+    assert "torch sees no CUDA device" in error and "--device-name nvidia-h200" in error
 
 
 @pytest.mark.parametrize("opened, way_out", [

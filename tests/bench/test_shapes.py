@@ -104,7 +104,7 @@ def test_max_extent_leaves_large_shapes_out():
     (("no_such_suite",), "neither a file nor one of"), (("square", "--dtype", "int3"), "dtype"),
     (("square", "--epilogue", "gelu+bias"), "epilogue"),
     (("square", "--layout", "xy"), "layout"), (("square", "--spread", "0"), "below 1"),
-    (("square", "--max-extent", "1"), "no shape is left"),
+    (("square", "--max-extent", "1"), "--max-extent is 1, and each of the"),
     (("--m", "1:900:1", "--n", "1:900:1", "--k", "1"), f"at most {MAX_PROBLEMS}"),
 ])
 def test_what_cannot_be_meant_is_refused(words, says):

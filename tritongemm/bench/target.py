@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tritongemm import settings
-from tritongemm.device import DeviceSpec, cuda_device, interpreter_device
+from tritongemm.device import DeviceSpec, check_index, cuda_device, interpreter_device
 from tritongemm.errors import DeviceError, UsageError
 
 
@@ -51,22 +51,40 @@ def resolve(text: str = "auto", without_gpu: str = _WITHOUT_GPU) -> Target:
         UsageError: another name.
         DeviceError: there is no such device.
     """
+    named = check(text, without_gpu)
+    if settings.current().interpret:
+        return Target("interpreter", interpreter_device(), "cpu")
+    if text == "cpu":
+        return Target("cpu", HOST, "cpu")
+    import torch
+
+    index = torch.cuda.current_device() if named is None else named
+    spec = cuda_device(index)
+    torch.cuda.set_device(index)
+    return Target("cuda", spec, f"cuda:{index}")
+
+
+def check(text: str, without_gpu: str = _WITHOUT_GPU) -> int | None:
+    """The CUDA index in the name of a target, None without one. Makes no CUDA context, so a process
+    that measures nothing can call it. Arguments and errors are those of :func:`resolve`."""
     if settings.current().interpret:
         if text not in ("auto", "cpu"):
             raise UsageError(f"device {text!r} under TRITON_INTERPRET=1: the interpreter runs on "
                              "the CPU; unset one of the two")
-        return Target("interpreter", interpreter_device(), "cpu")
+        return None
     if text == "cpu":
-        return Target("cpu", HOST, "cpu")
-    name, _, index_text = text.partition(":")
-    if name not in ("auto", "cuda") or (index_text and not index_text.isdecimal()):
-        raise UsageError(f"device {text!r} is not known; use auto, cuda, cuda:INDEX or cpu")
+        return None
+    name, _, index = text.partition(":")
+    if name not in ("auto", "cuda") or (index and not index.isdecimal()):
+        raise UsageError(f"device {text!r} is not known; use auto, cuda, cuda:INDEX or cpu. The "
+                         "name of a device, such as nvidia-h200, is for `explain`, `warmup` and "
+                         "`regret`, which need no GPU")
     import torch
 
     if not torch.cuda.is_available():
         raise DeviceError("torch sees no CUDA device. `tritongemm doctor` says what is missing; "
                           + without_gpu)
-    index = int(index_text) if index_text else torch.cuda.current_device()
-    spec = cuda_device(index)
-    torch.cuda.set_device(index)
-    return Target("cuda", spec, f"cuda:{index}")
+    if not index:
+        return None
+    check_index(int(index))
+    return int(index)

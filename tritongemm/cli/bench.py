@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tritongemm.cli.options import add_count, add_seconds, joined_tags
 from tritongemm.cli.outputs import check_file, file_argument
@@ -21,6 +22,9 @@ from tritongemm.cli.waiting import Waiting, starting
 from tritongemm.cli.where import cpu_instead
 from tritongemm.errors import UsageError
 from tritongemm.problem import GemmProblem
+
+if TYPE_CHECKING:
+    from tritongemm.bench.runner import BenchPlan
 
 DEFAULT_OUT = Path("results/bench.csv")
 _PROVIDERS, _CPU_PROVIDERS = "torch,tritongemm", "torch,numpy_blocked"
@@ -81,25 +85,35 @@ def run(args: argparse.Namespace) -> int:
     if args.list:
         return _list()
     check_file(args.out)
-    _choose_defaults(args)
+    plan = _plan(args, _choose_defaults(args))
     waiting = starting()
     waiting.start()
     try:
-        return _bench(args, waiting)
+        return _bench(args, plan, waiting)
     finally:
         waiting.stop()
 
 
-def _bench(args: argparse.Namespace, waiting: Waiting) -> int:
-    from tritongemm.bench import runner
+def _plan(args: argparse.Namespace, limit: str) -> BenchPlan:
+    """The arguments, all of them checked. ``limit``: as :func:`problems_of` takes it."""
+    from tritongemm.bench.runner import BenchPlan
+    from tritongemm.bench.target import check
 
-    work = _work(args)
-    plan = runner.BenchPlan(
+    work = _work(args, limit)
+    plan = BenchPlan(
         work=work, providers=_words(args.providers), out=args.out,
         tags=joined_tags(args.tag), resume=args.resume, processes=args.processes, seed=args.seed,
         budget_s=args.budget, timeout_s=args.timeout, device=args.device,
         compile_workers=args.compile_workers, host_time=args.host_time,
         notes=_notes(args, [problem for _, problem in work]))
+    if not args.scheduler:
+        check(args.device)
+    return plan
+
+
+def _bench(args: argparse.Namespace, plan: BenchPlan, waiting: Waiting) -> int:
+    from tritongemm.bench import runner
+
     try:
         if args.scheduler:
             from tritongemm.bench.cluster import bench_on_cluster
@@ -114,8 +128,9 @@ def _bench(args: argparse.Namespace, waiting: Waiting) -> int:
     return _summary(report)
 
 
-def _choose_defaults(args: argparse.Namespace) -> None:
-    """Fills in the providers, dtypes and precision that can run where the bench measures."""
+def _choose_defaults(args: argparse.Namespace) -> str:
+    """Fills in the providers, dtypes and precision that can run where the bench measures. Returns
+    where a ``--max-extent`` that it sets comes from; empty where it sets none."""
     from tritongemm.ops.float32 import default_precision
 
     if args.scheduler and args.device != "auto":
@@ -123,25 +138,27 @@ def _choose_defaults(args: argparse.Namespace) -> None:
     if args.scheduler and args.compile_workers is not None:
         raise UsageError("--scheduler excludes --compile-workers: the workers' measuring processes "
                          "compile")
-    reason = None if args.scheduler else cpu_instead(args.device)
+    reason, limit = None if args.scheduler else cpu_instead(args.device), ""
     if reason is not None and args.device == "auto" and args.providers is None:
         args.device = "cpu"
-        limit = ""
+        shapes = ""
         if args.max_extent is None:
             args.max_extent = _CPU_MAX_EXTENT
-            limit = f", and shapes up to {_CPU_MAX_EXTENT} (--max-extent)"
-        print(f"{reason}: the host providers are measured on the CPU{limit}. "
+            shapes = f", and shapes up to {_CPU_MAX_EXTENT} (--max-extent)"
+            limit = "the default on a CPU, where larger shapes take minutes each"
+        print(f"{reason}: the host providers are measured on the CPU{shapes}. "
               "TRITON_INTERPRET=1 checks kernels instead, without timing them")
     args.providers = args.providers or (_PROVIDERS if reason is None else _CPU_PROVIDERS)
     args.dtype = args.dtype or ("bf16" if reason is None else "fp32")
     args.precision = args.precision or (default_precision("fp32") if reason is None else "ieee")
+    return limit
 
 
-def _work(args: argparse.Namespace):
+def _work(args: argparse.Namespace, limit: str):
     if args.fresh is None:
         if args.family or args.count is not None:
             raise UsageError("--family and --count go with --fresh SEED")
-        return problems_of(shapes_from(args), args)
+        return problems_of(shapes_from(args), args, limit)
     if not args.family:
         raise UsageError("--fresh SEED needs --family NAME, a suite to draw from")
     from tritongemm.bench.fresh import draw
@@ -151,7 +168,7 @@ def _work(args: argparse.Namespace):
         shapes = shapes_from(args)
     for family in _words(args.family):
         shapes += draw(family, args.fresh, args.count)
-    return problems_of(shapes, args)
+    return problems_of(shapes, args, limit)
 
 
 def _words(text: str) -> tuple[str, ...]:

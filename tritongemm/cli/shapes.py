@@ -186,10 +186,10 @@ def shapes_from(args: argparse.Namespace) -> list[Shape]:
     return shapes
 
 
-def problems_of(shapes: Sequence[Shape], args: argparse.Namespace,
+def problems_of(shapes: Sequence[Shape], args: argparse.Namespace, limit: str = "",
                 ) -> list[tuple[Shape, GemmProblem]]:
     """``shapes`` x dtypes x layouts x epilogues of ``args``, thinned by ``--max-extent`` and
-    ``--spread``.
+    ``--spread``. ``limit``: where the command's own ``--max-extent`` comes from, if it set one.
 
     A value that the shape sets itself is kept. Duplicates within a suite are left out.
     """
@@ -197,7 +197,7 @@ def problems_of(shapes: Sequence[Shape], args: argparse.Namespace,
     layouts = names(args.layout, LAYOUTS, "layout")
     epilogues = names(args.epilogue, tuple(EPILOGUES), "epilogue")
     if args.max_extent is not None:
-        shapes = [s for s in shapes if max(s.m, s.n, s.k) <= args.max_extent]
+        shapes = _up_to(args.max_extent, shapes, limit)
     if args.spread is not None:
         shapes = _spread(shapes, args.spread)
     _bound(len(shapes) * len(dtypes) * len(layouts) * len(epilogues))
@@ -207,8 +207,6 @@ def problems_of(shapes: Sequence[Shape], args: argparse.Namespace,
             problem = shape.problem(dtype=dtype, layout=layout, epilogue=epilogue,
                                     precision=args.precision or "ieee", **operand_words(args))
             found.setdefault((shape.suite, problem), shape)
-    if not found:
-        raise UsageError("no shape is left; --max-extent or the suite itself leaves none")
     return [(shape, problem) for (_, problem), shape in found.items()]
 
 
@@ -219,6 +217,18 @@ def problems_from(args: argparse.Namespace) -> list[tuple[Shape, GemmProblem]]:
         UsageError, DataFileError: see :func:`shapes_from`; an unknown dtype, layout or epilogue.
     """
     return problems_of(shapes_from(args), args)
+
+
+def _up_to(extent: int, shapes: Sequence[Shape], limit: str) -> list[Shape]:
+    """Raises :class:`UsageError` where no shape is left."""
+    largest = [max(s.m, s.n, s.k) for s in shapes]
+    kept = [shape for shape, size in zip(shapes, largest, strict=True) if size <= extent]
+    if not kept:
+        raise UsageError(f"no shape is left: --max-extent is {extent}"
+                         f"{f' ({limit})' if limit else ''}, and each of the {len(shapes)} shapes "
+                         f"has an extent of {min(largest)} or more. Give --max-extent "
+                         f"{min(largest)} or more, or name smaller shapes")
+    return kept
 
 
 def _spread(shapes: Sequence[Shape], count: int) -> list[Shape]:
