@@ -30,9 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                              "calibrated, and train the network on the timings of both")
     parser.add_argument("--out", type=file_argument, metavar="PATH",
                         help="write the calibration to this file (default: "
-                             "configs/calibration/<device>.json, or where the constants are "
-                             "the sibling's <device>-and-<sibling>.json)")
-
+                             "calibration/<device>.json, or where the constants are the sibling's "
+                             "<device>-and-<sibling>.json, in TRITONGEMM_CONFIG_DIR, else configs/ "
+                             "of a checkout, else your own folder; `tritongemm doctor` names it)")
 
     quick = parser.add_argument_group("measuring too")
     quick.add_argument("--quick", action="store_true",
