@@ -112,6 +112,15 @@ def test_an_unknown_verb_is_status_2(word, capsys):
     assert "usage: tritongemm" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("word, says", [("swep", "did you mean sweep?"),
+                                        ("benhc", "did you mean bench?"), ("zzz", "is not a verb")])
+def test_the_closest_verb_is_suggested(word, says, capsys):
+    with pytest.raises(SystemExit):
+        main([word])
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert repr(word) in error and says in error and ("did you mean" in error) == (word != "zzz")
+
+
 @pytest.mark.parametrize("name", sorted(VERBS))
 def test_each_verb_has_help(name, capsys):
     with pytest.raises(SystemExit) as ended:

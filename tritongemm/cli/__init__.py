@@ -9,6 +9,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 
 from tritongemm import plugins, settings
 from tritongemm.errors import TritonGemmError, printable
@@ -56,7 +57,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog="verbs:\n" + "\n".join(f"  {verb:<10}{text}" for verb, text in VERBS.items())
         + "\n\n`tritongemm VERB --help` says what a verb takes.")
     parser.add_argument("--version", action="store_true", help="print the version and exit")
-    parser.add_argument("verb", nargs="?", choices=VERBS, metavar="VERB", help="see below")
+    parser.add_argument("verb", nargs="?", metavar="VERB", help="see below")
+    if argv and argv[0] not in VERBS and not argv[0].startswith("-"):
+        close = get_close_matches(argv[0], VERBS, n=1)
+        parser.error(f"{argv[0]!r} is not a verb; "
+                     + (f"did you mean {close[0]}? " if close else "")
+                     + "`tritongemm --help` lists them")
     head = parser.parse_args(argv[:1])
     if head.version:
         from tritongemm import __version__
