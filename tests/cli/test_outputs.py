@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from tritongemm import settings
 from tritongemm.cli import main
 from tritongemm.cli.outputs import check_file, check_folder
 from tritongemm.errors import DataFileError
@@ -58,6 +59,18 @@ def test_unwritable_outputs_are_reported_first(tmp_path, monkeypatch, capsys, un
         said = capsys.readouterr().err
         assert says in said and "Traceback" not in said
     assert (tmp_path / "file").read_text() == "in the way"
+
+
+def test_a_cache_folder_that_cannot_be_written_is_told_with_its_variable(tmp_path, monkeypatch,
+                                                                         capsys):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("TRITONGEMM_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    settings.reload()
+    assert main(["warmup", *SHAPE, "--device-name", "nvidia-h200"]) == 2
+    assert "TRITONGEMM_CACHE_DIR moves the cache folder" in capsys.readouterr().err
+    with pytest.raises(DataFileError) as raised:
+        check_file(tmp_path / "file" / "other.csv")
+    assert "TRITONGEMM_CACHE_DIR" not in str(raised.value)
 
 
 def test_checking_changes_nothing(tmp_path):

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from tritongemm import settings
 from tritongemm.errors import DataFileError
 
 #: Seconds that a writer waits for the lock; a merge holds it for milliseconds.
@@ -40,7 +41,10 @@ def write_error(path: object, error: OSError, lost: str = "") -> DataFileError:
     ``lost`` states what happened to the data, e.g. "nothing written before is lost".
     """
     reason = _REASONS.get(error.errno or 0) or f"cannot be written: {error.strerror or error}"
-    return DataFileError(path, f"{reason}. {lost}" if lost else reason)
+    cache = ""
+    if Path(str(path)).absolute().is_relative_to(settings.cache_root().absolute()):
+        cache = "TRITONGEMM_CACHE_DIR moves the cache folder, which holds this path"
+    return DataFileError(path, ". ".join(filter(None, (reason, lost, cache))))
 
 
 def write_atomic(path: str | os.PathLike[str], data: str | bytes, *,
