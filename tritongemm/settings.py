@@ -7,6 +7,7 @@ Nothing else in the package reads the environment. Values are read once, at firs
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import functools
 import logging
@@ -22,6 +23,8 @@ _PACKAGE = Path(__file__).resolve().parent
 #: Of a checkout; an installed package has its copy inside.
 _CHECKOUT = _PACKAGE.parent / "configs"
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"", "0", "false", "no", "off"}
+#: Of the variables that are this package's own.
+PREFIX = "TRITONGEMM_"
 POLICIES = ("auto", "own")
 FP32_MODES = ("split", "ieee")
 NATIVE_MODES = ("auto", "on", "off")
@@ -360,6 +363,19 @@ def show_log(level: str | None) -> None:
     logger.addHandler(_handler)
     if logger.level == logging.NOTSET:
         logger.setLevel(_handler.level)
+
+
+def unknown_variables() -> dict[str, str]:
+    """Variables of the environment that are named like those of :data:`VARIABLES` and are none of
+    them, each with the closest that is one, if any: misspelled ones, which nothing reads."""
+    words = [v.name.removeprefix(PREFIX) for v in VARIABLES if v.name.startswith(PREFIX)]
+    found = {}
+    for name in sorted(os.environ):
+        word = name.removeprefix(PREFIX)
+        if name.startswith(PREFIX) and word not in words:
+            close = difflib.get_close_matches(word, words, n=1)  # the prefix is like any other's
+            found[name] = PREFIX + close[0] if close else ""
+    return found
 
 
 def _read() -> Settings:

@@ -131,6 +131,20 @@ def test_a_cache_that_cannot_be_written_is_said(monkeypatch, tmp_path):
     assert not check.ok and "TRITONGEMM_CACHE_DIR" in check.fix
 
 
+def test_a_misspelled_variable_is_named_with_the_closest_setting(monkeypatch):
+    for name in [x for x in os.environ if x.startswith(settings.PREFIX)]:
+        monkeypatch.delenv(name)
+    assert doctor._environment().ok
+    monkeypatch.setenv("TRITONGEMM_POLICY", "own")
+    assert doctor._environment().ok
+    monkeypatch.setenv("TRITONGEMM_POLCY", "own")
+    monkeypatch.setenv("TRITONGEMM_ZZZ", "1")
+    check = doctor._environment()
+    assert str(check).startswith("unknown environment") and "TRITONGEMM_POLCY" in check.detail
+    assert check.fix == ("rename TRITONGEMM_POLCY to TRITONGEMM_POLICY, or unset it; "
+                         "unset TRITONGEMM_ZZZ")
+
+
 def test_no_configs_folder_is_said(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITONGEMM_CONFIG_DIR", str(tmp_path / "nowhere"))
     settings.reload()

@@ -51,6 +51,7 @@ class Check:
         detail: version, place, or what is wrong.
         fix: the command or step that fixes it; empty when ok.
         partly: not ok, and what needs it works all the same, with less.
+        word: of a check that is not ok, in place of ``damaged`` (partly) or ``missing``.
     """
 
     name: str
@@ -58,9 +59,10 @@ class Check:
     detail: str
     fix: str = ""
     partly: bool = False
+    word: str = ""
 
     def __str__(self) -> str:
-        word = "ok" if self.ok else "damaged" if self.partly else "missing"
+        word = "ok" if self.ok else self.word or ("damaged" if self.partly else "missing")
         line = f"{word:<8}{self.name:<20}{self.detail}"
         return printable(line if self.ok or not self.fix else f"{line}\n{'':28}-> {self.fix}")
 
@@ -304,6 +306,16 @@ def _configs() -> list[Check]:
                            "&& tritongemm publish sweep.jsonl")]
 
 
+def _environment() -> Check:
+    """Whether a misspelled variable is set, which nothing reads."""
+    unknown = settings.unknown_variables()
+    fixes = [f"rename {name} to {close}, or unset it" if close else f"unset {name}"
+             for name, close in unknown.items()]
+    return Check("environment", not unknown, f"no setting is named {', '.join(unknown)}"
+                 if unknown else f"each {settings.PREFIX}* variable that is set is known",
+                 "; ".join(fixes), word="unknown")
+
+
 def _cache() -> Check:
     """Whether compiled kernels can be stored: writes and removes a file."""
     try:
@@ -422,7 +434,8 @@ def diagnose() -> Diagnosis:
     """Runs all checks. Raises :class:`UsageError` for an invalid TRITONGEMM_* variable."""
     settings.current()
     torch, triton = _import("torch"), _import("triton")
-    steps: Iterable[Callable[[], Check]] = (_compiler, _headers, _interpreter, _cache, _profiler)
+    steps: Iterable[Callable[[], Check]] = (_environment, _compiler, _headers, _interpreter, _cache,
+                                            _profiler)
     checks = [_python(), torch, triton, *_pair(torch, triton), _gluon(triton),
               *map(_required, ("numpy", "pandas", "filelock", "platformdirs", "rich")),
               _driver(), *_gpu(torch.ok), *(step() for step in steps),
