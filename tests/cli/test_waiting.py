@@ -1,11 +1,14 @@
-"""What is shown while torch is imported: one line, or on a terminal a spinner that goes away."""
+"""What is shown while torch is imported: one line, or on a terminal a spinner that goes away; and
+counts of what is done."""
 
 from __future__ import annotations
 
 import io
 import sys
 
-from tritongemm.cli.waiting import Waiting
+import pytest
+
+from tritongemm.cli.waiting import Waiting, counting
 
 
 class Terminal(io.StringIO):
@@ -41,3 +44,21 @@ def test_without_rich_it_is_one_line(monkeypatch):
     waiting.start()
     waiting.stop()
     assert shown.getvalue() == "importing ...\n"
+
+
+@pytest.mark.parametrize("total, lines", [(3, 3), (10, 10), (2500, 10)])
+def test_a_count_elsewhere_is_a_line_for_each_tenth_at_most(capsys, total, lines):
+    progress = counting("choices")
+    for done in range(1, total + 1):
+        progress(done, total)
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == lines and said[-1] == f"{total} of {total} choices"
+
+
+def test_a_count_on_a_terminal_is_one_line(monkeypatch):
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stderr", shown)
+    progress = counting("choices")
+    for done in range(1, 101):
+        progress(done, 100)
+    assert shown.getvalue().count("\r") == 100 and shown.getvalue().count("\n") == 1

@@ -151,6 +151,16 @@ def test_the_command_builds_and_says_what_other_problems_it_serves(compiled, tmp
     assert main(["cubins", "coverage", folder, "--problems", "20", "--seed", "10", *words]) == 1
 
 
+def test_coverage_without_a_pack_is_refused_before_the_work_and_makes_no_folder(
+        tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(choosing, "choices", None)
+    folder = tmp_path / "none"
+    assert main(["cubins", "coverage", str(folder)]) == 2
+    said = capsys.readouterr().err
+    assert f"{folder} holds no pack" in said and f"tritongemm cubins build {folder}" in said
+    assert not folder.exists()
+
+
 @pytest.mark.parametrize(("words", "said"), [
     (["--max-size", "many"], "no size"), (["--cover", "2"], "no share"),
     (["--workers", "0"], "below 1"), (["--device-name", "nvidia-b200"], "not sm_90"),

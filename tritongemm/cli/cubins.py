@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tritongemm.cli.options import add_count
+from tritongemm.cli.waiting import counting
 from tritongemm.cli.where import add_device_name
 from tritongemm.errors import UsageError
+
+if TYPE_CHECKING:
+    from tritongemm.kernels.pack import Pack
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 _SHOWN = 5
@@ -49,7 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                             "repeated (default all of the architecture that have measurements)",
                     action="append")
     add_count(parser, "--problems", default=20_000,
-              help="number of random problems (default %(default)s)")
+              help="number of random problems (default %(default)s; for a first try, --problems "
+                   "1000). Choosing takes about 10 ms of a core for each problem and device; build "
+                   "then compiles thousands of binaries, about a second of a core each")
     parser.add_argument("--seed", type=int, default=0, metavar="N",
                         help="seed of the random problems (default %(default)s)")
     parser.add_argument("--dtype", default="bf16", metavar="LIST",
@@ -72,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
                or choosing.measured(args.arch))
     if wrong := [device.slug for device in devices if device.arch != args.arch]:
         raise UsageError(f"{', '.join(wrong)} is not sm_{args.arch}; use --arch")
+    pack = _pack(args) if args.action == "coverage" else None  # before the work for nothing
     dtypes = [word.strip() for word in args.dtype.split(",") if word.strip()]
     if not dtypes:
         raise UsageError("--dtype names none")
@@ -80,12 +87,12 @@ def run(args: argparse.Namespace) -> int:
                                         dtype)]
     workers = args.workers or len(os.sched_getaffinity(0))
     found = choosing.choices(
-        problems, devices, workers=workers, progress=_shown("choices"),
+        problems, devices, workers=workers, progress=counting("choices"),
         journal=args.folder / f"choices-seed{args.seed}.jsonl")
     print(f"{len(problems)} problems, seed {args.seed}, on "
           f"{', '.join(device.slug for device in devices)}")
-    if args.action == "coverage":
-        return _coverage(args, found)
+    if pack is not None:
+        return _coverage(args, pack, found)
     return _build(args, found, workers)
 
 
@@ -100,7 +107,7 @@ def _build(args: argparse.Namespace, found: list, workers: int) -> int:
     if args.action == "count":
         return 0
     built = building.build(wanted, found, args.folder, args.arch, max_bytes=args.max_size,
-                           workers=workers, progress=_shown("choices compiled"))
+                           workers=workers, progress=counting("choices compiled"))
     print(f"{built.pack.folder}: {built.pack.entries} binaries, "
           f"{built.packed_bytes / 1e6:.1f} MB, Triton {built.pack.triton}"
           + (f", up to --max-size {args.max_size / 1e6:g} MB" if built.full else ""))
@@ -114,12 +121,21 @@ def _build(args: argparse.Namespace, found: list, workers: int) -> int:
     return 1 if built.failed else 0
 
 
-def _coverage(args: argparse.Namespace, found: list) -> int:
-    from tritongemm.cubins import choosing
-    from tritongemm.kernels.pack import Pack, package_of
+def _pack(args: argparse.Namespace) -> Pack:
+    """The pack in FOLDER: its package's, or FOLDER itself. Raises :class:`UsageError`."""
+    from tritongemm.kernels.pack import MANIFEST, Pack, package_of
 
-    folder = args.folder / package_of(args.arch)
-    pack = Pack(folder if folder.is_dir() else args.folder)
+    folders = args.folder / package_of(args.arch), args.folder
+    for folder in folders:
+        if (folder / MANIFEST).exists():
+            return Pack(folder)
+    raise UsageError(f"{args.folder} holds no pack: there is no {MANIFEST} in it or in "
+                     f"{folders[0]}. `tritongemm cubins build {args.folder}` makes one")
+
+
+def _coverage(args: argparse.Namespace, pack: Pack, found: list) -> int:
+    from tritongemm.cubins import choosing
+
     keys = {*pack.keys()}
     whole = choosing.coverage(found, keys)
     print(f"{pack.entries} binaries serve {whole}")
@@ -127,12 +143,3 @@ def _coverage(args: argparse.Namespace, found: list) -> int:
         print(f"  {slug}: {choosing.coverage([x for x in found if x.device == slug], keys)}")
     return 0 if whole.share >= args.cover else 1
 
-
-def _shown(what: str):
-    if not sys.stderr.isatty():
-        return lambda done, total: None
-
-    def progress(done: int, total: int) -> None:
-        print(f"\r{done} of {total} {what}", end="\n" if done == total else "", file=sys.stderr,
-              flush=True)
-    return progress

@@ -1,8 +1,9 @@
-"""Progress display of a command during start-up: a spinner, or one line."""
+"""Progress displays: a spinner or one line during start-up, and counts of what is done."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -43,3 +44,20 @@ def starting() -> Waiting:
     """The display for the seconds in which this process and the measuring one import torch and
     Triton."""
     return Waiting("starting: torch and Triton are imported, a measuring process begins")
+
+
+def counting(what: str) -> Callable[[int, int], None]:
+    """progress(done, total): shows the count on standard error, on a terminal in one line, which
+    each call overwrites; elsewhere as a line for each tenth of the work."""
+    terminal = sys.stderr.isatty()
+    tenths = 0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal tenths
+        if terminal:
+            print(f"\r{done} of {total} {what}", end="\n" if done == total else "",
+                  file=sys.stderr, flush=True)
+        elif 10 * done // total > tenths:
+            tenths = 10 * done // total
+            print(f"{done} of {total} {what}", file=sys.stderr, flush=True)
+    return progress

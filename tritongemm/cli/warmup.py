@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from tritongemm.cli.options import add_count
 from tritongemm.cli.shapes import add_shape_arguments, problems_from
+from tritongemm.cli.waiting import counting
 from tritongemm.cli.where import add_device_name, or_named
 from tritongemm.device import current_device
 
@@ -29,17 +29,11 @@ def run(args: argparse.Namespace) -> int:
     problems = [problem for _, problem in problems_from(args)]
     from tritongemm.tuning.warmup import warmup
 
-    shown = sys.stderr.isatty()
-
-    def progress(done: int, total: int) -> None:
-        if shown:
-            print(f"\r{done} of {total}", end="\n" if done == total else "", file=sys.stderr,
-                  flush=True)
-
     if args.device_name is None:
         with or_named("compile"):
             current_device()
-    report = warmup(problems, device=args.device_name, workers=args.workers, progress=progress)
+    report = warmup(problems, device=args.device_name, workers=args.workers,
+                    progress=counting("configs compiled"))
     print(report)
     for title, entries in (("goes to torch", report.torchs), ("failed", report.failed)):
         for problem, reason in entries[:_SHOWN]:
