@@ -49,6 +49,13 @@ def test_a_sweep_of_ranges_reports_rules_times_and_the_next_command(faked, capsy
     assert sum(r["kind"] == "winner" for r in read_journal("j.jsonl")) == 2
 
 
+def test_where_nothing_was_measured_there_is_nothing_to_publish(faked, tmp_path, capsys):
+    (tmp_path / "mine.csv").write_text("m,n,k,dtype\n64,64,64,fp64\n")
+    assert main(["sweep", "--shapes", "mine.csv", "--journal", "j.jsonl"]) == 1
+    out = capsys.readouterr().out
+    assert "0 configs measured" in out and "journal: j.jsonl" in out and "publish" not in out
+
+
 def test_a_suite_file_and_kernels_and_a_random_subset(faked, tmp_path, capsys):
     (tmp_path / "mine.csv").write_text("m,n,k\n64,64,64\n96,64,64\n")
     assert main(["sweep", "--shapes", "mine.csv", "--kernels", "tiled", "--random", "2",
@@ -122,6 +129,8 @@ def test_resume_goes_on_and_says_what_was_taken_over(faked, capsys):
 
 @pytest.mark.parametrize(("arguments", "words"), [
     ([*SHAPE, "--resume"], "--journal"), ([*SHAPE, "--dtype", "int3"], "int3"),
+    ([*SHAPE, "--dtype", "bf16,fp64"], "--dtype fp64: no kernel takes it"),
+    ([*SHAPE, "--scale-a", "row"], "--scale-a row: kernels take no scales; TRITONGEMM_PLUGINS"),
     ([*SHAPE, "--layout", "xx"], "xx"), (["no_such_suite"], "no_such_suite"),
     ([*SHAPE, "--kernels", "mystery"], "mystery"), ([*SHAPE, "--top", "0"], "--top 0 is below 1"),
     ([*SHAPE, "--random", "0"], "--random"),

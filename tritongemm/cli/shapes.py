@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from tritongemm.cli.options import add_count
 from tritongemm.errors import UsageError
+from tritongemm.formats import FORMATS
 from tritongemm.problem import (
     ACTIVATIONS,
     ADDENDS,
@@ -31,6 +32,7 @@ from tritongemm.problem import (
     MAX_EXTENT,
     PRECISIONS,
     GemmProblem,
+    scale_of,
 )
 
 if TYPE_CHECKING:
@@ -111,7 +113,7 @@ def add_shape_arguments(parser: argparse.ArgumentParser, *, dtype: str | None = 
                            "1024:4096:512 (with --m, --n, --k: their product)")
     group.add_argument("--batch", metavar="LIST", help="batch sizes for --m --n --k (default 1)")
     group.add_argument("--dtype", default=dtype, metavar="LIST",
-                       help=f"of {', '.join(DTYPES)}, where the suite has none "
+                       help=f"of {', '.join(_taken_dtypes())}, where the suite has none "
                             f"(default {dtype_default})")
     group.add_argument("--layout", default=layout, metavar="LIST",
                        help=f"of {', '.join(LAYOUTS)}, where the suite has none; nt is what "
@@ -141,8 +143,9 @@ def add_operand_arguments(group: argparse._ActionsContainer) -> None:
                        help="dtype of the result (default: A's)")
     for name in ("a", "b"):
         group.add_argument(f"--scale-{name}", default="none", metavar="WORD",
-                           help=f"factors of {name.upper()}: tensor, row or a block such as 1x128 "
-                                "(default %(default)s)")
+                           help=f"factors of {name.upper()}: tensor, row or a block such as 1x128, "
+                                "for kernels of plugins (TRITONGEMM_PLUGINS); this package's take "
+                                "none (default %(default)s)")
 
 
 def operand_words(args: argparse.Namespace) -> dict[str, str]:
@@ -194,6 +197,7 @@ def problems_of(shapes: Sequence[Shape], args: argparse.Namespace, limit: str = 
     A value that the shape sets itself is kept. Duplicates within a suite are left out.
     """
     dtypes = names(args.dtype, tuple(DTYPES), "dtype")
+    _check_taken(args, dtypes)
     layouts = names(args.layout, LAYOUTS, "layout")
     epilogues = names(args.epilogue, tuple(EPILOGUES), "epilogue")
     if args.max_extent is not None:
@@ -208,6 +212,37 @@ def problems_of(shapes: Sequence[Shape], args: argparse.Namespace, limit: str = 
                                     precision=args.precision or "ieee", **operand_words(args))
             found.setdefault((shape.suite, problem), shape)
     return [(shape, problem) for (_, problem), shape in found.items()]
+
+
+def _taken_dtypes() -> tuple[str, ...]:
+    """The dtypes of operands that registered kernels take, those of A and B joined by ``x`` where
+    they differ. A complex product runs as one of its parts."""
+    from tritongemm.kernels import SPECS
+
+    taken = dict.fromkeys(word for spec in SPECS.values() for word in spec.takes.formats)
+    return *taken, *(name for name, one in FORMATS.items() if one.real in taken)
+
+
+def _check_taken(args: argparse.Namespace, dtypes: Sequence[str]) -> None:
+    """Raises :class:`UsageError` for dtypes and scales of ``args`` that no registered kernel takes:
+    every call of them goes to torch, and there is nothing to compile or to measure."""
+    from tritongemm.kernels import SPECS
+
+    taken = _taken_dtypes()
+    for dtype in dtypes:
+        if args.dtype_b not in (None, dtype):
+            if f"{dtype}x{args.dtype_b}" not in taken:
+                raise UsageError(f"--dtype {dtype} --dtype-b {args.dtype_b}: no kernel takes such "
+                                 f"operands; use one dtype for both, of {', '.join(taken)}")
+        elif dtype not in taken:
+            raise UsageError(f"--dtype {dtype}: no kernel takes it, and calls go to torch; use "
+                             f"{', '.join(taken)}")
+    scales = dict.fromkeys(word for spec in SPECS.values() for word in spec.takes.scales)
+    for option, word in (("--scale-a", args.scale_a), ("--scale-b", args.scale_b)):
+        scale = scale_of(word)
+        if scale is not None and scale.granularity not in scales:
+            raise UsageError(f"{option} {word}: kernels take {', '.join(scales) or 'no'} scales; "
+                             "TRITONGEMM_PLUGINS names modules that register other kernels")
 
 
 def problems_from(args: argparse.Namespace) -> list[tuple[Shape, GemmProblem]]:

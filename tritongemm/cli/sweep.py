@@ -218,5 +218,6 @@ def _summarise(report: SweepReport, publish: str = "") -> None:
     if report.stopped:
         print(f"stopped by the {report.stopped}; continue with --resume --journal "
               f"{shlex.quote(str(report.journal))}{publish}")
-    print(f"journal: {report.journal}\nnext: tritongemm publish "
-          f"{shlex.quote(str(report.journal))}{publish}")
+    print(f"journal: {report.journal}")
+    if report.measured or report.resumed:
+        print(f"next: tritongemm publish {shlex.quote(str(report.journal))}{publish}")
