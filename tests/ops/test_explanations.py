@@ -15,7 +15,7 @@ import tritongemm as tg
 from tritongemm import settings
 from tritongemm.compute import COMPUTES
 from tritongemm.device import device_named
-from tritongemm.errors import DeviceError, ProblemError, UsageError
+from tritongemm.errors import DeviceError, ProblemError, UnsupportedError, UsageError
 from tritongemm.integration.override import Calls, OverrideReport
 from tritongemm.kernels import SPECS
 from tritongemm.notebook import table
@@ -123,6 +123,37 @@ def test_a_part_of_several_names_or_of_none_is_refused(name, says):
 def test_nothing_to_multiply_is_torchs(sizes):
     found = tg.explain(*sizes, device="h200")
     assert found.config is None and found.source == "torch" and "extent is 0" in str(found)
+
+
+@pytest.mark.parametrize(("dtype", "interpret", "says"), [
+    (torch.bfloat16, False, "operands are on cpu"),
+    (torch.float64, True, "dtypes are torch.float64 and torch.float64"),
+    (torch.int64, True, "dtypes are torch.int64 and torch.int64")], ids=str)
+def test_tensors_that_no_kernel_takes_are_torchs(dtype, interpret, says):
+    a, b = torch.zeros(4, 8, dtype=dtype), torch.zeros(8, 6, dtype=dtype)
+    with settings.override(interpret=interpret):
+        found = tg.explain(a, b)
+    name = str(dtype).removeprefix("torch.")
+    assert str(found).splitlines() == [
+        f"operands   {name} [4, 8] on cpu and {name} [8, 6] on cpu", f"kernel     torch: {says}"]
+    assert (found.source, found.config, found.tiles, found.problem) == ("torch", None, None, None)
+    assert f"torch: {says}" in Cells(found._repr_html_()).texts
+
+
+def test_a_disabled_package_is_told_of_tensors():
+    with settings.override(interpret=True, disable=True):
+        assert "TRITONGEMM_DISABLE" in tg.explain(torch.ones(4, 8), torch.ones(8, 4)).note
+
+
+@pytest.mark.parametrize(("a", "b", "says"), [
+    (torch.ones(4, 8), torch.ones(7, 4), "reduction dim"), (torch.tensor(1.0), torch.ones(4), "0D"),
+    (torch.ones(4, 8), torch.ones(8, 4).double(), "dtypes are torch.float32 and torch.float64"),
+    (torch.ones(4, 8), torch.ones(8, 4, device="meta"), "devices are cpu and meta")],
+    ids=["shapes", "ranks", "dtypes", "devices"])
+@pytest.mark.parametrize("interpret", [False, True])
+def test_tensors_that_torch_refuses_are_refused(a, b, says, interpret):
+    with settings.override(interpret=interpret), pytest.raises(UnsupportedError, match=says):
+        tg.explain(a, b)
 
 
 def test_sizes_beyond_any_memory_are_told_without_a_warning():

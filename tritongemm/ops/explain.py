@@ -35,6 +35,7 @@ class Explanation:
     """The explanation of a choice. ``str()`` gives what ``tritongemm explain`` prints.
 
     Attributes:
+        problem, device: None for tensors that no kernel takes; ``operands`` describes them.
         source: as in :class:`~tritongemm.selection.policy.Choice`, or ``torch`` if no kernel runs
             the problem.
         estimate: the model's prediction, term by term; not a measurement.
@@ -50,10 +51,11 @@ class Explanation:
             for float32 of which nothing was measured, which is torch's.
         flagged: of tensors, how many rows and columns the guard of split products computes; empty
             where that does not apply.
+        operands: of tensors that no kernel takes, their dtypes, shapes and devices; else empty.
     """
 
-    problem: GemmProblem
-    device: DeviceSpec
+    problem: GemmProblem | None
+    device: DeviceSpec | None
     config: KernelConfig | None
     source: str
     note: str
@@ -70,6 +72,7 @@ class Explanation:
     alternatives_us: tuple[float, ...] = ()
     decision: str = ""
     flagged: str = ""
+    operands: str = ""
 
     @property
     def tiles(self) -> int | None:
@@ -84,6 +87,8 @@ class Explanation:
     def fields(self) -> list[tuple[str, str]]:
         """(name, text) of each line of the explanation."""
         p = self.problem
+        if p is None or self.device is None:
+            return [("operands", self.operands), ("kernel", f"torch: {self.note}")]
         found = [("problem", str(p)),
                  ("alignment", f"A {p.align_a}, B {p.align_b}, C {p.align_c} bytes"),
                  ("device", f"{self.device.name} ({self.device.sm}, {self.device.num_sms} SMs)")]
@@ -169,7 +174,7 @@ def explain(*what: object, device: str | None = None, **options: object) -> Expl
 
     Raises:
         UsageError: other arguments. ProblemError: a problem that cannot exist.
-        UnsupportedError: operands that always go to torch. DeviceError: no such device.
+        UnsupportedError: tensors that torch refuses too. DeviceError: no such device.
     """
     if len(what) == 3 and all(isinstance(size, int) for size in what):
         if "dtype" in options:
@@ -189,11 +194,37 @@ def explain(*what: object, device: str | None = None, **options: object) -> Expl
         from tritongemm.ops.plans import device_of
 
         a, b = what
-        found = explain_problem(problem_of(a, b), device_of(a.device))  # type: ignore[attr-defined]
+        try:
+            problem = problem_of(a, b)
+        except UnsupportedError as error:
+            return _explain_torchs(a, b, str(error))
+        found = explain_problem(problem, device_of(a.device))  # type: ignore[attr-defined]
         return replace(found, flagged=_flagged(found, a, b))
     else:
         raise UsageError("explain() takes two tensors, or three sizes M, N and K, or a GemmProblem")
     return explain_problem(problem, device_named(device) if device else current_device())
+
+
+def _explain_torchs(a: torch.Tensor, b: torch.Tensor, reason: str) -> Explanation:
+    """What a call of tensors that no kernel takes, for ``reason``, would run: torch's product.
+
+    Raises:
+        UnsupportedError: torch refuses them too.
+    """
+    import torch
+
+    refusal = f"dtypes are {a.dtype} and {b.dtype}" if a.dtype != b.dtype else (
+        f"devices are {a.device} and {b.device}" if a.device != b.device else "")
+    try:  # tensors without elements have torch's rules of rank and shape
+        torch.matmul(*(torch.empty(x.shape, dtype=x.dtype, device="meta") for x in (a, b)))
+    except RuntimeError as error:
+        refusal = refusal or str(error)
+    if refusal:
+        raise UnsupportedError(f"torch.matmul refuses these operands too: {refusal}")
+    operands = " and ".join(f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)} on {x.device}"
+                            for x in (a, b))
+    return Explanation(None, None, None, "torch", reason, None, None, None, None, None, "", (),
+                       operands=operands)
 
 
 def explain_problem(problem: GemmProblem, device: DeviceSpec) -> Explanation:
@@ -231,8 +262,9 @@ def explain_problem(problem: GemmProblem, device: DeviceSpec) -> Explanation:
 
 def _flagged(found: Explanation, a: torch.Tensor, b: torch.Tensor) -> str:
     """How many rows of A and columns of B the guard of a split product computes."""
-    if (found.config is None or found.torch_reason or not SPECS[found.config.kernel].guarded
-            or a.is_complex() or min(a.dim(), b.dim()) < 2):
+    if (found.problem is None or found.config is None or found.torch_reason
+            or not SPECS[found.config.kernel].guarded or a.is_complex()
+            or min(a.dim(), b.dim()) < 2):
         return ""
     from tritongemm.ops.flags import flagged
 
