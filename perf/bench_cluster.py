@@ -49,7 +49,7 @@ def main() -> int:
     parser.add_argument("--journals", type=Path, help="write the sweeps' journals to this folder")
     args = parser.parse_args()
     if importlib.util.find_spec("distributed") is None:
-        raise SystemExit("this needs the extra [cluster]: pip install 'tritongemm[cluster]'")
+        raise SystemExit("this needs the extra [cluster]: pip install '.[cluster]'")
     counts = [int(x) for x in args.gpus.split(",")] if args.gpus else [1, gpus_here()]
     every = sorted(os.sched_getaffinity(0))
     most = len(every) // max(counts)

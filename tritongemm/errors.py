@@ -90,8 +90,13 @@ class MissingDependencyError(TritonGemmError, ImportError):
     """An optional package is not installed; the message holds the command that installs it."""
 
 
+def install_command(extra: str) -> str:
+    """How this package is installed with an optional ``extra``: it is on no package index."""
+    return f"pip install '.[{extra}]' in a clone, or 'FILE.whl[{extra}]' from a wheel"
+
+
 def missing(package: str, extra: str, what: str) -> MissingDependencyError:
     """The error for an optional ``package`` of extra ``extra`` that ``what`` needs."""
     return MissingDependencyError(
         f"{what} needs {package}, which is not installed. "
-        f"Run: pip install 'tritongemm[{extra}]'")
+        f"Run: {install_command(extra)}")

@@ -179,7 +179,7 @@ def test_missing_package_names_the_install_command(cache, monkeypatch, absent, n
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(MissingDependencyError, match=rf"{named}.*tritongemm\[cuda\]"):
+    with pytest.raises(MissingDependencyError, match=rf"{named}.*'\.\[cuda\]'"):
         compile_cuda(SCALE, "scale", {"THREADS": 256}, arch=90)
 
 

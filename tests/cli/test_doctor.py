@@ -158,7 +158,7 @@ def test_a_package_without_its_configs_is_reinstalled(monkeypatch):
         raise UsageError("no configs/ folder")
 
     monkeypatch.setattr(settings, "config_roots", gone)
-    assert "--force-reinstall tritongemm" in doctor._configs()[0].fix
+    assert "--force-reinstall FILE.whl" in doctor._configs()[0].fix
 
 
 @pytest.mark.parametrize("slug, sms, says", [

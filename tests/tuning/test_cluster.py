@@ -342,5 +342,5 @@ def test_a_command_without_a_scheduler_ends_with_2_and_writes_nothing(words, mon
 
 def test_without_dask_the_extra_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'tritongemm\[cluster\]'"):
+    with pytest.raises(MissingDependencyError, match=r"pip install '\.\[cluster\]'"):
         cluster.sweep_on_cluster(PROBLEMS, tmp_path / "j.jsonl", "tcp://127.0.0.1:9")

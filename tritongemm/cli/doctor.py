@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tritongemm import settings
 from tritongemm.cli.config_check import damaged
-from tritongemm.errors import TritonGemmError, printable
+from tritongemm.errors import TritonGemmError, install_command, printable
 from tritongemm.records.installed import (
     TESTED,
     how_tested,
@@ -227,9 +227,9 @@ def _interpreter() -> Check:
 def _optional(distribution: str) -> Check:
     version = version_of(distribution)
     extra, what = OPTIONAL[distribution]
-    wanted = f"'tritongemm[{extra}]'" if extra else distribution
+    command = install_command(extra) if extra else f"pip install {distribution}"
     return Check(distribution, version is not None, version or f"not installed; needed for {what}",
-                 f"{sys.executable} -m pip install {wanted}")
+                 f"{sys.executable} -m {command}")
 
 
 def _profiler() -> Check:
@@ -250,7 +250,8 @@ def _configs() -> list[Check]:
         asked = values.config_dir is not None or values.config_only
         return [Check("configs", False, str(error), (
             "correct or unset TRITONGEMM_CONFIG_DIR and TRITONGEMM_CONFIG_ONLY" if asked
-            else f"{sys.executable} -m pip install --force-reinstall tritongemm"))]
+            else "in a clone: git checkout configs; from a wheel: "
+                 f"{sys.executable} -m pip install --force-reinstall FILE.whl"))]
 
     def tables(slug: str, *among: Path) -> int:
         return len({path.name for root in among for path in (root / "tuned" / slug).glob("*.json")})

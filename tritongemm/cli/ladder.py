@@ -18,7 +18,12 @@ from tritongemm.cli.outputs import check_file, file_argument
 from tritongemm.cli.shapes import integers
 from tritongemm.cli.waiting import Waiting, starting
 from tritongemm.cli.where import cpu_instead
-from tritongemm.errors import MissingDependencyError, TritonGemmError, UsageError
+from tritongemm.errors import (
+    MissingDependencyError,
+    TritonGemmError,
+    UsageError,
+    install_command,
+)
 from tritongemm.records.reading import read_text
 
 if TYPE_CHECKING:
@@ -214,9 +219,8 @@ def _interpreted(args: argparse.Namespace) -> int:
     """Runs the Triton rungs in the interpreter, in a new process: they need no Numba."""
     obstacle = interpreter_obstacle()
     if obstacle:
-        raise UsageError("the host rungs need numba (pip install 'tritongemm[cpu]'), and "
-                         f"{obstacle}")
-    print("numba is not installed (pip install 'tritongemm[cpu]'), so no host rung can run. The "
+        raise UsageError(f"the host rungs need numba ({install_command('cpu')}), and {obstacle}")
+    print(f"numba is not installed ({install_command('cpu')}), so no host rung can run. The "
           "Triton rungs run in the interpreter, which checks them without timing them:", flush=True)
     words = ["ladder", "--rungs", "triton", "--size", args.size or _SIZES["interpreter"], "--dtype",
              args.dtype, "--out", str(args.out), "--seed", str(args.seed), "--no-pictures"]
@@ -288,7 +292,7 @@ def _rungs(args: argparse.Namespace, cpu: bool) -> tuple[str, ...]:
             package, extra = _NEEDS.get(word, ("", ""))
             if package and not installed(package) and len(words) > 1:
                 print(f"the {word} rungs are left out: they need {package} "
-                      f"(pip install 'tritongemm[{extra}]')")
+                      f"({install_command(extra)})")
                 continue
             texts.update(dict.fromkeys(r.name for r in catalog.rungs(word)))
         else:

@@ -15,7 +15,7 @@ from tritongemm.baselines.cuda import rungs as cuda
 from tritongemm.bench.providers import Prepared
 from tritongemm.config import PARAMETERS, KernelConfig
 from tritongemm.device import DeviceSpec
-from tritongemm.errors import UnsupportedError, UsageError
+from tritongemm.errors import UnsupportedError, UsageError, install_command
 from tritongemm.kernels.ladder import RUNG_SPECS
 from tritongemm.ladder import catalog
 from tritongemm.occupancy import occupancy
@@ -128,7 +128,7 @@ class RungProvider:
             try:
                 import numba  # noqa: F401
             except ImportError:
-                return "it needs numba. Run: pip install 'tritongemm[cpu]'"
+                return f"it needs numba. Run: {install_command('cpu')}"
             return None
         if target.kind == "cuda" or (target.kind == "interpreter"
                                      and self.rung.kind == catalog.TRITON):
@@ -136,7 +136,7 @@ class RungProvider:
                 try:
                     import cuda.core  # noqa: F401
                 except ImportError:
-                    return "it needs cuda-core. Run: pip install 'tritongemm[cuda]'"
+                    return f"it needs cuda-core. Run: {install_command('cuda')}"
             return None
         if self.rung.kind == catalog.TRITON:
             return "it runs on a CUDA device, or proves itself under TRITON_INTERPRET=1"

@@ -26,6 +26,7 @@ from tritongemm.errors import (
     DeviceError,
     MissingDependencyError,
     UsageError,
+    install_command,
     missing,
 )
 from tritongemm.records import sealed
@@ -189,7 +190,7 @@ def _nvrtc_version() -> str:
     except (RuntimeError, OSError, ImportError) as error:  # the library itself is not there
         raise MissingDependencyError(
             f"{what} needs the NVRTC library, which cannot be loaded ({error}). "
-            "Run: pip install 'tritongemm[cuda]'") from error
+            f"Run: {install_command('cuda')}") from error
     return f"{major}.{minor}"
 
 
