@@ -1,8 +1,8 @@
 """Sweep a suite on GPUs of a Kubernetes cluster, through the operator of dask-kubernetes.
 
-    pip install 'tritongemm[cluster,kubernetes]'
+    pip install '.[cluster,kubernetes]'                             # in a clone of tritongemm
     python examples/cluster/kubernetes.py --image REGISTRY/tritongemm:TAG --workers 4 --show
-    python examples/cluster/kubernetes.py --image REGISTRY/tritongemm:TAG --workers 4 llm_decode
+    python examples/cluster/kubernetes.py --image REGISTRY/tritongemm:TAG --workers 4 layers.csv
 
 Each pod has one GPU and one worker. The image holds tritongemm with the extra [cluster], of the
 version that is installed here. `--show` prints the manifest, for `kubectl apply -f`, and needs
@@ -52,7 +52,7 @@ def manifest(args: argparse.Namespace) -> dict:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("suite", nargs="?", help="a suite by name, or a CSV by path")
-    parser.add_argument("--image", required=True, help="holds tritongemm[cluster]")
+    parser.add_argument("--image", required=True, help="holds tritongemm with the extra [cluster]")
     parser.add_argument("--name", default="tritongemm")
     parser.add_argument("--workers", type=int, default=1, help="pods, one GPU each (default 1)")
     parser.add_argument("--cores", type=int, default=8, help="of each pod (default 8)")

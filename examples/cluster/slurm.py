@@ -1,8 +1,8 @@
 """Sweep a suite on GPUs of a SLURM cluster, through dask-jobqueue.
 
-    pip install 'tritongemm[cluster]'
-    python examples/cluster/slurm.py llm_decode --jobs 4            # submits, sweeps, ends the jobs
-    python examples/cluster/slurm.py llm_decode --jobs 4 --show     # prints the job script only
+    pip install '.[cluster]'                                        # in a clone of tritongemm
+    python examples/cluster/slurm.py layers.csv --jobs 4            # submits, sweeps, ends the jobs
+    python examples/cluster/slurm.py layers.csv --jobs 4 --show     # prints the job script only
 
 Each job takes one node with its GPUs. `tritongemm worker` starts one worker for each of them. Jobs
 that start late join the sweep; a job that reaches its time limit returns its problems.
