@@ -15,8 +15,8 @@ import tritongemm as tg  # noqa: E402
 from tritongemm.errors import UnsupportedError, UsageError  # noqa: E402
 from tritongemm.integration import entries  # noqa: E402
 from tritongemm.integration import override as in_force  # noqa: E402
-from tritongemm.ops import native  # noqa: E402
-from tritongemm.ops.sights import SEEN_TOO_LITTLE, seen  # noqa: E402
+from tritongemm.ops import execute, native  # noqa: E402
+from tritongemm.ops.sights import ONE_OF_MANY, SEEN_TOO_LITTLE, seen  # noqa: E402
 from tritongemm.selection.hosttime import EARLY_SIGHTS  # noqa: E402
 
 A, B = torch.randn(6, 5), torch.randn(5, 7)
@@ -189,6 +189,41 @@ def test_a_large_product_is_decided_at_its_first_call(products, monkeypatch):
         torch.mm(A, B)
         torch.mm(A[:5], B)
     assert taken() == {"mm": 1} and declined() == {SEEN_TOO_LITTLE: 1}
+
+
+@pytest.fixture
+def many_sizes(products, monkeypatch):
+    """Every product is large, two of them are judged at once, and a later one is torch's three
+    times."""
+    monkeypatch.setattr(seen, "patience", seen.patience._replace(products=0))
+    for name, value in {"LARGE_PRODUCTS": 0, "FIRST_SELECTIONS": 2,
+                        "calls_first": lambda *_: 3}.items():
+        monkeypatch.setattr(f"tritongemm.ops.sights.{name}", value)
+    yield
+    execute.clear_plans()
+
+
+@pytest.mark.parametrize("call", [
+    lambda m: torch.mm(A[:m], B), lambda m: torch.mm(A[:m], B, out=torch.empty(m, 7)),
+    lambda m: torch.addmm(A[:m, :1], A[:m], B)], ids=["mm", "mm.out", "addmm"])
+def test_of_ever_new_sizes_only_the_first_are_decided_at_once(many_sizes, call):
+    with tg.override():
+        for m in (6, 5, 4, 3, 4, 4):
+            torch.testing.assert_close(call(m), call(m))
+    assert declined() == {ONE_OF_MANY: 3 + 2}  # of m = 4, which is decided then, and of 3
+    assert sum(taken().values()) == 4 + 3
+
+
+def test_many_sizes_do_not_make_others_wait(many_sizes):
+    with tg.override():
+        for m in (6, 5, 4):
+            torch.mm(A[:m], B)
+        tg.mm(A[:4], B)
+        with tg.batch_invariant():
+            torch.mm(A[:3], B)
+    with tg.override(strict=True):
+        torch.mm(A[:2], B)
+    assert declined() == {ONE_OF_MANY: 1} and taken() == {"mm": 4}
 
 
 def test_a_call_of_the_package_itself_does_not_wait(products):

@@ -16,8 +16,8 @@ from tritongemm.errors import UnsupportedError
 from tritongemm.integration import entries
 from tritongemm.integration import override as overriding
 from tritongemm.ops import execute, native, registered  # noqa: F401  (torch.ops.tritongemm)
-from tritongemm.ops.sights import SEEN_TOO_LITTLE, Patience, Sights
-from tritongemm.selection.hosttime import EARLY_SIGHTS
+from tritongemm.ops.sights import ONE_OF_MANY, PATIENCE, SEEN_TOO_LITTLE, Patience, Sights
+from tritongemm.selection.hosttime import EARLY_SIGHTS, NATIVE
 
 pytestmark = pytest.mark.thorough
 
@@ -150,6 +150,27 @@ def test_small_products_are_due_as_in_the_python_path(patience, driver, monkeypa
     finally:
         monkeypatch.undo()
         native.forget()
+
+
+def test_one_of_many_large_products_runs_natively_once_it_was_repeated(driver, monkeypatch):
+    for name, value in {"LARGE_PRODUCTS": 0, "FIRST_SELECTIONS": 1,
+                        "calls_first": lambda *_: 3}.items():
+        monkeypatch.setattr(f"tritongemm.ops.sights.{name}", value)
+    a, b = drawn(33, 17), drawn(17, 40)
+    expected = torch.mm(a[:32], b)
+    native.table().set_patience(*PATIENCE[NATIVE]._replace(products=0))
+    try:
+        tg.override_report(clear=True)
+        with tg.override():
+            torch.mm(a, b)
+            for _ in range(5):
+                torch.testing.assert_close(torch.mm(a[:32], b), expected)
+            report = tg.override_report()
+    finally:
+        native.forget(sights=True)
+    mm, = (x for x in report.calls if x.name == "mm")
+    assert mm.declined == {ONE_OF_MANY: 3}
+    assert (driver.by_python, driver.by_native) == (2, 1)
 
 
 def test_under_batch_invariance_no_product_waits(driver):

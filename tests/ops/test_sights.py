@@ -1,19 +1,26 @@
-"""How often a kind of small product is seen before it is judged."""
+"""How often a kind of product is seen before it is judged."""
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
 
-from tritongemm.ops.sights import _MOST, PATIENCE, Patience, Sights
+from tritongemm.device import device_named
+from tritongemm.ops.sights import _MOST, PATIENCE, Patience, Selections, Sights
+from tritongemm.problem import GemmProblem
 from tritongemm.selection.hosttime import (
     EARLY_SIGHTS,
+    FIRST_SELECTIONS,
     GRAPH,
+    LARGE_BYTES,
+    LARGE_PRODUCTS,
     NATIVE,
     PYTHON,
     SELECTION_US,
     HostPath,
+    calls_first,
     sights,
 )
 
@@ -81,3 +88,68 @@ def test_the_order_of_kinds_does_not_matter_and_no_kind_waits_again():
     for kind in calls:
         seen[kind] += 1
         assert counted.due(kind, *SMALL) is (seen[kind] >= 9)
+
+
+H200 = device_named("nvidia-h200")
+
+
+TUNED = GemmProblem.contiguous(4096, 28672, 4096, layout="nt")
+
+
+def large(m: int, dtype: str = "bf16", k: int = 4096) -> GemmProblem:
+    """A layer of a prompt of so many tokens."""
+    return GemmProblem.contiguous(m, 14344, k, dtype=dtype, layout="nt")
+
+
+def shown(problems) -> tuple[Selections, list[int]]:
+    selections = Selections()
+    return selections, [selections.wait(problem, H200) for problem in problems]
+
+
+def test_large_products_of_ever_new_sizes_are_torchs_after_the_first_ones():
+    _, waits = shown(large(301 + i) for i in range(2 * FIRST_SELECTIONS))
+    assert waits[:FIRST_SELECTIONS] == [0] * FIRST_SELECTIONS
+    assert all(1000 < calls < 20_000 for calls in waits[FIRST_SELECTIONS:])
+
+
+def test_one_that_returned_is_judged_when_it_is_asked_for_again():
+    selections, _ = shown(large(301 + i) for i in range(FIRST_SELECTIONS))
+    assert selections.wait(large(3000), H200) > 0
+    assert selections.wait(large(3001), H200) > 0
+    assert selections.wait(large(3000), H200) == 0
+
+
+def test_tuned_and_small_products_never_wait():
+    _, waits = shown([*(large(301 + i) for i in range(FIRST_SELECTIONS + 1)),
+                               TUNED, large(1, k=64)])
+    assert waits[-3] > 0 and waits[-2:] == [0, 0]
+    tuned = Selections()  # they are not counted either
+    assert not any(tuned.wait(TUNED, H200) for _ in range(2 * FIRST_SELECTIONS))
+    assert tuned.wait(large(301), H200) == 0
+
+
+def test_waiting_for_a_large_product_gives_away_no_more_than_judging_costs():
+    us = 100.0  # at the bf16 peak
+    calls = [calls_first(precision, us / 12 * LARGE_PRODUCTS, 0.0)
+             for precision in ("ieee", "tf32", "fp16x3")]
+    assert calls == [math.ceil(SELECTION_US / (us * saved)) for saved in (0.03, 0.3, 15 * 0.63)]
+    assert calls_first("ieee", 0.0, us / 12 * LARGE_BYTES) == calls[0]
+
+
+def test_memory_of_waiting_products_is_bounded(monkeypatch):
+    monkeypatch.setattr("tritongemm.ops.sights._MOST", 5)
+    monkeypatch.setattr("tritongemm.ops.sights.FIRST_SELECTIONS", 0)
+    selections, waits = shown(large(301 + i) for i in range(40))
+    assert all(waits) and len(selections._waiting) <= 5
+    counted = Sights(PATIENCE[NATIVE])
+    for kind in range(40):
+        counted.wait(kind, 3)
+    assert len(counted._left) <= 5
+
+
+def test_a_kind_waits_for_as_many_calls_as_it_is_made_to():
+    counted = Sights(PATIENCE[NATIVE])
+    counted.wait("x", 3)  # at its first call
+    assert [counted.waits("x") for _ in range(4)] == [True, True, False, False]
+    counted.wait("y", 1)
+    assert not counted.waits("y") and not counted.waits("z")

@@ -77,7 +77,7 @@ class Policy:
 
     Attributes:
         products: multiplications (batch * M * N * K) below which a call is torch's.
-        patient: a small product is torch's until it is due (:mod:`tritongemm.ops.sights`).
+        patient: a product is torch's until it is due (:mod:`tritongemm.ops.sights`).
         strict: raise instead of calling torch.
         watch: sees the calls.
         keys: the dispatch keys to stand at.
@@ -248,7 +248,7 @@ def _watched(watch: Watch | None, name: str, taken: bool, run: Kernel) -> Kernel
 def _product_entry(op: Op, theirs: Kernel, policy: Policy, looked: bool, name: str) -> Kernel:
     """mm and bmm. The dispatcher leaves out what has its default value."""
     tally, strict, least = tallies[name], policy.strict, policy.products
-    patient = policy.patient and not looked
+    patient = policy.patient
     fresh, into = (_watched(policy.watch, name, True, run) for run in (product, product_into))
 
     def entry(self: Tensor, mat2: Tensor, out_dtype: torch.dtype | None = None, *,
@@ -259,7 +259,8 @@ def _product_entry(op: Op, theirs: Kernel, policy: Policy, looked: bool, name: s
         if reason is None:
             result = (fresh(op, self, mat2, looked=looked, patient=patient)
                       if out is None and out_dtype is None
-                      else into(op, self, mat2, out=out, dtype_out=out_dtype, patient=patient))
+                      else into(op, self, mat2, out=out, dtype_out=out_dtype, looked=looked,
+                                patient=patient))
             if not isinstance(result, Declined):
                 tally.taken += 1
                 return result
@@ -275,7 +276,7 @@ def _product_entry(op: Op, theirs: Kernel, policy: Policy, looked: bool, name: s
 def _sum_entry(op: Op, theirs: Kernel, policy: Policy, looked: bool, name: str) -> Kernel:
     """addmm and baddbmm."""
     tally, strict, least = tallies[name], policy.strict, policy.products
-    patient = policy.patient and not looked
+    patient = policy.patient
     run = _watched(policy.watch, name, True, fused)
 
     def entry(self: Tensor, a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, *,

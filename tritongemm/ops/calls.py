@@ -82,8 +82,9 @@ class Operands(NamedTuple):
     dtype_out: torch.dtype | None = None
 
 
-def bind(rule: Rule, x: Operands) -> Call:
-    """The callable for operands with these properties.
+def bind(rule: Rule, x: Operands, patient: bool = False) -> Call:
+    """The callable for operands with these properties. ``patient``: as in
+    :meth:`tritongemm.ops.plans.Plans.get`.
 
     Raises:
         Declined: torch must run them.
@@ -94,17 +95,18 @@ def bind(rule: Rule, x: Operands) -> Call:
     *others, last = forms_of(rule, x)
     for form in others:
         try:
-            return _bound(rule, x, form, dtype_out)
+            return _bound(rule, x, form, dtype_out, patient)
         except Declined as reason:
             if not reason.lasting:
                 raise
-    return _bound(rule, x, last, dtype_out)
+    return _bound(rule, x, last, dtype_out, patient)
 
 
-def _bound(rule: Rule, x: Operands, form: CallForm, dtype_out: torch.dtype) -> Call:
+def _bound(rule: Rule, x: Operands, form: CallForm, dtype_out: torch.dtype,
+           patient: bool) -> Call:
     """The callable that runs ``form``. Raises Declined."""
     key = (*_problem(rule, x, form, dtype_out), x.a.device)
-    plan = plans.get(key, forced=rule.forced)
+    plan = plans.get(key, forced=rule.forced, patient=patient)
     if x.out is not None:
         return _into(rule, x, form, key, plan)
     return _fresh(form, key, plan, dtype_out)

@@ -39,3 +39,14 @@ class DeclinedForNow(DeclinedByChoice):
     """Declines this call by choice; a later one with the same key may run."""
 
     lasting = False
+
+
+class DeclinedAtFirst(DeclinedForNow):
+    """Declines by choice as many calls with the same key as ``calls`` says, this one among them."""
+
+    def __init__(self, reason: str, calls: int) -> None:
+        super().__init__(reason)
+        self.calls = calls
+
+    def fresh(self) -> DeclinedAtFirst:
+        return type(self)(str(self), self.calls)

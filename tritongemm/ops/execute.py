@@ -22,9 +22,9 @@ import torch
 from tritongemm import settings
 from tritongemm.ops import calls, native
 from tritongemm.ops.calls import Call, Operands, Rule, bind, precision_setting
-from tritongemm.ops.declined import Declined, DeclinedForNow
+from tritongemm.ops.declined import Declined, DeclinedAtFirst, DeclinedForNow
 from tritongemm.ops.plans import forget as forget_plans
-from tritongemm.ops.sights import SEEN_TOO_LITTLE, seen
+from tritongemm.ops.sights import ONE_OF_MANY, SEEN_TOO_LITTLE, seen
 from tritongemm.ops.untraced import untraced
 from tritongemm.problem import ACTIVATIONS
 
@@ -73,8 +73,9 @@ def product(op: Op, a: torch.Tensor, b: torch.Tensor, alpha: float = 1.0, *,
     """alpha * A @ B in newly allocated memory.
 
     Args:
-        looked: the native dispatcher has just been asked for the call.
-        patient: decline a small product until it is due (:mod:`tritongemm.ops.sights`).
+        looked: the native dispatcher has just been asked for the call; under an override, where
+            small products wait.
+        patient: decline a product until it is due (:mod:`tritongemm.ops.sights`).
     """
     if (not looked and alpha == 1.0 and (find := native.run_below) is not None
             and (known := find(op.number, a, b)) is not None):
@@ -94,10 +95,10 @@ def product(op: Op, a: torch.Tensor, b: torch.Tensor, alpha: float = 1.0, *,
         return _NOT_IN_MEMORY
     call = op.hits.get(key)
     if call is None:
-        if patient and not _due(op, key, a, b):
-            return _SEEN_TOO_LITTLE
+        if patient and (waits := _waits(op, key, a, b, looked)) is not None:
+            return waits
         generation = native.generation()
-        call = _learn(op, key, Operands(a, b, scaled=alpha != 1.0))
+        call = _learn(op, key, Operands(a, b, scaled=alpha != 1.0), patient)
         result = call(a, b, pa, pb, alpha)
         if alpha == 1.0 and key in op.hits:
             native.offer(generation, op.number, call, result, a, b)
@@ -107,9 +108,10 @@ def product(op: Op, a: torch.Tensor, b: torch.Tensor, alpha: float = 1.0, *,
 
 @untraced
 def product_into(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None,
-                 dtype_out: torch.dtype | None = None, *,
+                 dtype_out: torch.dtype | None = None, *, looked: bool = False,
                  patient: bool = False) -> torch.Tensor | Declined:
-    """A @ B in ``out``, or as ``dtype_out``. ``patient``: as in :func:`product`."""
+    """A @ B in ``out``, or as ``dtype_out``. ``patient``: as in :func:`product`, ``looked`` too,
+    but the native dispatcher is not asked here."""
     kind = a.dtype
     if kind is float32:
         kind = precision_setting("cuda", "matmul")
@@ -126,10 +128,10 @@ def product_into(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | N
         return _NOT_IN_MEMORY
     call = op.hits.get(key)
     if call is None:
-        if patient and not _due(op, key, a, b):
-            return _SEEN_TOO_LITTLE
+        if patient and (waits := _waits(op, key, a, b, looked)) is not None:
+            return waits
         generation = native.generation()
-        call = _learn(op, key, Operands(a, b, out, dtype_out=dtype_out))
+        call = _learn(op, key, Operands(a, b, out, dtype_out=dtype_out), patient)
         result = call(a, b, pa, pb, 1.0, None, 0, 0.0, *(() if out is None else (out,)))
         if key in op.hits:
             native.offer(generation, op.number, call, result, a, b, out=out, dtype_out=dtype_out)
@@ -165,10 +167,10 @@ def fused(op: Op, d: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: float
         return _NOT_IN_MEMORY
     call = op.hits.get(key)
     if call is None:
-        if patient and not _due(op, key, a, b):
-            return _SEEN_TOO_LITTLE
+        if patient and (waits := _waits(op, key, a, b, looked)) is not None:
+            return waits
         generation = native.generation()
-        call = _learn_fused(op, key, d, a, b, beta, alpha, out)
+        call = _learn_fused(op, key, d, a, b, beta, alpha, out, patient)
         result = call(a, b, pa, pb, alpha, d, pd, beta, *(() if out is None else (out,)))
         if key in op.hits:
             native.offer(generation, op.number, call, result, a, b, d, out, alpha, beta)
@@ -222,14 +224,20 @@ def _out_key(out: torch.Tensor | None) -> tuple | None:
     return out.shape, out.stride(), out.dtype, out.device, out.data_ptr() & 15
 
 
-def _due(op: Op, key: tuple, a: torch.Tensor, b: torch.Tensor) -> bool:
+def _waits(op: Op, key: tuple, a: torch.Tensor, b: torch.Tensor, looked: bool) -> Declined | None:
+    """Why a call without an answer is torch's for now. None: it is to be judged."""
     if settings.current().batch_invariant:  # whoever multiplies must not depend on what came before
-        return True
+        return None
+    kind = op.number, key
+    if seen.waits(kind):
+        return _ONE_OF_MANY
     columns = b.shape[-1] if b.dim() else 0  # torch refuses a scalar, in its own words
-    return seen.due((op.number, key), a.numel() * columns, a.nbytes + b.nbytes)
+    if looked or seen.due(kind, a.numel() * columns, a.nbytes + b.nbytes):
+        return None
+    return _SEEN_TOO_LITTLE
 
 
-_SEEN_TOO_LITTLE = DeclinedForNow(SEEN_TOO_LITTLE)
+_SEEN_TOO_LITTLE, _ONE_OF_MANY = DeclinedForNow(SEEN_TOO_LITTLE), DeclinedForNow(ONE_OF_MANY)
 _NOT_STRIDED = Declined("an operand is not strided, or has no storage")
 _NOT_IN_MEMORY = Declined("the values of an operand or of out= are not in memory")
 
@@ -246,12 +254,12 @@ def _without_memory(*tensors: torch.Tensor | None) -> bool:
 
 
 def _learn_fused(op: Op, key: tuple, d: torch.Tensor, a: torch.Tensor, b: torch.Tensor,
-                 beta: float, alpha: float, out: torch.Tensor | None) -> Call:
+                 beta: float, alpha: float, out: torch.Tensor | None, patient: bool) -> Call:
     operands = Operands(a, b, out, d, added=beta != 0.0, scaled=alpha != 1.0)
     if alpha == 1.0 and beta in (0.0, 1.0):
-        return _learn(op, key, operands)
+        return _learn(op, key, operands, patient)
     reason = judge(alpha, beta)  # a declined problem needs no plan
-    return _learn(op, key, operands, judged=True) if reason is None else _refusing(reason)
+    return _learn(op, key, operands, patient, True) if reason is None else _refusing(reason)
 
 
 #: Least and largest magnitude of a factor that kernels accept: the range of normal float32 numbers.
@@ -287,7 +295,8 @@ def _judging(call: Call) -> Call:
     return judged
 
 
-def _learn(op: Op, key: tuple, operands: Operands, judged: bool = False) -> Call:
+def _learn(op: Op, key: tuple, operands: Operands, patient: bool = False,
+           judged: bool = False) -> Call:
     """The callable of a new key. It is cached unless the answer may change.
 
     It goes into the table that was current at the start, so that it is dropped with that table if
@@ -295,11 +304,13 @@ def _learn(op: Op, key: tuple, operands: Operands, judged: bool = False) -> Call
     """
     hits = op.hits
     try:
-        call = bind(op.rule, operands)
+        call = bind(op.rule, operands, patient)
         if judged:
             call = _judging(call)
     except Declined as reason:
         call = _refusing(reason)
+        if isinstance(reason, DeclinedAtFirst):
+            seen.wait((op.number, key), reason.calls)
         if not reason.lasting:
             return call
     return _keep(hits, key, call)

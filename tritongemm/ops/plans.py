@@ -20,8 +20,9 @@ from tritongemm.errors import CompileError, LaunchError, TritonGemmError, Unsupp
 from tritongemm.kernels.compile import launches_of
 from tritongemm.kernels.launch import Geometry
 from tritongemm.ops import native
-from tritongemm.ops.declined import Declined, DeclinedByChoice, DeclinedNow
+from tritongemm.ops.declined import Declined, DeclinedAtFirst, DeclinedByChoice, DeclinedNow
 from tritongemm.ops.plan import InterpretedPlan, Plan, make_plan, scratch_of
+from tritongemm.ops.sights import ONE_OF_MANY, Selections
 from tritongemm.problem import GemmProblem
 from tritongemm.records.failures import remember
 from tritongemm.selection import candidates, choose, sum_class, torch_wins
@@ -45,10 +46,13 @@ class Plans:
         self._plans: OrderedDict[tuple, AnyPlan | Declined] = OrderedDict()
         self._lock = threading.Lock()
         self._building = threading.Lock()
+        self._selections = Selections()
 
-    def get(self, key: Key, *, scratch: bool = True, forced: bool = False) -> AnyPlan:
+    def get(self, key: Key, *, scratch: bool = True, forced: bool = False,
+            patient: bool = False) -> AnyPlan:
         """The plan of ``key``. ``scratch=False``: a plan that needs no scratch memory.
-        ``forced=True``: a plan even if torch's kernel is known to be faster.
+        ``forced=True``: a plan even if torch's kernel is known to be faster. ``patient=True``: none
+        yet for one of many large products (:class:`~tritongemm.ops.sights.Selections`).
 
         Raises:
             Declined: no kernel supports the problem, none could be built, or none may be built now.
@@ -63,11 +67,22 @@ class Plans:
             with self._building:  # one compile at a time; a waiting thread then finds the plan
                 found = known.get(place)
                 if found is None:
+                    if patient and (calls := self._wait(*key)):
+                        raise DeclinedAtFirst(ONE_OF_MANY, calls)
                     found = _make(*key, scratch, forced)
                     self._keep(known, place, found)
         if isinstance(found, Declined):
             raise found.fresh()
         return found
+
+    def _wait(self, problem: GemmProblem, geometry: Geometry, where: torch.device) -> int:
+        """How many calls of a problem go to torch before a plan is made for it."""
+        if settings.current().batch_invariant:  # see execute.py
+            return 0
+        try:
+            return self._selections.wait(problem, device_of(where))
+        except Exception:  # the making of the plan meets it again, and says what it is
+            return 0
 
     def refuse(self, key: Key, error: LaunchError) -> Declined:
         """Sends ``key`` to torch from now on, because the driver refused the launch. Logs it
@@ -87,8 +102,9 @@ class Plans:
                 known.popitem(last=False)
 
     def clear(self) -> None:
-        """Drops all plans."""
+        """Drops all plans; large products count from the start again."""
         self._plans = OrderedDict()
+        self._selections = Selections()
 
     def after_fork(self) -> None:
         """Starts empty, with new locks, in a child process: the parent's locks may be held."""

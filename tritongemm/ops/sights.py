@@ -1,9 +1,10 @@
-"""How often a kind of small product is seen before an override judges it.
+"""How often a kind of product is seen before an override judges it.
 
 Judging a new kind of call takes selection milliseconds, which a product that does not return would
-never give back. Until it is due a small product is torch's. ``dispatcher.cpp`` has the same rule
-for the calls that it answers; this one is for the Python path. The numbers are those of
-:mod:`tritongemm.selection.hosttime`.
+never give back. Until it is due a small product is torch's (:class:`Sights`). ``dispatcher.cpp``
+has the same rule for the calls that it answers; this one is for the Python path. A large product
+is judged when it is first seen, but in a program that shows ever new ones (:class:`Selections`).
+The numbers are those of :mod:`tritongemm.selection.hosttime`.
 """
 
 from __future__ import annotations
@@ -13,18 +14,25 @@ import threading
 from collections.abc import Hashable
 from typing import NamedTuple
 
+from tritongemm.device import DeviceSpec
+from tritongemm.problem import GemmProblem
 from tritongemm.selection.hosttime import (
     EARLY_SHAPES,
     EARLY_SIGHTS,
+    FIRST_SELECTIONS,
     LARGE_BYTES,
     LARGE_PRODUCTS,
     NATIVE,
     PYTHON,
     HostPath,
+    calls_first,
     sights,
 )
+from tritongemm.selection.policy import has_row
 
 SEEN_TOO_LITTLE = "a small product that was not repeated often enough to pay for its selection"
+ONE_OF_MANY = (f"a product of new sizes, after {FIRST_SELECTIONS} others, that was not repeated "
+               "often enough to pay for its selection")
 #: Kinds that are counted; beyond these, those that are not judged yet are forgotten.
 _MOST = 65536
 
@@ -61,6 +69,7 @@ class Sights:
     def clear(self) -> None:
         """Starts again."""
         self._seen: dict[int, int] = {}
+        self._left: dict[int, int] = {}
         self._judged_early = 0
 
     def due(self, kind: Hashable, products: float, bytes: float) -> bool:
@@ -84,8 +93,52 @@ class Sights:
             self._seen[place] = patience.sights  # from now on
             return True
 
+    def wait(self, kind: Hashable, calls: int) -> None:
+        """Makes a kind wait for so many calls, of which one has been made."""
+        with self._lock:
+            if len(self._left) >= _MOST:
+                self._left = {}
+            self._left[hash(kind)] = calls - 1
+
+    def waits(self, kind: Hashable) -> bool:
+        """Whether a call of a kind is one of those that it was made to wait for."""
+        if not self._left:
+            return False
+        with self._lock:
+            place = hash(kind)
+            left = self._left.pop(place, 0)
+            if left > 1:
+                self._left[place] = left - 1
+            return left > 0
+
     def __len__(self) -> int:
         return len(self._seen)
+
+
+class Selections:
+    """Counts the large products that selection, not a tuned row, decided for an override. Bounded;
+    its caller lets one thread in at a time."""
+
+    def __init__(self) -> None:
+        self._made = 0
+        self._waiting: set[GemmProblem] = set()
+
+    def wait(self, problem: GemmProblem, device: DeviceSpec) -> int:
+        """How many calls of ``problem``, which is asked for, go to torch before it is to be asked
+        for again; 0: it is to be judged."""
+        batch, m, n, k = problem.batch, problem.m, problem.n, problem.k
+        products = batch * m * n * k
+        bytes = problem.a.format.bytes_of(batch * m * k) + problem.b.format.bytes_of(batch * k * n)
+        if products < LARGE_PRODUCTS and bytes < LARGE_BYTES or has_row(problem, device):
+            return 0
+        if self._made >= FIRST_SELECTIONS and problem not in self._waiting:
+            if len(self._waiting) >= _MOST:
+                self._waiting.clear()
+            self._waiting.add(problem)
+            return calls_first(problem.precision, products, bytes)
+        self._waiting.discard(problem)
+        self._made += 1
+        return 0
 
 
 seen = Sights(PATIENCE[PYTHON])

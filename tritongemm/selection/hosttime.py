@@ -92,6 +92,15 @@ LARGE_BYTES = _FIRST_SIGHT_US * _PEAK_GBPS * 1e3
 EARLY_SIGHTS, EARLY_SHAPES = 3, 64
 
 
+#: Large products without a tuned row that a process judges when they are first seen. Together they
+#: cost four seconds; a later one is torch's for :func:`calls_first` calls.
+FIRST_SELECTIONS = 256
+#: Of the time that torch's product takes at the bf16 peak: what its kernel takes longer (a float32
+#: product 15 times as long on an H100's CUDA cores), times the share of it that ours save in the
+#: mean of llm_prefill on an H200 (perf/README.md: 1.03 in bf16, 2.7 in float32, 1.18 under TF32).
+_SAVED = {"ieee": 0.03, "tf32": 2 * 0.15, "fp16x3": 15 * 0.63}
+
+
 def sights(path: HostPath) -> int:
     """How often a kind of small product is seen before it is judged, in a program that has shown
     :data:`EARLY_SHAPES` others: the least k with k * gain >= cost.
@@ -102,3 +111,12 @@ def sights(path: HostPath) -> int:
     few binaries serve all sizes.
     """
     return math.ceil(SELECTION_US / (path.torch_us - path.hit_us))
+
+
+def calls_first(precision: str, products: float, bytes: float) -> int:
+    """How many calls of a large product torch makes before it is judged, in a program that has
+    shown :data:`FIRST_SELECTIONS` others: the least k with k * gain >= cost, as in :func:`sights`.
+    Here the device is the limit, and the gain is GPU time. A program whose sizes do not return,
+    such as one that pads each batch to its own length, would pay the cost for each of them."""
+    torch_us = _FIRST_SIGHT_US * max(products / LARGE_PRODUCTS, bytes / LARGE_BYTES)
+    return math.ceil(SELECTION_US / (_SAVED[precision] * torch_us))
