@@ -96,3 +96,12 @@ def test_nothing_of_this_package_is_compiled_but_the_public_functions(name, prod
     assert not [(path.name, name) for path, name in frames
                 if PACKAGE in path.parents and name not in PUBLIC]
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("name", ["addmm", "baddbmm"])
+def test_torchs_older_orders_of_arguments_compile_without_a_break(name):
+    batch = (2,) if name == "baddbmm" else ()
+    d, a, b = torch.randn(*batch, 8, 16), A.expand(*batch, 8, 24), B.expand(*batch, 24, 16)
+    found = torch.compile(lambda d, a, b: getattr(tg, name)(0.5, d, 2, a, b), backend="eager",
+                          fullgraph=True)(d, a, b)
+    torch.testing.assert_close(found, 0.5 * d + 2 * (a @ b))

@@ -9,6 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
 import tritongemm as tg  # noqa: E402
 from tritongemm import settings  # noqa: E402
 from tritongemm.device import device_named, interpreter_device  # noqa: E402
@@ -242,6 +244,27 @@ def test_under_autocast_a_residual_has_the_dtype_of_the_result(shape):
         assert tg.linear(x, W, B, residual=residual).dtype is torch.bfloat16
         with pytest.raises(UsageError, match=r"bfloat16 on cpu; the result is torch.float64"):
             tg.linear(x.double(), W.double(), residual=residual.bfloat16())
+
+
+class Conversions(TorchDispatchMode):
+    """The shapes of the tensors that are converted to another dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[tuple[int, ...]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._to_copy.default:
+            self.shapes.append(tuple(args[0].shape))
+        return func(*args, **kwargs or {})
+
+
+def test_autocast_converts_the_input_of_a_layer_once():
+    x, factor = X[0], torch.ones(5, 12, dtype=torch.bfloat16)
+    for call in (lambda: tg.linear(x, W, B, residual=factor), lambda: tg.mulmm(factor, x, W.T)):
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), Conversions() as seen:
+            call()
+        assert seen.shapes.count((5, 8)) == 1
 
 
 def test_a_residual_of_a_device_without_autocast():

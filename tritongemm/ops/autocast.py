@@ -21,7 +21,17 @@ def cast(name: str, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ..
     kind = tensors[0].device.type
     if name not in _LOWERED.get(kind, ()) or not torch.is_autocast_enabled(kind):
         return tensors
-    dtype = torch.get_autocast_dtype(kind)
-    return tuple(
-        x.to(dtype) if x.dtype is not dtype and x.dtype is not torch.float64
-        and x.is_floating_point() and x.device.type == kind else x for x in tensors)
+    return tuple(x.to(_lowered(x)) if x.device.type == kind else x for x in tensors)
+
+
+def dtype_within(name: str, x: torch.Tensor) -> torch.dtype:
+    """The dtype in which function ``name`` gets ``x`` as its first tensor."""
+    kind = x.device.type
+    lowers = name in _LOWERED.get(kind, ()) and torch.is_autocast_enabled(kind)
+    return _lowered(x) if lowers else x.dtype
+
+
+def _lowered(x: torch.Tensor) -> torch.dtype:
+    """Autocast's dtype where it casts tensors such as ``x``, else its own."""
+    eligible = x.is_floating_point() and x.dtype is not torch.float64
+    return torch.get_autocast_dtype(x.device.type) if eligible else x.dtype

@@ -119,8 +119,9 @@ def run_older(theirs: Callable[..., Tensor], op: Op, arguments: tuple, strict: b
             or not all(isinstance(x, Tensor) for x in (d, a, b))):
         return theirs(*arguments, **options)
     name = op.rule.name
-    warnings.warn(f"{name}(beta, input, ...) is deprecated; use {name}(input, ..., beta=, alpha=)",
-                  stacklevel=3)
+    if not compiling():  # Dynamo traces no warning; torch gives none there either
+        warnings.warn(f"{name}(beta, input, ...) is deprecated; use {name}(input, ..., beta=, "
+                      "alpha=)", stacklevel=3)
     return run_sum(theirs, op, d, a, b, None, beta, alpha, options.get("out"), strict)
 
 

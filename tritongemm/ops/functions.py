@@ -15,7 +15,7 @@ from tritongemm import settings
 from tritongemm.activations import Name as Activation
 from tritongemm.errors import UnsupportedError, UsageError
 from tritongemm.ops import compiled, fused_linear, native
-from tritongemm.ops.autocast import cast
+from tritongemm.ops.autocast import dtype_within
 from tritongemm.ops.autograd import ACTIVATE
 from tritongemm.ops.declined import Declined
 from tritongemm.ops.dispatch import (
@@ -193,7 +193,7 @@ def _factored(op: Op, d: Tensor, a: Tensor, b: Tensor, alpha: float,
     if type(alpha) not in NUMBERS:
         return Declined("alpha is no number")
     # Under autocast torch would multiply by an input that it does not cast.
-    if d.dtype != (dtype := cast("mm", (a,))[0].dtype):
+    if d.dtype != (dtype := dtype_within("mm", a)):
         return Declined(f"the input is {d.dtype}, the product {dtype}")
 
     def run(d: Tensor, a: Tensor, b: Tensor, forced: bool = False) -> Tensor | Declined:
@@ -412,7 +412,7 @@ def _check_residual(input: Tensor, weight: Tensor, residual: Tensor) -> None:
     if tuple(residual.shape) != shape:
         raise UsageError(f"residual is of shape {tuple(residual.shape)}; the result, to which it "
                          f"is added, is of shape {shape}. Expand it first")
-    dtype = cast("linear", (input,))[0].dtype
+    dtype = dtype_within("linear", input)
     if residual.dtype not in (dtype, input.dtype) or residual.device != input.device:
         raise UsageError(f"residual is {residual.dtype} on {residual.device}; the result is "
                          f"{dtype} on {input.device}. Convert it first")
