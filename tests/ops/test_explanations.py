@@ -21,6 +21,7 @@ from tritongemm.kernels import SPECS
 from tritongemm.notebook import table
 from tritongemm.ops import explain as explaining
 from tritongemm.ops.explain import explain_problem
+from tritongemm.ops.float32 import float32_path
 from tritongemm.problem import GemmProblem
 from tritongemm.tuning.candidates import PruneReport
 from tritongemm.tuning.sweep import SweepReport
@@ -175,6 +176,21 @@ def test_the_float32_path_is_named_with_its_bound_and_its_switch(precision, poli
     assert {"split": "TRITONGEMM_FP32=ieee", "ieee": "TRITONGEMM_FP32=split",
             "tf32": "fp32_precision", "torch": "TRITONGEMM_POLICY=own"}[name] in fields["switch"]
     assert ("error" in fields) == (bound is not None)
+
+
+def test_the_bound_of_tf32_names_the_elements_that_it_does_not_hold_for():
+    with settings.override(policy="own"):
+        copied, loaded = (str(tg.explain(m, 4096, 4096, dtype="fp32", precision="tf32",
+                                         layout="nt", device="h200")) for m in (4096, 64))
+    assert "scaled_product" in copied and "keep fewer bits" in copied
+    assert "scaled_product" not in loaded and "keep fewer bits" not in loaded
+
+
+def test_a_kernel_of_cuda_cores_is_no_path_of_tf32():
+    problem = GemmProblem.contiguous(4, 4096, 4096, dtype="fp32", precision="tf32", layout="nt")
+    device = device_named("nvidia-h200")
+    path = float32_path(problem, SPECS["gemv"].default(problem, device), device)
+    assert path.name == "ieee" and path.bound == 4096 * 2.0**-24 and "no TF32" in path.switch
 
 
 def test_float32_that_is_not_split_runs_as_ieee():

@@ -22,6 +22,7 @@ class Float32Path:
         how: what multiplies and sums.
         bound: elementwise bound of |C - exact| / (|A| |B|), to first order; None for torch's
             kernels.
+        exception: elements of C that the bound does not hold for, if there may be any.
         limit: the limits of the check in ``measure/numerics.py``, as multiples of sqrt(K) rms(a)
             rms(b): (maximum error, RMS error); None for torch's kernels.
         switch: how to get another path.
@@ -32,12 +33,14 @@ class Float32Path:
     bound: float | None
     limit: tuple[float, float] | None
     switch: str
+    exception: str = ""
 
     def fields(self) -> list[tuple[str, str]]:
         """(name, text) for ``explain``."""
         found = [("float32", f"{self.name}: {self.how}")]
         if self.bound is not None and self.limit is not None:
             found += [("error", f"each element of C is within {self.bound:.2g} of |A| |B|"),
+                      *([("", f"but {self.exception}")] if self.exception else []),
                       ("", "checked: {:.2g} of sqrt(K) rms(a) rms(b) by maximum, {:.2g} by RMS, or "
                            "twice torch's".format(*self.limit))]
         return [*found, ("switch", self.switch)]
@@ -53,6 +56,9 @@ _HOW = {
     "tf32": "tensor cores, operands with 10 bits of mantissa",
     "torch": "cuBLAS, at torch's own precision setting",
 }
+#: What the rule by which the split pass flags rows allows a single part (device/split_fp32.py).
+_LOSSES_OF_COPIES = ("numbers below 2^-28 of the largest in their row of A or column of B keep "
+                     "fewer bits, below 2^-39 none: it shows where C has no larger terms")
 _TO_IEEE = "TRITONGEMM_FP32=ieee or tg.fp32_compute('ieee'): CUDA cores only"
 _TO_SPLIT = "TRITONGEMM_FP32=split or tg.fp32_compute('split'): split products where faster"
 _NO_TF32 = "torch.backends.cuda.matmul.fp32_precision = 'ieee': no TF32"
@@ -80,17 +86,20 @@ def float32_path(problem: GemmProblem, config: KernelConfig | None, device: Devi
         return Float32Path("torch", _HOW["torch"], None, None,
                            _TO_SPLIT if no_copies else _TO_OWN)
     spec = spec_named(config.kernel)
-    products = spec.footprint(problem, config, device).products
+    footprint = spec.footprint(problem, config, device)
+    products, exception = footprint.products, ""
     if asked.name == "fp16x3" and products > 1:
         name, switch = "split", _TO_IEEE
-    elif asked.name == "tf32":
+    elif asked.name == "tf32" and footprint.tensor_cores:
         name, switch = "tf32", (_NO_COPIES if spec.guarded else "") + _NO_TF32
+        exception = _LOSSES_OF_COPIES if spec.guarded else ""
     else:
-        # Either the setting is ieee, or the split does not pay for its pass over the operands.
-        name, switch = "ieee", _TO_SPLIT if asked.name == "ieee" else _TO_IEEE
+        # The setting is ieee; or the split does not pay for its pass over the operands; or a kernel
+        # of CUDA cores does what TF32 allows.
+        name, switch = "ieee", {"ieee": _TO_SPLIT, "tf32": _NO_TF32}.get(asked.name, _TO_IEEE)
     mode = asked if name != "ieee" else COMPUTES["ieee"]
     unit = asked.error_unit(problem.c.format.eps, problem.k)
     how = _HOW[name] if name != "split" else _SPLIT.get(
         products, f"{products} tensor-core products of parts of the operands")
     return Float32Path(name, how, mode.bound(problem.k),
-                       (asked.max_factor * unit, asked.rms_factor * unit), switch)
+                       (asked.max_factor * unit, asked.rms_factor * unit), switch, exception)
