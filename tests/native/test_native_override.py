@@ -125,7 +125,8 @@ def test_small_products_run_natively_once_they_are_repeated(driver):
 
 
 @pytest.mark.parametrize("patience", [
-    Patience(7, 3, 2, 1000, 1e9), Patience(4, 9, 5, 1e9, 2000), Patience(1), Patience(5, 1, 1)],
+    Patience(7, 3, 2, 1000, 1e9), Patience(4, 9, 5, 1e9, 2000), Patience(1), Patience(5, 1, 1),
+    Patience(100, 3, 1, 1e9, 1e9, 1000)],
     ids=str)
 def test_small_products_are_due_as_in_the_python_path(patience, driver, monkeypatch):
     """The same calls in the same order go to torch by either implementation."""
@@ -146,7 +147,7 @@ def test_small_products_are_due_as_in_the_python_path(patience, driver, monkeypa
                 before = len(asked)
                 torch.mm(a, b)
                 assert (len(asked) > before) is counted.due(
-                    i, a.numel() * 4, a.nbytes + b.nbytes), i
+                    i, a.numel() * 4, a.nbytes + b.nbytes, True), i
     finally:
         monkeypatch.undo()
         native.forget()

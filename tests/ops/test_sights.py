@@ -13,6 +13,7 @@ from tritongemm.problem import GemmProblem
 from tritongemm.selection.hosttime import (
     EARLY_SIGHTS,
     FIRST_SELECTIONS,
+    FLOAT32_SELECTION_US,
     GRAPH,
     LARGE_BYTES,
     LARGE_PRODUCTS,
@@ -74,6 +75,20 @@ def test_kinds_that_were_judged_are_kept_when_others_make_room():
     assert counted.due("judged", *SMALL)
 
 
+def test_a_small_float32_product_waits_until_its_gpu_time_has_paid():
+    """Torch's takes 15 times the time at the bf16 peak, and half of it is saved."""
+    patience = PATIENCE[NATIVE]._replace(early_shapes=0)
+    for share in (0.9, 0.3, 1e-4):
+        products = share * LARGE_PRODUCTS
+        paid = math.ceil(FLOAT32_SELECTION_US / (15 / 2 * 12 * share))
+        counted = Sights(patience)
+        times = next(i for i in range(1, 10**4) if counted.due("x", products, 1.0, True))
+        assert times == min(paid, patience.sights)
+        assert counted.due("x", products, 1.0, True)
+        other = Sights(patience)
+        assert not any(other.due("x", products, 1.0) for _ in range(times)) or share == 1e-4
+
+
 def test_a_large_product_does_not_wait():
     patience = Patience(1000, products=1e6, bytes=1e5)
     for products, size, due in ((999_999, 99_999, False), (1e6, 1, True), (1, 1e5, True)):
@@ -132,7 +147,8 @@ def test_waiting_for_a_large_product_gives_away_no_more_than_judging_costs():
     us = 100.0  # at the bf16 peak
     calls = [calls_first(precision, us / 12 * LARGE_PRODUCTS, 0.0)
              for precision in ("ieee", "tf32", "fp16x3")]
-    assert calls == [math.ceil(SELECTION_US / (us * saved)) for saved in (0.03, 0.3, 15 * 0.63)]
+    assert calls == [math.ceil(cost_us / (us * saved)) for cost_us, saved in (
+        (SELECTION_US, 0.03), (FLOAT32_SELECTION_US, 0.3), (FLOAT32_SELECTION_US, 15 * 0.63))]
     assert calls_first("ieee", 0.0, us / 12 * LARGE_BYTES) == calls[0]
 
 

@@ -350,7 +350,7 @@ Verdict run(int operation, const Operands& x, Key& key, at::Tensor& result, int&
 // When a small product without an entry is judged, as in ops/sights.py.
 struct Patience {
   int64_t sights = 1, early_sights = 1, early_shapes = 0;
-  double products = 0, bytes = 0;
+  double products = 0, bytes = 0, float32_products = 0;
 } patience;
 
 // Call counts of small products that have no entry yet, by hash: two keys with one hash are judged
@@ -375,8 +375,11 @@ bool due(const Key& key, const Operands& x, double products) {
   if (seen.size() >= MAX_SEEN) forget_kinds();
   int64_t& times = seen[Hash()(key)];
   if (++times >= patience.sights) return true;
-  if (times != patience.early_sights || judged_early >= patience.early_shapes) return false;
-  ++judged_early;
+  bool float32 = x.a->scalar_type() == at::kFloat && !tf32();
+  if (!float32 || static_cast<double>(times) * products < patience.float32_products) {
+    if (times != patience.early_sights || judged_early >= patience.early_shapes) return false;
+    ++judged_early;
+  }
   times = patience.sights;  // from now on
   return true;
 }
@@ -922,15 +925,16 @@ PyObject* forget_sights(PyObject*, PyObject*) {
   });
 }
 
-// set_patience(sights, early_sights, early_shapes, products, bytes): small products are those of
-// fewer multiply-adds and fewer bytes of A and B. They are judged when they are seen `sights` times;
-// the first `early_shapes` of them when they are seen `early_sights` times.
+// set_patience(sights, early_sights, early_shapes, products, bytes, float32_products): small products
+// are those of fewer multiply-adds and fewer bytes of A and B. They are judged when they are seen
+// `sights` times; the first `early_shapes` of them when they are seen `early_sights` times; those in
+// float32 as soon as the multiply-adds of their sights are `float32_products`.
 PyObject* set_patience(PyObject*, PyObject* args) {
   return translated([&]() -> PyObject* {
     auto given = py::reinterpret_borrow<py::tuple>(args);
     std::lock_guard<std::mutex> lock(seen_lock);
     patience = {given[0].cast<int64_t>(), given[1].cast<int64_t>(), given[2].cast<int64_t>(),
-                given[3].cast<double>(), given[4].cast<double>()};
+                given[3].cast<double>(), given[4].cast<double>(), given[5].cast<double>()};
     Py_RETURN_NONE;
   });
 }

@@ -232,7 +232,8 @@ def _waits(op: Op, key: tuple, a: torch.Tensor, b: torch.Tensor, looked: bool) -
     if seen.waits(kind):
         return _ONE_OF_MANY
     columns = b.shape[-1] if b.dim() else 0  # torch refuses a scalar, in its own words
-    if looked or seen.due(kind, a.numel() * columns, a.nbytes + b.nbytes):
+    if looked or seen.due(kind, a.numel() * columns, a.nbytes + b.nbytes,
+                          a.dtype is float32 and precision_setting("cuda", "matmul") != "tf32"):
         return None
     return _SEEN_TOO_LITTLE
 

@@ -20,6 +20,7 @@ from tritongemm.selection.hosttime import (
     EARLY_SHAPES,
     EARLY_SIGHTS,
     FIRST_SELECTIONS,
+    FLOAT32_PRODUCTS,
     LARGE_BYTES,
     LARGE_PRODUCTS,
     NATIVE,
@@ -45,6 +46,8 @@ class Patience(NamedTuple):
         early_sights: the same for the first ``early_shapes`` kinds.
         products, bytes: from so many multiply-adds (batch * M * N * K), or bytes of A and B, on a
             product is not small, and judged at once.
+        float32_products: a small float32 product that is not under TF32 is judged sooner, when the
+            multiply-adds of its sights are so many.
     """
 
     sights: int
@@ -52,6 +55,7 @@ class Patience(NamedTuple):
     early_shapes: int = EARLY_SHAPES
     products: float = LARGE_PRODUCTS
     bytes: float = LARGE_BYTES
+    float32_products: float = FLOAT32_PRODUCTS
 
 
 #: By the path of repeated calls.
@@ -72,7 +76,7 @@ class Sights:
         self._left: dict[int, int] = {}
         self._judged_early = 0
 
-    def due(self, kind: Hashable, products: float, bytes: float) -> bool:
+    def due(self, kind: Hashable, products: float, bytes: float, float32: bool = False) -> bool:
         """Whether it is time to judge a product of this kind, which is seen once more."""
         patience = self.patience
         if products >= patience.products or bytes >= patience.bytes:
@@ -87,9 +91,10 @@ class Sights:
             times = self._seen[place] = self._seen.get(place, 0) + 1
             if times >= patience.sights:
                 return True
-            if times != patience.early_sights or self._judged_early >= patience.early_shapes:
-                return False
-            self._judged_early += 1
+            if not float32 or times * products < patience.float32_products:
+                if times != patience.early_sights or self._judged_early >= patience.early_shapes:
+                    return False
+                self._judged_early += 1
             self._seen[place] = patience.sights  # from now on
             return True
 

@@ -77,6 +77,8 @@ class Side(NamedTuple):
 #: CPU time of selection for a shape without a tuned row, microseconds: 12 to 17 ms on a slow core
 #: (perf/results/nvidia-h200/exploratory/choice.txt).
 SELECTION_US = 15_000.0
+#: The same for float32 and complex64, whose kernels have fewer configs: 4.6 to 6.7 ms.
+FLOAT32_SELECTION_US = 6_000.0
 #: Products that take at least this long on an H100 are judged when they are first seen. Where such
 #: products follow each other the device is the limit, and selection runs while it works.
 _FIRST_SIGHT_US = _TORCH_US
@@ -95,10 +97,14 @@ EARLY_SIGHTS, EARLY_SHAPES = 3, 64
 #: Large products without a tuned row that a process judges when they are first seen. Together they
 #: cost four seconds; a later one is torch's for :func:`calls_first` calls.
 FIRST_SELECTIONS = 256
-#: Of the time that torch's product takes at the bf16 peak: what its kernel takes longer (a float32
-#: product 15 times as long on an H100's CUDA cores), times the share of it that ours save in the
+#: Of the time that a product takes at the bf16 peak: how much longer torch's kernel takes (for
+#: float32 15 times as long on an H100's CUDA cores), times the share of it that ours save in the
 #: mean of llm_prefill on an H200 (perf/README.md: 1.03 in bf16, 2.7 in float32, 1.18 under TF32).
 _SAVED = {"ieee": 0.03, "tf32": 2 * 0.15, "fp16x3": 15 * 0.63}
+#: The same of smaller float32 products: squares from 256 to 1,792 are at 1.95 to 2.3.
+_SAVED_SMALL = 15 * 0.5
+#: Multiply-adds of small float32 products whose GPU time pays for the selection of one.
+FLOAT32_PRODUCTS = FLOAT32_SELECTION_US / (_SAVED_SMALL * _FIRST_SIGHT_US) * LARGE_PRODUCTS
 
 
 def sights(path: HostPath) -> int:
@@ -118,5 +124,6 @@ def calls_first(precision: str, products: float, bytes: float) -> int:
     shown :data:`FIRST_SELECTIONS` others: the least k with k * gain >= cost, as in :func:`sights`.
     Here the device is the limit, and the gain is GPU time. A program whose sizes do not return,
     such as one that pads each batch to its own length, would pay the cost for each of them."""
+    cost_us = SELECTION_US if precision == "ieee" else FLOAT32_SELECTION_US
     torch_us = _FIRST_SIGHT_US * max(products / LARGE_PRODUCTS, bytes / LARGE_BYTES)
-    return math.ceil(SELECTION_US / (_SAVED[precision] * torch_us))
+    return math.ceil(cost_us / (_SAVED[precision] * torch_us))
