@@ -10,6 +10,7 @@ from selection_made import RUN, TILED, TMA, calibrate
 from tritongemm import selection, settings
 from tritongemm.config import KernelConfig
 from tritongemm.device import interpreter_device, known_devices
+from tritongemm.kernels import SPECS
 from tritongemm.kernels.compile import launches_of
 from tritongemm.ops.explain import explain_problem
 from tritongemm.problem import GemmProblem
@@ -277,10 +278,47 @@ def test_a_derivative_of_a_small_or_a_float32_product_is_ours(h200):
     large = GemmProblem.contiguous(4096, 4096, 1024, dtype="fp32", layout="nn", epilogue="dgelu",
                                    precision="fp16x3")
     assert "derivative" not in str(torch_wins(large, choose(large, h200), h200, GRAPH))
-    a100 = known_devices()["nvidia-a100-sxm4-80gb"]
     bf16 = replace(large, dtype_a="bf16", dtype_b="bf16", dtype_out="bf16", precision="ieee")
-    assert torch_wins(bf16, choose(bf16, h200), h200, GRAPH) is not None
-    assert torch_wins(bf16, choose(bf16, a100), a100, GRAPH) is None
+    assert "derivative" in str(torch_wins(bf16, choose(bf16, h200), h200, GRAPH))
+
+
+@pytest.mark.parametrize("slug", [
+    "nvidia-a100-sxm4-80gb", "nvidia-geforce-rtx-4090", "nvidia-b200"])
+@pytest.mark.parametrize("path", [PYTHON, NATIVE, GRAPH], ids=lambda path: path.name)
+def test_on_a_gpu_that_was_never_measured_torch_runs_all(slug, path):
+    device = known_devices()[slug]
+    for dtype in ("bf16", "fp16"):
+        for sizes in ((64, 64, 64), (128, 128, 16384), (4096, 4096, 4096)):
+            problem = GemmProblem.contiguous(*sizes, dtype=dtype, layout="nt")
+            choice = choose(problem, device)
+            assert "calibrate --quick" in str(torch_wins(problem, choice, device, path))
+            with settings.override(policy="own"):
+                assert torch_wins(problem, choice, device, path) is None
+            measured = replace(choice, source="exact", vs_torch=1.3)
+            assert torch_wins(problem, measured, device, path) is None
+
+
+def test_a_calibration_of_a_gpu_gives_its_products_back(configs):
+    device = known_devices()["nvidia-a100-sxm4-80gb"]
+    assert torch_wins(PROBLEM, choose(PROBLEM, device), device, NATIVE) is not None
+    calibrate(device, SPECS["tiled"].default(PROBLEM, device))
+    selection.reload()
+    choice = choose(PROBLEM, device)
+    assert choice.source == "model" and torch_wins(PROBLEM, choice, device, NATIVE) is None
+
+
+@pytest.mark.parametrize("sms", [114, 132])
+def test_float32_is_torchs_where_the_peaks_of_a_gpu_are_not_known(sms):
+    """An H100 PCIe and an H100 NVL without a file: what torch can reach there is not known."""
+    known = known_devices()["nvidia-h100-80gb-hbm3"]
+    device = replace(known, slug="nvidia-h100", num_sms=sms, peak_tflops={}, memory_gbps=None)
+    for m in (16, 64, 256):
+        problem = GemmProblem.contiguous(m, 4096, 4096, dtype="fp32", layout="nn",
+                                         precision="tf32")
+        assert torch_wins(problem, choose(problem, device), device, GRAPH) is not None
+    bf16 = GemmProblem.contiguous(1024, 4096, 4096, layout="nt")
+    choice = choose(bf16, device)
+    assert choice.source != "rule" and torch_wins(bf16, choice, device, NATIVE) is None
 
 
 @pytest.mark.parametrize("precision, m, n, k, ratio, wins", [

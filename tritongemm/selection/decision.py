@@ -15,7 +15,7 @@ from tritongemm.kernels.compile import launches_of
 from tritongemm.kernels.complex_product import arranging_us, float32_problem
 from tritongemm.problem import EPILOGUES, GemmProblem
 from tritongemm.selection.hosttime import HostPath, Side
-from tritongemm.selection.model import estimate
+from tritongemm.selection.model import estimate, model_for, not_calibrated
 from tritongemm.selection.policy import Choice, choose
 from tritongemm.selection.sibling import with_rows_for
 
@@ -25,6 +25,8 @@ TORCH_WINS = 0.97
 #: cuBLAS reaches at most this share of the peak rate of float32 and of TF32 (52 of 67 and 395 of
 #: 494 TFLOP/s at 4096 cubed on an H100).
 _TORCH_SHARE = 0.8
+#: The largest bandwidth of a GPU of sm_90 (H200, GH200 144GB), for one whose own is not known.
+_MOST_GBPS = 4900.0
 #: Least ratio of torch's time to ours at which a float32 product runs here, by source: measured for
 #: the problem itself, for it on a sibling, or a lower bound from neighbouring problems. Each of
 #: 1,263 measured problems left out (an H100; perf/float32_evidence.py): of 994 whose bound is above
@@ -58,9 +60,11 @@ def torch_wins(problem: GemmProblem, choice: Choice, device: DeviceSpec,
 
     Only under the policy ``auto``. 16-bit products go to torch where torch's GPU time was measured
     to be less, for this problem, its twin or neighbouring problems; where it is unknown it counts
-    as ours. Float32 and TF32 products go to torch unless a measurement shows that ours is at least
-    as fast on the GPU, and where its launches cost the host more than that saves; of complex64
-    only the GPU counts. For a batch with two strides torch copies operands first, which counts.
+    as ours. On a GPU of an architecture that was never measured they all go to torch: the rule's
+    default may take several times as long. Float32 and TF32 products go to torch unless a
+    measurement shows that ours is at least as fast on the GPU, and where its launches cost the host
+    more than that saves; of complex64 only the GPU counts. For a batch with two strides torch
+    copies operands first, which counts.
     A factor that is a slow derivative (:data:`_SLOW_DERIVATIVES`) goes to torch too, unless the
     problem itself was measured.
     Never under a budget of SMs or batch invariance, which torch does not support.
@@ -76,6 +80,9 @@ def torch_wins(problem: GemmProblem, choice: Choice, device: DeviceSpec,
         if problem.dtype_a == "fp32":
             return (_torch_wins_float32(problem, choice, device)
                     or _torch_wins_by_time(problem, choice, device, path))
+        if choice.source == "rule" and model_for(problem, device).section is None:
+            return (f"{not_calibrated(problem, choice.config, device)}, so nothing tells how fast "
+                    "ours is; tritongemm calibrate --quick measures that")
     if problem.two_strides != "none":
         return _torch_wins_with_copies(problem, choice, device, path)
     measured = choice.vs_torch is not None and choice.vs_torch < TORCH_WINS
@@ -158,10 +165,10 @@ def _torch_wins_with_copies(problem: GemmProblem, choice: Choice, device: Device
 
 def _torch_floors_us(problem: GemmProblem, device: DeviceSpec) -> tuple[float, float]:
     """Lower bounds of the time of torch's product of float32 operands by arithmetic and by memory,
-    microseconds; infinity where the device's peak rates are unknown."""
+    microseconds; 0 where the device's peak rates are unknown."""
     peak = device.peak_tflops.get("tf32" if problem.precision == "tf32" else "fp32")
     if not peak or not device.memory_gbps:
-        return math.inf, math.inf
+        return 0.0, 0.0
     return (problem.flops() / (1e6 * _TORCH_SHARE * peak),
             problem.bytes() / (1e3 * device.memory_gbps))
 
@@ -196,10 +203,10 @@ def _torch_wins_by_a_sibling(problem: GemmProblem, choice: Choice, device: Devic
     measured near by on the device itself. Either suffices."""
     least = _FLOAT32_LEAST["sibling"]
     compute_us, memory_us = _torch_floors_us(problem, device)
-    if memory_us > compute_us:
+    if memory_us >= compute_us:  # or neither is known
         sibling = with_rows_for(device, problem.unit)
         if sibling is not None and sibling.memory_gbps:  # torch's gain from faster memory
-            least *= max(1.0, (device.memory_gbps or 0.0) / sibling.memory_gbps)
+            least *= max(1.0, (device.memory_gbps or _MOST_GBPS) / sibling.memory_gbps)
     if choice.evidence is not None and choice.evidence >= least_here or (
             choice.of_sibling is not None and choice.of_sibling >= least):
         return None
