@@ -43,6 +43,17 @@ def test_every_candidate_is_legal_and_every_other_config_is_counted_under_a_rule
     assert all(kernel in SPECS for kernel, _ in report.removed)
 
 
+def test_before_sm_90_no_config_is_measured_twice():
+    """There the dependence of launches changes nothing in what is compiled."""
+    device = device_named("nvidia-a100-sxm4-80gb")
+    found = KernelPlanner()(LARGE, device)
+    assert len({replace(c, dependent_launch=1) for c in found.configs}) == len(found.configs) > 100
+    assert {c.dependent_launch for c in found.configs} == {1}
+    repeated = sum(n for (_, rule), n in found.report.removed.items() if rule == "repeated")
+    assert repeated == len(found.configs)  # the spaces have two of each
+    assert found.report.considered == found.report.kept + sum(found.report.removed.values())
+
+
 def test_the_most_promising_come_first(everything):
     model = model_for(LARGE, H200)
     found = everything.configs[:200] + everything.configs[200::20]

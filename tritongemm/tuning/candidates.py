@@ -6,7 +6,7 @@ import random
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tritongemm import selection
 from tritongemm.config import KernelConfig
@@ -24,7 +24,8 @@ class PruneReport:
 
     Attributes:
         considered: configs of the spaces for the formats of the problem's operands.
-        removed: illegal configs, by (kernel, first rule that the config violates).
+        removed: configs that are illegal or repeat another one, by (kernel, first rule that the
+            config violates).
         not_chosen: legal configs left out by ``top`` or ``subset``.
         kept: candidates.
     """
@@ -126,17 +127,22 @@ class Planner(ABC):
 
 def legal_among(configs: Iterable[KernelConfig], problem: GemmProblem, device: DeviceSpec,
                 report: PruneReport) -> list[KernelConfig]:
-    """The legal ones of ``configs``. ``report`` counts all of them, and the illegal ones by
-    rule."""
-    found = []
+    """The legal ones of ``configs``. ``report`` counts all of them, and the others by rule; as
+    ``repeated`` those that another one compiles to as well: before sm_90 no launch begins before
+    the one ahead of it has ended, whatever ``dependent_launch`` says."""
+    found: dict[KernelConfig, KernelConfig] = {}
     for config in configs:
         report.considered += 1
         broken = violation(problem, config, device)
-        if broken is None:
-            found.append(config)
-        else:
+        if broken is not None:
             report.removed[config.kernel, broken.rule] += 1
-    return found
+            continue
+        same = config if device.arch >= 90 else replace(config, dependent_launch=1)
+        if same in found:
+            report.removed[config.kernel, "repeated"] += 1
+        if same not in found or config == same:  # of two the one with the default, as rules choose
+            found[same] = config
+    return list(found.values())
 
 
 class KernelPlanner(Planner):
