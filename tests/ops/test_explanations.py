@@ -193,6 +193,15 @@ def test_a_kernel_of_cuda_cores_is_no_path_of_tf32():
     assert path.name == "ieee" and path.bound == 4096 * 2.0**-24 and "no TF32" in path.switch
 
 
+def test_the_switch_of_complex64_names_what_it_does():
+    def switch():
+        return dict(tg.explain(512, 512, 512, dtype="c64", device="h200").fields())["switch"]
+
+    assert switch().endswith("torch's kernel")
+    with settings.override(fp32="ieee"):
+        assert switch().startswith("TRITONGEMM_FP32=split")
+
+
 def test_float32_that_is_not_split_runs_as_ieee():
     """On a device without the split product, and where the setting says so."""
     with settings.override(policy="own"):

@@ -296,21 +296,21 @@ def _decision(problem: GemmProblem, choice: Choice, device: DeviceSpec, path: Ho
 def _explain_complex(problem: GemmProblem, device: DeviceSpec, roof_us: float | None,
                      bound: str | None) -> Explanation:
     """What a call of a complex problem would run: its float32 product, of arranged operands."""
+    real = float32_problem(problem)
     try:
         if 0 in (problem.batch, problem.m, problem.n, problem.k):
             raise UnsupportedError(NOTHING_TO_MULTIPLY)
-        real = float32_problem(problem)
         choice = choose(problem, device)
     except UnsupportedError as error:
         return Explanation(problem, device, None, "torch", str(error), None, None, roof_us, bound,
-                           None, "", ())
+                           None, "", (), float32=float32_path(real, None, device))
     product = explain_problem(real, device)
     faster = torch_wins(problem, choice, device, _path())
     note = f"{choice.note}; plus {arranging_us(problem, device):.1f} us to arrange operands"
     return replace(product, problem=problem, decision="", source=choice.source, note=note,
                    roof_time_us=roof_us, roof_bound=bound, measured_us=None,
                    torch_reason=faster or "",
-                   float32=float32_path(real, choice.config, device, faster is not None))
+                   float32=float32_path(real, choice.config, device, faster is not None, True))
 
 
 def _foreign(row: TunedRow | None) -> str:

@@ -60,6 +60,7 @@ _HOW = {
 _LOSSES_OF_COPIES = ("numbers below 2^-28 of the largest in their row of A or column of B keep "
                      "fewer bits, below 2^-39 none: it shows where C has no larger terms")
 _TO_IEEE = "TRITONGEMM_FP32=ieee or tg.fp32_compute('ieee'): CUDA cores only"
+_TO_TORCH = "TRITONGEMM_FP32=ieee or tg.fp32_compute('ieee'): torch's kernel"
 _TO_SPLIT = "TRITONGEMM_FP32=split or tg.fp32_compute('split'): split products where faster"
 _NO_TF32 = "torch.backends.cuda.matmul.fp32_precision = 'ieee': no TF32"
 _NO_COPIES = "TRITONGEMM_FP32=ieee or tg.fp32_compute('ieee'): no scaled copies; "
@@ -73,8 +74,9 @@ def default_precision(dtype: str) -> str:
 
 
 def float32_path(problem: GemmProblem, config: KernelConfig | None, device: DeviceSpec,
-                 torchs: bool = False) -> Float32Path | None:
-    """The path of ``config``, or torch's; None if the operands are not float32.
+                 torchs: bool = False, of_complex: bool = False) -> Float32Path | None:
+    """The path of ``config``, or torch's; None if the operands are not float32. ``of_complex``: the
+    product stands for one of complex64, which the setting ``ieee`` gives to torch.
 
     A kernel that does not split operands runs a problem of precision ``fp16x3`` as ``ieee``.
     """
@@ -82,21 +84,23 @@ def float32_path(problem: GemmProblem, config: KernelConfig | None, device: Devi
         return None
     asked = problem.compute
     if config is None or torchs:
-        no_copies = config is None and asked.name == "tf32" and settings.current().fp32 == "ieee"
+        by_setting = settings.current().fp32 == "ieee" and (
+            of_complex or config is None and asked.name == "tf32")
         return Float32Path("torch", _HOW["torch"], None, None,
-                           _TO_SPLIT if no_copies else _TO_OWN)
+                           _TO_SPLIT if by_setting else _TO_OWN)
     spec = spec_named(config.kernel)
     footprint = spec.footprint(problem, config, device)
     products, exception = footprint.products, ""
+    to_ieee = _TO_TORCH if of_complex else _TO_IEEE
     if asked.name == "fp16x3" and products > 1:
-        name, switch = "split", _TO_IEEE
+        name, switch = "split", to_ieee
     elif asked.name == "tf32" and footprint.tensor_cores:
         name, switch = "tf32", (_NO_COPIES if spec.guarded else "") + _NO_TF32
         exception = _LOSSES_OF_COPIES if spec.guarded else ""
     else:
         # The setting is ieee; or the split does not pay for its pass over the operands; or a kernel
         # of CUDA cores does what TF32 allows.
-        name, switch = "ieee", {"ieee": _TO_SPLIT, "tf32": _NO_TF32}.get(asked.name, _TO_IEEE)
+        name, switch = "ieee", {"ieee": _TO_SPLIT, "tf32": _NO_TF32}.get(asked.name, to_ieee)
     mode = asked if name != "ieee" else COMPUTES["ieee"]
     unit = asked.error_unit(problem.c.format.eps, problem.k)
     how = _HOW[name] if name != "split" else _SPLIT.get(
