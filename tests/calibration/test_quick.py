@@ -110,6 +110,17 @@ def test_float32_is_measured_at_the_precision_of_calls():
     assert quick.quick_problems("fp16", precision="tf32")[0].precision == "ieee"
 
 
+def test_a_gpu_that_no_kernel_runs_on_is_refused_before_anything_is_written(
+        tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tritongemm.device.cuda_device", lambda index: replace(
+        H200, slug="tesla-t4", name="Tesla T4", arch=75))
+    with settings.override(config_dir=tmp_path, config_only=True):
+        assert main(["calibrate", "--quick", "--plain"]) == 2
+    assert "Tesla T4 is sm_75; kernels need sm_80" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_unit_without_a_section_is_measured_and_the_other_sections_are_kept(
         tmp_path, monkeypatch, capsys):
     problems = [p for p in quick.quick_problems("fp32") if p.batch == 1][:8]

@@ -169,7 +169,8 @@ def test_a_package_without_its_configs_is_reinstalled(monkeypatch):
     ("nvidia-h800", 132, "none for nvidia-h800; {h200} of its sibling nvidia-h200; else the model "
                          "of nvidia-h200 chooses"),
     ("nvidia-h100-pcie", 114, "none for nvidia-h100-pcie; else the model of nvidia-h200 chooses"),
-    ("nvidia-l40s", 142, "none for nvidia-l40s; else the nearest row or a rule chooses")])
+    ("nvidia-l40s", 142, "none for nvidia-l40s; else torch runs products until one is made (policy "
+                         "auto)")])
 def test_whose_measurements_choose_is_said(monkeypatch, slug, sms, says):
     arch = 89 if slug == "nvidia-l40s" else 90
     device = replace(device_named("nvidia-h200"), slug=slug, num_sms=sms, arch=arch)
@@ -179,6 +180,27 @@ def test_whose_measurements_choose_is_said(monkeypatch, slug, sms, says):
                  for one in (slug, "nvidia-h200"))
     assert check.detail == says.format(own=own, h200=h200)
     assert check.ok is (slug != "nvidia-l40s")
+
+
+def seen_by_torch(monkeypatch, major: int, minor: int) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (major, minor))
+
+
+def test_shipped_kernels_of_another_architecture_are_built_for_it(monkeypatch):
+    seen_by_torch(monkeypatch, 8, 9)
+    assert "calibrate --quick, then" in (fix := doctor._shipped(True).fix) and "--arch 89" in fix
+    seen_by_torch(monkeypatch, 9, 0)
+    assert "--arch" not in doctor._shipped(True).fix
+
+
+def test_a_gpu_that_no_kernel_runs_on_gets_no_advice_to_tune(monkeypatch):
+    seen_by_torch(monkeypatch, 7, 5)
+    device = replace(device_named("nvidia-h200"), slug="tesla-t4", arch=75)
+    monkeypatch.setattr("tritongemm.device.current_device", lambda: device)
+    for check in (doctor._configs()[-1], doctor._shipped(True)):
+        assert not check.ok and check.fix == "see GPU above"
 
 
 def test_a_driver_that_answers_with_an_error_is_missing(monkeypatch, tmp_path):

@@ -97,6 +97,9 @@ def _quick(args: argparse.Namespace) -> tuple[Path, Calibration]:
     from tritongemm.records.run import new_run_id
 
     device = cuda_device(args.cuda_device or 0)
+    if device.arch < 80:
+        raise UsageError(f"{device.name} is {device.sm}; kernels need sm_80 or later, and calls go "
+                         "to torch")
     problems = quick_problems(args.dtype or "bf16", precision=args.precision)
     if args.out is None:
         _check_not_calibrated(device, problems[0].unit)

@@ -282,6 +282,8 @@ def _configs() -> list[Check]:
                           if p.is_dir()})
         return [*checks, Check("tuned tables", False, "no GPU to look up; there are tables for: "
                                + (", ".join(devices) or "none"), "see GPU above")]
+    if device.arch < 80:  # which the line of the GPU explains
+        return [*checks, Check("tuned tables", False, f"none for {device.slug}", "see GPU above")]
     # Not before: they want numpy, which may be missing where there is no GPU to look up.
     from tritongemm.records.calibration import read_shipped
     from tritongemm.selection.sibling import calibrated as has_model
@@ -300,7 +302,7 @@ def _configs() -> list[Check]:
     if sibling is not None and tables(sibling.slug, *roots):
         served.append(f"{tables(sibling.slug, *roots)} of its sibling {sibling.slug}")
     served.append(f"else the model of {calibrated} chooses" if calibrated
-                  else "else the nearest row or a rule chooses")
+                  else "else torch runs products until one is made (policy auto)")
     quick = "" if calibrated else "tritongemm calibrate --quick && "
     return [*checks, Check("tuned tables", own > 0 or calibrated != "", "; ".join(served),
                            f"{quick}tritongemm sweep square --journal sweep.jsonl "
@@ -345,8 +347,11 @@ def _shipped(torch_ok: bool) -> Check:
         if torch.cuda.is_available():
             major, minor = torch.cuda.get_device_capability()
             arch = 10 * major + minor
-    fix = ("tritongemm cubins build FOLDER --wheel && "
-           f"{sys.executable} -m pip install FOLDER/dist/*.whl")
+    if arch < 80:
+        return Check(name, False, f"there are none for sm_{arch}", "see GPU above")
+    fix = ("" if arch == 90 else "tritongemm calibrate --quick, then ") + (
+        f"tritongemm cubins build FOLDER --wheel{'' if arch == 90 else f' --arch {arch}'} && "
+        f"{sys.executable} -m pip install FOLDER/dist/*.whl")
     found = pack.found(arch)
     if found.pack is None:
         return Check(name, False, f"{found.reason}; first calls compile theirs", fix)
