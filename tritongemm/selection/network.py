@@ -20,7 +20,7 @@ FARTHEST = 4.0
 #: Configs that are asked about at a time. What a layer of so many makes stays in the cache, and the
 #: allocator keeps it; thousands at once take twice as long. From 64 on OpenBLAS multiplies by
 #: several threads, which wait for each other where the cores are busy: on two cores under load a
-#: choice then took 96 to 173 ms instead of 24 to 33.
+#: choice then took 96 to 173 ms instead of 24 to 33 (perf/log).
 _BLOCK = 32
 
 
