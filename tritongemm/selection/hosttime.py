@@ -95,8 +95,8 @@ EARLY_SIGHTS, EARLY_SHAPES = 3, 64
 
 
 #: Large products without a tuned row that a process judges when they are first seen. Together they
-#: cost four seconds; a later one is torch's for :func:`calls_first` calls.
-FIRST_SELECTIONS = 256
+#: cost eight seconds; a later one is torch's for :func:`calls_first` calls.
+FIRST_SELECTIONS = 512
 #: Of the time that a product takes at the bf16 peak: how much longer torch's kernel takes (for
 #: float32 15 times as long on an H100's CUDA cores), times the share of it that ours save in the
 #: mean of llm_prefill on an H200 (perf/README.md: 1.03 in bf16, 2.7 in float32, 1.18 under TF32).
