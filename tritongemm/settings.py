@@ -367,12 +367,13 @@ def show_log(level: str | None) -> None:
 
 def unknown_variables() -> dict[str, str]:
     """Variables of the environment that are named like those of :data:`VARIABLES` and are none of
-    them, each with the closest that is one, if any: misspelled ones, which nothing reads."""
+    them, each with the closest that is one, if any: misspelled ones, which nothing reads. Those of
+    the tests, ``TRITONGEMM_TEST_*``, are left out."""
     words = [v.name.removeprefix(PREFIX) for v in VARIABLES if v.name.startswith(PREFIX)]
     found = {}
     for name in sorted(os.environ):
         word = name.removeprefix(PREFIX)
-        if name.startswith(PREFIX) and word not in words:
+        if name.startswith(PREFIX) and not word.startswith("TEST_") and word not in words:
             close = difflib.get_close_matches(word, words, n=1)  # the prefix is like any other's
             found[name] = PREFIX + close[0] if close else ""
     return found

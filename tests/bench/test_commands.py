@@ -176,23 +176,40 @@ def test_fresh_shapes_are_benched_as_a_suite_of_their_own(tmp_path):
     assert record["fresh_seed"] == 5
 
 
-def test_interpreter_rows_are_right_and_have_no_time(tmp_path):
+def interpreted(words: str, out) -> list[dict]:
+    """The rows of a bench of these words in the interpreter."""
     pytest.importorskip("torch")
     if obstacle := interpreter_obstacle():
         pytest.skip(obstacle)
-    out = tmp_path / "interpreter.csv"
     done = subprocess.run(
-        [sys.executable, "-m", "tritongemm", "bench", "--m", "33", "--n", "20", "--k", "1,40",
-         "--dtype", "fp16,fp32", "--layout", "nt", "--out", str(out)],
+        [sys.executable, "-m", "tritongemm", "bench", *words.split(), "--out", str(out)],
         env=settings.child_environment(TRITON_INTERPRET="1"), capture_output=True, text=True,
         timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = list(read_rows(out))
+    return list(read_rows(out))
+
+
+def test_interpreter_rows_are_right_and_have_no_time(tmp_path):
+    rows = interpreted("--m 33 --n 20 --k 1,40 --dtype fp16,fp32 --layout nt",
+                       tmp_path / "interpreter.csv")
     ours = [r for r in rows if r["provider"] == "tritongemm"]
     assert len(ours) == 4 and {r["status"] for r in ours} == {"ok"}
     assert {r["device"] for r in rows} == {"interpreter"}
     assert all(r["kernel"] and r["config_id"] and r["selection_source"] for r in ours)
     assert not any(r["time_us_p50"] or r["ratio_vs_torch"] for r in rows)
+
+
+def test_a_16_bit_input_with_a_float32_weight_is_benched(tmp_path):
+    rows = interpreted("--m 32 --n 32 --k 32 --dtype fp16 --dtype-b fp32 --dtype-out fp32 "
+                       "--providers torch,tritongemm-auto", tmp_path / "mixed.csv")
+    assert {r["provider"] for r in rows} == {"torch", "tritongemm-auto"}
+    assert {(r["status"], r["dtype_b"]) for r in rows} == {("ok", "fp32")}
+
+
+@pytest.mark.parametrize("verb", ["sweep", "warmup"])
+def test_such_products_are_not_swept_and_it_is_said(verb, capsys):
+    assert main([verb, "square", "--dtype", "bf16", "--dtype-b", "fp32"]) == 2
+    assert "no kernel takes such operands but with mixed=True" in capsys.readouterr().err
 
 
 def test_the_demo_clears_only_what_a_demo_made(tmp_path):

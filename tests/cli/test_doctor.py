@@ -169,8 +169,8 @@ def test_a_package_without_its_configs_is_reinstalled(monkeypatch):
     ("nvidia-h800", 132, "none for nvidia-h800; {h200} of its sibling nvidia-h200; else the model "
                          "of nvidia-h200 chooses"),
     ("nvidia-h100-pcie", 114, "none for nvidia-h100-pcie; else the model of nvidia-h200 chooses"),
-    ("nvidia-l40s", 142, "none for nvidia-l40s; else torch runs products until one is made (policy "
-                         "auto)")])
+    ("nvidia-l40s", 142, "none for nvidia-l40s; else the nearest row; where none is near, torch "
+                         "runs products until `tritongemm calibrate --quick` (policy auto)")])
 def test_whose_measurements_choose_is_said(monkeypatch, slug, sms, says):
     arch = 89 if slug == "nvidia-l40s" else 90
     device = replace(device_named("nvidia-h200"), slug=slug, num_sms=sms, arch=arch)

@@ -84,6 +84,7 @@ def test_a_number_outside_its_limits_names_the_option_and_the_limit(words, says,
 @pytest.mark.parametrize("words, says", [
     ("--dtype fp64", "--dtype fp64: no kernel takes it, and calls go to torch; use bf16, fp16"),
     ("--dtype bf16 --dtype-b fp16", "no kernel takes such operands; use one dtype for both"),
+    ("--dtype fp16 --dtype-b fp32 --dtype-out bf16", "no kernel takes such operands; use one"),
     ("--scale-b row", "--scale-b row: kernels take no scales; TRITONGEMM_PLUGINS names modules")])
 def test_what_no_kernel_takes_is_refused_before_any_work(verb, words, says, capsys):
     assert main([verb, "square", *words.split()]) == 2

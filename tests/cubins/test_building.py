@@ -151,6 +151,12 @@ def test_the_command_builds_and_says_what_other_problems_it_serves(compiled, tmp
     assert main(["cubins", "coverage", folder, "--problems", "20", "--seed", "10", *words]) == 1
 
 
+def test_where_no_kernel_runs_a_problem_there_is_nothing_to_build(tmp_path, capsys):
+    assert main(["cubins", "count", str(tmp_path / "out"), "--problems", "3", "--arch", "80",
+                 "--device-name", "nvidia-a100-sxm4-80gb", "--workers", "1"]) == 2
+    assert "calibrate --quick" in capsys.readouterr().err
+
+
 def test_coverage_without_a_pack_is_refused_before_the_work_and_makes_no_folder(
         tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(choosing, "choices", None)

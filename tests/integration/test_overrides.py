@@ -16,6 +16,8 @@ from tritongemm.errors import UnsupportedError, UsageError  # noqa: E402
 from tritongemm.integration import entries  # noqa: E402
 from tritongemm.integration import override as in_force  # noqa: E402
 from tritongemm.ops import execute, native  # noqa: E402
+from tritongemm.ops import plans as kept  # noqa: E402
+from tritongemm.ops.declined import DeclinedNow  # noqa: E402
 from tritongemm.ops.sights import ONE_OF_MANY, SEEN_TOO_LITTLE, seen  # noqa: E402
 from tritongemm.selection.hosttime import EARLY_SIGHTS  # noqa: E402
 
@@ -212,6 +214,29 @@ def test_of_ever_new_sizes_only_the_first_are_decided_at_once(many_sizes, call):
             torch.testing.assert_close(call(m), call(m))
     assert declined() == {ONE_OF_MANY: 3 + 2}  # of m = 4, which is decided then, and of 3
     assert sum(taken().values()) == 4 + 3
+
+
+def test_calls_that_nothing_is_selected_for_do_not_count(many_sizes, monkeypatch):
+    """Those of a capture without warm plans."""
+    def capturing(where):
+        raise DeclinedNow("captured")
+
+    with tg.override():
+        with monkeypatch.context() as during:
+            during.setattr(kept, "_check_now", capturing)
+            for _ in range(5):
+                torch.mm(A[:5], B)
+        torch.mm(A[:4], B)
+        torch.mm(A[:3], B)
+    assert taken() == {"mm": 2} and declined() == {"captured": 5}
+
+
+def test_calls_of_one_problem_wait_each_for_themselves(many_sizes):
+    wide = torch.empty(4, 9)[:, :5].copy_(A[:4])
+    with tg.override():
+        for a in (A[:6], A[:5], A[:4], wide, A[:4], A[:4], A[:4], wide, wide):
+            torch.testing.assert_close(torch.mm(a, B), a.double().mm(B.double()).float())
+    assert declined()[ONE_OF_MANY] == 3 + 3 and taken() == {"mm": 2 + 1}
 
 
 def test_many_sizes_do_not_make_others_wait(many_sizes):

@@ -202,6 +202,13 @@ def test_the_switch_of_complex64_names_what_it_does():
         assert switch().startswith("TRITONGEMM_FP32=split")
 
 
+def test_on_a_gpu_that_was_never_measured_no_times_are_compared():
+    found = tg.explain(64, 64, 64, device="a100-sxm4")
+    fields = dict(found.fields())
+    assert "calibrate --quick" in fields["call"] and "takes torch's" not in str(found)
+    assert found.source == "rule" and found.config is not None
+
+
 def test_float32_that_is_not_split_runs_as_ieee():
     """On a device without the split product, and where the setting says so."""
     with settings.override(policy="own"):

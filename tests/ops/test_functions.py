@@ -447,19 +447,19 @@ def test_a_capture_with_no_warm_plan_is_torchs_with_one_warning(plans, monkeypat
     from tritongemm.ops import plans as kept
     from tritongemm.ops.declined import DeclinedNow
 
-    real = kept._make
+    real = kept._check_now
 
     def capturing(*arguments):
         kept._say_capturing()
         raise DeclinedNow("no warm plan for this problem, and a CUDA graph is being captured")
 
-    monkeypatch.setattr(kept, "_make", capturing)
+    monkeypatch.setattr(kept, "_check_now", capturing)
     a, b = randn(5, 7), randn(7, 3)
     for _ in range(3):
         assert torch.equal(tg.matmul(a, b), a @ b)
         assert torch.equal(tg.matmul(b.mT, a.mT), b.mT @ a.mT)
     assert [level for level, _ in logged.said] == ["WARNING"]
-    monkeypatch.setattr(kept, "_make", real)
+    monkeypatch.setattr(kept, "_check_now", real)
     tg.matmul(a, b, strict=True)  # afterwards it is this package's
 
 

@@ -118,7 +118,7 @@ def large(m: int, dtype: str = "bf16", k: int = 4096) -> GemmProblem:
 
 def shown(problems) -> tuple[Selections, list[int]]:
     selections = Selections()
-    return selections, [selections.wait(problem, H200) for problem in problems]
+    return selections, [selections.wait(problem, problem, H200) for problem in problems]
 
 
 def test_large_products_of_ever_new_sizes_are_torchs_after_the_first_ones():
@@ -129,9 +129,9 @@ def test_large_products_of_ever_new_sizes_are_torchs_after_the_first_ones():
 
 def test_one_that_returned_is_judged_when_it_is_asked_for_again():
     selections, _ = shown(large(301 + i) for i in range(FIRST_SELECTIONS))
-    assert selections.wait(large(3000), H200) > 0
-    assert selections.wait(large(3001), H200) > 0
-    assert selections.wait(large(3000), H200) == 0
+    assert selections.wait("place", large(3000), H200) > 0
+    assert selections.wait("another", large(3000), H200) > 0
+    assert selections.wait("place", large(3000), H200) == 0
 
 
 def test_tuned_and_small_products_never_wait():
@@ -139,8 +139,8 @@ def test_tuned_and_small_products_never_wait():
                                TUNED, large(1, k=64)])
     assert waits[-3] > 0 and waits[-2:] == [0, 0]
     tuned = Selections()  # they are not counted either
-    assert not any(tuned.wait(TUNED, H200) for _ in range(2 * FIRST_SELECTIONS))
-    assert tuned.wait(large(301), H200) == 0
+    assert not any(tuned.wait("x", TUNED, H200) for _ in range(2 * FIRST_SELECTIONS))
+    assert tuned.wait("x", large(301), H200) == 0
 
 
 def test_waiting_for_a_large_product_gives_away_no_more_than_judging_costs():

@@ -31,6 +31,15 @@ def test_the_file_is_flushed_before_it_gets_its_name_and_the_folder_after(tmp_pa
     assert file.startswith(str(tmp_path / ""))
 
 
+def test_an_error_is_told_where_the_working_folder_is_gone(tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(DataFileError, match="cannot be written"):
+        write_atomic("x/y.json", "a")
+
+
 def test_bytes_are_written_as_they_are(tmp_path):
     write_atomic(tmp_path / "cubin", b"\x7fELF\0")
     assert (tmp_path / "cubin").read_bytes() == b"\x7fELF\0"

@@ -158,7 +158,7 @@ def _work(args: argparse.Namespace, limit: str):
     if args.fresh is None:
         if args.family or args.count is not None:
             raise UsageError("--family and --count go with --fresh SEED")
-        return problems_of(shapes_from(args), args, limit)
+        return problems_of(shapes_from(args), args, limit, mixed=True)
     if not args.family:
         raise UsageError("--fresh SEED needs --family NAME, a suite to draw from")
     from tritongemm.bench.fresh import draw
@@ -168,7 +168,7 @@ def _work(args: argparse.Namespace, limit: str):
         shapes = shapes_from(args)
     for family in _words(args.family):
         shapes += draw(family, args.fresh, args.count)
-    return problems_of(shapes, args, limit)
+    return problems_of(shapes, args, limit, mixed=True)
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -102,6 +102,10 @@ def _build(args: argparse.Namespace, found: list, workers: int) -> int:
     wanted = choosing.needed(found, args.cover)
     every = {key for choice in found for key in choice.keys}
     keys = {key for choice in wanted for key in choice.keys}
+    if not every:
+        raise UsageError("no kernel runs any of these problems: calls go to torch. For a GPU that "
+                         "was never measured run `tritongemm calibrate --quick` on it, or set "
+                         "TRITONGEMM_POLICY=own")
     print(f"{len(every)} distinct binaries; {len(keys)} of them serve "
           f"{choosing.coverage(found, keys)}")
     if args.action == "count":

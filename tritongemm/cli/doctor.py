@@ -302,7 +302,8 @@ def _configs() -> list[Check]:
     if sibling is not None and tables(sibling.slug, *roots):
         served.append(f"{tables(sibling.slug, *roots)} of its sibling {sibling.slug}")
     served.append(f"else the model of {calibrated} chooses" if calibrated
-                  else "else torch runs products until one is made (policy auto)")
+                  else "else the nearest row; where none is near, torch runs products until "
+                  "`tritongemm calibrate --quick` (policy auto)")
     quick = "" if calibrated else "tritongemm calibrate --quick && "
     return [*checks, Check("tuned tables", own > 0 or calibrated != "", "; ".join(served),
                            f"{quick}tritongemm sweep square --journal sweep.jsonl "

@@ -5,7 +5,12 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from tritongemm.cli.shapes import PRECISION_OF_CALLS, add_operand_arguments, operand_words
+from tritongemm.cli.shapes import (
+    PRECISION_OF_CALLS,
+    add_operand_arguments,
+    is_mixed,
+    operand_words,
+)
 from tritongemm.cli.where import add_device_name, or_named
 from tritongemm.device import DeviceSpec, current_device, device_named
 from tritongemm.errors import UsageError
@@ -41,8 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from tritongemm.ops.float32 import default_precision
 
     words, dtype = operand_words(args), args.dtype
-    mixed = (dtype in ("bf16", "fp16") and words.get("dtype_b") == "fp32"
-             and words.get("dtype_out", "fp32") == "fp32")
+    mixed = is_mixed(dtype, words)
     if mixed:  # a product of float32
         dtype, words = "fp32", {name: word for name, word in words.items()
                                 if not name.startswith("dtype")}

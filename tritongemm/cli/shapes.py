@@ -14,7 +14,7 @@ A range is START:STOP:STEP and includes STOP if the steps reach it.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING
@@ -190,14 +190,15 @@ def shapes_from(args: argparse.Namespace) -> list[Shape]:
 
 
 def problems_of(shapes: Sequence[Shape], args: argparse.Namespace, limit: str = "",
-                ) -> list[tuple[Shape, GemmProblem]]:
+                mixed: bool = False) -> list[tuple[Shape, GemmProblem]]:
     """``shapes`` x dtypes x layouts x epilogues of ``args``, thinned by ``--max-extent`` and
     ``--spread``. ``limit``: where the command's own ``--max-extent`` comes from, if it set one.
+    ``mixed``: products that only calls with ``mixed=True`` multiply are taken too.
 
     A value that the shape sets itself is kept. Duplicates within a suite are left out.
     """
     dtypes = names(args.dtype, tuple(DTYPES), "dtype")
-    _check_taken(args, dtypes)
+    _check_taken(args, dtypes, mixed)
     layouts = names(args.layout, LAYOUTS, "layout")
     epilogues = names(args.epilogue, tuple(EPILOGUES), "epilogue")
     if args.max_extent is not None:
@@ -223,17 +224,26 @@ def _taken_dtypes() -> tuple[str, ...]:
     return *taken, *(name for name, one in FORMATS.items() if one.real in taken)
 
 
-def _check_taken(args: argparse.Namespace, dtypes: Sequence[str]) -> None:
+def is_mixed(dtype: str, words: Mapping[str, str]) -> bool:
+    """Whether ``mixed=True`` multiplies operands of :func:`operand_words`, with an A of ``dtype``:
+    of 16 bits, where B and the result are float32."""
+    return (dtype in ("bf16", "fp16") and words.get("dtype_b") == "fp32"
+            and words.get("dtype_out", "fp32") == "fp32")
+
+
+def _check_taken(args: argparse.Namespace, dtypes: Sequence[str], mixed: bool) -> None:
     """Raises :class:`UsageError` for dtypes and scales of ``args`` that no registered kernel takes:
     every call of them goes to torch, and there is nothing to compile or to measure."""
     from tritongemm.kernels import SPECS
 
     taken = _taken_dtypes()
     for dtype in dtypes:
+        of_mixed = is_mixed(dtype, operand_words(args))
         if args.dtype_b not in (None, dtype):
-            if f"{dtype}x{args.dtype_b}" not in taken:
+            if f"{dtype}x{args.dtype_b}" not in taken and not (of_mixed and mixed):
+                but = " but with mixed=True, which only bench measures" if of_mixed else ""
                 raise UsageError(f"--dtype {dtype} --dtype-b {args.dtype_b}: no kernel takes such "
-                                 f"operands; use one dtype for both, of {', '.join(taken)}")
+                                 f"operands{but}; use one dtype for both, of {', '.join(taken)}")
         elif dtype not in taken:
             raise UsageError(f"--dtype {dtype}: no kernel takes it, and calls go to torch; use "
                              f"{', '.join(taken)}")

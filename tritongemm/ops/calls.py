@@ -99,6 +99,7 @@ def bind(rule: Rule, x: Operands, patient: bool = False) -> Call:
         except Declined as reason:
             if not reason.lasting:
                 raise
+        patient = False  # the call was judged
     return _bound(rule, x, last, dtype_out, patient)
 
 

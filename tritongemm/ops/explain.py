@@ -289,6 +289,8 @@ def _decision(problem: GemmProblem, choice: Choice, device: DeviceSpec, path: Ho
         return ""  # decided by other times
     if problem.dtype_a == "fp32" and choice.evidence is None and choice.of_sibling is None:
         return ""  # torch's, whatever it takes
+    if faster and choice.source == "rule":
+        return ""  # of 16 bits, on a GPU of which nothing was measured
     torchs, ours = sides(problem, choice, device, path)
     return f"torch's {torchs}, ours {ours}: " + ("torch's" if faster else "ours")
 
@@ -296,14 +298,15 @@ def _decision(problem: GemmProblem, choice: Choice, device: DeviceSpec, path: Ho
 def _explain_complex(problem: GemmProblem, device: DeviceSpec, roof_us: float | None,
                      bound: str | None) -> Explanation:
     """What a call of a complex problem would run: its float32 product, of arranged operands."""
-    real = float32_problem(problem)
+    real = None
     try:
         if 0 in (problem.batch, problem.m, problem.n, problem.k):
             raise UnsupportedError(NOTHING_TO_MULTIPLY)
+        real = float32_problem(problem)
         choice = choose(problem, device)
     except UnsupportedError as error:
         return Explanation(problem, device, None, "torch", str(error), None, None, roof_us, bound,
-                           None, "", (), float32=float32_path(real, None, device))
+                           None, "", (), float32=float32_path(real, None, device) if real else None)
     product = explain_problem(real, device)
     faster = torch_wins(problem, choice, device, _path())
     note = f"{choice.note}; plus {arranging_us(problem, device):.1f} us to arrange operands"

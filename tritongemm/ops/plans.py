@@ -67,7 +67,8 @@ class Plans:
             with self._building:  # one compile at a time; a waiting thread then finds the plan
                 found = known.get(place)
                 if found is None:
-                    if patient and (calls := self._wait(*key)):
+                    _check_now(key[2])
+                    if patient and (calls := self._wait(place, key[0], key[2])):
                         raise DeclinedAtFirst(ONE_OF_MANY, calls)
                     found = _make(*key, scratch, forced)
                     self._keep(known, place, found)
@@ -75,12 +76,12 @@ class Plans:
             raise found.fresh()
         return found
 
-    def _wait(self, problem: GemmProblem, geometry: Geometry, where: torch.device) -> int:
-        """How many calls of a problem go to torch before a plan is made for it."""
+    def _wait(self, place: tuple, problem: GemmProblem, where: torch.device) -> int:
+        """How many calls go to torch before a plan is made for them."""
         if settings.current().batch_invariant:  # see execute.py
             return 0
         try:
-            return self._selections.wait(problem, device_of(where))
+            return self._selections.wait(place, problem, device_of(where))
         except Exception:  # the making of the plan meets it again, and says what it is
             return 0
 
@@ -174,15 +175,20 @@ def _won_by_torch(problem: GemmProblem, geometry: Geometry, choice: Choice, devi
     return DeclinedByChoice(faster)
 
 
+def _check_now(where: torch.device) -> None:
+    """Raises :class:`DeclinedNow` where no plan can be made for a device at the moment."""
+    if where.type != "cuda":
+        return
+    if torch.cuda._is_in_bad_fork():
+        raise DeclinedNow("CUDA cannot be used in a forked process; start it with the 'spawn' "
+                          "method")
+    if torch.cuda.is_current_stream_capturing():
+        _say_capturing()
+        raise DeclinedNow("no warm plan for this problem, and a CUDA graph is being captured")
+
+
 def _make(problem: GemmProblem, geometry: Geometry, where: torch.device,
           scratch: bool, forced: bool) -> AnyPlan | Declined:
-    if where.type == "cuda":
-        if torch.cuda._is_in_bad_fork():
-            raise DeclinedNow("CUDA cannot be used in a forked process; start it with the 'spawn' "
-                              "method")
-        if torch.cuda.is_current_stream_capturing():
-            _say_capturing()
-            raise DeclinedNow("no warm plan for this problem, and a CUDA graph is being captured")
     slug = str(where)
     try:
         device = device_of(where)

@@ -126,22 +126,22 @@ class Selections:
 
     def __init__(self) -> None:
         self._made = 0
-        self._waiting: set[GemmProblem] = set()
+        self._waiting: set[Hashable] = set()
 
-    def wait(self, problem: GemmProblem, device: DeviceSpec) -> int:
-        """How many calls of ``problem``, which is asked for, go to torch before it is to be asked
-        for again; 0: it is to be judged."""
+    def wait(self, place: Hashable, problem: GemmProblem, device: DeviceSpec) -> int:
+        """How many calls of ``problem`` go to torch before it is to be asked for again; 0: it is
+        judged now. ``place``: of its plan, which more than the problem decides."""
         batch, m, n, k = problem.batch, problem.m, problem.n, problem.k
         products = batch * m * n * k
         bytes = problem.a.format.bytes_of(batch * m * k) + problem.b.format.bytes_of(batch * k * n)
         if products < LARGE_PRODUCTS and bytes < LARGE_BYTES or has_row(problem, device):
             return 0
-        if self._made >= FIRST_SELECTIONS and problem not in self._waiting:
+        if self._made >= FIRST_SELECTIONS and place not in self._waiting:
             if len(self._waiting) >= _MOST:
                 self._waiting.clear()
-            self._waiting.add(problem)
+            self._waiting.add(place)
             return calls_first(problem.precision, products, bytes)
-        self._waiting.discard(problem)
+        self._waiting.discard(place)
         self._made += 1
         return 0
 

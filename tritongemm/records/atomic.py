@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tritongemm import settings
-from tritongemm.errors import DataFileError
+from tritongemm.errors import DataFileError, TritonGemmError
 
 #: Seconds that a writer waits for the lock; a merge holds it for milliseconds.
 LOCK_TIMEOUT_S = 60.0
@@ -42,8 +42,9 @@ def write_error(path: object, error: OSError, lost: str = "") -> DataFileError:
     """
     reason = _REASONS.get(error.errno or 0) or f"cannot be written: {error.strerror or error}"
     cache = ""
-    if Path(str(path)).absolute().is_relative_to(settings.cache_root().absolute()):
-        cache = "TRITONGEMM_CACHE_DIR moves the cache folder, which holds this path"
+    with contextlib.suppress(OSError, RuntimeError, TritonGemmError):  # no folder, no home
+        if Path(str(path)).absolute().is_relative_to(settings.cache_root().absolute()):
+            cache = "TRITONGEMM_CACHE_DIR moves the cache folder, which holds this path"
     return DataFileError(path, ". ".join(filter(None, (reason, lost, cache))))
 
 

@@ -25,7 +25,8 @@ TORCH_WINS = 0.97
 #: cuBLAS reaches at most this share of the peak rate of float32 and of TF32 (52 of 67 and 395 of
 #: 494 TFLOP/s at 4096 cubed on an H100).
 _TORCH_SHARE = 0.8
-#: The largest bandwidth of a GPU of sm_90 (H200, GH200 144GB), for one whose own is not known.
+#: The largest bandwidth of a GPU of sm_90 (H200, GH200 144GB), for one whose own is not known;
+#: other architectures have no rows of a sibling.
 _MOST_GBPS = 4900.0
 #: Least ratio of torch's time to ours at which a float32 product runs here, by source: measured for
 #: the problem itself, for it on a sibling, or a lower bound from neighbouring problems. Each of
@@ -60,7 +61,7 @@ def torch_wins(problem: GemmProblem, choice: Choice, device: DeviceSpec,
 
     Only under the policy ``auto``. 16-bit products go to torch where torch's GPU time was measured
     to be less, for this problem, its twin or neighbouring problems; where it is unknown it counts
-    as ours. On a GPU of an architecture that was never measured they all go to torch: the rule's
+    as ours. Where no calibration serves the device and no row is near, they go to torch: the rule's
     default may take several times as long. Float32 and TF32 products go to torch unless a
     measurement shows that ours is at least as fast on the GPU, and where its launches cost the host
     more than that saves; of complex64 only the GPU counts. For a batch with two strides torch

@@ -100,6 +100,7 @@ FIRST_SELECTIONS = 512
 #: Of the time that a product takes at the bf16 peak: how much longer torch's kernel takes (for
 #: float32 15 times as long on an H100's CUDA cores), times the share of it that ours save in the
 #: mean of llm_prefill on an H200 (perf/README.md: 1.03 in bf16, 2.7 in float32, 1.18 under TF32).
+#: Float32 at precision ieee counts as bf16: without a row it is torch's anyway.
 _SAVED = {"ieee": 0.03, "tf32": 2 * 0.15, "fp16x3": 15 * 0.63}
 #: The same of smaller float32 products: squares from 256 to 1,792 are at 1.95 to 2.3.
 _SAVED_SMALL = 15 * 0.5

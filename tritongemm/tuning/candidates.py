@@ -118,7 +118,7 @@ class Planner(ABC):
             chosen = [config for config in ordered if config in drawn]
         if self._top is not None:
             chosen = chosen[:self._top]
-        in_use = self.in_use(problem, device)
+        in_use = [_as_compiled(config, device) for config in self.in_use(problem, device)]
         chosen = [*(c for c in in_use if c not in chosen), *chosen]
         report.kept = len(chosen)
         report.not_chosen = len(set(ordered) - set(chosen))
@@ -137,12 +137,17 @@ def legal_among(configs: Iterable[KernelConfig], problem: GemmProblem, device: D
         if broken is not None:
             report.removed[config.kernel, broken.rule] += 1
             continue
-        same = config if device.arch >= 90 else replace(config, dependent_launch=1)
+        same = _as_compiled(config, device)
         if same in found:
             report.removed[config.kernel, "repeated"] += 1
         if same not in found or config == same:  # of two the one with the default, as rules choose
             found[same] = config
     return list(found.values())
+
+
+def _as_compiled(config: KernelConfig, device: DeviceSpec) -> KernelConfig:
+    """The config with the default of what changes nothing in the code for a device."""
+    return config if device.arch >= 90 else replace(config, dependent_launch=1)
 
 
 class KernelPlanner(Planner):
