@@ -31,6 +31,17 @@ def numpy_plan(problem, config, device, geometry, where):
     return plan
 
 
+def taken() -> dict[str, int]:
+    """Calls that kernels ran, by overload."""
+    return {calls.name: calls.taken for calls in tg.override_report().calls if calls.taken}
+
+
+def declined() -> dict[str, int]:
+    """Calls that torch ran, by reason."""
+    return {reason: count for calls in tg.override_report().calls
+            for reason, count in calls.declined.items()}
+
+
 @pytest.fixture
 def products(monkeypatch):
     """Every CPU product is ours; afterwards no override stands, whatever the test did."""
