@@ -61,7 +61,7 @@ def test_a_bench_that_is_ended_leaves_whole_rows_and_no_process(tmp_path, number
     until(lambda: process.poll() is not None or out.exists() and len(out.read_bytes()) > 4000)
     started = children_of(process.pid)
     os.kill(process.pid, number)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=300)
     assert process.returncode == (130 if number == signal.SIGINT else -number), said
     assert started, "the measuring process was not seen"
     until(lambda: not any(map(alive, started)), 60)

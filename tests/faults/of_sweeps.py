@@ -159,7 +159,7 @@ def journal_removed(folder: Path) -> Seen:
     return Seen(f"{said[:100]}; {kept} of 8 rows", kept == 8 or code != 0, 8 - kept)
 
 
-def wait_for(condition, limit_s: float = 20.0) -> None:
+def wait_for(condition, limit_s: float = 300.0) -> None:
     """Waits for a condition. Raises TimeoutError."""
     end = time.monotonic() + limit_s
     while not condition():

@@ -51,14 +51,14 @@ def test_one_decorated_function_runs_in_several_threads(block):
 
     @block
     def body() -> None:
-        both.wait(10)
+        both.wait(60)
         seen.append(holds())
 
     threads = [threading.Thread(target=body) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert seen == [True, True]
 
 

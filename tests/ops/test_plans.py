@@ -89,7 +89,7 @@ def test_threads_that_meet_make_one_plan(plans):
 
     def work() -> None:
         try:
-            barrier.wait(10)
+            barrier.wait(60)
             for m in (1, 2, 3):
                 call(m)
         except BaseException as error:
@@ -99,7 +99,7 @@ def test_threads_that_meet_make_one_plan(plans):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert not errors and len(plans.made) == 3
 
 

@@ -25,7 +25,7 @@ class Cluster:
                                      "127.0.0.1", "--no-dashboard", "--scheduler-file",
                                      str(address))
         self.workers: dict[str, subprocess.Popen] = {}
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not (address.exists() and address.read_text().rstrip().endswith("}")):
             assert time.monotonic() < deadline and self.scheduler.poll() is None
             time.sleep(0.05)

@@ -173,7 +173,7 @@ def test_ctrl_c_ends_with_130_and_says_how_to_go_on(tmp_path):
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     wait_for(lambda: (tmp_path / "log").exists())
     os.kill(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 130
     assert "--resume --journal 'my j.jsonl'" in err
     assert "Traceback" not in err

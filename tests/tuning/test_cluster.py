@@ -326,6 +326,23 @@ def test_an_address_without_a_scheduler_is_an_error(monkeypatch, tmp_path):
     assert not (tmp_path / "j.jsonl").exists()
 
 
+def test_an_event_loop_that_starts_late_is_started_again(monkeypatch):
+    calls = []
+
+    def client(address, **_):
+        calls.append(address)
+        assert len(calls) > late
+
+    monkeypatch.setattr("distributed.Client", client)
+    late = 1
+    dask_pool.connect("tcp://127.0.0.1:9")
+    assert len(calls) == 2
+    late = 9
+    with pytest.raises(DeviceError, match="event loop of Dask did not start.*host is too busy"):
+        dask_pool.connect("tcp://127.0.0.1:9")
+    assert len(calls) == 4
+
+
 @pytest.mark.parametrize("words", [["sweep", "--journal", "out"], ["bench", "--out", "out"]],
                          ids=["sweep", "bench"])
 def test_a_command_without_a_scheduler_ends_with_2_and_writes_nothing(words, monkeypatch, tmp_path,

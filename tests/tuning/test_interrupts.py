@@ -47,7 +47,7 @@ def begun(folder: Path, stage: str = "coarse") -> list[str]:
             if line.startswith(stage)] if log.exists() else []
 
 
-def wait_for(condition, limit_s: float = 60.0) -> None:
+def wait_for(condition, limit_s: float = 300.0) -> None:
     end = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < end, "it did not come to that"
@@ -76,7 +76,7 @@ def running(pid: int) -> bool:
 
 def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
     try:
-        return process.communicate(timeout=60)
+        return process.communicate(timeout=300)
     finally:
         process.kill()
 

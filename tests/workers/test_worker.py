@@ -39,7 +39,7 @@ def worker():
         one.kill()
 
 
-def until(one: Worker, kind: type, limit_s: float = 30.0) -> list:
+def until(one: Worker, kind: type, limit_s: float = 300.0) -> list:
     events: list = []
     end = time.monotonic() + limit_s
     while not any(isinstance(e, kind) for e in events):
