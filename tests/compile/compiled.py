@@ -199,5 +199,3 @@ def most_in_flight(lines: Iterable[str], load: str) -> int:
 def count(opcodes: Counter, *prefixes: str) -> int:
     """How many instructions begin with one of ``prefixes``."""
     return sum(times for name, times in opcodes.items() if name.startswith(prefixes))
-
-

@@ -223,4 +223,3 @@ class _OnPool(BenchRun):
                     ended: dict[str, object] = {"status": "died", "error": found.reason}
                     yield one, {name: dict(ended) for name in (BASELINE, *self.plan.providers[1:])}
             time.sleep(_WAIT_S)
-

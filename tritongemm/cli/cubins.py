@@ -146,4 +146,3 @@ def _coverage(args: argparse.Namespace, pack: Pack, found: list) -> int:
     for slug in dict.fromkeys(choice.device for choice in found):
         print(f"  {slug}: {choosing.coverage([x for x in found if x.device == slug], keys)}")
     return 0 if whole.share >= args.cover else 1
-

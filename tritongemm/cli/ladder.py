@@ -479,5 +479,3 @@ class _Lines:
                   "are right", flush=True)
         elif event.stage == "lost":
             print(f"  ! {event.message}; a new process continues", flush=True)
-
-

@@ -253,4 +253,3 @@ def draw(problem: GemmProblem, *, sets: int = 1, seed: int = 0,
     for pool in drawn:
         pool.format.draw(pool.every, generator)
     return OperandSets(a, b, out, d, bias, aux, problem)
-

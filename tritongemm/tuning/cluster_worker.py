@@ -351,4 +351,3 @@ def _sweep_here(run: Run) -> _Sweep:
             known = _sweeps[worker.address] = _Sweep(
                 run, worker.address, lambda message: worker.log_event(topic, message))
         return known
-

@@ -107,24 +107,24 @@ def connect(address: str) -> Client:
     if not _ADDRESS.fullmatch(address):
         raise UsageError(f"{address!r} is not the address of a Dask scheduler; give what `dask "
                          "scheduler` prints, such as tcp://10.0.0.1:8786")
-    def client() -> Client:
-        return Client(address, timeout=CONNECT_TIMEOUT_S, set_as_default=False, name="tritongemm")
-
-    try:
+    late = False
+    while True:
         try:
-            return client()
-        except AssertionError:
+            return Client(address, timeout=CONNECT_TIMEOUT_S, set_as_default=False,
+                          name="tritongemm")
+        except AssertionError as error:
             # Dask asserts that the thread of its event loop has started within 10 s. A host whose
             # cores are all busy, or that was suspended meanwhile, can take longer once.
-            return client()
-    except AssertionError as error:
-        raise DeviceError("the event loop of Dask did not start within 10 s, tried twice; this "
-                          "host is too busy. End what else runs on it, and try again") from error
-    except (OSError, TimeoutError, ValueError, TypeError) as error:
-        raise DeviceError(
-            f"no Dask scheduler can be reached at {address!r} within {CONNECT_TIMEOUT_S:.0f} s: "
-            f"{error}. Start one with `dask scheduler`, and name the address that it prints, "
-            "such as tcp://10.0.0.1:8786") from error
+            if late:
+                raise DeviceError("the event loop of Dask did not start within 10 s, tried twice; "
+                                  "this host is too busy. End what else runs on it, and try again"
+                                  ) from error
+            late = True
+        except (OSError, TimeoutError, ValueError, TypeError) as error:
+            raise DeviceError(
+                f"no Dask scheduler can be reached at {address!r} within "
+                f"{CONNECT_TIMEOUT_S:.0f} s: {error}. Start one with `dask scheduler`, and name "
+                "the address that it prints, such as tcp://10.0.0.1:8786") from error
 
 
 @dataclass(eq=False)
