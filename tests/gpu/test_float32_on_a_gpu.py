@@ -335,12 +335,31 @@ def guarded(problem: GemmProblem, config: KernelConfig, a, b, out) -> tuple[int,
     return int(of_a.sum()), int(of_b.sum())
 
 
-def test_normal_data_sets_no_flag():
-    n = 16384
-    problem = GemmProblem.contiguous(n, n, n, dtype="fp32", layout="nt", precision="fp16x3")
+@pytest.mark.parametrize(("config", "precision", "n"), (
+    (WIDE, "fp16x3", 16384), (SCALED, "tf32", 4096)), ids=str)
+def test_normal_data_sets_no_flag(config, precision, n):
+    torch.manual_seed(0)
+    problem = GemmProblem.contiguous(n, n, n, dtype="fp32", layout="nt", precision=precision)
     a, b = torch.randn(n, n, device="cuda"), torch.randn(n, n, device="cuda").mT
     out = torch.empty(n, n, device="cuda")
-    assert guarded(problem, WIDE, a, b, out) == (0, 0)
+    assert guarded(problem, config, a, b, out) == (0, 0)
+
+
+@pytest.mark.parametrize(("config", "precision"), SCALING, ids=str)
+def test_columns_that_are_zero_but_at_one_number_find_it(config, precision):
+    """From 2^-16 to 2^-67 of what is large in its row, beside 8,191 other numbers: what parts keep
+    of it, or the guard."""
+    problem = GemmProblem.contiguous(256, 192, 8192, dtype="fp32", layout="nn",
+                                     precision=precision)
+    a, b, out = operands(problem)
+    a[:, 7] *= torch.exp2(-16 - torch.arange(256, device="cuda") / 5)
+    b.zero_()
+    b.fill_diagonal_(1.0)
+    rows, columns = guarded(problem, config, a, b, out)
+    assert 0 < rows < 256 and columns == 0
+    exact = a[:, :192].double()
+    limit = 2.0**-10 if precision == "fp16x3" else 2.0**-3
+    assert ((out.double() - exact).abs() <= limit * exact.abs()).all()
 
 
 @pytest.mark.parametrize(("config", "precision"), SCALING, ids=str)

@@ -144,6 +144,7 @@ def test_parts_represent_rows_that_are_not_flagged(k, gap, layout, precision):
         largest = size.amax(1, keepdim=True)
         floor = largest * 2.0**(-50 if split.parts == 2 else -39)
         assert bool((error <= torch.maximum(size * 2.0**-bits, floor)).all())
+        assert bool((error <= size / 8).all())
         assert bool((parts[:, 0][:, kept].abs().amax((0, 2)) < 2.0**15 + 1).all())
 
 
@@ -178,16 +179,31 @@ def test_losses_add_up_alike_in_any_order(parts):
 
 
 @pytest.mark.parametrize(("share", "flagged"), ((0.93, False), (1.01, True)))
-def test_a_row_may_lose_2_to_the_minus_23_of_each_large_element(share, flagged):
-    """Of 4096 elements all but one are powers of two, which lose nothing; it loses ``share`` of
-    what is allowed."""
-    lost = share * 2.0**-23 * 4095
-    tiny = 2.0**-39 * (1 + lost)  # hi is 0, lo in units of 2^-50: below 1 + 2^-11 rounded to 1
-    a = torch.cat((torch.full((4095,), 1.0), torch.tensor([tiny])))[None]
-    a[0, 0] = 1.5
-    *_, split, scratch = run_split(a, torch.ones(4096, 1), "nn", 16)
-    _, exponents = parts_of(scratch, split.a, 2)
+@pytest.mark.parametrize(("precision", "large", "limit", "power"), (
+    ("fp16x3", 4095, 4095 * 2.0**-23, 2.0**-39), ("tf32", 255, 255 * 2.0**-12, 2.0**-36),
+    ("tf32", 4095, 2.0**-3, 2.0**-37), ("tf32", 16383, 2.0**-3, 2.0**-37)))
+def test_a_row_may_lose_a_part_of_each_large_element(precision, large, limit, power, share,
+                                                     flagged):
+    """2^-23, or 2^-12 of one part, which may lose an eighth of a row at most. ``large`` elements
+    are powers of two, which lose nothing; one more loses ``share`` of what is allowed: all beyond
+    ``power``, the next smaller number that its parts can be."""
+    a = torch.ones(1, large + 1)
+    a[0, 0], a[0, large] = 1.5, power * (1 + share * limit)
+    *_, split, scratch = run_split(a, torch.ones(large + 1, 1), "nn", 16, precision)
+    _, exponents = parts_of(scratch, split.a, split.parts)
     assert (exponents[0, 0] >= FLAGGED) == flagged
+    assert flagged_rows(a, split.parts).tolist() == [flagged]
+
+
+@pytest.mark.parametrize("precision", ("fp16x3", "tf32"))
+def test_no_number_is_lost_beside_many_large_ones(precision):
+    """Of a row of 16,384: below 2^-39 of the largest one part holds nothing, below 2^-50 two."""
+    torch.manual_seed(0)
+    a = torch.randn(1, 16384)
+    a[0, 7] = 1e-13 if precision == "tf32" else 1e-17
+    *_, split, scratch = run_split(a, torch.ones(16384, 1), "nn", 16, precision)
+    _, exponents = parts_of(scratch, split.a, split.parts)
+    assert exponents[0, 0] >= FLAGGED and flagged_rows(a, split.parts).tolist() == [True]
 
 
 @pytest.mark.parametrize("layout", FEW_LAYOUTS)

@@ -42,4 +42,6 @@ def _flagged(x: torch.Tensor, parts: int) -> torch.Tensor:
     loss = torch.where((scaled < 1e-30) & (x != 0), 1e6, loss).sum(-1, dtype=torch.float64)
     large = (scaled >= 4.0).sum(-1)
     allowed = torch.where(64 * large >= x.shape[-1], large * (31 * 2.0**-17), 0.0)
+    if parts == 1:
+        allowed = allowed.clamp(max=31 * 2.0**-8)
     return ~largest.isfinite() | (loss > allowed) | ((largest != 0) & (largest < 2.0**-100))

@@ -58,7 +58,7 @@ _HOW = {
 }
 #: What the rule by which the split pass flags rows allows a single part (device/split_fp32.py).
 _LOSSES_OF_COPIES = ("numbers below 2^-28 of the largest in their row of A or column of B keep "
-                     "fewer bits, below 2^-39 none: it shows where C has no larger terms")
+                     "fewer bits, at least three: it shows where C has no larger terms")
 _TO_IEEE = "TRITONGEMM_FP32=ieee or tg.fp32_compute('ieee'): CUDA cores only"
 _TO_TORCH = "TRITONGEMM_FP32=ieee or tg.fp32_compute('ieee'): torch's kernel"
 _TO_SPLIT = "TRITONGEMM_FP32=split or tg.fp32_compute('split'): split products where faster"

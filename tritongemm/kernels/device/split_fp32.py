@@ -31,7 +31,8 @@ elements alone, not on the block that it is part of.
 A may be stored in 16 bits; it is converted as it is loaded, which is exact.
 
 With PARTS 1 only ``hi`` is stored, for TF32's accuracy: r = x' - hi, and all limits are 2^11 times
-as large.
+as large, but no sum may exceed 1/8. n 2^-12 would let any number be lost beside 4096 large ones.
+Lower limits flag more rows of ordinary data: the probability is inverse to the limit.
 """
 
 import triton
@@ -47,6 +48,8 @@ FLAG = tl.constexpr(65536.0)
 FLAGGED = tl.constexpr(32768.0)
 #: Losses that a large element allows: 2^-12, less what losses are rounded by.
 _ALLOWED = tl.constexpr(31.0 * 2.0**-17)
+#: The most that is allowed with one part, 1/8, less the same.
+_MOST_OF_ONE_PART = tl.constexpr(31.0 * 2.0**-8)
 _LARGEST_FINITE = tl.constexpr(0x7F7FFFFF)
 #: The bits of 2^-100.
 _SMALLEST_SCALED = tl.constexpr(27 << 23)
@@ -172,6 +175,8 @@ def split_block(x, parts, exponents, rows, K, stride_batch, stride_row, stride_k
             larges += large
         loss, large = tl.reduce((losses, larges), 1, add_pairs)
     allowed = tl.where(large * 64.0 >= K.to(tl.float32), large * _ALLOWED, 0.0)
+    if PARTS == 1:
+        allowed = tl.minimum(allowed, _MOST_OF_ONE_PART)
     flagged = ((bits > _LARGEST_FINITE) | (loss > allowed)
                | ((bits != 0) & (bits < _SMALLEST_SCALED)))
     tl.store(exponents + batch.to(tl.int64) * rows + row,
