@@ -17,9 +17,9 @@ from tritongemm.records.calibration import (
     write_calibration,
 )
 from tritongemm.records.tables import path_for
-from tritongemm.selection import choose, estimate, expected_gain, reload
+from tritongemm.selection import choose, estimate, expected_gain, policy, reload
 from tritongemm.selection.model import model_for
-from tritongemm.selection.policy import by_model
+from tritongemm.selection.policy import Choice, by_model
 from tritongemm.selection.sibling import as_on, sibling_of, with_rows_for
 from tritongemm.settings import override
 
@@ -190,6 +190,24 @@ def test_a_siblings_float32_row_gives_way_to_a_model_that_knows_the_device(
     assert choose(problem, h100).source == source
     with override(batch_invariant=True):
         assert choose(problem, h100).source == "invariant"
+
+
+@pytest.mark.parametrize(("precision", "gain", "source"), (
+    ("ieee", 1.19, "sibling"), ("ieee", 1.21, "model"), ("tf32", 1.09, "sibling"),
+    ("tf32", 1.11, "model")))
+def test_under_tf32_a_siblings_row_gives_way_sooner(precision, gain, source, configs, h100, h200,
+                                                    monkeypatch):
+    problem = GemmProblem.contiguous(1024, 1024, 1024, dtype="fp32", layout="nt",
+                                     precision=precision)
+    section = calibrate(h200, TILED, units=(problem.unit,))
+    write_calibration(calibration_path(h100.slug, h200.slug),
+                      Calibration(h100.slug, h100.arch, (section,)))
+    publish(h200, (problem, TILED))
+    reload()
+    row_us = estimate(problem, TILED, h100).total_us
+    monkeypatch.setattr(policy, "by_model", lambda *_: Choice(
+        replace(TILED, block_n=32), "model", predicted_us=row_us / gain))
+    assert choose(problem, h100).source == source
 
 
 def test_the_expected_gain_over_a_siblings_row_uses_the_models_prediction(configs, h100, h200):
