@@ -82,6 +82,7 @@ def test_a_number_outside_its_limits_names_the_option_and_the_limit(words, says,
 
 @pytest.mark.parametrize("verb", ["sweep", "bench", "warmup"])
 @pytest.mark.parametrize("words, says", [
+    ("--dtype bf17", "dtype 'bf17' is not known; use one of bf16, fp16, fp32, c64"),
     ("--dtype fp64", "--dtype fp64: no kernel takes it, and calls go to torch; use bf16, fp16"),
     ("--dtype bf16 --dtype-b fp16", "no kernel takes such operands; use one dtype for both"),
     ("--dtype fp16 --dtype-b fp32 --dtype-out bf16", "no kernel takes such operands; use one"),

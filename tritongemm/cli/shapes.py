@@ -85,12 +85,15 @@ def listed(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.strip() for part in text.split(",")))
 
 
-def names(text: str, known: Sequence[str], what: str) -> tuple[str, ...]:
-    """A comma list of ``known`` names, without repeats. Raises :class:`UsageError`."""
+def names(text: str, known: Sequence[str], what: str, useful: Sequence[str] = ()
+          ) -> tuple[str, ...]:
+    """A comma list of ``known`` names, without repeats. Raises :class:`UsageError`, which offers
+    the ``useful`` ones (default: all)."""
     chosen = listed(text)
     for name in chosen:
         if name not in known:
-            raise UsageError(f"{what} {name!r} is not known; use one of {', '.join(known)}")
+            raise UsageError(f"{what} {name!r} is not known; use one of "
+                             f"{', '.join(useful or known)}")
     return chosen
 
 
@@ -197,7 +200,8 @@ def problems_of(shapes: Sequence[Shape], args: argparse.Namespace, limit: str = 
 
     A value that the shape sets itself is kept. Duplicates within a suite are left out.
     """
-    dtypes = names(args.dtype, tuple(DTYPES), "dtype")
+    taken = _taken_dtypes()
+    dtypes = names(args.dtype, tuple(DTYPES), "dtype", [name for name in DTYPES if name in taken])
     _check_taken(args, dtypes, mixed)
     layouts = names(args.layout, LAYOUTS, "layout")
     epilogues = names(args.epilogue, tuple(EPILOGUES), "epilogue")
