@@ -184,7 +184,7 @@ def test_losses_add_up_alike_in_any_order(parts):
     ("tf32", 4095, 2.0**-3, 2.0**-37), ("tf32", 16383, 2.0**-3, 2.0**-37)))
 def test_a_row_may_lose_a_part_of_each_large_element(precision, large, limit, power, share,
                                                      flagged):
-    """2^-23, or 2^-12 of one part, which may lose an eighth of a row at most. ``large`` elements
+    """2^-23 of each; with one part 2^-12, but an eighth at most. ``large`` elements
     are powers of two, which lose nothing; one more loses ``share`` of what is allowed: all beyond
     ``power``, the next smaller number that its parts can be."""
     a = torch.ones(1, large + 1)
