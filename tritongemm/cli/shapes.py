@@ -202,7 +202,7 @@ def problems_of(shapes: Sequence[Shape], args: argparse.Namespace, limit: str = 
     """
     taken = _taken_dtypes()
     dtypes = names(args.dtype, tuple(DTYPES), "dtype", [name for name in DTYPES if name in taken])
-    _check_taken(args, dtypes, mixed)
+    _check_taken(args, dtypes, taken, mixed)
     layouts = names(args.layout, LAYOUTS, "layout")
     epilogues = names(args.epilogue, tuple(EPILOGUES), "epilogue")
     if args.max_extent is not None:
@@ -235,12 +235,13 @@ def is_mixed(dtype: str, words: Mapping[str, str]) -> bool:
             and words.get("dtype_out", "fp32") == "fp32")
 
 
-def _check_taken(args: argparse.Namespace, dtypes: Sequence[str], mixed: bool) -> None:
-    """Raises :class:`UsageError` for dtypes and scales of ``args`` that no registered kernel takes:
-    every call of them goes to torch, and there is nothing to compile or to measure."""
+def _check_taken(args: argparse.Namespace, dtypes: Sequence[str], taken: Sequence[str],
+                 mixed: bool) -> None:
+    """Raises :class:`UsageError` for dtypes and scales of ``args`` that no registered kernel takes
+    (``taken``: :func:`_taken_dtypes`): every call of them goes to torch, and there is nothing to
+    compile or to measure."""
     from tritongemm.kernels import SPECS
 
-    taken = _taken_dtypes()
     for dtype in dtypes:
         of_mixed = is_mixed(dtype, operand_words(args))
         if args.dtype_b not in (None, dtype):
